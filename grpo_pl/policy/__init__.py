@@ -1,0 +1,1 @@
+"""The model being trained: loading, prompt template, scoring, cold start."""

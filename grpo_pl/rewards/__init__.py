@@ -1,0 +1,1 @@
+"""Rewards: strings in, scores out; importing this package does not import torch."""

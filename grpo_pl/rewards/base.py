@@ -1,0 +1,69 @@
+"""``Reward`` and ``Score``: from the text of a completion and its gold answer to a number with a reason."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
+
+Status = Literal[
+    "ok",  # judged, full value
+    "wrong",  # judged, less than full value
+    "no_answer",  # nothing to judge in the completion
+    "bad_gold",  # the gold answer cannot be read: the completion is not to blame
+    "timeout",  # judging took longer than the soft limit
+    "killed",  # judging ignored the soft limit and its process was killed
+    "crashed",  # judging ended its own process
+    "too_long",  # the answer is larger than anything worth judging
+    "unavailable",  # a judge, model or worker could not be reached: the completion is not to blame
+]
+
+
+@dataclass(frozen=True)
+class Score:
+    """One reward of one completion.
+
+    ``value`` is ``None`` exactly when the completion is not to blame (``bad_gold``, ``unavailable``); such a sample
+    leaves the baseline and the loss. Whatever the completion caused itself (``timeout``, ``crashed``, …) is 0.
+    """
+
+    value: float | None
+    status: Status
+    detail: str = ""
+
+
+class Reward(ABC):
+    """Scores a batch of completions. Subclass as a ``@dataclass(kw_only=True)``: its fields are the YAML arguments.
+
+    A subclass declares ``name``, ``weight`` and ``correctness`` among its fields or leaves these defaults alone.
+    """
+
+    name: str
+    """Key of this reward in metrics, tables and files."""
+    weight: float = 1.0
+    """Factor in the weighted sum of rewards."""
+    correctness: bool = False
+    """True for the one reward per config that says whether an answer is right (pass@k, majority, ``expected``)."""
+
+    @abstractmethod
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        """Scores ``completions[i]`` (prefilled text such as ``<think>`` included) against ``answers[i]``.
+
+        Args:
+            completions: the texts that the policy wrote.
+            answers: one gold answer per completion.
+            columns: further columns of the data set, each as long as ``completions``; always holds ``prompt``,
+                the rendered prompt text.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most rewards hold nothing
+        """Releases processes and connections."""
+
+    def init_args(self) -> dict[str, Any]:
+        """The arguments that rebuild this reward, as written next to an exported model."""
+        if not is_dataclass(self):
+            raise TypeError(f"{type(self).__name__} is not a dataclass: make it one, or override init_args().")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}

@@ -1,0 +1,1 @@
+"""Policy and prompts in, completions with their sampling log-probabilities out."""

@@ -1,0 +1,125 @@
+"""``RolloutEngine``: the contract between the pipeline and whatever draws completions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from grpo_pl.functional.sampling import row_key
+from grpo_pl.types import Rollout, SampleKey
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ProgressFn = Callable[[int, int], None]
+"""Called as ``progress(tokens_drawn, completions_finished)`` now and then while an engine works."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How completions are drawn."""
+
+    max_completion_length: int = 256
+    """Most tokens a completion may have; longer ones end with ``finish_reason="length"``."""
+    temperature: float = 1.0
+    """Divides the logits, in sampling and in every log-probability; 0 is greedy and refused for training."""
+    top_k: int = 0
+    """Draw among the k most likely tokens only; 0 is off. Refused for training: the loss would be biased."""
+    top_p: float = 1.0
+    """Draw from the smallest set with this much mass; 1 is off. Refused for training: the loss would be biased."""
+
+    def __post_init__(self) -> None:
+        if self.max_completion_length < 1:
+            raise ValueError(f"max_completion_length must be at least 1, got {self.max_completion_length}.")
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be finite and not negative, got {self.temperature}.")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (off) or more, got {self.top_k}.")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}.")
+
+    def require_on_policy(self) -> None:
+        """Refuses what would make the drawn distribution differ from the one that the loss differentiates.
+
+        Raises:
+            ValueError: greedy sampling, top-k or top-p.
+        """
+        if self.temperature == 0.0:
+            raise ValueError("temperature is 0: greedy completions of a group are all equal, so nothing can be learnt.")
+        if self.top_k or self.top_p < 1.0:
+            raise ValueError(
+                f"top_k={self.top_k}, top_p={self.top_p}: truncated sampling biases the training loss. "
+                "Use top_k=0 and top_p=1 for training; evaluation may truncate."
+            )
+
+
+class RolloutEngine(ABC):
+    """Draws completions from a policy. An engine holds no weights of its own between calls."""
+
+    @abstractmethod
+    def generate(
+        self,
+        model: PreTrainedModel,
+        *,
+        prompt_ids: Sequence[Sequence[int]],
+        keys: Sequence[Sequence[SampleKey]],
+        sampling: SamplingParams,
+        eos_token_ids: Sequence[int],
+        pad_token_id: int,
+        progress: ProgressFn | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Rollout:
+        """Draws ``len(keys[p])`` completions, the same number for every prompt ``p``.
+
+        Args:
+            model: the policy, on its device; its train/eval mode is the same before and after.
+            prompt_ids: P token lists of any lengths, not padded.
+            keys: (P, G) names of the samples; equal keys and weights give equal tokens.
+            eos_token_ids: any of these ends a completion and belongs to it; may be empty.
+            pad_token_id: fills what is masked; may be one of ``eos_token_ids``.
+            should_stop: asked between tokens; once true, the call raises :class:`RolloutInterrupted`.
+        """
+
+    def update_weights(self, model: PreTrainedModel) -> None:  # noqa: B027 - in-process engines read the live weights
+        """Called once after each weight update, for engines that keep a copy."""
+
+
+class RolloutInterrupted(RuntimeError):
+    """``should_stop`` turned true in the middle of a rollout; its completions are gone and must not be counted."""
+
+
+def row_keys(keys: Sequence[Sequence[SampleKey]]) -> list[int]:
+    """One 64-bit sampling key a row, from (P, G) sample names to (B,) integers."""
+    return [row_key(k.seed, k.split, k.step, k.attempt, k.prompt_id, k.sample) for group in keys for k in group]
+
+
+def check_request(prompt_ids: Sequence[Sequence[int]], keys: Sequence[Sequence[SampleKey]]) -> int:
+    """The group size G of a request.
+
+    Raises:
+        ValueError: no prompts, an empty prompt, or groups of unequal size.
+    """
+    if not prompt_ids or len(prompt_ids) != len(keys):
+        raise ValueError(f"{len(prompt_ids)} prompts for {len(keys)} groups of keys: give one group per prompt.")
+    if not all(len(ids) for ids in prompt_ids):
+        raise ValueError("a prompt has no tokens: the policy needs at least one to start from.")
+    sizes = {len(group) for group in keys}
+    if len(sizes) != 1 or 0 in sizes:
+        raise ValueError(f"groups must have one common size of at least 1, got sizes {sorted(sizes)}.")
+    return sizes.pop()
+
+
+def pad_left(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """(ids, mask), both (len(rows), S), the rows ending at the right edge."""
+    width = max(len(row) for row in rows)
+    ids = torch.full((len(rows), width), pad, dtype=torch.int64)
+    mask = torch.zeros((len(rows), width), dtype=torch.bool)
+    for i, row in enumerate(rows):
+        ids[i, width - len(row) :] = torch.as_tensor(row, dtype=torch.int64)
+        mask[i, width - len(row) :] = True
+    return ids, mask
