@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import row_key
-from grpo_pl.types import Rollout, SampleKey
+from grpo_pl.types import FinishReason, Rollout, SampleKey
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -123,3 +123,18 @@ def pad_left(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
         ids[i, width - len(row) :] = torch.as_tensor(row, dtype=torch.int64)
         mask[i, width - len(row) :] = True
     return ids, mask
+
+
+def completion_mask(completion_ids: Tensor, eos_token_ids: Sequence[int]) -> Tensor:
+    """(B, T) bool: every token up to and including the first EOS. By position, so padding may equal EOS."""
+    is_eos = torch.zeros_like(completion_ids, dtype=torch.bool)
+    for eos in eos_token_ids:
+        is_eos |= completion_ids == eos
+    eos_before = is_eos.cumsum(dim=1) - is_eos.long()
+    return eos_before == 0
+
+
+def finish_reasons(completion_ids: Tensor, mask: Tensor, eos_token_ids: Sequence[int]) -> list[FinishReason]:
+    """``stop`` where the last kept token is an EOS, ``length`` elsewhere."""
+    last = completion_ids.gather(1, mask.sum(dim=1, keepdim=True) - 1).squeeze(1).tolist()
+    return ["stop" if token in eos_token_ids else "length" for token in last]

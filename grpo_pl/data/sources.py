@@ -1,0 +1,35 @@
+"""``PromptSource``: the batch of prompts of a rollout step as a pure function of seed and step."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from grpo_pl.types import Prompt
+
+
+class PromptSource(ABC):
+    """Where prompts come from. Subclass as a ``@dataclass(kw_only=True)``: its fields are the YAML arguments.
+
+    A source keeps no position: what step 17 trains on is the same whether or not steps 0 … 16 were ever asked for.
+    """
+
+    @abstractmethod
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
+        """The ``count`` training prompts of rollout step ``step``; a higher ``attempt`` gives other ones."""
+
+    @abstractmethod
+    def validation(self, count: int | None = None) -> list[Prompt]:
+        """The first ``count`` held-out prompts (all of them if None), the same at every call."""
+
+    def demonstration(self, prompt: Prompt, rng: random.Random) -> str | None:
+        """A worked completion for the cold start, or None if this source knows none. Never part of a ``Prompt``."""
+        return None
+
+    def init_args(self) -> dict[str, Any]:
+        """The arguments that rebuild this source; they name cached results that depend on it."""
+        if not is_dataclass(self):
+            raise TypeError(f"{type(self).__name__} is not a dataclass: make it one, or override init_args().")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}

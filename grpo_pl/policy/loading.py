@@ -1,0 +1,149 @@
+"""The policy and its tokenizer: from a hub name, a local folder, or from scratch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS
+from grpo_pl.policy.tokenizer import character_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """Which causal language model is trained. Give exactly one of ``path`` and ``from_scratch``."""
+
+    path: str | None = None
+    """Hub name or local folder in the Hugging Face layout."""
+    from_scratch: dict[str, Any] | None = None
+    """A ``transformers`` config with its ``model_type``; the vocabulary is printable ASCII plus the tags."""
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
+    """Type of the weights. Keep float32 for training: at small learning rates bfloat16 weights hardly move."""
+    attn_implementation: str | None = None
+    """``sdpa``, ``eager``, ``flash_attention_2`` …; null lets transformers choose."""
+    init_seed: int = 0
+    """Seed of the weights of a from-scratch model."""
+    tags: list[str] = field(default_factory=lambda: [*THINK_TAGS, *ANSWER_TAGS])
+    """Single tokens of a from-scratch model's tokenizer, beside the characters."""
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.from_scratch is None):
+            raise ValueError("policy: give exactly one of `path` (hub name or folder) and `from_scratch` (a config).")
+        if self.from_scratch is not None and "model_type" not in self.from_scratch:
+            raise ValueError("policy.from_scratch needs a `model_type`, such as qwen2 or llama.")
+
+
+def load_tokenizer(policy: PolicyConfig, path: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer of ``policy``, or the one saved under ``path``. It always has a padding token."""
+    from transformers import AutoTokenizer
+
+    source = path or policy.path
+    if source is None:
+        return character_tokenizer(policy.tags)
+    with _one_clear_line(source, "tokenizer"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, padding_side="left")
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise ValueError(f"the tokenizer of {source!r} has neither a padding nor an EOS token.")
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(
+    policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase, path: str | None = None, *, weights: bool = True
+) -> PreTrainedModel:
+    """The model of ``policy``, or the one saved under ``path``, in training mode with dropout set to zero.
+
+    Args:
+        weights: false builds the architecture only, for weights that a checkpoint brings.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    options: dict[str, Any] = {"attn_implementation": policy.attn_implementation} if policy.attn_implementation else {}
+    source = path or policy.path
+    if source is None or not weights:
+        if source is None:
+            config = _scratch_config(policy, tokenizer)
+        else:
+            with _one_clear_line(source, "model"):
+                config = AutoConfig.from_pretrained(source)
+        dtype = _dtype(policy, config)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(policy.init_seed)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+    else:
+        with _one_clear_line(source, "model"):
+            model = AutoModelForCausalLM.from_pretrained(
+                source, dtype="auto" if policy.dtype == "auto" else getattr(torch, policy.dtype), **options
+            )
+    _disable_dropout(model)
+    return model
+
+
+def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every token that ends a completion: the tokenizer's EOS and those of the model's generation config."""
+    declared = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ids = declared if isinstance(declared, list) else [declared]
+    return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """Most tokens the model can attend to, prompt and completion together; None when its config does not say."""
+    length = getattr(model.config, "max_position_embeddings", None)
+    return int(length) if length else None
+
+
+def _scratch_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase) -> Any:
+    from transformers import AutoConfig
+
+    settings = dict(policy.from_scratch or {})
+    model_type = settings.pop("model_type")
+    tokens = {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": None,
+    }
+    try:
+        return AutoConfig.for_model(model_type, **{**tokens, **settings})
+    except ValueError as error:
+        raise ValueError(f"policy.from_scratch: transformers refuses {model_type!r}: {error}") from error
+
+
+def _dtype(policy: PolicyConfig, config: Any) -> torch.dtype:
+    if policy.dtype == "auto":
+        return getattr(config, "dtype", None) or torch.float32
+    dtype: torch.dtype = getattr(torch, policy.dtype)
+    return dtype
+
+
+def _disable_dropout(model: PreTrainedModel) -> None:
+    """Rollout and scoring must see one distribution, so that the first ratio of an update is exactly 1."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout_p"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+class _one_clear_line:
+    """Turns the many ways in which a model cannot be found into one sentence."""
+
+    def __init__(self, source: str, what: str) -> None:
+        self.source, self.what = source, what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError | ValueError):
+            where = "that folder" if Path(self.source).is_dir() else "no such folder here, and the hub has no answer"
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(f"cannot load the {self.what} {self.source!r} ({where}): {reason}") from error

@@ -1,0 +1,64 @@
+"""``PromptTemplate``: how a question becomes the text that the policy continues, in training as in serving."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+THINK_TAGS = ("<think>", "</think>")
+ANSWER_TAGS = ("<answer>", "</answer>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptTemplate:
+    """Renders a question. Goes through the tokenizer's own chat template when it has one, else plain text."""
+
+    system: str = ""
+    """System text; empty sends none. Tell the model here to think between tags and to box its answer."""
+    user: str = "{question}"
+    """The user's turn; ``{question}`` is replaced."""
+    prefill: str = ""
+    """Text that begins every completion, such as ``<think>``. Rewards see it, the loss does not."""
+    chat: bool | None = None
+    """Use the tokenizer's chat template; null uses it when there is one."""
+
+    def __post_init__(self) -> None:
+        if "{question}" not in self.user:
+            raise ValueError(f"template.user must contain '{{question}}', got {self.user!r}.")
+
+    def render(self, question: str, tokenizer: PreTrainedTokenizerBase) -> str:
+        """The full prompt text, prefill included.
+
+        Raises:
+            ValueError: ``chat`` is true and the tokenizer has no chat template.
+        """
+        user = self.user.replace("{question}", question)
+        if self._through_chat(tokenizer):
+            messages = [{"role": "user", "content": user}]
+            if self.system:
+                messages.insert(0, {"role": "system", "content": self.system})
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return str(text) + self.prefill
+        return (f"{self.system}\n\n" if self.system else "") + user + self.prefill
+
+    def encode(self, question: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Token ids of the rendered prompt; a chat template writes its special tokens itself."""
+        text = self.render(question, tokenizer)
+        return list(tokenizer(text, add_special_tokens=not self._through_chat(tokenizer)).input_ids)
+
+    def completion_text(self, tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
+        """What rewards read: the prefill and the decoded completion without special tokens."""
+        return self.prefill + str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as written next to an exported model; ``PromptTemplate(**d)`` reads them."""
+        return asdict(self)
+
+    def _through_chat(self, tokenizer: PreTrainedTokenizerBase) -> bool:
+        has_template = bool(getattr(tokenizer, "chat_template", None))
+        if self.chat and not has_template:
+            raise ValueError("template.chat is true, but the tokenizer has no chat template. Set it to null or false.")
+        return has_template if self.chat is None else self.chat

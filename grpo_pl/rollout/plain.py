@@ -1,0 +1,166 @@
+"""The plain engine: ``transformers``' own ``generate``, for any causal LM; other engines are checked against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from grpo_pl.functional.sampling import draw_tokens, uniforms
+from grpo_pl.rollout.engine import (
+    ProgressFn,
+    RolloutEngine,
+    RolloutInterrupted,
+    SamplingParams,
+    check_request,
+    completion_mask,
+    finish_reasons,
+    pad_left,
+    row_keys,
+)
+from grpo_pl.types import Rollout, SampleKey
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(kw_only=True)
+class PlainEngine(RolloutEngine):
+    """Decodes with ``model.generate``; only the choice of each token is ours, so that samples follow their keys."""
+
+    max_batch_rows: int = 0
+    """Most completions decoded at once; 0 takes all of them."""
+
+    def generate(
+        self,
+        model: PreTrainedModel,
+        *,
+        prompt_ids: Sequence[Sequence[int]],
+        keys: Sequence[Sequence[SampleKey]],
+        sampling: SamplingParams,
+        eos_token_ids: Sequence[int],
+        pad_token_id: int,
+        progress: ProgressFn | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Rollout:
+        group_size = check_request(prompt_ids, keys)
+        rows = [ids for ids in prompt_ids for _ in range(group_size)]
+        ids, mask = pad_left(rows, pad_token_id)  # (B, S)
+        ids, mask = ids.to(model.device), mask.to(model.device)
+        row_key = torch.tensor(row_keys(keys), dtype=torch.int64, device=model.device)  # (B,)
+        chunk = self.max_batch_rows or len(rows)
+        chooser = _KeyedChoice(sampling, set(eos_token_ids), progress, should_stop)
+        drawn = [
+            self._decode(model, ids[i : i + chunk], mask[i : i + chunk], row_key[i : i + chunk], chooser, pad_token_id)
+            for i in range(0, len(rows), chunk)
+        ]
+        width = max(tokens.shape[1] for tokens, _ in drawn)
+        completion_ids = torch.cat([_widen(tokens, width, pad_token_id) for tokens, _ in drawn])  # (B, T)
+        logprobs = torch.cat([_widen(chunk_logprobs, width, 0.0) for _, chunk_logprobs in drawn])  # (B, T)
+        kept = completion_mask(completion_ids, eos_token_ids)
+        return Rollout(
+            group_size=group_size,
+            prompt_ids=ids,
+            prompt_mask=mask,
+            completion_ids=completion_ids.masked_fill(~kept, pad_token_id),
+            completion_mask=kept,
+            sampling_logprobs=logprobs.masked_fill(~kept, 0.0),
+            finish_reasons=finish_reasons(completion_ids, kept, eos_token_ids),
+        )
+
+    @staticmethod
+    def _decode(
+        model: PreTrainedModel, ids: Tensor, mask: Tensor, keys: Tensor, chooser: _KeyedChoice, pad_token_id: int
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens and log-probabilities (B, T) of one chunk of rows; what follows an EOS is arbitrary."""
+        from transformers import GenerationConfig, LogitsProcessorList
+
+        chooser.start(prompt_width=ids.shape[1], keys=keys)
+        config = GenerationConfig(
+            max_new_tokens=chooser.sampling.max_completion_length,
+            do_sample=False,  # greedy over the scores that the chooser leaves: the token it drew
+            eos_token_id=sorted(chooser.eos) or None,
+            pad_token_id=pad_token_id,
+            use_cache=True,
+        )
+        with _decoding(model):
+            sequences = model.generate(
+                ids,
+                attention_mask=mask.long(),
+                generation_config=config,
+                logits_processor=LogitsProcessorList([chooser]),
+            )
+        return sequences[:, ids.shape[1] :], torch.stack(chooser.logprobs, dim=1)
+
+
+class _KeyedChoice:
+    """A logits processor that draws the next token itself and leaves it as the only possible one."""
+
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        eos: set[int],
+        progress: ProgressFn | None,
+        should_stop: Callable[[], bool] | None,
+    ) -> None:
+        self.sampling, self.eos = sampling, eos
+        self._progress, self._should_stop = progress, should_stop
+        self._tokens = self._finished_before = 0
+
+    def start(self, *, prompt_width: int, keys: Tensor) -> None:
+        self._prompt_width, self._keys = prompt_width, keys
+        self.logprobs: list[Tensor] = []
+        self._finished = torch.zeros_like(keys, dtype=torch.bool)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if self._should_stop is not None and self._should_stop():
+            raise RolloutInterrupted
+        position = input_ids.shape[1] - self._prompt_width
+        tokens, logprobs = draw_tokens(
+            scores,
+            uniforms(self._keys, position),
+            temperature=self.sampling.temperature,
+            top_k=self.sampling.top_k,
+            top_p=self.sampling.top_p,
+        )
+        self.logprobs.append(logprobs)
+        self._report(tokens, last=position + 1 == self.sampling.max_completion_length)
+        return torch.full_like(scores, -torch.inf).scatter(-1, tokens.unsqueeze(-1), 0.0)
+
+    def _report(self, tokens: Tensor, *, last: bool) -> None:
+        if self._progress is None:
+            return
+        self._tokens += int((~self._finished).sum())
+        for eos in self.eos:
+            self._finished |= tokens == eos
+        done = self._finished.numel() if last else int(self._finished.sum())
+        self._progress(self._tokens, self._finished_before + done)
+        if done == self._finished.numel():
+            self._finished_before += done
+
+
+@contextmanager
+def _decoding(model: PreTrainedModel) -> Iterator[None]:
+    """Eval mode, no gradients, and none of the model's own generation defaults; all restored afterwards.
+
+    ``no_grad`` rather than ``inference_mode``: tensors made under the latter cannot enter a backward pass.
+    """
+    from transformers import GenerationConfig
+
+    was_training, own_config = model.training, model.generation_config
+    model.eval()
+    model.generation_config = GenerationConfig()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.generation_config = own_config
+        model.train(was_training)
+
+
+def _widen(tensor: Tensor, width: int, value: Any) -> Tensor:
+    return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]), value=value)

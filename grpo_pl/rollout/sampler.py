@@ -1,0 +1,110 @@
+"""``CompletionSampler``: questions in, completions as tokens and as the text that rewards read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from grpo_pl.policy.loading import context_length, eos_ids
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, SamplingParams
+from grpo_pl.types import Prompt, Rollout, SampleKey, Split
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """A rollout beside its texts; the rows of both are in the order of ``Rollout``."""
+
+    prompts: Sequence[Prompt]  # P
+    prompt_texts: Sequence[str]  # P
+    rollout: Rollout
+    completions: Sequence[str]  # B, the template's prefill included
+
+    @property
+    def per_row(self) -> list[Prompt]:
+        """The prompt of each of the B rows."""
+        return [prompt for prompt in self.prompts for _ in range(self.rollout.group_size)]
+
+    def columns(self) -> dict[str, list[object]]:
+        """What rewards get beside completion and answer: the data set's columns, prompt texts and lengths."""
+        rows = self.per_row
+        names = {name for prompt in self.prompts for name in prompt.columns}
+        columns: dict[str, list[object]] = {name: [row.columns.get(name) for row in rows] for name in sorted(names)}
+        columns["prompt"] = [text for text in self.prompt_texts for _ in range(self.rollout.group_size)]
+        columns["question"] = [row.question for row in rows]
+        columns["completion_length"] = self.rollout.lengths.tolist()
+        return columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionSampler:
+    """Template, tokenizer and engine as one: the same path for training, validation, prediction and serving."""
+
+    engine: RolloutEngine
+    template: PromptTemplate
+    tokenizer: PreTrainedTokenizerBase
+
+    def sample(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: SamplingParams,
+        seed: int,
+        split: Split,
+        step: int = 0,
+        attempt: int = 0,
+        progress: ProgressFn | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Samples:
+        """Draws ``group_size`` completions for every prompt.
+
+        Raises:
+            ValueError: a prompt and ``max_completion_length`` do not fit the model's context.
+            RolloutInterrupted: ``should_stop`` turned true.
+        """
+        prompt_ids = [self.template.encode(prompt.question, self.tokenizer) for prompt in prompts]
+        self._check_context(model, prompts, prompt_ids, sampling.max_completion_length)
+        rollout = self.engine.generate(
+            model,
+            prompt_ids=prompt_ids,
+            keys=[
+                [
+                    SampleKey(seed=seed, split=split, step=step, attempt=attempt, prompt_id=prompt.id, sample=sample)
+                    for sample in range(group_size)
+                ]
+                for prompt in prompts
+            ],
+            sampling=sampling,
+            eos_token_ids=eos_ids(model, self.tokenizer),
+            pad_token_id=int(self.tokenizer.pad_token_id),
+            progress=progress,
+            should_stop=should_stop,
+        )
+        tokens, lengths = rollout.completion_ids.tolist(), rollout.lengths.tolist()
+        return Samples(
+            prompts=prompts,
+            prompt_texts=[self.template.render(prompt.question, self.tokenizer) for prompt in prompts],
+            rollout=rollout,
+            completions=[
+                self.template.completion_text(row[:length], self.tokenizer)
+                for row, length in zip(tokens, lengths, strict=True)
+            ],
+        )
+
+    @staticmethod
+    def _check_context(
+        model: PreTrainedModel, prompts: Sequence[Prompt], prompt_ids: Sequence[Sequence[int]], completion: int
+    ) -> None:
+        context = context_length(model)
+        longest = max(range(len(prompts)), key=lambda i: len(prompt_ids[i]))
+        if context is not None and len(prompt_ids[longest]) + completion > context:
+            raise ValueError(
+                f"prompt {prompts[longest].id} has {len(prompt_ids[longest])} tokens; with max_completion_length="
+                f"{completion} that exceeds the model's context of {context}. Shorten one of them."
+            )
