@@ -35,7 +35,8 @@ def uniforms(keys: Tensor, positions: Tensor | int) -> Tensor:
 
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014), figure 13.
     """
-    z = keys + (positions + 1) * _GOLDEN  # int64 arithmetic wraps, as the hash wants
+    positions = torch.as_tensor(positions, dtype=torch.int64, device=keys.device)
+    z = keys + (positions + 1) * _GOLDEN  # int64 tensors wrap around, as the hash wants
     z = (z ^ _shift_right(z, 30)) * _MIX_1
     z = (z ^ _shift_right(z, 27)) * _MIX_2
     z = z ^ _shift_right(z, 31)
