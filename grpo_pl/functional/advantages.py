@@ -1,0 +1,189 @@
+"""Rewards (P, G) to advantages (P, G), and the rewards of reasoning steps to advantages per token (B, T)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Baseline = Literal["group_mean", "leave_one_out", "batch_mean", "greedy", "none"]
+Scale = Literal["group_std", "batch_std", "token_whitening", "none"]
+
+
+def reward_tensor(values: Sequence[Sequence[float | None]], *, group_size: int) -> Tensor:
+    """R lists of P·G rewards, ``None`` where one could not be computed, as a (R, P, G) tensor with NaN for ``None``.
+
+    Raises:
+        ValueError: a reward is NaN or infinite, or the lists do not divide into groups of ``group_size``.
+    """
+    for row in values:
+        for i, value in enumerate(row):
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"reward {value} of completion {i} is not finite: return None if it is unknown.")
+        if len(row) != len(values[0]) or len(row) % group_size:
+            raise ValueError(f"{len(row)} rewards do not divide into groups of {group_size}: groups must be whole.")
+    table = [[math.nan if value is None else float(value) for value in row] for row in values]
+    return torch.tensor(table, dtype=torch.float64).unflatten(-1, (-1, group_size))
+
+
+def combine_rewards(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """r = Σ_k weight_k · value_k over the rewards that a completion has.
+
+    Args:
+        values: (R, …), NaN where a reward could not be computed.
+        weights: (R,).
+
+    Returns:
+        rewards (…), 0 where invalid; valid (…) bool: at least one reward of non-zero weight is there.
+
+    Raises:
+        ValueError: an infinite reward, or no weight other than 0.
+    """
+    if torch.isinf(values).any():
+        raise ValueError("a reward is infinite: rewards must be finite, or None when they are unknown.")
+    if weights.shape != values.shape[:1] or not torch.isfinite(weights).all() or not weights.any():
+        raise ValueError(f"reward weights {weights.tolist()} for {len(values)} rewards: give each one, not all 0.")
+    counted = values[weights != 0]
+    present = ~counted.isnan()
+    rewards = torch.einsum("r...,r->...", counted.nan_to_num(0.0), weights[weights != 0].to(values.dtype))
+    return rewards, present.any(dim=0)
+
+
+def masked_mean_std(values: Tensor, weights: Tensor, *, dim: int | None, ddof: int) -> tuple[Tensor, Tensor]:
+    """Weighted mean and standard deviation along ``dim`` (all entries if None), kept as size-1 axes.
+
+    ``weights`` count how often a value occurs (0/1, or tokens), so the variance divides by Σ weights − ddof; a
+    population that is too small for that has a standard deviation of 0.
+    """
+    dims = tuple(range(values.dim())) if dim is None else (dim,)
+    weights = weights.to(values.dtype)
+    count = weights.sum(dims, keepdim=True)
+    mean = (values * weights).sum(dims, keepdim=True) / count.clamp(min=1)
+    squares = ((values - mean).square() * weights).sum(dims, keepdim=True)
+    variance = torch.where(count > ddof, squares / (count - ddof).clamp(min=1), torch.zeros_like(squares))
+    return mean, variance.sqrt()
+
+
+def all_equal(values: Tensor, valid: Tensor, *, dim: int | None) -> Tensor:
+    """Whether the valid entries along ``dim`` (all if None) are one and the same number; true for none at all."""
+    dims = tuple(range(values.dim())) if dim is None else (dim,)
+    high = values.masked_fill(~valid, -torch.inf).amax(dims, keepdim=True)
+    low = values.masked_fill(~valid, torch.inf).amin(dims, keepdim=True)
+    return high <= low
+
+
+def informative_groups(rewards: Tensor, valid: Tensor) -> Tensor:
+    """(P,) bool: the group holds two different rewards, i.e. its standard deviation is above 0 (DAPO, eq. 11)."""
+    return ~all_equal(rewards, valid, dim=1).squeeze(1)
+
+
+def subtract_baseline(rewards: Tensor, valid: Tensor, *, baseline: Baseline, greedy: Tensor | None = None) -> Tensor:
+    """r − b, exactly 0 where all rewards that b averages are equal (a rounded mean would leave dust), 0 where invalid.
+
+    group_mean: b = mean of the group's valid rewards (DeepSeekMath §4.1.2); leave_one_out: mean of the others (RLOO,
+    arXiv:2402.14740, eq. 8), 0 advantage without others; batch_mean: mean of all valid rewards; greedy: the reward
+    of the greedy completion (ReMax, arXiv:2310.10505, eq. 5), ``greedy`` (P,); none: b = 0.
+    """
+    if baseline == "none":
+        return rewards * valid
+    if baseline == "greedy":
+        if greedy is None:
+            raise ValueError("baseline 'greedy' needs the rewards of the greedy completions: pass greedy_values.")
+        return (rewards - greedy.unsqueeze(1)) * valid
+    dim = None if baseline == "batch_mean" else 1
+    mean, _ = masked_mean_std(rewards, valid, dim=dim, ddof=0)
+    centred = rewards - mean
+    if baseline == "leave_one_out":
+        count = valid.sum(1, keepdim=True)
+        centred = centred * count / (count - 1).clamp(min=1)  # r − mean of the others = (r − mean) · n / (n − 1)
+    return centred.masked_fill(all_equal(rewards, valid, dim=dim) | ~valid, 0.0)
+
+
+def rescale(
+    centred: Tensor, rewards: Tensor, valid: Tensor, lengths: Tensor, *, scale: Scale, ddof: int, eps: float
+) -> Tensor:
+    """centred / (std + eps), 0 where invalid.
+
+    group_std: of the group's rewards (DeepSeekMath §4.1.2); batch_std: of all rewards in the batch; token_whitening:
+    mean and std of ``centred`` over *tokens*, a completion counting as often as it is long (REINFORCE++,
+    arXiv:2501.03262, eq. 9); none: unscaled (Dr. GRPO, arXiv:2503.20783, §3.1). All (P, G).
+    """
+    if scale == "none":
+        return centred
+    if scale == "token_whitening":
+        mean, std = masked_mean_std(centred, lengths * valid, dim=None, ddof=ddof)
+        # eps may be 0: where nothing varies the quotient is 0/0, and the advantage is 0 by definition
+        return ((centred - mean) / (std + eps)).masked_fill(~valid | all_equal(centred, valid, dim=None), 0.0)
+    _, std = masked_mean_std(rewards, valid, dim=1 if scale == "group_std" else None, ddof=ddof)
+    return torch.where(valid & (centred != 0), centred / (std + eps), torch.zeros_like(centred))
+
+
+def normalize_each_reward(values: Tensor, weights: Tensor, valid: Tensor, *, ddof: int, eps: float) -> Tensor:
+    """Σ_k weight_k · (value_k − group mean) / (group std + eps), then divided by its batch std + eps.
+
+    Each reward keeps its own resolution, where a sum taken first lets the widest reward hide the others (GDPO,
+    arXiv:2601.05242, eqs. 4–6). The batch mean is 0 by construction and is not subtracted again.
+
+    Args:
+        values: (R, P, G), NaN where a reward could not be computed: it then adds 0.
+        valid: (P, G), from :func:`combine_rewards`.
+    """
+    lengths = torch.ones_like(valid)
+    total = torch.zeros_like(values[0])
+    for value, weight in zip(values, weights.tolist(), strict=True):
+        present = ~value.isnan()
+        value = value.nan_to_num(0.0)
+        centred = subtract_baseline(value, present, baseline="group_mean")
+        total += weight * rescale(centred, value, present, lengths, scale="group_std", ddof=ddof, eps=eps)
+    return rescale(total, total, valid, lengths, scale="batch_std", ddof=ddof, eps=eps)
+
+
+def keep_best(rewards: Tensor, valid: Tensor) -> Tensor:
+    """The group's highest rewards (ties included) stay, all others become 0; (P, G)."""
+    best = rewards.masked_fill(~valid, -torch.inf).amax(1, keepdim=True)
+    return torch.where(valid & (rewards == best), rewards, torch.zeros_like(rewards))
+
+
+def overlong_penalty(lengths: Tensor, *, max_completion_length: int, buffer: float) -> Tensor:
+    """0 up to L − c tokens, then linearly down to −1 at L tokens (DAPO, arXiv:2503.14476, eq. 13); any shape.
+
+    L = ``max_completion_length``, c = ``buffer`` · L, ``buffer`` in (0, 1].
+    """
+    cache = buffer * max_completion_length
+    return -((lengths - (max_completion_length - cache)) / cache).clamp(0.0, 1.0)
+
+
+def process_advantages(
+    step_values: Tensor, step_ends: Tensor, *, group_size: int, width: int, scale: Scale, ddof: int, eps: float
+) -> Tensor:
+    """A_t = Σ over steps j that end at or after t of (value_j − mean) / (std + eps) (DeepSeekMath §4.1.3).
+
+    Mean and standard deviation run over all steps of all completions of the group.
+
+    Args:
+        step_values: (B, K) reward of each step, NaN where there is no step or its reward could not be computed.
+        step_ends: (B, K) int64, index of the last token of each step in 0 … width − 1; ignored where NaN.
+        width: T, the padded completion length.
+
+    Returns:
+        (B, T); 0 for tokens behind the last step and for rows without steps.
+
+    Raises:
+        ValueError: an infinite value, or a step that ends outside 0 … width − 1.
+    """
+    if torch.isinf(step_values).any():
+        raise ValueError("a step's reward is infinite: step rewards must be finite, or NaN when they are unknown.")
+    valid = ~step_values.isnan()
+    ends = step_ends.masked_fill(~valid, 0)
+    if ((ends < 0) | (ends >= width))[valid].any():
+        raise ValueError(f"a step ends outside the completion's tokens 0 … {width - 1}: {ends.tolist()}.")
+    values = step_values.double().nan_to_num(0.0).unflatten(0, (-1, group_size)).flatten(1)  # (P, G·K)
+    present = valid.unflatten(0, (-1, group_size)).flatten(1)
+    centred = subtract_baseline(values, present, baseline="group_mean")
+    scaled = rescale(centred, values, present, torch.ones_like(present), scale=scale, ddof=ddof, eps=eps)
+    scaled = scaled.reshape(step_values.shape)  # (B, K), 0 where there is no step
+    at_end = torch.zeros(len(scaled), width, dtype=torch.float64, device=scaled.device).scatter_add(1, ends, scaled)
+    return at_end.flip(1).cumsum(1).flip(1).to(step_values.dtype)
