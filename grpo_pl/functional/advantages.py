@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,6 +12,30 @@ from torch import Tensor
 
 Baseline = Literal["group_mean", "leave_one_out", "batch_mean", "greedy", "none"]
 Scale = Literal["group_std", "batch_std", "token_whitening", "none"]
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """What the rewards of one rollout mean for the loss, over the global batch."""
+
+    rewards: Tensor  # (P, G) weighted sum as the rewards gave it (no KL, no overlong penalty); 0 where not valid
+    valid: Tensor  # (P, G) bool: some reward of non-zero weight was computed
+    advantages: Tensor  # (P, G), 0 where not kept
+    keep: Tensor  # (P, G) bool: counts in the loss and in its normaliser
+    active: Tensor  # (P, G) bool: must be forwarded; the other kept rows add nothing to loss and gradient
+    informative: Tensor  # (P,) bool: the group's rewards differ
+
+    def totals(self, lengths: Tensor, rows: Tensor | None = None) -> tuple[int, int]:
+        """(num_sequences, num_tokens) that normalise the loss: the kept completions and their tokens.
+
+        Args:
+            lengths: (P, G) completion tokens.
+            rows: indices into the flattened batch that one optimiser step covers on all ranks together; None = all.
+        """
+        keep, lengths = self.keep.flatten(), lengths.flatten()
+        if rows is not None:
+            keep, lengths = keep[rows], lengths[rows]
+        return int(keep.sum()), int((lengths * keep).sum())
 
 
 def reward_tensor(values: Sequence[Sequence[float | None]], *, group_size: int) -> Tensor:
@@ -83,9 +108,9 @@ def informative_groups(rewards: Tensor, valid: Tensor) -> Tensor:
 def subtract_baseline(rewards: Tensor, valid: Tensor, *, baseline: Baseline, greedy: Tensor | None = None) -> Tensor:
     """r − b, exactly 0 where all rewards that b averages are equal (a rounded mean would leave dust), 0 where invalid.
 
-    group_mean: b = mean of the group's valid rewards (DeepSeekMath §4.1.2); leave_one_out: mean of the others (RLOO,
-    arXiv:2402.14740, eq. 8), 0 advantage without others; batch_mean: mean of all valid rewards; greedy: the reward
-    of the greedy completion (ReMax, arXiv:2310.10505, eq. 5), ``greedy`` (P,); none: b = 0.
+    group_mean: b = mean of the group's valid rewards (DeepSeekMath §4.1.2); leave_one_out: mean of the others, 0
+    advantage without others (RLOO, arXiv:2402.14740, section 2.3); batch_mean: mean of all valid rewards; greedy:
+    the reward of the greedy completion, ``greedy`` (P,) (ReMax, arXiv:2310.10505, algorithm 2); none: b = 0.
     """
     if baseline == "none":
         return rewards * valid
@@ -109,7 +134,7 @@ def rescale(
 
     group_std: of the group's rewards (DeepSeekMath §4.1.2); batch_std: of all rewards in the batch; token_whitening:
     mean and std of ``centred`` over *tokens*, a completion counting as often as it is long (REINFORCE++,
-    arXiv:2501.03262, eq. 9); none: unscaled (Dr. GRPO, arXiv:2503.20783, §3.1). All (P, G).
+    arXiv:2501.03262, its global normalisation); none: unscaled (Dr. GRPO, arXiv:2503.20783, §3.1). All (P, G).
     """
     if scale == "none":
         return centred
@@ -125,7 +150,7 @@ def normalize_each_reward(values: Tensor, weights: Tensor, valid: Tensor, *, ddo
     """Σ_k weight_k · (value_k − group mean) / (group std + eps), then divided by its batch std + eps.
 
     Each reward keeps its own resolution, where a sum taken first lets the widest reward hide the others (GDPO,
-    arXiv:2601.05242, eqs. 4–6). The batch mean is 0 by construction and is not subtracted again.
+    arXiv:2601.05242). The batch mean is 0 by construction and is not subtracted again.
 
     Args:
         values: (R, P, G), NaN where a reward could not be computed: it then adds 0.

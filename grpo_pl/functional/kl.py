@@ -17,8 +17,12 @@ k1 summed over a completion and subtracted from its reward gives the gradient of
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
+
+Estimator = Literal["k1", "k2", "k3", "k3_weighted"]
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this before ``exp``: e^20 is far outside any useful range and still finite."""
@@ -41,8 +45,17 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def k3_weighted(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor) -> Tensor:
-    """ratio · k3, the gradient flowing through both factors (DeepSeek-V3.2, arXiv:2512.02556, eq. 7). Any shape.
+    """ratio · k3, the gradient flowing through both factors (DeepSeek-V3.2, arXiv:2512.02556, section 3.1). Any shape.
 
     ``ratio`` = exp(logprobs − old_logprobs) also makes the value unbiased when the tokens came from an older policy.
     """
     return ratio * k3(logprobs, ref_logprobs)
+
+
+def estimate(estimator: Estimator, logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor) -> Tensor:
+    """The estimator of that name; ``ratio`` is used by ``k3_weighted`` alone. Any shape."""
+    if estimator == "k1":
+        return k1(logprobs, ref_logprobs)
+    if estimator == "k2":
+        return k2(logprobs, ref_logprobs)
+    return k3(logprobs, ref_logprobs) if estimator == "k3" else k3_weighted(logprobs, ref_logprobs, ratio)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,7 +12,18 @@ from grpo_pl.functional.kl import MAX_LOG_RATIO
 
 Aggregation = Literal["sequence_mean", "token_mean", "constant"]
 RatioLevel = Literal["token", "sequence", "geometric"]
+Surrogate = Literal["clip", "unclipped", "reinforce", "cispo_capped", "cispo_clamped", "sapo", "nll"]
 Mismatch = Literal["none", "truncate_token", "truncate_sequence", "mask_token", "mask_sequence"]
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """A micro-batch's share of the loss, and of the metrics."""
+
+    loss: Tensor
+    """Plain sum over tokens of weight × token loss: the shares of micro-batches and ranks add up to the loss."""
+    stats: dict[str, tuple[Tensor, Tensor]]
+    """Metric -> (sum over tokens, number of tokens), detached: add both over micro-batches and ranks, then divide."""
 
 
 def token_weights(
@@ -67,7 +79,7 @@ def sequence_ratio(log_ratio: Tensor, mask: Tensor) -> Tensor:
 def geometric_ratio(
     log_ratio: Tensor, mask: Tensor, advantages: Tensor, *, epsilon_low: float, epsilon_high: float
 ) -> Tensor:
-    """exp(mean_t pessimistically clipped log-ratio) (GMPO, arXiv:2507.20673, eq. 4); the bounds are on the *log*-ratio.
+    """exp(mean_t pessimistically clipped log-ratio) (GMPO, arXiv:2507.20673); the bounds are on the *log*-ratio.
 
     Per token the smaller of A·log r and A·clip(log r, −ε_low, ε_high) counts, like the minimum in PPO. (B, T).
     """
@@ -76,10 +88,21 @@ def geometric_ratio(
     return sequence_ratio(pessimistic, mask)
 
 
+def importance_ratio(
+    log_ratio: Tensor, mask: Tensor, advantages: Tensor, *, level: RatioLevel, epsilon_low: float, epsilon_high: float
+) -> Tensor:
+    """The ratio at its level (B, T): of each token, of the whole completion, or the clipped geometric mean."""
+    if level == "token":
+        return log_ratio.exp()
+    if level == "sequence":
+        return sequence_ratio(log_ratio, mask)
+    return geometric_ratio(log_ratio, mask, advantages, epsilon_low=epsilon_low, epsilon_high=epsilon_high)
+
+
 def clip_surrogate(
     ratio: Tensor, advantages: Tensor, *, epsilon_low: float, epsilon_high: float, dual_clip: float | None = None
 ) -> Tensor:
-    """min(r·A, clip(r, 1−ε_low, 1+ε_high)·A); with dual clip, at least c·A where A < 0 (arXiv:1912.09729, eq. 5)."""
+    """min(r·A, clip(r, 1−ε_low, 1+ε_high)·A); with dual clip at least c·A where A < 0 (arXiv:1912.09729)."""
     pessimistic = torch.minimum(ratio * advantages, ratio.clamp(1 - epsilon_low, 1 + epsilon_high) * advantages)
     if dual_clip is None:
         return pessimistic
@@ -87,19 +110,58 @@ def clip_surrogate(
 
 
 def cispo_surrogate(ratio: Tensor, advantages: Tensor, logprobs: Tensor, *, low: float | None, high: float) -> Tensor:
-    """stop_gradient(clamp(r, low, high)) · A · log π: clipped tokens keep a gradient (MiniMax-M1, arXiv:2506.13585,
-    eq. 4)."""
+    """sg(clamp(r, low, high)) · A · log π, sg stopping the gradient, so that clipped tokens keep learning.
+
+    Source: CISPO in MiniMax-M1, arXiv:2506.13585, eqs. 4 and 5.
+    """
     return ratio.detach().clamp(min=low, max=high) * advantages * logprobs
 
 
 def sapo_surrogate(
     ratio: Tensor, advantages: Tensor, *, temperature_positive: float, temperature_negative: float
 ) -> Tensor:
-    """4/τ · sigmoid(τ·(r − 1)) · A: a smooth gate in place of the clip, gradient 1 at r = 1 (SAPO,
-    arXiv:2511.20347, eq. 6)."""
+    """4/τ · sigmoid(τ·(r − 1)) · A: a smooth gate in place of the clip, with gradient A at r = 1.
+
+    Source: SAPO, arXiv:2511.20347; there τ is 1.0 for positive and 1.05 for negative advantages.
+    """
     positive = torch.full_like(ratio, temperature_positive)
     temperature = torch.where(advantages > 0, positive, torch.full_like(ratio, temperature_negative))
     return torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature * advantages
+
+
+def surrogate(
+    name: Surrogate,
+    ratio: Tensor,
+    advantages: Tensor,
+    logprobs: Tensor,
+    *,
+    epsilon_low: float,
+    epsilon_high: float,
+    dual_clip: float | None,
+    cispo_cap: float,
+    sapo_temperatures: tuple[float, float],
+) -> Tensor:
+    """What is maximised per token, by name: clip, unclipped r·A, reinforce A·log π, cispo_*, sapo, nll log π; (B, T).
+
+    Args:
+        sapo_temperatures: for positive and for negative advantages.
+    """
+    if name == "clip":
+        return clip_surrogate(
+            ratio, advantages, epsilon_low=epsilon_low, epsilon_high=epsilon_high, dual_clip=dual_clip
+        )
+    if name == "unclipped":
+        return ratio * advantages
+    if name == "reinforce":
+        return advantages * logprobs
+    if name == "cispo_capped":
+        return cispo_surrogate(ratio, advantages, logprobs, low=None, high=cispo_cap)
+    if name == "cispo_clamped":
+        return cispo_surrogate(ratio, advantages, logprobs, low=1 - epsilon_low, high=1 + epsilon_high)
+    if name == "sapo":
+        positive, negative = sapo_temperatures
+        return sapo_surrogate(ratio, advantages, temperature_positive=positive, temperature_negative=negative)
+    return logprobs
 
 
 def mismatch_weights(
@@ -108,7 +170,7 @@ def mismatch_weights(
     """How much each token counts when another engine drew it: ρ = π_old / π_sampling, without gradient; (B, T).
 
     truncate_*: min(ρ, high) (truncated importance sampling, Yao et al. 2025, "Your efficient RL framework secretly
-    brings you off-policy RL training"); mask_*: ρ inside [low, high] and 0 outside (IcePop, arXiv:2510.18855, eq. 4).
+    brings you off-policy RL training"); mask_*: ρ inside [low, high] and 0 outside (IcePop, arXiv:2510.18855).
     *_token: ρ per token; *_sequence: the product over the row.
     """
     log_rho = (old_logprobs - sampling_logprobs).detach().masked_fill(~mask, 0.0)

@@ -7,19 +7,19 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
-    from grpo_pl.algorithm import GRPOAlgorithm
+    from grpo_pl.objective import Objective
 
 
-def check_algorithm(algorithm: GRPOAlgorithm) -> None:
-    """Raises ``ValueError`` for the first thing that is wrong with ``algorithm``."""
-    _check_choices(algorithm)
-    _check_ranges(algorithm)
-    for wrong, advice in (*_advantage_rules(algorithm), *_loss_rules(algorithm)):
+def check_objective(objective: Objective) -> None:
+    """Raises ``ValueError`` for the first thing that is wrong with ``objective``."""
+    _check_choices(objective)
+    _check_ranges(objective)
+    for wrong, advice in (*_advantage_rules(objective), *_loss_rules(objective)):
         if wrong:
             raise ValueError(advice)
 
 
-def _check_choices(a: GRPOAlgorithm) -> None:
+def _check_choices(a: Objective) -> None:
     """The command line checks ``Literal`` fields by itself; code that builds the dataclass relies on this."""
     hints = get_type_hints(type(a))
     for field in fields(a):
@@ -28,7 +28,7 @@ def _check_choices(a: GRPOAlgorithm) -> None:
             raise ValueError(f"{field.name} is {getattr(a, field.name)!r}: choose one of {choices}.")
 
 
-def _check_ranges(a: GRPOAlgorithm) -> None:
+def _check_ranges(a: Objective) -> None:
     for name in ("group_size", "num_iterations", "num_minibatches"):
         if getattr(a, name) < 1:
             raise ValueError(f"{name} must be at least 1, got {getattr(a, name)}.")
@@ -50,7 +50,7 @@ def _check_ranges(a: GRPOAlgorithm) -> None:
         raise ValueError(f"epsilon_low must be at most 1 (a ratio is never negative), got {a.epsilon_low}.")
 
 
-def _advantage_rules(a: GRPOAlgorithm) -> tuple[tuple[bool, str], ...]:
+def _advantage_rules(a: Objective) -> tuple[tuple[bool, str], ...]:
     alone = a.group_size == 1
     return (
         (
@@ -65,6 +65,16 @@ def _advantage_rules(a: GRPOAlgorithm) -> tuple[tuple[bool, str], ...]:
         (
             alone and a.dynamic_sampling,
             "dynamic_sampling looks for groups with different rewards: set group_size to 2 or more.",
+        ),
+        (
+            a.scale == "group_std" and a.baseline not in ("group_mean", "leave_one_out"),
+            f"scale group_std would divide by 0 where a group's rewards are equal and baseline {a.baseline} is not: "
+            "set baseline group_mean or leave_one_out, or another scale.",
+        ),
+        (
+            a.scale == "batch_std" and a.baseline in ("greedy", "none"),
+            f"scale batch_std would divide by 0 where all rewards are equal and baseline {a.baseline} is not: set a "
+            "baseline of means, or scale token_whitening or none.",
         ),
         (
             a.max_rewards and (a.baseline != "none" or a.scale != "none"),
@@ -85,7 +95,7 @@ def _advantage_rules(a: GRPOAlgorithm) -> tuple[tuple[bool, str], ...]:
     )
 
 
-def _process_rules(a: GRPOAlgorithm) -> tuple[tuple[bool, str], ...]:
+def _process_rules(a: Objective) -> tuple[tuple[bool, str], ...]:
     process = a.supervision == "process"
     return (
         (
@@ -114,7 +124,7 @@ def _process_rules(a: GRPOAlgorithm) -> tuple[tuple[bool, str], ...]:
     )
 
 
-def _loss_rules(a: GRPOAlgorithm) -> tuple[tuple[bool, str], ...]:
+def _loss_rules(a: Objective) -> tuple[tuple[bool, str], ...]:
     return (
         (
             a.ratio_level == "geometric" and a.surrogate != "clip",
