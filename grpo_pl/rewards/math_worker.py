@@ -76,12 +76,12 @@ def write_message(fd: int, message: Any) -> None:
 
 def _load_judge(relative_tolerance: float) -> Any:
     """Imports math-verify and returns ``judge(gold, answer) -> (status, detail)``."""
-    import sympy
+    import sympy  # type: ignore[import-untyped]
     from latex2sympy2_extended.logic import And as LazyAnd
     from latex2sympy2_extended.math_normalization import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
-    from sympy.core.function import AppliedUndef
-    from sympy.core.relational import Relational
+    from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
+    from sympy.core.relational import Relational  # type: ignore[import-untyped]
 
     logging.disable(logging.CRITICAL)
     normalization = NormalizationConfig(

@@ -266,6 +266,11 @@ class WorkerPool:
     torch, so they may be started under CUDA, in daemonic processes and in data loader workers.
     """
 
+    _lock: threading.Lock
+    _crew: _Crew | None
+    _cache: OrderedDict[Job, Verdict]
+    _finalizer: weakref.finalize[Any, WorkerPool]
+
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self.settings = settings or SandboxSettings()
         self._forget()
@@ -331,8 +336,8 @@ class WorkerPool:
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._crew: _Crew | None = None
-        self._cache: OrderedDict[Job, Verdict] = OrderedDict()
+        self._crew = None
+        self._cache = OrderedDict()
 
     def _after_fork(self) -> None:
         """Leaves the parent's workers to the parent: this process has copies of their pipes, and no threads."""
