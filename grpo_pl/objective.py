@@ -125,7 +125,7 @@ class Objective:
 
     @property
     def single_update(self) -> bool:
-        """Exactly one optimiser step per rollout: the ratio is 1, with its gradient alive, for ``old_logprobs=None``."""
+        """Exactly one optimiser step per rollout: the ratio is 1, its gradient alive, for ``old_logprobs=None``."""
         return self.num_iterations == 1 and self.num_minibatches == 1
 
     @property
