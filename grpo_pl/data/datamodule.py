@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
@@ -13,14 +12,19 @@ from grpo_pl.data.sources import PromptSource
 from grpo_pl.types import Prompt
 
 
-@dataclass(frozen=True, kw_only=True)
 class PromptBatch:
-    """The prompts of one rank for one rollout step (training) or one slice of the held-out problems."""
+    """The prompts of one rank for one rollout step (training) or one slice of the held-out problems.
 
-    step: int
-    prompts: tuple[Prompt, ...]
-    valid: tuple[bool, ...]
-    """False for prompts that only fill a rank's slice up to the common size, so that all ranks do equal work."""
+    A plain class, because Lightning takes tuples and dataclasses apart to move their tensors, and refuses frozen ones.
+
+    Args:
+        step: the rollout step, or the number of the slice.
+        prompts: this rank's prompts.
+        valid: false for prompts that only fill a rank's slice up to the common size, so that all ranks do equal work.
+    """
+
+    def __init__(self, *, step: int, prompts: Sequence[Prompt], valid: Sequence[bool]) -> None:
+        self.step, self.prompts, self.valid = step, tuple(prompts), tuple(valid)
 
 
 class RolloutDataModule(LightningDataModule):

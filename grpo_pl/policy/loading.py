@@ -83,7 +83,7 @@ def load_model(
                 source, dtype="auto" if policy.dtype == "auto" else getattr(torch, policy.dtype), **options
             )
     _disable_dropout(model)
-    return model
+    return model.train()  # from_pretrained leaves it in eval mode
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:

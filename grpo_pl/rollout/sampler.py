@@ -23,6 +23,7 @@ class Samples:
     prompt_texts: Sequence[str]  # P
     rollout: Rollout
     completions: Sequence[str]  # B, the template's prefill included
+    step: int
 
     @property
     def per_row(self) -> list[Prompt]:
@@ -91,6 +92,7 @@ class CompletionSampler:
             prompts=prompts,
             prompt_texts=[self.template.render(prompt.question, self.tokenizer) for prompt in prompts],
             rollout=rollout,
+            step=step,
             completions=[
                 self.template.completion_text(row[:length], self.tokenizer)
                 for row, length in zip(tokens, lengths, strict=True)

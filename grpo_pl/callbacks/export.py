@@ -1,0 +1,35 @@
+"""``ExportPolicy``: the trained policy as a Hugging Face folder at the end of ``fit``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from grpo_pl.export import export_policy
+from grpo_pl.module import GRPOModule
+
+
+class ExportPolicy(Callback):
+    """Writes ``folder`` once training has ended.
+
+    Args:
+        folder: where to; replaced if it exists.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module = cast(GRPOModule, pl_module)
+        if trainer.is_global_zero:
+            export_policy(
+                self.folder,
+                model=module.require_policy(),
+                tokenizer=module.tokenizer,
+                template=module.template,
+                rewards=module.rewards,
+                sampling=module.sampling,
+            )

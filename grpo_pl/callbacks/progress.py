@@ -1,0 +1,109 @@
+"""``StageProgress``: one bar for the run and one for the stage in flight, so that a long step shows life."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from grpo_pl.module import GRPOModule
+from grpo_pl.progress import LOG_EVERY_SECONDS
+
+SHOWN = {"reward": "reward", "val/pass@1": "pass@1", "completions/mean_length": "length", "kl": "kl"}
+"""Metric -> its short name beside the run's bar."""
+
+
+class StageProgress(ProgressBar):
+    """A terminal gets moving bars; a log file gets a line every few seconds and for each validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._console = Console(stderr=True)
+        self._bars: Progress | None = None
+        self._run = self._stage = TaskID(0)
+        self._stage_name = ""
+        self._last_line = 0.0
+        self._enabled = True
+
+    def enable(self) -> None:
+        self._enabled = True
+
+    def disable(self) -> None:
+        self._enabled = False
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        self._console.print(*args)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if self._enabled and trainer.is_global_zero:
+            cast(GRPOModule, pl_module).report = self.report
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._show_run(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._enabled or not trainer.is_global_zero:
+            return
+        held_out = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+        numbers = "  ".join(f"{name} {float(value):.3f}" for name, value in sorted(held_out.items()))
+        self._console.print(f"rollout {self._completed(trainer)}: {numbers}", highlight=False, soft_wrap=True)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    def report(self, stage: str, done: int, total: int, note: str = "") -> None:
+        """What the module calls from inside a step."""
+        if self._bars is not None:
+            if stage != self._stage_name:
+                self._stage_name = stage
+                self._bars.reset(self._stage, total=total, description=stage)
+            self._bars.update(self._stage, completed=done, total=total, note=note)
+
+    def _start(self, trainer: Trainer) -> None:
+        if self._bars is None and self._enabled and trainer.is_global_zero and self._console.is_terminal:
+            self._bars = Progress(
+                TextColumn("{task.description:>10}"),
+                BarColumn(),
+                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=self._console,
+            )
+            self._run = self._bars.add_task("rollouts", total=self._total(trainer), note="")
+            self._stage = self._bars.add_task("", total=1, note="")
+            self._bars.start()
+
+    def _show_run(self, trainer: Trainer) -> None:
+        if not self._enabled or not trainer.is_global_zero:
+            return
+        done, total = self._completed(trainer), self._total(trainer)
+        metrics = trainer.callback_metrics
+        note = "  ".join(f"{short} {float(metrics[name]):.3f}" for name, short in SHOWN.items() if name in metrics)
+        if self._bars is not None:
+            self._bars.update(self._run, completed=done, total=total, note=note)
+        elif time.monotonic() - self._last_line >= LOG_EVERY_SECONDS or done == total:
+            self._last_line = time.monotonic()
+            self._console.print(f"rollout {done}/{total}: {note}", highlight=False, soft_wrap=True)
+
+    @staticmethod
+    def _completed(trainer: Trainer) -> int:
+        return int(trainer.datamodule.completed_rollouts)  # type: ignore[attr-defined]
+
+    @staticmethod
+    def _total(trainer: Trainer) -> int:
+        return int(trainer.datamodule.steps)  # type: ignore[attr-defined]

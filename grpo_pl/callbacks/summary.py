@@ -1,0 +1,55 @@
+"""``ClosingTable``: what a run gained, how long it took, where things are, and what to type next."""
+
+from __future__ import annotations
+
+import time
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from rich.console import Console
+from rich.table import Table
+
+from grpo_pl.runs import RunFolder
+
+SHOWN = {"val/pass@1": "pass@1 (sampled)", "val/greedy": "greedy"}
+
+
+class ClosingTable(Callback):
+    """Prints held-out numbers before and after, once ``fit`` has ended.
+
+    Args:
+        folder: the run's folder.
+        config: how the run's configuration was given, for the commands to type next.
+    """
+
+    def __init__(self, folder: RunFolder, config: str) -> None:
+        self.folder, self.config = folder, config
+        self._started = time.monotonic()
+        self._first: dict[str, float] = {}
+        self._last: dict[str, float] = {}
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._last = {name: float(value) for name, value in trainer.callback_metrics.items() if name in SHOWN}
+        self._first = self._first or self._last
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        table = Table(title="held-out problems", title_justify="left")
+        for heading in ("", "before", "after"):
+            table.add_column(heading, justify="left" if not heading else "right")
+        for name, title in SHOWN.items():
+            if name in self._last:
+                table.add_row(title, f"{self._first[name]:.3f}", f"{self._last[name]:.3f}")
+        console = Console()
+        console.print(table)
+        minutes, seconds = divmod(round(time.monotonic() - self._started), 60)
+        console.print(
+            f"time        {minutes} min {seconds:02d} s\n"
+            f"metrics     {self.folder.metrics}\n"
+            f"checkpoint  {self.folder.last_checkpoint}\n"
+            f"model       {self.folder.export}\n"
+            f"next        grpo-pl validate {self.config} --ckpt_path {self.folder.last_checkpoint}",
+            highlight=False,
+            soft_wrap=True,
+        )

@@ -1,0 +1,68 @@
+"""Writing a trained policy as a Hugging Face folder, with the prompt template and rewards it was trained on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpo_pl
+from grpo_pl.policy.loading import eos_ids
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rewards.base import Reward
+from grpo_pl.rollout.engine import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MANIFEST = "grpo_pl.json"
+"""Beside the weights: what ``transformers`` does not know about a policy."""
+
+
+def export_policy(
+    folder: Path,
+    *,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    template: PromptTemplate,
+    rewards: Sequence[Reward],
+    sampling: SamplingParams,
+) -> None:
+    """Writes safetensors, tokenizer, generation config and ``grpo_pl.json``; the folder appears whole or not at all."""
+    from transformers import GenerationConfig
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        model.save_pretrained(staging)
+        tokenizer.save_pretrained(staging)
+        GenerationConfig(
+            do_sample=True,
+            temperature=sampling.temperature,
+            max_new_tokens=sampling.max_completion_length,
+            eos_token_id=eos_ids(model, tokenizer) or None,
+            pad_token_id=tokenizer.pad_token_id,
+        ).save_pretrained(staging)
+        (staging / MANIFEST).write_text(json.dumps(manifest(template, rewards, sampling), indent=2) + "\n")
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def manifest(template: PromptTemplate, rewards: Sequence[Reward], sampling: SamplingParams) -> dict[str, Any]:
+    """The plain values that rebuild prompt template, rewards and completion length."""
+    return {
+        "grpo_pl_version": grpo_pl.__version__,
+        "template": template.to_dict(),
+        "max_completion_length": sampling.max_completion_length,
+        "rewards": [
+            {"class_path": f"{type(reward).__module__}.{type(reward).__qualname__}", "init_args": reward.init_args()}
+            for reward in rewards
+        ],
+    }

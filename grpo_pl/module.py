@@ -1,0 +1,268 @@
+"""``GRPOModule``: the LightningModule that wires prompts → rollout → reward → advantage → loss → update."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torchmetrics import MeanMetric
+
+from grpo_pl.algorithm import GRPOAlgorithm
+from grpo_pl.collective import Collective
+from grpo_pl.data.datamodule import PromptBatch, RolloutDataModule
+from grpo_pl.experience import Experience, ExperienceMaker, stopwatch
+from grpo_pl.metrics import PassAtK
+from grpo_pl.optimization import Optimization, TrainingDiverged
+from grpo_pl.policy.cold_start import ColdStart
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.scoring import check_rewards, score_completions
+from grpo_pl.rollout.engine import RolloutEngine, SamplingParams
+from grpo_pl.rollout.plain import PlainEngine
+from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.step_metrics import REFLECTION_WORDS, experience_metrics
+from grpo_pl.update import PolicyUpdate, UpdateResult
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """How held-out problems are answered."""
+
+    samples: int = 4
+    """Completions per problem for pass@k."""
+    temperature: float = 1.0
+    """Temperature of those completions."""
+    greedy: bool = True
+    """Also answer each problem once greedily, as ``val/greedy``."""
+
+
+class GRPOModule(LightningModule):
+    """Trains a policy by GRPO or a relative; one training batch is one rollout and its updates.
+
+    Args:
+        policy: the language model to train.
+        rewards: what a completion is worth; exactly one says what a right answer is (``correctness: true``).
+        template: how a question becomes a prompt.
+        algorithm: the objective.
+        engine: what draws completions; null takes transformers' own ``generate``.
+        sampling: length and temperature of training completions.
+        optimization: AdamW, learning-rate schedule, clipping.
+        validation: how held-out problems are answered.
+        cold_start: supervised fine-tuning before RL, made once and cached; null starts from the policy as it is.
+        micro_batch_size: completions per forward and backward pass.
+        reflection_words: completions with one of these count in ``completions/reflection_rate``.
+        seed: names every sample of the run.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyConfig,
+        rewards: list[Reward],
+        template: PromptTemplate = PromptTemplate(),  # noqa: B008 - frozen
+        algorithm: GRPOAlgorithm = GRPOAlgorithm(),  # noqa: B008 - frozen
+        engine: RolloutEngine | None = None,
+        sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
+        optimization: Optimization = Optimization(),  # noqa: B008 - frozen
+        validation: Validation = Validation(),
+        cold_start: ColdStart | None = None,
+        micro_batch_size: int = 32,
+        reflection_words: tuple[str, ...] = REFLECTION_WORDS,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_rewards(rewards)
+        sampling.require_on_policy()
+        if micro_batch_size < 1:
+            raise ValueError(f"model.micro_batch_size must be at least 1, got {micro_batch_size}.")
+        self.automatic_optimization = False
+        self.policy_config, self.template, self.cold_start = policy, template, cold_start
+        self.rewards, self.algorithm, self.sampling = rewards, algorithm, sampling
+        self.optimization, self.validation = optimization, validation
+        self.engine = engine or PlainEngine()
+        self.micro_batch_size, self.reflection_words, self.seed = micro_batch_size, reflection_words, seed
+        self.policy: PreTrainedModel | None = None
+        self.report: Callable[..., None] = lambda *_args: None
+        """Where stages of a step report their progress; a progress bar puts itself here."""
+        self.pass_at_1, self.greedy = PassAtK(k=1), MeanMetric()
+        self._reference: list[PreTrainedModel] = []  # in a list: no part of checkpoints, optimiser or .train()
+        self._skipped_in_a_row = 0
+        self._tokens_seen = 0
+
+    # --- building ---------------------------------------------------------------------------------------------------
+
+    def prepare_data(self) -> None:
+        """Makes the cold start where it is missing, as a download would; runs in one process a node."""
+        if self.cold_start is not None and self._needs_start_weights():
+            device = self.trainer.strategy.root_device
+            self.cold_start.ensure(self.policy_config, self.template, self._data.source, device=device)
+
+    def configure_model(self) -> None:
+        """Loads tokenizer, policy and, if the objective pulls towards one, the frozen reference."""
+        if self.policy is not None:
+            return
+        self.tokenizer = load_tokenizer(self.policy_config)
+        needs_weights = self._needs_start_weights()
+        path = None
+        if self.cold_start is not None and needs_weights:
+            path = str(self.cold_start.folder(self.policy_config, self.template, self._data.source))
+        self.policy = load_model(self.policy_config, self.tokenizer, path, weights=needs_weights)
+        if self.algorithm.needs_reference and self.trainer.training:
+            self._reference = [copy.deepcopy(self.policy).requires_grad_(False).eval()]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.optimization.build(self.require_policy().parameters())
+
+    def on_fit_start(self) -> None:
+        for reference in self._reference:
+            reference.to(self.device)
+
+    def require_policy(self) -> PreTrainedModel:
+        """The policy, once ``configure_model`` has run."""
+        assert self.policy is not None, "configure_model has not run"
+        return self.policy
+
+    @property
+    def sampler(self) -> CompletionSampler:
+        return CompletionSampler(engine=self.engine, template=self.template, tokenizer=self.tokenizer)
+
+    # --- training ---------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: PromptBatch, batch_idx: int) -> None:
+        seconds: dict[str, float] = {}
+        with stopwatch(seconds, "step"):
+            experience = self.collect(batch)
+            with stopwatch(seconds, "update"):
+                result = self.update(experience)
+        self.engine.update_weights(self.require_policy())
+        self._log_step(experience, result, seconds)
+        self._check_divergence(result)
+        self._data.completed_rollouts += 1
+
+    def collect(self, batch: PromptBatch) -> Experience:
+        """Prompts → rollout → reward → advantage."""
+        maker = ExperienceMaker(
+            sampler=self.sampler,
+            rewards=self.rewards,
+            algorithm=self.algorithm,
+            sampling=self.sampling,
+            seed=self.seed,
+            micro_batch_size=self.micro_batch_size,
+            collective=self.collective,
+            report=self.report,
+        )
+        return maker.make(self.require_policy(), self._reference[0] if self._reference else None, batch)
+
+    def update(self, experience: Experience) -> UpdateResult:
+        """Advantage → loss → update."""
+        optimizer = cast(torch.optim.Optimizer, self.optimizers())
+        for group in optimizer.param_groups:
+            group["lr"] = self.optimization.lr_at(experience.samples.step, self._data.steps)
+        update = PolicyUpdate(
+            algorithm=self.algorithm,
+            optimization=self.optimization,
+            temperature=self.sampling.temperature,
+            max_completion_length=self.sampling.max_completion_length,
+            micro_batch_size=self.micro_batch_size,
+            seed=self.seed,
+            collective=self.collective,
+            report=self.report,
+        )
+        return update.run(self.require_policy(), optimizer, experience, self.manual_backward)
+
+    # --- validation -------------------------------------------------------------------------------------------------
+
+    def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
+        valid = torch.tensor(batch.valid, device=self.device)
+        correct = self._answer(batch, self.validation.samples, self.validation.temperature)
+        self.pass_at_1.update(correct, valid)
+        self.log("val/pass@1", self.pass_at_1, on_step=False, on_epoch=True, batch_size=len(batch.prompts))
+        if self.validation.greedy:
+            right = self._answer(batch, 1, 0.0)[:, 0]
+            self.greedy.update(right[valid].float())
+            self.log("val/greedy", self.greedy, on_step=False, on_epoch=True, batch_size=len(batch.prompts))
+
+    def _answer(self, batch: PromptBatch, samples: int, temperature: float) -> Tensor:
+        """(P, samples) bool: whether each completion is correct. Keys do not name the training step, so validations
+        of one run draw with common random numbers and differ by the weights alone."""
+        rows = len(batch.prompts) * samples
+        drawn = self.sampler.sample(
+            self.require_policy(),
+            batch.prompts,
+            group_size=samples,
+            sampling=SamplingParams(max_completion_length=self.sampling.max_completion_length, temperature=temperature),
+            seed=self.seed,
+            split="val",
+            progress=lambda tokens, finished: self.report("validate", finished, rows, f"{tokens} tokens"),
+        )
+        judge = [reward for reward in self.rewards if reward.correctness]
+        scored = score_completions(
+            judge,
+            completions=drawn.completions,
+            answers=[prompt.answer for prompt in drawn.per_row],
+            columns=drawn.columns(),
+        )
+        return torch.tensor([bool(c) for c in scored.correct()], device=self.device).view(-1, samples)
+
+    # --- bookkeeping ------------------------------------------------------------------------------------------------
+
+    @property
+    def collective(self) -> Collective:
+        return Collective(rank=self.trainer.global_rank, world=self.trainer.world_size)
+
+    @property
+    def _data(self) -> RolloutDataModule:
+        return cast(RolloutDataModule, self.trainer.datamodule)
+
+    def _needs_start_weights(self) -> bool:
+        """A checkpoint brings the policy's weights; a reference is always the policy's start."""
+        return self.trainer.ckpt_path is None or (self.algorithm.needs_reference and self.trainer.training)
+
+    def _log_step(self, experience: Experience, result: UpdateResult, seconds: dict[str, float]) -> None:
+        metrics = experience_metrics(experience, self.rewards, self.collective, self.reflection_words)
+        metrics |= self.collective.ratios(result.sums)
+        self._tokens_seen += int(experience.lengths.sum())
+        metrics |= {
+            "num_tokens": float(self._tokens_seen),
+            "lr": self.optimization.lr_at(experience.samples.step, self._data.steps),
+            "updates/skipped": float(result.skipped),
+            "step_time": seconds["step"],
+            "time/update": seconds["update"],
+            **{f"time/{stage}": value for stage, value in experience.seconds.items()},
+        }
+        for name, values in (("loss", result.losses), ("grad_norm", result.grad_norms)):
+            if values:
+                metrics[name] = sum(values) / len(values)
+        self.log_dict(metrics, on_step=True, on_epoch=False, batch_size=len(experience.keep))
+
+    def _check_divergence(self, result: UpdateResult) -> None:
+        """Counts updates in a row that were skipped.
+
+        Raises:
+            TrainingDiverged: as many as ``optimization.max_skipped_updates``.
+        """
+        if not result.skipped:
+            self._skipped_in_a_row = 0
+            return
+        self._skipped_in_a_row += result.skipped
+        rank_zero_warn(f"{result.skipped} update(s) skipped: loss or gradient was not finite.")
+        if self._skipped_in_a_row >= self.optimization.max_skipped_updates:
+            raise TrainingDiverged(
+                f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite. "
+                "Lower optimization.lr or raise its warmup_rollouts."
+            )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["tokens_seen"] = self._tokens_seen
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._tokens_seen = checkpoint["tokens_seen"]

@@ -1,0 +1,84 @@
+"""Optimiser, learning-rate schedule and gradient clipping: the last stage before the weights move."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimization:
+    """AdamW and how its step size moves over the run. The rate is a function of the rollout number alone, so a
+    resumed run needs no scheduler state."""
+
+    lr: float = 1e-6
+    """Peak learning rate."""
+    warmup_rollouts: int = 0
+    """Rollouts over which the rate rises linearly to its peak."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate falls from its peak to ``final_lr_fraction`` of it at the end of the run."""
+    final_lr_fraction: float = 0.0
+    """Rate at the end, as a fraction of the peak; unused when constant."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """AdamW's decay rates of the first and second moment."""
+    eps: float = 1e-8
+    """AdamW's guard against division by zero."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this global norm; 0 leaves them alone."""
+    max_skipped_updates: int = 5
+    """So many updates in a row with a loss or gradient that is not finite end the run."""
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0.0:
+            raise ValueError(f"optimization.lr must be positive, got {self.lr}.")
+        if self.warmup_rollouts < 0 or not 0.0 <= self.final_lr_fraction <= 1.0:
+            raise ValueError(
+                "optimization needs warmup_rollouts >= 0 and final_lr_fraction in [0, 1], got "
+                f"{self.warmup_rollouts} and {self.final_lr_fraction}."
+            )
+        if self.max_grad_norm < 0.0 or self.max_skipped_updates < 1:
+            raise ValueError(
+                "optimization needs max_grad_norm >= 0 and max_skipped_updates >= 1, got "
+                f"{self.max_grad_norm} and {self.max_skipped_updates}."
+            )
+
+    def build(self, parameters: Iterable[Parameter]) -> torch.optim.AdamW:
+        """The optimiser over those parameters that require a gradient."""
+        return torch.optim.AdamW(
+            [p for p in parameters if p.requires_grad],
+            lr=self.lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )
+
+    def lr_at(self, rollout: int, total: int) -> float:
+        """Learning rate of the updates after rollout ``rollout`` (from 0) of ``total``.
+
+        lr · (rollout + 1) / (warmup + 1) while warming up; then lr · (f + (1 − f) · d(x)), where x runs from 0 to 1
+        over the rest of the run, f is ``final_lr_fraction``, and d is 1, 1 − x, or (1 + cos πx) / 2.
+        """
+        if rollout < self.warmup_rollouts:
+            return self.lr * (rollout + 1) / (self.warmup_rollouts + 1)
+        x = min(1.0, (rollout - self.warmup_rollouts) / max(1, total - self.warmup_rollouts))
+        decay = {"constant": 1.0, "linear": 1.0 - x, "cosine": 0.5 * (1.0 + math.cos(math.pi * x))}[self.schedule]
+        floor = self.final_lr_fraction if self.schedule != "constant" else 0.0
+        return self.lr * (floor + (1.0 - floor) * decay)
+
+    def clip_gradients(self, parameters: Iterable[Parameter]) -> Tensor:
+        """Scales the gradients down to ``max_grad_norm`` and returns their global norm from before, a scalar."""
+        limit = self.max_grad_norm or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(list(parameters), limit)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 gives a DTensor
+
+
+class TrainingDiverged(RuntimeError):
+    """Too many updates in a row had a loss or gradient that is not finite."""

@@ -1,0 +1,158 @@
+"""The cold start: supervised fine-tuning on demonstrations before RL, made once and cached by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from grpo_pl.functional.sampling import row_key
+from grpo_pl.optimization import Optimization
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.scoring import completion_logprobs
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.progress import progress_bar
+from grpo_pl.rollout.engine import pad_left
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from grpo_pl.data.sources import PromptSource
+
+RECIPE = 1
+"""Counts up when the training below changes, so that caches made by an older recipe are not taken."""
+
+Example = tuple[list[int], list[int]]
+"""Prompt tokens and completion tokens, EOS included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColdStart:
+    """How the policy is taught the form of an answer before RL (DeepSeek-R1, arXiv:2501.12948, section 2.3.1)."""
+
+    steps: int = 300
+    """Optimiser steps."""
+    batch_size: int = 64
+    """Demonstrations per step."""
+    lr: float = 1e-3
+    """Peak learning rate; warmed up over the first tenth, then cosine to zero."""
+    seed: int = 0
+    """Names the demonstrations."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.batch_size < 1:
+            raise ValueError(f"cold_start needs steps and batch_size >= 1, got {self.steps} and {self.batch_size}.")
+
+    def folder(self, policy: PolicyConfig, template: PromptTemplate, source: PromptSource) -> Path:
+        """Where the result lives: named by a hash of everything it depends on, under ``$GRPO_PL_CACHE``."""
+        recipe = {
+            "recipe": RECIPE,
+            "cold_start": asdict(self),
+            "policy": asdict(policy),
+            "template": template.to_dict(),
+            "source": [f"{type(source).__module__}.{type(source).__qualname__}", source.init_args()],
+        }
+        digest = hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return cache_root() / "cold_start" / digest
+
+    def ensure(
+        self, policy: PolicyConfig, template: PromptTemplate, source: PromptSource, *, device: torch.device
+    ) -> Path:
+        """The folder of the cold-started model, trained now if it is not cached. The write is atomic.
+
+        Raises:
+            ValueError: the source has no demonstrations.
+        """
+        folder = self.folder(policy, template, source)
+        if folder.is_dir():
+            return folder
+        tokenizer = load_tokenizer(policy)
+        model = load_model(policy, tokenizer).to(device)
+        train_on_demonstrations(
+            model,
+            self._batches(template, source, tokenizer),
+            steps=self.steps,
+            lr=self.lr,
+            pad_token_id=int(tokenizer.pad_token_id),
+        )
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}-"))
+        try:
+            model.save_pretrained(staging)
+            tokenizer.save_pretrained(staging)
+            os.replace(staging, folder)
+        except OSError:
+            shutil.rmtree(staging, ignore_errors=True)
+            if not folder.is_dir():  # otherwise another process finished the same work first
+                raise
+        return folder
+
+    def _batches(self, template: PromptTemplate, source: PromptSource, tokenizer: Any) -> Iterator[list[Example]]:
+        for step in range(self.steps):
+            rng = random.Random(row_key(self.seed, "cold_start", step))
+            batch = []
+            for prompt in source.prompts(-1 - step, count=self.batch_size):  # steps below 0 are never rolled out
+                text = source.demonstration(prompt, rng)
+                if text is None:
+                    raise ValueError(
+                        f"{type(source).__name__} has no demonstrations: remove model.cold_start, or override "
+                        "demonstration()."
+                    )
+                if not text.startswith(template.prefill):
+                    raise ValueError(
+                        f"a demonstration does not begin with the template's prefill {template.prefill!r}."
+                    )
+                completion = tokenizer(text[len(template.prefill) :], add_special_tokens=False).input_ids
+                batch.append((template.encode(prompt.question, tokenizer), [*completion, tokenizer.eos_token_id]))
+            yield batch
+
+
+def train_on_demonstrations(
+    model: PreTrainedModel, batches: Iterator[list[Example]], *, steps: int, lr: float, pad_token_id: int
+) -> None:
+    """Minimises the mean negative log-likelihood of the completion tokens, one step per batch, in place."""
+    schedule = Optimization(lr=lr, warmup_rollouts=steps // 10, schedule="cosine", weight_decay=0.01)
+    optimizer = schedule.build(model.parameters())
+    model.train()
+    with progress_bar("cold start", steps) as advance:
+        for step, batch in enumerate(batches):
+            loss = demonstration_loss(model, batch, pad_token_id=pad_token_id)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            schedule.clip_gradients(model.parameters())
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.lr_at(step, steps)
+            optimizer.step()
+            advance(step + 1, f"loss {loss.item():.3f}")
+
+
+def demonstration_loss(model: PreTrainedModel, batch: Sequence[Example], *, pad_token_id: int) -> Tensor:
+    """−Σ log π(token) / number of completion tokens over the batch, a scalar."""
+    device = model.device
+    prompt_ids, prompt_mask = pad_left([prompt for prompt, _ in batch], pad_token_id)  # (B, S)
+    flipped_ids, flipped_mask = pad_left([completion[::-1] for _, completion in batch], pad_token_id)
+    completion_ids, completion_mask = flipped_ids.flip(1).to(device), flipped_mask.flip(1).to(device)  # (B, T)
+    logprobs, _ = completion_logprobs(
+        model,
+        prompt_ids=prompt_ids.to(device),
+        prompt_mask=prompt_mask.to(device),
+        completion_ids=completion_ids,
+        completion_mask=completion_mask,
+        temperature=1.0,
+    )
+    return -(logprobs * completion_mask).sum() / completion_mask.sum()
+
+
+def cache_root() -> Path:
+    """``$GRPO_PL_CACHE``, by default ``~/.cache/grpo_pl``."""
+    return Path(os.environ.get("GRPO_PL_CACHE") or Path.home() / ".cache" / "grpo_pl")

@@ -1,0 +1,27 @@
+"""Silences what libraries print that no user of ``grpo-pl`` can act on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+
+UNHELPFUL = (
+    ".*does not have many workers.*",  # prompts are made in the main process: there is nothing to load
+    ".*dataloader is not resumable.*",  # the data module is: it starts at the first uncompleted rollout
+    ".*Trainer already configured with model summary.*",
+    ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
+    ".*``instantiate_classes`` was deprecated.*",
+)
+
+
+def quiet_libraries() -> None:
+    """Call once, before the libraries are used."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    for message in UNHELPFUL:
+        warnings.filterwarnings("ignore", message=message)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()

@@ -1,0 +1,67 @@
+"""The metrics of one training step, under TRL's names: global over all ranks, weighted by tokens where it says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from grpo_pl.collective import Collective
+from grpo_pl.experience import Experience
+from grpo_pl.rewards.base import Reward
+
+REFLECTION_WORDS = ("wait", "check")
+"""A completion that contains one of these counts as reflecting (the "aha moment" of DeepSeek-R1)."""
+
+
+def experience_metrics(
+    experience: Experience, rewards: Sequence[Reward], collective: Collective, reflection_words: Sequence[str]
+) -> dict[str, float]:
+    """Rewards, groups, lengths, statuses. Means over an empty set are left out rather than invented."""
+    statistics, lengths = experience.statistics, experience.lengths.double()
+    reward = _masked(statistics.rewards, statistics.valid)
+    spread = torch.stack([row[valid].std(correction=int(valid.sum() > 1)) for row, valid in _groups(experience)])
+    index = next((i for i, r in enumerate(rewards) if r.correctness), None)
+    metrics = {
+        "reward": _mean(reward),
+        "reward_std": _mean(spread),
+        "frac_reward_zero_std": 1.0 - statistics.informative.double().mean().item(),
+        "samples/dropped": float((~statistics.keep).sum()),
+        "completions/mean_length": lengths.mean().item(),
+        "completions/min_length": lengths.min().item(),
+        "completions/max_length": lengths.max().item(),
+        "completions/clipped_ratio": experience.truncated.double().mean().item(),
+    }
+    for reward_, values in zip(rewards, experience.values, strict=True):
+        metrics[f"rewards/{reward_.name}/mean"] = _mean(values[~values.isnan()])
+    if index is not None:
+        values = experience.values[index]  # (P, G)
+        metrics["completions/mean_length_correct"] = _mean(lengths[values >= 1.0])
+        metrics["completions/mean_length_wrong"] = _mean(lengths[values < 1.0])
+    metrics |= _text_metrics(experience, collective, reflection_words)
+    return {name: value for name, value in metrics.items() if value == value}  # NaN: a mean over nothing
+
+
+def _text_metrics(experience: Experience, collective: Collective, words: Sequence[str]) -> dict[str, float]:
+    """Counts over texts, which live on their own rank only, summed over ranks in one exchange."""
+    texts = [text.lower() for text in experience.samples.completions]
+    counts = {"completions/reflection_rate": float(sum(any(word in text for word in words) for text in texts))}
+    for name, statuses in experience.scored.status_counts().items():
+        for status in ("no_answer", "bad_gold", "timeout", "killed", "crashed", "too_long", "unavailable"):
+            counts[f"rewards/{name}/status/{status}"] = float(statuses[status])
+    totals = collective.sum(torch.tensor([*counts.values(), len(texts)], device=experience.keep.device)).tolist()
+    return {name: total / totals[-1] for name, total in zip(counts, totals[:-1], strict=True)}
+
+
+def _groups(experience: Experience) -> list[tuple[Tensor, Tensor]]:
+    rows = zip(experience.statistics.rewards, experience.statistics.valid, strict=True)
+    return [(row, valid) for row, valid in rows if valid.any()] or [(torch.zeros(1), torch.ones(1, dtype=torch.bool))]
+
+
+def _masked(values: Tensor, mask: Tensor) -> Tensor:
+    return values[mask]
+
+
+def _mean(values: Tensor) -> float:
+    return values.double().mean().item()  # NaN where empty

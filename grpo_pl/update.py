@@ -1,0 +1,158 @@
+"""From ``Experience`` to new weights: minibatches, micro-batches, one normaliser, clipping, a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from grpo_pl.algorithm import GRPOAlgorithm
+from grpo_pl.collective import Collective
+from grpo_pl.experience import Experience, Report, rollout_rows
+from grpo_pl.functional.sampling import row_key
+from grpo_pl.optimization import Optimization
+from grpo_pl.policy.scoring import completion_logprobs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Sums = dict[str, tuple[Tensor, Tensor]]
+"""Metric name -> (sum, count), both to be added over micro-batches and ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateResult:
+    """What the optimiser steps of one rollout did."""
+
+    sums: Sums
+    """Token-weighted metrics of this rank."""
+    losses: list[float]
+    """Loss of each optimiser step, over all ranks."""
+    grad_norms: list[float]
+    """Gradient norm of each optimiser step before clipping."""
+    skipped: int
+    """Steps not taken because their loss or gradient was not finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyUpdate:
+    """The update stage: ``num_iterations`` passes over a rollout, ``num_minibatches`` optimiser steps each."""
+
+    algorithm: GRPOAlgorithm
+    optimization: Optimization
+    temperature: float
+    max_completion_length: int
+    micro_batch_size: int
+    seed: int
+    collective: Collective
+    report: Report
+
+    def run(
+        self,
+        policy: PreTrainedModel,
+        optimizer: torch.optim.Optimizer,
+        experience: Experience,
+        backward: Callable[[Tensor], None],
+    ) -> UpdateResult:
+        """Takes the optimiser steps in place. A step whose loss or gradient is not finite is skipped and counted."""
+        sums: Sums = {}
+        losses, norms, skipped = [], [], 0
+        steps = self.algorithm.num_iterations * self.algorithm.num_minibatches
+        for number, rows in enumerate(self._minibatches(experience)):
+            self.report("update", number, steps)
+            optimizer.zero_grad(set_to_none=True)
+            loss = self._accumulate(policy, experience, rows, backward, sums)
+            if loss is None:
+                continue  # no completion of the minibatch carries a gradient, on any rank
+            norm = self.optimization.clip_gradients(policy.parameters())
+            losses.append(float(loss))
+            norms.append(float(norm))
+            if torch.isfinite(norm) and torch.isfinite(loss):
+                optimizer.step()
+            else:
+                skipped += 1
+        optimizer.zero_grad(set_to_none=True)
+        self.report("update", steps, steps)
+        return UpdateResult(sums=sums, losses=losses, grad_norms=norms, skipped=skipped)
+
+    def _minibatches(self, experience: Experience) -> Iterator[Tensor]:
+        """Row indices of the global batch, one tensor per optimiser step; the same on every rank."""
+        total = experience.lengths.numel()
+        for iteration in range(self.algorithm.num_iterations):
+            order = torch.arange(total)
+            if self.algorithm.num_minibatches > 1:
+                generator = torch.Generator().manual_seed(
+                    row_key(self.seed, "minibatches", experience.samples.step, iteration)
+                )
+                order = torch.randperm(total, generator=generator)
+            yield from order.tensor_split(self.algorithm.num_minibatches)
+
+    def _accumulate(
+        self,
+        policy: PreTrainedModel,
+        experience: Experience,
+        rows: Tensor,
+        backward: Callable[[Tensor], None],
+        sums: Sums,
+    ) -> Tensor | None:
+        """Gradients of one optimiser step. Returns its loss over all ranks, or None if nothing carries a gradient."""
+        device = experience.keep.device
+        rows = rows.to(device)
+        sequences, tokens = experience.statistics.totals(experience.lengths, rows)
+        local = rows - experience.first_row
+        local = local[(local >= 0) & (local < len(experience.keep))]
+        local = local[experience.active[local]]
+        parts = list(local.split(self.micro_batch_size)) if len(local) else []
+        # every rank makes equally many forwards and backwards, or collectives inside them would hang
+        rounds = self.collective.max(len(parts), device)
+        if rounds == 0:
+            return None
+        total = torch.zeros((), device=device, dtype=torch.float64)
+        for number in range(rounds):
+            part = parts[number] if number < len(parts) else torch.zeros(1, dtype=torch.int64, device=device)
+            weight = float(number < len(parts))
+            total += self._backward_rows(policy, experience, part, weight, (sequences, tokens), backward, sums)
+        return self.collective.sum(total)
+
+    def _backward_rows(
+        self,
+        policy: PreTrainedModel,
+        experience: Experience,
+        rows: Tensor,
+        weight: float,
+        totals: tuple[int, int],
+        backward: Callable[[Tensor], None],
+        sums: Sums,
+    ) -> Tensor:
+        """Adds the gradient of one micro-batch and its metrics; returns its share of the loss."""
+        part = rollout_rows(experience.rollout, rows)
+        mask = part["completion_mask"]  # (b, t)
+        width = mask.shape[1]
+        logprobs, entropy = completion_logprobs(policy, **part, temperature=self.temperature, with_entropy=True)
+        weights = self.algorithm.token_weights(
+            mask, num_sequences=totals[0], num_tokens=totals[1], max_completion_length=self.max_completion_length
+        )
+        output = self.algorithm.loss(
+            logprobs=logprobs,
+            old_logprobs=_cut(experience.old_logprobs, rows, width),
+            advantages=experience.advantages[rows][:, :width],
+            mask=mask,
+            weights=weight * weights,
+            ref_logprobs=_cut(experience.ref_logprobs, rows, width),
+            entropy=entropy if self.algorithm.needs_entropy or entropy is None else entropy.detach(),
+            sampling_logprobs=_cut(experience.rollout.sampling_logprobs, rows, width)
+            if self.algorithm.needs_sampling_logprobs
+            else None,
+        )
+        backward(output.loss * self.collective.world)  # gradients are averaged over ranks, the loss is a sum
+        for name, (value, count) in output.stats.items():
+            value_before, count_before = sums.get(name, (torch.zeros_like(value), torch.zeros_like(count)))
+            sums[name] = (value_before + weight * value, count_before + int(weight) * count)
+        return output.loss.detach().double()
+
+
+def _cut(tensor: Tensor | None, rows: Tensor, width: int) -> Tensor | None:
+    return None if tensor is None else tensor[rows][:, :width]
