@@ -13,6 +13,7 @@ from grpo_pl.rewards.sandbox import SandboxSettings, Verdict, WorkerPool
 
 _ASSIGNED = re.compile(r"\s*[A-Za-z](?:_\{?\w+\}?)?\s*=(?!=)\s*([^=]+)")
 _NOT_A_NUMBER = re.compile(r"\s*(?:\\text\s*\{\s*nan\s*\}|nan)\s*", re.IGNORECASE)
+_COSTLY = frozenset({"timeout", "killed", "crashed"})
 _OPERATORS = re.compile(r"\\(?:int|iint|sum|prod|lim|binom|tbinom|dbinom|bmod|pmod|mod|frac\{d\})(?![a-zA-Z])|!")
 
 
@@ -125,7 +126,8 @@ class MathReward(Reward):
         plans = {pair: self._plan(*pair) for pair in dict.fromkeys(pairs)}
         hard = {pair: plan for pair, plan in plans.items() if not isinstance(plan, Verdict)}
         verdicts = {pair: plan for pair, plan in plans.items() if isinstance(plan, Verdict)}
-        for (pair, job), verdict in zip(hard.items(), self.pool.run(list(hard.values())), strict=True):
+        judged = self._clear_of_bad_golds(list(hard.values()))
+        for (pair, job), verdict in zip(hard.items(), judged, strict=True):
             verdicts[pair] = self._review(job, verdict)
         return [_score(verdicts[pair], pair[1]) for pair in pairs]
 
@@ -151,6 +153,15 @@ class MathReward(Reward):
         if gold_unit != unit and text.is_measure(gold_unit) and text.is_measure(unit):
             return Verdict("wrong", f"unit {unit}, expected {gold_unit}")
         return self._compare_text(gold, mine) or (self._for_worker(gold), self._for_worker(mine))
+
+    def _clear_of_bad_golds(self, jobs: list[tuple[str, str]]) -> list[Verdict]:
+        """The verdicts of the pool; where one cost too much, the gold answer is judged alone, as it may be the bomb."""
+        verdicts = self.pool.run(jobs)
+        suspects = [gold for (gold, _), v in zip(jobs, verdicts, strict=True) if v.status in _COSTLY]
+        alone = dict(zip(suspects, self.pool.run([(gold, gold) for gold in suspects]), strict=True))
+        bad = {gold for gold, verdict in alone.items() if verdict.status in _COSTLY}
+        fault = Verdict("bad_gold", "takes too long to compare with itself")
+        return [fault if gold in bad else verdict for (gold, _), verdict in zip(jobs, verdicts, strict=True)]
 
     def _gold_fault(self, gold: str) -> str:
         if not gold.strip():
@@ -193,7 +204,8 @@ class MathReward(Reward):
         gold, answer = job
         if verdict.status != "ok" or self.allow_unevaluated:
             return verdict
-        undone = text.is_worked_out(gold) and not text.is_worked_out(answer)
+        plain_numbers = text.is_worked_out(gold) and re.search(r"\d", gold)
+        undone = plain_numbers and not text.is_worked_out(answer)
         if undone or (_OPERATORS.search(answer) and not _OPERATORS.search(gold)):
             return Verdict("wrong", "not worked out")
         return verdict

@@ -1,0 +1,122 @@
+"""Are two answers the same mathematics? Runs inside the sandbox worker only, where it may hang or die.
+
+``judge`` puts rules on top of math-verify, which accepts ``6=5`` as 5, takes all tiny numbers for equal, and compares a
+lone symbol by its name. SymPy objects are never turned into text here: ``str`` of one can run for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+from latex2sympy2_extended.logic import And as LazyAnd
+from latex2sympy2_extended.math_normalization import NormalizationConfig
+from math_verify import LatexExtractionConfig, parse, verify
+from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
+from sympy.core.relational import Relational  # type: ignore[import-untyped]
+
+logging.disable(logging.CRITICAL)
+
+_EXTRACTION = [
+    LatexExtractionConfig(
+        try_extract_without_anchor=False,
+        boxed_match_priority=0,
+        normalization_config=NormalizationConfig(
+            basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last", equations=False
+        ),
+    )
+]
+
+
+def read(text: str) -> Any:
+    """The SymPy object that the inside of a box denotes, or ``None``.
+
+    The box is put back around it: without one, math-verify would search the text and read ``2\\pi`` as 2.
+    """
+    found = parse(
+        f"\\boxed{{{text}}}",
+        extraction_config=_EXTRACTION,
+        fallback_mode="no_fallback",
+        extraction_mode="first_match",
+        parsing_timeout=None,  # its alarm would cancel ours
+    )
+    return found[0] if found else None
+
+
+def equal(gold: Any, answer: Any) -> bool:
+    """Equality by math-verify, and of a lone symbol with an expression: the library would say that 2x/2 is not x."""
+    if verify(gold, answer, float_rounding=6, numeric_precision=15, allow_set_relation_comp=True, timeout_seconds=None):
+        return True
+    lone = isinstance(gold, sympy.Symbol) != isinstance(answer, sympy.Symbol)
+    if not (lone and isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
+        return False
+    return bool(gold.free_symbols == answer.free_symbols and sympy.simplify(gold - answer.doit()) == 0)
+
+
+def is_undefined(expr: Any) -> bool:
+    return isinstance(expr, sympy.Basic) and expr.has(sympy.nan, sympy.zoo)
+
+
+def _is_relation(expr: Any) -> bool:
+    return isinstance(expr, (Relational, LazyAnd, sympy.And))
+
+
+def objection(gold: Any, answer: Any) -> str:
+    """Why ``answer`` cannot answer ``gold`` whatever its value, or an empty string."""
+    if is_undefined(answer):
+        return "undefined value"
+    if not _is_relation(answer):
+        return ""
+    if isinstance(answer, sympy.Eq) and isinstance(answer.lhs, (sympy.Symbol, AppliedUndef)):
+        return ""  # x = 5, f(2) = 5
+    if not getattr(answer, "free_symbols", None):
+        return "relation between numbers"  # 6 = 5, 1 = 2 = 5
+    if not _is_relation(gold) and isinstance(answer, sympy.Eq):
+        return "equation where a value was asked for"  # x + y = 5
+    if not _is_relation(gold) and isinstance(answer, (LazyAnd, sympy.And)) and not isinstance(gold, sympy.Set):
+        return "several relations where a value was asked for"
+    return ""
+
+
+def far_apart(gold: Any, answer: Any, tolerance: float) -> bool:
+    """True for constants that agree to six places but not to ``tolerance`` relative to the gold one."""
+    value = answer.rhs if isinstance(answer, sympy.Eq) else answer
+    if not all(isinstance(side, sympy.Expr) and side.is_number for side in (gold, value)):
+        return False
+    g, a = gold.doit().evalf(20), value.doit().evalf(20)
+    if not (g.is_number and a.is_number) or g.is_infinite:
+        return False
+    return bool(abs(a - g) > tolerance * abs(g))
+
+
+@lru_cache(maxsize=512)
+def read_gold(text: str) -> tuple[Any, str]:
+    """(gold, "") or (None, what is wrong with it)."""
+    gold = read(text)
+    if gold is None:
+        return None, "cannot be parsed"
+    if is_undefined(gold):
+        return None, "undefined value"
+    if not equal(gold, gold):
+        return None, "not equal to itself"
+    equal(gold, sympy.Integer(7))  # a gold answer that cannot be evaluated shows here, where no answer is to blame
+    return gold, ""
+
+
+def judge(gold_text: str, answer_text: str, tolerance: float) -> tuple[str, str]:
+    """(status, detail) of one pair, both sides being the inside of a box."""
+    gold, fault = read_gold(gold_text)
+    answer = read(answer_text)
+    if gold is None:
+        return ("wrong", fault) if is_undefined(answer) else ("bad_gold", fault)
+    if answer is None:
+        return "wrong", "cannot be parsed"
+    if fault := objection(gold, answer):
+        return "wrong", fault
+    if not equal(gold, answer):
+        return "wrong", ""
+    if far_apart(gold, answer, tolerance):
+        return "wrong", "tiny numbers that differ"
+    return "ok", ""

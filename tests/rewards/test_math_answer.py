@@ -1,0 +1,301 @@
+"""Answer pairs with the outcome that a careful person would give, most of them beyond what the library says."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from grpo_pl.rewards import ExactReward, MathReward
+
+
+@pytest.fixture(scope="module")
+def math_reward() -> Iterator[MathReward]:
+    reward = MathReward(soft_limit_s=5.0, hard_limit_s=20.0)
+    yield reward
+    reward.close()
+
+
+def judge(reward: MathReward, gold: str, answer: str) -> float | None:
+    return reward([f"so \\boxed{{{answer}}}"], [gold], {})[0].value
+
+
+RIGHT = [
+    # integers
+    ("5", "5"),
+    ("5", " 5 "),
+    ("5", "+5"),
+    ("-7", "−7"),
+    ("5", "5."),
+    ("5", "5.0"),
+    ("7", "007"),
+    ("1000", "1,000"),
+    ("1000", "1{,}000"),
+    ("1000", r"1\,000"),
+    ("1000", "1 000"),
+    ("1234567", "1,234,567"),
+    ("5", "５"),
+    ("5", "$5$"),
+    ("5", r"\left(5\right)"),
+    ("5", "{5}"),
+    # fractions and mixed numbers
+    ("1/2", "0.5"),
+    ("0.5", "1/2"),
+    (r"\frac{1}{2}", r"\dfrac12"),
+    (r"\frac{1}{2}", r"\frac{2}{4}"),
+    (r"\frac{1}{2}", "½"),
+    (r"-\frac{3}{4}", r"\frac{-3}{4}"),
+    (r"-\frac{3}{4}", r"\frac{3}{-4}"),
+    (r"\frac{7}{2}", "3 1/2"),
+    (r"\frac{7}{2}", r"3\frac{1}{2}"),
+    (r"3\frac{1}{2}", "3.5"),
+    (r"\frac{7}{2}", "3½"),
+    # decimals
+    (r"\frac{1}{3}", "0.333333"),
+    (r"\frac{2}{3}", "0.666667"),
+    ("1500", "1.5e3"),
+    ("1500", r"1.5\times10^3"),
+    (r"1.5\times10^{3}", r"1.50\cdot 10^{3}"),
+    ("10^{-20}", r"1\times10^{-20}"),
+    (".5", "0.5"),
+    ("0.1", ".10"),
+    # percentages: 50% is 0.5
+    ("0.5", r"50\%"),
+    (r"50\%", "0.5"),
+    (r"50\%", r"\frac12"),
+    ("12.5%", r"\frac{1}{8}"),
+    (r"50\%", r"50 \text{ percent}"),
+    # sets, tuples, intervals
+    (r"\{1,2,3\}", r"\{3,2,1\}"),
+    (r"\{1,2\}", "2,1"),
+    ("1,2", r"1 \text{ and } 2"),
+    (r"\{\frac12, 3\}", r"\{3, 0.5\}"),
+    ("(1,2)", "(1, 2)"),
+    ("(1,2,3)", r"\left(1,2,3\right)"),
+    (r"(\frac{1}{2}, -3)", "(0.5,-3)"),
+    ("[1,2)", r"\left[1,2\right)"),
+    (r"(-\infty, 3]", r"(-\infty,3]"),
+    (r"(1,2)\cup(3,4)", r"(3,4)\cup(1,2)"),
+    ("(1,2)", "1<x<2"),
+    (r"\emptyset", "∅"),
+    (r"\pm 2", "2, -2"),
+    (r"1\pm\sqrt{2}", r"1+\sqrt2, 1-\sqrt2"),
+    # matrices and vectors
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+    (r"\begin{pmatrix}0.5&1\end{pmatrix}", r"\begin{pmatrix}\frac12&1\end{pmatrix}"),
+    # units
+    (r"5 \text{ cm}", "5"),
+    ("5", r"5 \text{ cm}"),
+    (r"5 \text{ cm}", "5 cm"),
+    (r"5\text{ meters}", "5 m"),
+    (r"10 \text{ square meters}", r"10\,\mathrm{m}^2"),
+    (r"60 \text{ mph}", r"60 \text{ miles per hour}"),
+    (r"90^\circ", "90"),
+    ("90", r"90^{\circ}"),
+    (r"90^\circ", r"90 \text{ degrees}"),
+    (r"\$5", "5"),
+    ("5", r"\$5.00"),
+    ("12", r"12 \text{ apples}"),
+    (r"3\sqrt{2} \text{ m}", r"3\sqrt2"),
+    # text answers
+    (r"\text{Monday}", "Monday"),
+    ("Monday", r"\text{monday.}"),
+    (r"\text{no solution}", r"\text{No solution}"),
+    ("B", r"\text{(B)}"),
+    ("(B)", "B"),
+    (r"\text{B}", r"\textbf{(B)}"),
+    ("yes", "Yes"),
+    ("New York", r"\text{New York}"),
+    # pi, e, roots, logarithms
+    (r"2\pi", "2π"),
+    (r"2\pi", r"\pi\cdot 2"),
+    (r"\frac{\pi}{4}", r"\frac14\pi"),
+    (r"1/e", r"\frac{1}{\mathrm e}"),
+    (r"e^{-1}", r"\frac{1}{e}"),
+    (r"\sqrt{8}", r"2\sqrt{2}"),
+    (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt2}"),
+    (r"\sqrt[3]{16}", r"2\sqrt[3]{2}"),
+    (r"\sqrt{2}", "1.414214"),
+    (r"\log_2 3", r"\frac{\ln 3}{\ln 2}"),
+    ("2^{10}", "1024"),
+    (r"\infty", "∞"),
+    (r"-\infty", r"-\infty"),
+    # expressions and equations
+    ("x^2+1", "1+x^2"),
+    ("x²+1", "x^2+1"),
+    ("(x+1)^2", "x^2+2x+1"),
+    (r"\frac{x}{2}", "0.5x"),
+    ("x", r"\frac{2x}{2}"),
+    ("5", "x=5"),
+    ("x=5", "5"),
+    ("x=5", "x=5"),
+    ("y=2x+1", "y=1+2x"),
+    ("y=2x+1", "2x+1"),
+    ("f(x)=x^2", "x^2"),
+    ("5", "f(2)=5"),
+    ("x^2+y^2=1", "y^2+x^2=1"),
+    (r"x\le 3", "3 ≥ x"),
+    ("x>3", r"(3,\infty)"),
+    ("1+2i", "2i+1"),
+    (r"|x|", r"\left|x\right|"),
+    ("a_1", "a₁"),
+]
+WRONG = [
+    ("5", "6"),
+    ("5", "-5"),
+    ("5", "50"),
+    ("1000", "1,00"),
+    ("15", "1,5"),
+    ("52", "5²"),
+    ("312", "3½"),
+    (r"\frac{1}{3}", "0.33"),
+    (r"\frac{1}{3}", "0.3333"),
+    ("10^{-21}", "10^{-20}"),
+    ("10^{-20}", "0"),
+    ("0", "10^{-20}"),
+    ("1e-9", "2e-9"),
+    (r"\pi\cdot10^{-9}", r"\pi\cdot10^{-8}"),
+    ("50", r"50\%"),
+    (r"50\%", "50"),
+    ("5", "6=5"),
+    ("5", "1=2=5"),
+    ("5", "x+y=5"),
+    ("5", "2x=10"),
+    ("5", "5=x=6"),
+    ("56088", r"123\cdot456"),
+    ("56088", r"123\times 456"),
+    ("56088", "123*456"),
+    ("5", "2+3"),
+    ("5", "8-3"),
+    ("12", "84/7"),
+    ("12", r"\frac{84}{7}"),
+    ("120", "5!"),
+    ("10", r"\binom{5}{2}"),
+    ("1024", "2^{10}"),
+    ("5", r"\sqrt{25}"),
+    ("5", r"\sum_{i=1}^{5} 1"),
+    (r"\frac12", r"\int_0^1 x dx"),
+    ("3", r"12345678 \bmod 5"),
+    (r"\{1,2\}", r"\{3-2,2\}"),
+    ("x=5", "x=2+3"),
+    ("5 m", "5 cm"),
+    (r"5\text{ m}", r"5\text{ m}^2"),
+    (r"60 \text{ mph}", r"60 \text{ km/h}"),
+    (r"\$5", r"5 \text{ cents}"),
+    ("5", "5x"),
+    ("5m", "5"),
+    ("2", r"\pm2"),
+    (r"\pm2", "2"),
+    (r"2\pi", "2"),
+    (r"2\pi", "6.28"),
+    ("(1,2)", "(2,1)"),
+    ("[1,2)", "(1,2]"),
+    ("[1,2]", "(1,2)"),
+    (r"\{1,2\}", r"\{1,2,3\}"),
+    (r"\{1,2\}", "1"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&3\\2&4\end{pmatrix}"),
+    (r"\text{Monday}", r"\text{Tuesday}"),
+    ("Monday", "Modnay"),
+    ("evil", "vile"),
+    ("5", "five"),
+    ("A", "B"),
+    (r"\text{(A)}", r"\text{(B)}"),
+    ("x^2", "2x"),
+    ("x", "y"),
+    ("x>3", "x<3"),
+    ("x>3", r"x\ge 3"),
+    ("x^2=-1", "1=2"),
+    (r"\frac{1}{e}", "e"),
+    ("1+2i", "1-2i"),
+    ("5", r"\frac10"),
+    (r"\infty", r"-\infty"),
+    ("5", r"\infty"),
+    (r"\frac{1}{2}", "1, 2"),
+    ("12", "1,2"),
+    ("5", r"5 \text{ or } 6"),
+    ("5", "5,6"),
+    ("5", "42; 5"),
+]
+BAD_GOLD = ["", "  ", r"\frac{", r"\frac{1}", "5+", "NaN", r"\frac{1}{0}", "5\u200f", "10^{10^{10^{10}}}+x", "9" * 5000]
+
+
+def test_there_are_enough_pairs() -> None:
+    assert len(RIGHT) + len(WRONG) > 150
+
+
+@pytest.mark.parametrize(("gold", "answer"), RIGHT)
+def test_equal_answers_are_worth_one(math_reward: MathReward, gold: str, answer: str) -> None:
+    assert judge(math_reward, gold, answer) == 1.0
+
+
+@pytest.mark.parametrize(("gold", "answer"), WRONG)
+def test_other_answers_are_worth_nothing(math_reward: MathReward, gold: str, answer: str) -> None:
+    assert judge(math_reward, gold, answer) == 0.0
+
+
+@pytest.mark.parametrize("gold", sorted({gold for gold, _ in RIGHT + WRONG}))
+def test_every_gold_answer_equals_itself(math_reward: MathReward, gold: str) -> None:
+    assert judge(math_reward, gold, gold) == 1.0
+
+
+@pytest.mark.parametrize("gold", BAD_GOLD)
+def test_a_gold_answer_that_cannot_be_read_is_nobodys_fault(gold: str) -> None:
+    reward = MathReward()
+    score = reward([r"\boxed{3}"], [gold], {})[0]
+    reward.close()
+    assert (score.value, score.status) == (None, "bad_gold")
+
+
+def test_unevaluated_work_is_an_option() -> None:
+    reward = MathReward(allow_unevaluated=True)
+    assert judge(reward, "56088", r"123\cdot456") == 1.0
+    assert judge(reward, "12", "84/7") == 1.0
+    assert judge(reward, "56088", r"123\cdot457") == 0.0
+    reward.close()
+
+
+def test_percent_can_be_read_as_a_unit() -> None:
+    reward = MathReward(percent="unit")
+    assert judge(reward, "50", r"50\%") == 1.0
+    assert judge(reward, "0.5", r"50\%") == 0.0
+    assert judge(reward, r"x=50\%", "50") == 1.0
+    reward.close()
+
+
+def test_a_missing_cut_off_or_empty_box_is_no_answer(math_reward: MathReward) -> None:
+    for completion in ["5", r"\boxed{5", r"\boxed{}", r"\boxed{ }", r"\boxed{5}\boxed{}", r"\boxed{5} or \boxed{5", ""]:
+        score = math_reward([completion], ["5"], {})[0]
+        assert (score.value, score.status) == (0.0, "no_answer"), completion
+
+
+def test_the_last_box_counts(math_reward: MathReward) -> None:
+    assert math_reward([r"\boxed{4} no: \boxed{5}"], ["5"], {})[0].value == 1.0
+    assert math_reward([r"\boxed{5} no: \boxed{4}"], ["5"], {})[0].value == 0.0
+    assert math_reward([r"\boxed{\boxed{5}}"], ["5"], {})[0].value == 1.0
+    assert math_reward([r"\boxed {\frac{1}{2}} in \boxed"], ["0.5"], {})[0].value == 1.0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"soft_limit_s": 0.0},
+        {"soft_limit_s": float("nan")},
+        {"soft_limit_s": 2.0, "hard_limit_s": 2.0},
+        {"hard_limit_s": float("inf")},
+        {"workers": 0},
+        {"memory_limit_mb": 10},
+        {"max_answer_chars": 0},
+        {"relative_tolerance": 1.5},
+        {"percent": "no"},
+    ],
+)
+def test_senseless_options_are_refused(options: dict) -> None:
+    with pytest.raises(ValueError, match=next(reversed(options))):
+        MathReward(**options)
+
+
+def test_exact_reward_compares_strings() -> None:
+    reward = ExactReward()
+    completions = [r"\boxed{0.5}", r"\boxed{ 1/2 }", "1/2", r"\boxed{}"]
+    scores = reward(completions, ["1/2"] * 4, {})
+    assert [(s.value, s.status) for s in scores] == [(0, "wrong"), (1, "ok"), (0, "no_answer"), (0, "no_answer")]
+    assert reward([r"\boxed{5}"], [" "], {})[0].status == "bad_gold"
