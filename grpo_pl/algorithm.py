@@ -27,7 +27,7 @@ __all__ = ["Advantages", "GRPOAlgorithm", "LossOutput"]
 class GRPOAlgorithm(Objective):
     """GRPO and its relatives; presets are the overlays in ``configs/algorithm``, the defaults are ``grpo``."""
 
-    # --- once per rollout, on the global batch ----------------------------------------------------------------------
+    # --- once per rollout, on the global batch --------------------------------------------------------------
 
     def informative_groups(self, *, values: Tensor, reward_weights: Tensor) -> Tensor:
         """(P,) bool: the group's weighted rewards differ, so dynamic sampling keeps it. ``values`` (R, P, G)."""
@@ -153,7 +153,7 @@ class GRPOAlgorithm(Objective):
         other_terms = self.needs_loss_reference or self.entropy_coef > 0 or self.surrogate == "nll"
         return self.skip_zero_advantage and not other_terms and self.supervision == "outcome"
 
-    # --- once per micro-batch ----------------------------------------------------------------------------------------
+    # --- once per micro-batch -------------------------------------------------------------------------------
 
     def token_weights(
         self,

@@ -121,7 +121,7 @@ class Objective:
     def __post_init__(self) -> None:
         check_objective(self)
 
-    # --- what the pipeline has to compute -------------------------------------------------------------------------
+    # --- what the pipeline has to compute -------------------------------------------------------------------
 
     @property
     def single_update(self) -> bool:

@@ -1,0 +1,294 @@
+"""Rewards to advantages: figures worked out by hand, properties, and what is refused."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_pl.functional.advantages import (
+    combine_rewards,
+    informative_groups,
+    keep_best,
+    normalize_each_reward,
+    overlong_penalty,
+    process_advantages,
+    rescale,
+    reward_tensor,
+    subtract_baseline,
+)
+
+NAN = math.nan
+
+
+def advantages(
+    rewards, *, baseline="group_mean", scale="group_std", ddof=1, eps=1e-5, valid=None, lengths=None, greedy=None
+):
+    rewards = torch.as_tensor(rewards, dtype=torch.float64)
+    valid = torch.ones_like(rewards, dtype=torch.bool) if valid is None else torch.as_tensor(valid)
+    lengths = torch.ones_like(rewards, dtype=torch.int64) if lengths is None else torch.as_tensor(lengths)
+    greedy = None if greedy is None else torch.as_tensor(greedy, dtype=torch.float64)
+    centred = subtract_baseline(rewards, valid, baseline=baseline, greedy=greedy)
+    return rescale(centred, rewards, valid, lengths, scale=scale, ddof=ddof, eps=eps)
+
+
+# --- figures ------------------------------------------------------------------------------------------------
+# Some write-ups print 2.0468, 1.2905 / 5.0, -0.45 / 1.38, -0.55 for the first two rows: those do not follow from
+# (r - mean) / (std + 1e-5) with any choice of ddof. The figures below do.
+
+
+def test_one_right_of_six():
+    values = advantages([[1, 0, 0, 0, 0, 0]])[0]
+    assert values.tolist() == pytest.approx([2.0412] + [-0.4082] * 5, abs=5e-5)
+
+
+def test_two_right_of_six():
+    values = advantages([[1, 0, 0, 0, 1, 0]])[0]
+    assert values.tolist() == pytest.approx([1.2910, -0.6455, -0.6455, -0.6455, 1.2910, -0.6455], abs=5e-5)
+
+
+def test_half_right_of_eight_without_epsilon():
+    rewards = torch.tensor([[1, 1, 1, 1, 0, 0, 0, 0]], dtype=torch.float64)
+    assert rewards.std().item() == pytest.approx(0.5345, abs=5e-5)
+    values = advantages(rewards, eps=0.0)[0]
+    assert values.tolist() == pytest.approx([0.9354] * 4 + [-0.9354] * 4, abs=5e-5)
+
+
+def test_population_standard_deviation():
+    # mean 0.25, population std sqrt(3)/4: (1 - 0.25) / 0.4330 = sqrt(3)
+    values = advantages([[1, 0, 0, 0]], ddof=0, eps=0.0)[0]
+    assert values.tolist() == pytest.approx([math.sqrt(3)] + [-1 / math.sqrt(3)] * 3, rel=1e-12)
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1 / 3])
+@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out", "batch_mean"])
+@pytest.mark.parametrize("scale", ["group_std", "batch_std", "token_whitening", "none"])
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
+def test_equal_rewards_have_exactly_zero_advantage(reward, baseline, scale, eps):
+    # 0.1 averaged over 7 is not 0.1 in floating point: dust divided by a tiny std would be a real advantage
+    values = advantages(
+        [[reward] * 7] * 2, baseline=baseline, scale=scale, eps=eps, lengths=[[1, 2, 3, 4, 5, 6, 7]] * 2
+    )
+    assert (values == 0).all()
+
+
+def test_leave_one_out_subtracts_the_mean_of_the_others():
+    values = advantages([[3, 0, 1, 4]], baseline="leave_one_out", scale="none")[0]
+    assert values.tolist() == pytest.approx([3 - 5 / 3, 0 - 8 / 3, 1 - 7 / 3, 4 - 4 / 3])
+
+
+def test_batch_mean_crosses_groups():
+    values = advantages([[1, 1], [0, 0]], baseline="batch_mean", scale="none")
+    assert values.tolist() == [[0.5, 0.5], [-0.5, -0.5]]
+
+
+def test_greedy_baseline_is_per_prompt():
+    values = advantages([[1, 0], [1, 0]], baseline="greedy", scale="none", greedy=[1.0, 0.25])
+    assert values.tolist() == [[0, -1], [0.75, -0.25]]
+
+
+def test_no_baseline_keeps_rewards():
+    assert advantages([[1, 0.5]], baseline="none", scale="none").tolist() == [[1, 0.5]]
+
+
+def test_batch_std_is_that_of_all_rewards():
+    rewards = [[1.0, 0.0], [1.0, 1.0]]  # std of (1, 0, 1, 1) with ddof 1 is 0.5
+    assert advantages(rewards, scale="batch_std", eps=0.0).tolist() == [[1, -1], [0, 0]]
+
+
+def test_token_whitening_weights_completions_by_length():
+    # tokens: 1 three times, 0 once: mean 0.75, population std sqrt(3)/4
+    values = advantages(
+        [[1.0, 0.0]], baseline="batch_mean", scale="token_whitening", ddof=0, eps=0.0, lengths=[[3, 1]]
+    )[0]
+    assert values.tolist() == pytest.approx([1 / math.sqrt(3), -math.sqrt(3)], rel=1e-12)
+    tokens = torch.tensor([values[0]] * 3 + [values[1]])
+    assert tokens.mean().item() == pytest.approx(0, abs=1e-12)
+    assert tokens.std(correction=0).item() == pytest.approx(1, rel=1e-12)
+
+
+def test_max_rewards_keeps_all_of_the_best():
+    rewards = torch.tensor([[2.0, 5.0, 5.0, 1.0]])
+    assert keep_best(rewards, torch.ones(1, 4, dtype=torch.bool)).tolist() == [[0, 5, 5, 0]]
+    assert keep_best(rewards, torch.tensor([[True, False, False, True]])).tolist() == [[2, 0, 0, 0]]
+
+
+def test_overlong_penalty_is_linear_over_the_buffer():
+    lengths = torch.tensor([0.0, 80, 85, 90, 100])
+    penalty = overlong_penalty(lengths, max_completion_length=100, buffer=0.2)
+    assert penalty.tolist() == pytest.approx([0, 0, -0.25, -0.5, -1])
+
+
+def test_decoupled_normalisation_keeps_rewards_apart():
+    # summed first, (1, 0) and (0, 1) are both 1 and cannot be told from each other; normalised first they can
+    values = torch.tensor([[[1.0, 0, 0, 0]], [[0.0, 1, 1, 0]]], dtype=torch.float64)
+    weights, valid = torch.ones(2, dtype=torch.float64), torch.ones(1, 4, dtype=torch.bool)
+    result = normalize_each_reward(values, weights, valid, ddof=1, eps=0.0)[0]
+    first = (values[0, 0] - 0.25) / 0.5
+    second = (values[1, 0] - 0.5) / values[1, 0].std()
+    total = first + second
+    assert torch.allclose(result, total / total.std(), atol=1e-12)
+    assert result[0] != result[1]
+
+
+# --- several rewards, and rewards that are missing ----------------------------------------------------------
+
+
+def test_rewards_are_summed_by_weight():
+    values = torch.tensor([[[1.0, 0.0]], [[0.5, 1.0]]])
+    rewards, valid = combine_rewards(values, torch.tensor([1.0, 2.0]))
+    assert rewards.tolist() == [[2.0, 2.0]]
+    assert valid.all()
+
+
+def test_a_missing_reward_leaves_the_others():
+    rewards, valid = combine_rewards(torch.tensor([[[NAN, 1.0]], [[0.5, 0.5]]]), torch.tensor([1.0, 1.0]))
+    assert rewards.tolist() == [[0.5, 1.5]]
+    assert valid.all()
+
+
+def test_a_reward_of_weight_zero_does_not_make_a_sample_valid():
+    values = torch.tensor([[[NAN, 1.0]], [[0.5, 0.5]]])
+    _, valid = combine_rewards(values, torch.tensor([1.0, 0.0]))
+    assert valid.tolist() == [[False, True]]
+
+
+def test_invalid_samples_leave_the_baseline():
+    values = advantages([[1, 0, 0]], valid=[[True, True, False]], eps=0.0)[0]
+    assert values.tolist() == pytest.approx([0.5 / math.sqrt(0.5), -0.5 / math.sqrt(0.5), 0])
+
+
+@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out", "batch_mean"])
+@pytest.mark.parametrize("scale", ["group_std", "batch_std", "token_whitening", "none"])
+def test_groups_without_valid_rewards_have_zero_advantage(baseline, scale):
+    values = advantages([[0, 0], [1, 0]], valid=[[False, False], [True, False]], baseline=baseline, scale=scale)
+    assert (values == 0).all()
+
+
+def test_informative_groups_have_two_different_rewards():
+    rewards = torch.tensor([[1.0, 1, 1], [0, 0, 1], [0.1, 0.1, 0.1], [1, 0, 0]])
+    valid = torch.ones(4, 3, dtype=torch.bool)
+    valid[3, 0] = False  # what is left is equal
+    assert informative_groups(rewards, valid).tolist() == [False, True, False, False]
+
+
+def test_reward_tensor_turns_none_into_nan():
+    table = reward_tensor([[1.0, None, 0.0, 0.5]], group_size=2)
+    assert table.shape == (1, 2, 2)
+    assert torch.equal(table.isnan(), torch.tensor([[[False, True], [False, False]]]))
+
+
+@pytest.mark.parametrize("bad", [NAN, math.inf, -math.inf])
+def test_rewards_that_are_not_finite_are_refused(bad):
+    with pytest.raises(ValueError, match="completion 1 is not finite"):
+        reward_tensor([[0.0, bad]], group_size=2)
+
+
+def test_groups_of_unequal_size_are_refused():
+    with pytest.raises(ValueError, match="groups must be whole"):
+        reward_tensor([[0.0, 1.0, 1.0]], group_size=2)
+    with pytest.raises(ValueError, match="groups must be whole"):
+        reward_tensor([[0.0, 1.0], [0.0, 1.0, 0.0, 1.0]], group_size=2)
+
+
+def test_infinite_rewards_are_refused():
+    with pytest.raises(ValueError, match="infinite"):
+        combine_rewards(torch.tensor([[[math.inf, 0.0]]]), torch.ones(1))
+
+
+@pytest.mark.parametrize("weights", [[0.0], [NAN], [1.0, 1.0]])
+def test_unusable_reward_weights_are_refused(weights):
+    with pytest.raises(ValueError, match="reward weights"):
+        combine_rewards(torch.zeros(1, 2, 2), torch.tensor(weights))
+
+
+def test_greedy_baseline_without_greedy_rewards_is_refused():
+    with pytest.raises(ValueError, match="greedy_values"):
+        advantages([[1, 0]], baseline="greedy", scale="none")
+
+
+# --- process rewards ----------------------------------------------------------------------------------------
+
+
+def test_token_gets_the_sum_of_the_steps_that_end_at_or_after_it():
+    # three steps in the group: 1, 0 and 2; mean 1, std 1 (ddof 1)
+    values = torch.tensor([[1.0, 0.0], [2.0, NAN]])
+    ends = torch.tensor([[1, 3], [2, -1]])
+    result = process_advantages(values, ends, group_size=2, width=5, scale="group_std", ddof=1, eps=0.0)
+    assert result.tolist() == [[-1, -1, -1, -1, 0], [1, 1, 1, 0, 0]]
+
+
+def test_equal_step_rewards_have_exactly_zero_advantage():
+    values, ends = torch.full((2, 3), 0.1), torch.tensor([[0, 1, 2]] * 2)
+    result = process_advantages(values, ends, group_size=2, width=3, scale="group_std", ddof=1, eps=1e-5)
+    assert (result == 0).all()
+
+
+def test_two_steps_may_end_at_the_same_token():
+    values, ends = torch.tensor([[1.0, 3.0], [2.0, 2.0]]), torch.tensor([[1, 1], [0, 1]])
+    result = process_advantages(values, ends, group_size=2, width=2, scale="none", ddof=1, eps=0.0)
+    assert result.tolist() == [[0, 0], [0, 0]]  # (1 - 2) + (3 - 2) at the same place
+
+
+def test_steps_outside_the_completion_are_refused():
+    with pytest.raises(ValueError, match="outside"):
+        process_advantages(
+            torch.zeros(2, 1), torch.tensor([[0], [4]]), group_size=2, width=4, scale="none", ddof=1, eps=0.0
+        )
+    with pytest.raises(ValueError, match="infinite"):
+        process_advantages(
+            torch.full((2, 1), math.inf),
+            torch.zeros(2, 1, dtype=torch.int64),
+            group_size=2,
+            width=4,
+            scale="none",
+            ddof=1,
+            eps=0.0,
+        )
+
+
+# --- properties ---------------------------------------------------------------------------------------------
+
+groups = st.lists(st.lists(st.integers(-8, 8), min_size=4, max_size=4), min_size=1, max_size=4)
+mean_baselines = st.sampled_from(["group_mean", "leave_one_out", "batch_mean"])
+scales = st.sampled_from(["group_std", "batch_std", "token_whitening", "none"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(groups, mean_baselines, scales, st.integers(-100, 100))
+def test_shifting_all_rewards_changes_nothing(rewards, baseline, scale, shift):
+    before = advantages(rewards, baseline=baseline, scale=scale)
+    after = advantages([[r + shift for r in group] for group in rewards], baseline=baseline, scale=scale)
+    assert torch.allclose(before, after, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(groups, mean_baselines, scales, st.sampled_from([0.25, 2.0, 16.0]))
+def test_scaling_rewards_changes_nothing_but_unscaled_advantages(rewards, baseline, scale, factor):
+    before = advantages(rewards, baseline=baseline, scale=scale, eps=0.0)
+    after = advantages([[r * factor for r in group] for group in rewards], baseline=baseline, scale=scale, eps=0.0)
+    assert torch.allclose(before * (factor if scale == "none" else 1.0), after, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(groups, mean_baselines, scales, st.permutations(range(4)))
+def test_order_inside_a_group_does_not_matter(rewards, baseline, scale, order):
+    lengths = torch.arange(1, 5).repeat(len(rewards), 1)
+    before = advantages(rewards, baseline=baseline, scale=scale, lengths=lengths)
+    permuted = torch.tensor(rewards)[:, order]
+    after = advantages(permuted, baseline=baseline, scale=scale, lengths=lengths[:, order])
+    assert torch.allclose(before[:, order], after, atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(groups, st.sampled_from(["group_mean", "leave_one_out"]))
+def test_group_baselines_add_up_to_zero(rewards, baseline):
+    values = advantages(rewards, baseline=baseline, scale="group_std")
+    assert torch.allclose(values.sum(1), torch.zeros(len(rewards), dtype=torch.float64), atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(-1e6, 1e6), st.integers(2, 9), mean_baselines, scales)
+def test_any_common_reward_gives_exactly_zero(reward, size, baseline, scale):
+    assert (advantages([[reward] * size], baseline=baseline, scale=scale) == 0).all()

@@ -1,0 +1,223 @@
+"""Every completion and every group of a tiny language is enumerated, so expected gradients are exact, not sampled.
+
+The language: tokens 0 and 1, token 2 ends; at most three tokens; two prompts. The policy is a table of logits.
+"""
+
+import itertools
+
+import pytest
+import torch
+
+from grpo_pl.algorithm import GRPOAlgorithm
+
+V, T, END = 3, 3, 2
+MAX_LENGTH = 7  # the constant divisor: neither the padded width nor any length
+TRAJECTORIES = [
+    *([END],),
+    *([a, END] for a in range(END)),
+    *([a, b, c] for a in range(END) for b in range(END) for c in range(V)),
+]
+PREFIXES = [(), *((a,) for a in range(END)), *((a, b) for a in range(END) for b in range(END))]
+IDS = torch.tensor([t + [0] * (T - len(t)) for t in TRAJECTORIES])  # (n, T)
+MASK = torch.tensor([[i < len(t) for i in range(T)] for t in TRAJECTORIES])
+STATE = torch.tensor([[PREFIXES.index(tuple(t[:i])) if i < len(t) else 0 for i in range(T)] for t in TRAJECTORIES])
+REWARD = torch.stack(
+    [
+        torch.tensor([float(t == [0, END]) for t in TRAJECTORIES]),  # rare
+        torch.tensor([float(t[0] == 1 or len(t) == 3) for t in TRAJECTORIES]),  # common
+    ]
+).double()  # (prompt, n)
+
+
+def table(seed: int) -> torch.Tensor:
+    """Logits (prompt, prefix, token)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, len(PREFIXES), V, generator=generator, dtype=torch.float64)
+
+
+def trajectory_logprobs(logits: torch.Tensor) -> torch.Tensor:
+    """(n, T) for one prompt's logits (prefix, token)."""
+    return logits.log_softmax(-1)[STATE, IDS]
+
+
+def probabilities(logits: torch.Tensor) -> torch.Tensor:
+    return trajectory_logprobs(logits).masked_fill(~MASK, 0.0).sum(1).exp()
+
+
+def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+    return torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0).item()
+
+
+def expected_gradient(logits: torch.Tensor, *, prompts=(0, 1), group_size=3, **choices) -> torch.Tensor:
+    """E[−∇loss] over all groups, computed by the code under test: one long batch weighted by probability."""
+    algorithm = GRPOAlgorithm(group_size=group_size, surrogate="unclipped", beta=0.0, std_eps=0.0, **choices)
+    groups = torch.tensor(list(itertools.product(range(len(TRAJECTORIES)), repeat=group_size)))  # (P, G)
+    leaf = logits.clone().requires_grad_()
+    total = torch.zeros((), dtype=torch.float64)
+    for prompt in prompts:
+        rows = groups.flatten()
+        result = algorithm.advantages(
+            values=REWARD[prompt][groups].unsqueeze(0),
+            reward_weights=torch.ones(1),
+            lengths=MASK.sum(1)[groups],
+            truncated=torch.zeros_like(groups, dtype=torch.bool),
+        )
+        chance = probabilities(logits[prompt])[groups].prod(1).repeat_interleave(group_size)
+        weights = algorithm.token_weights(
+            MASK[rows],
+            num_sequences=group_size * len(prompts),
+            num_tokens=1,
+            max_completion_length=MAX_LENGTH,
+            dtype=torch.float64,
+        )
+        total = (
+            total
+            + algorithm.loss(
+                logprobs=trajectory_logprobs(leaf[prompt])[rows],
+                old_logprobs=None,
+                advantages=result.advantages.view(-1, 1),
+                mask=MASK[rows],
+                weights=weights * chance.unsqueeze(1),
+            ).loss
+        )
+    return -torch.autograd.grad(total, leaf)[0]
+
+
+def true_policy_gradient(logits: torch.Tensor, prompts=(0, 1)) -> torch.Tensor:
+    leaf = logits.clone().requires_grad_()
+    value = sum((probabilities(leaf[p]) * REWARD[p]).sum() for p in prompts) / len(prompts)
+    return torch.autograd.grad(value / MAX_LENGTH, leaf)[0]
+
+
+def test_all_completions_are_enumerated():
+    logits = table(0)
+    assert len(TRAJECTORIES) == 15
+    for prompt in range(2):
+        assert probabilities(logits[prompt]).sum().item() == pytest.approx(1)
+    rates = [(probabilities(logits[p]) * REWARD[p]).sum().item() for p in range(2)]
+    assert abs(rates[0] - rates[1]) > 0.2  # two prompts of different pass rate
+
+
+def test_leave_one_out_is_the_policy_gradient():
+    gradient = expected_gradient(table(0), baseline="leave_one_out", scale="none", aggregation="constant")
+    torch.testing.assert_close(gradient, true_policy_gradient(table(0)), rtol=1e-10, atol=1e-14)
+
+
+def test_no_baseline_is_the_policy_gradient():
+    gradient = expected_gradient(table(0), baseline="none", scale="none", aggregation="constant")
+    torch.testing.assert_close(gradient, true_policy_gradient(table(0)), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("group_size", [2, 3])
+def test_group_mean_shortens_the_policy_gradient_by_one_sample(group_size):
+    choices = {"baseline": "group_mean", "scale": "none", "aggregation": "constant"}
+    gradient = expected_gradient(table(0), group_size=group_size, **choices)
+    expected = (group_size - 1) / group_size * true_policy_gradient(table(0))
+    torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-14)
+
+
+def test_dividing_by_the_group_std_turns_the_gradient():
+    # of fewer than four binary rewards every informative group has the same std, which only changes length
+    choices = {"baseline": "group_mean", "scale": "group_std", "aggregation": "constant", "group_size": 4}
+    assert cosine(expected_gradient(table(1), **choices), true_policy_gradient(table(1))) < 0.99995  # exact sums
+
+
+def test_with_one_prompt_and_binary_rewards_the_scaled_gradient_is_parallel():
+    # it reweighs prompts against each other: one prompt alone only changes length
+    choices = {"baseline": "group_mean", "scale": "group_std", "aggregation": "constant", "group_size": 4}
+    gradient = expected_gradient(table(1), prompts=(1,), **choices)
+    assert cosine(gradient, true_policy_gradient(table(1), prompts=(1,))) == pytest.approx(1, abs=1e-12)
+
+
+def test_the_mean_over_each_completion_turns_the_gradient_even_with_leave_one_out():
+    choices = {"baseline": "leave_one_out", "scale": "none", "aggregation": "sequence_mean"}
+    assert cosine(expected_gradient(table(0), **choices), true_policy_gradient(table(0))) < 0.999
+
+
+# --- KL: what each estimator's gradient descends ------------------------------------------------------------
+
+
+def sequence_kl(logits: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+    """KL(π‖ref) between the distributions of whole completions."""
+    log_pi = trajectory_logprobs(logits).masked_fill(~MASK, 0.0).sum(1)
+    log_ref = trajectory_logprobs(ref).masked_fill(~MASK, 0.0).sum(1)
+    return (log_pi.exp() * (log_pi - log_ref)).sum()
+
+
+def prefix_kl(logits: torch.Tensor, ref: torch.Tensor, *, reverse: bool) -> torch.Tensor:
+    """Σ over prefixes of their (frozen) probability × KL of the next-token distributions."""
+    log_pi, log_ref = logits.log_softmax(-1), ref.log_softmax(-1)
+    first, second = (log_ref, log_pi) if reverse else (log_pi, log_ref)
+    per_prefix = (first.exp() * (first - second)).sum(-1)  # (prefix,)
+    visits = torch.zeros(len(PREFIXES), dtype=torch.float64)
+    chance = probabilities(logits.detach())
+    visits.index_add_(0, STATE[MASK], chance.unsqueeze(1).expand_as(MASK)[MASK])
+    return (visits * per_prefix).sum()
+
+
+def loss_gradient(estimator: str, logits: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+    """E[∇loss] of the KL term alone, without any division by length."""
+    algorithm = GRPOAlgorithm(beta=1.0, kl_estimator=estimator, aggregation="constant")
+    leaf = logits.clone().requires_grad_()
+    weights = algorithm.token_weights(MASK, num_sequences=1, num_tokens=1, max_completion_length=1, dtype=torch.float64)
+    output = algorithm.loss(
+        logprobs=trajectory_logprobs(leaf),
+        old_logprobs=None,
+        advantages=torch.zeros(len(IDS), 1),
+        mask=MASK,
+        weights=weights * probabilities(logits).unsqueeze(1),
+        ref_logprobs=trajectory_logprobs(ref),
+    )
+    return torch.autograd.grad(output.loss, leaf)[0]
+
+
+def gradient_of(function, logits: torch.Tensor, ref: torch.Tensor, **choices) -> torch.Tensor:
+    leaf = logits.clone().requires_grad_()
+    return torch.autograd.grad(function(leaf, ref, **choices), leaf)[0]
+
+
+def test_k1_in_the_reward_descends_the_kl_of_the_sequence():
+    logits, ref = table(0)[0], table(1)[0]
+    algorithm = GRPOAlgorithm(
+        group_size=2, baseline="leave_one_out", scale="none", surrogate="reinforce", aggregation="constant",
+        beta=1.0, kl_estimator="k1", kl_placement="reward",
+    )  # fmt: skip
+    groups = torch.tensor(list(itertools.product(range(len(IDS)), repeat=2)))
+    log_pi, log_ref = trajectory_logprobs(logits), trajectory_logprobs(ref)
+    result = algorithm.advantages(
+        values=torch.zeros(1, *groups.shape, dtype=torch.float64),
+        reward_weights=torch.ones(1),
+        lengths=MASK.sum(1)[groups],
+        truncated=torch.zeros_like(groups, dtype=torch.bool),
+        sequence_kl=(log_pi - log_ref).masked_fill(~MASK, 0.0).sum(1)[groups],
+    )
+    leaf, rows = logits.clone().requires_grad_(), groups.flatten()
+    chance = probabilities(logits)[groups].prod(1).repeat_interleave(2)
+    weights = algorithm.token_weights(
+        MASK[rows], num_sequences=2, num_tokens=1, max_completion_length=1, dtype=torch.float64
+    )
+    loss = algorithm.loss(
+        logprobs=trajectory_logprobs(leaf)[rows], old_logprobs=None, advantages=result.advantages.view(-1, 1),
+        mask=MASK[rows], weights=weights * chance.unsqueeze(1),
+    ).loss  # fmt: skip
+    gradient = torch.autograd.grad(loss, leaf)[0]
+    torch.testing.assert_close(gradient, gradient_of(sequence_kl, logits, ref), rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3_weighted"])
+def test_k2_and_weighted_k3_descend_the_kl_of_each_prefix(estimator):
+    logits, ref = table(0)[0], table(1)[0]
+    expected = gradient_of(prefix_kl, logits, ref, reverse=False)
+    torch.testing.assert_close(loss_gradient(estimator, logits, ref), expected, rtol=1e-10, atol=1e-13)
+
+
+def test_plain_k3_descends_the_reversed_kl_of_each_prefix():
+    logits, ref = table(0)[0], table(1)[0]
+    gradient = loss_gradient("k3", logits, ref)
+    torch.testing.assert_close(gradient, gradient_of(prefix_kl, logits, ref, reverse=True), rtol=1e-10, atol=1e-13)
+    assert cosine(gradient, gradient_of(prefix_kl, logits, ref, reverse=False)) < 0.999
+
+
+def test_k1_in_the_loss_has_no_expected_gradient():
+    logits, ref = table(0)[0], table(1)[0]
+    assert loss_gradient("k1", logits, ref).abs().max().item() < 1e-14

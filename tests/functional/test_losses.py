@@ -1,0 +1,182 @@
+"""Ratio, surrogate and token weights: numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from grpo_pl.functional import losses
+
+
+def row(*values: float) -> torch.Tensor:
+    return torch.tensor([values], dtype=torch.float64)
+
+
+# --- weights ------------------------------------------------------------------------------------------------
+
+
+def weights_of_a_short_and_a_long_completion(aggregation):
+    mask = torch.zeros(2, 100, dtype=torch.bool)
+    mask[0, :10], mask[1, :] = True, True
+    weights = losses.token_weights(
+        mask, aggregation=aggregation, num_sequences=2, num_tokens=110, max_completion_length=200, dtype=torch.float64
+    )
+    assert (weights[~mask] == 0).all()
+    return weights[0, 0].item(), weights[1, 0].item()
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "short", "long"),
+    [
+        ("sequence_mean", 1 / 20, 1 / 200),  # 10 : 1
+        ("token_mean", 1 / 110, 1 / 110),  # 1 : 1
+        ("constant", 1 / 400, 1 / 400),  # 1 : 1, and never the padded width of 100
+    ],
+)
+def test_weight_of_a_token_in_a_10_and_a_100_token_completion(aggregation, short, long):
+    assert weights_of_a_short_and_a_long_completion(aggregation) == pytest.approx((short, long))
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+def test_empty_completions_have_no_weight_and_no_nan(aggregation):
+    mask = torch.tensor([[False, False], [True, False]])
+    weights = losses.token_weights(
+        mask, aggregation=aggregation, num_sequences=2, num_tokens=1, max_completion_length=2
+    )
+    assert (weights[0] == 0).all()
+    assert weights[1, 0] > 0
+    nothing = losses.token_weights(
+        mask[:1], aggregation=aggregation, num_sequences=0, num_tokens=0, max_completion_length=2
+    )
+    assert (nothing == 0).all()
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+def test_padding_does_not_change_weights(aggregation):
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    totals = {"aggregation": aggregation, "num_sequences": 2, "num_tokens": 3, "max_completion_length": 8}
+    narrow = losses.token_weights(mask, **totals)
+    wide = losses.token_weights(torch.nn.functional.pad(mask, (0, 5)), **totals)
+    assert torch.equal(wide[:, :3], narrow)
+
+
+# --- ratio --------------------------------------------------------------------------------------------------
+
+
+def test_log_ratio_ignores_what_is_masked():
+    mask = torch.tensor([[True, False]])
+    logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+    log_ratio = losses.masked_log_ratio(logprobs, torch.tensor([[-1.5, math.nan]]), mask)
+    log_ratio.exp().sum().backward()
+    assert log_ratio.tolist() == [[0.5, 0.0]]
+    assert logprobs.grad.tolist() == [[pytest.approx(math.exp(0.5)), 0.0]]
+
+
+def test_huge_log_ratios_stay_finite():
+    log_ratio = losses.masked_log_ratio(row(0.0), row(-1e4), torch.tensor([[True]]))
+    assert torch.isfinite(log_ratio.exp()).all()
+
+
+def test_sequence_ratio_is_the_geometric_mean_over_real_tokens():
+    mask = torch.tensor([[True, True, False]])
+    log_ratio = row(0.2, 0.4, 0.0).requires_grad_()
+    ratio = losses.sequence_ratio(log_ratio, mask)
+    assert ratio[0].tolist() == pytest.approx([math.exp(0.3)] * 3)
+    ratio[0, 0].backward()
+    assert log_ratio.grad[0].tolist() == pytest.approx([math.exp(0.3), 0, 0])  # its own token alone
+
+
+def test_geometric_ratio_clips_logs_on_the_side_that_the_advantage_pushes_to():
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    log_ratio = row(1.0, -1.0)
+    bounds = {"epsilon_low": 0.4, "epsilon_high": 0.4}
+    up = losses.geometric_ratio(log_ratio, mask, row(1.0, 1.0), **bounds)
+    down = losses.geometric_ratio(log_ratio, mask, row(-1.0, -1.0), **bounds)
+    assert up[0, 0].item() == pytest.approx(math.exp((0.4 - 1.0) / 2))
+    assert down[0, 0].item() == pytest.approx(math.exp((1.0 - 0.4) / 2))
+
+
+# --- surrogate ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "value", "slope"),
+    [
+        (1.0, 2.0, 2.0, 2.0),
+        (1.5, 2.0, 2.4, 0.0),  # gained enough: clipped at 1.2
+        (0.5, 2.0, 1.0, 2.0),  # lost: never clipped
+        (0.5, -2.0, -1.6, 0.0),  # lost enough: clipped at 0.8
+        (1.5, -2.0, -3.0, -2.0),  # gained: never clipped ...
+        (4.0, -2.0, -6.0, 0.0),  # ... but by the dual clip at 3
+    ],
+)
+def test_clip(ratio, advantage, value, slope):
+    r = row(ratio).requires_grad_()
+    result = losses.clip_surrogate(r, row(advantage), epsilon_low=0.2, epsilon_high=0.2, dual_clip=3.0)
+    result.sum().backward()
+    assert result.item() == pytest.approx(value)
+    assert r.grad.item() == pytest.approx(slope)
+
+
+def test_clip_bounds_are_independent():
+    result = losses.clip_surrogate(row(2.0, 0.1), row(1.0, -1.0), epsilon_low=0.3, epsilon_high=0.28)
+    assert result[0].tolist() == pytest.approx([1.28, -0.7])
+
+
+def test_cispo_keeps_the_gradient_of_clipped_tokens():
+    logprobs = row(-1.0, -1.0, -1.0).requires_grad_()
+    ratio = torch.exp(logprobs - row(-3.0, -1.0, 1.0))  # e^2, 1, e^-2
+    capped = losses.cispo_surrogate(ratio, row(1.0, 1.0, 1.0), logprobs, low=None, high=5.0)
+    capped.sum().backward()
+    assert logprobs.grad[0].tolist() == pytest.approx([5.0, 1.0, math.exp(-2)])
+    clamped = losses.cispo_surrogate(ratio, row(1.0, 1.0, 1.0), logprobs, low=0.8, high=1.2)
+    assert clamped[0].tolist() == pytest.approx([-1.2, -1.0, -0.8])
+
+
+def test_sapo_gate():
+    ratio = row(1.0, 1.0, 1.5).requires_grad_()
+    temperatures = {"temperature_positive": 1.0, "temperature_negative": 2.0}
+    result = losses.sapo_surrogate(ratio, row(3.0, -3.0, 1.0), **temperatures)
+    result.sum().backward()
+    assert result[0].tolist() == pytest.approx([6.0, -3.0, 4 / (1 + math.exp(-0.5))])
+    gate = 1 / (1 + math.exp(-0.5))
+    assert ratio.grad[0].tolist() == pytest.approx([3.0, -3.0, 4 * gate * (1 - gate)])  # gradient A at ratio 1
+
+
+def test_ratio_of_a_detached_copy_is_one_with_a_live_gradient():
+    logprobs = row(-0.3, -2.0).requires_grad_()
+    ratio = torch.exp(losses.masked_log_ratio(logprobs, logprobs.detach(), torch.ones(1, 2, dtype=torch.bool)))
+    advantages = row(0.7, -1.3)
+    result = losses.clip_surrogate(ratio, advantages, epsilon_low=0.2, epsilon_high=0.2)
+    (row(0.5, 0.25) * result).sum().backward()
+    assert ratio.tolist() == [[1.0, 1.0]]
+    assert logprobs.grad[0].tolist() == pytest.approx([0.5 * 0.7, 0.25 * -1.3])
+
+
+# --- samples of another engine ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("none", [1, 1, 1]),
+        ("truncate_token", [2.0, 0.25, 1.0]),
+        ("mask_token", [0.0, 0.0, 1.0]),
+        ("truncate_sequence", [1.0, 1.0, 1.0]),  # 4 · 1/4 · 1
+        ("mask_sequence", [1.0, 1.0, 1.0]),
+    ],
+)
+def test_mismatch_weights(mode, expected):
+    old, drawn = row(math.log(0.4), math.log(0.1), -1.0, 7.0), row(math.log(0.1), math.log(0.4), -1.0, -7.0)
+    mask = torch.tensor([[True, True, True, False]])
+    weights = losses.mismatch_weights(old, drawn, mask, mode=mode, low=0.5, high=2.0)
+    assert weights[0, :3].tolist() == pytest.approx(expected)
+
+
+def test_sequences_outside_the_bounds_are_masked_or_truncated():
+    old, drawn = row(-1.0, -1.0), row(-1.5, -1.5)  # product e^1
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    masked = losses.mismatch_weights(old, drawn, mask, mode="mask_sequence", low=0.5, high=2.0)
+    truncated = losses.mismatch_weights(old, drawn, mask, mode="truncate_sequence", low=0.5, high=2.0)
+    assert masked.tolist() == [[0, 0]]
+    assert truncated.tolist() == [[2, 2]]
