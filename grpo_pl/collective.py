@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,25 @@ class Collective:
         parts = [torch.empty_like(rows) for _ in range(self.world)]
         dist.all_gather(parts, rows.contiguous())
         return torch.cat(parts)
+
+    def gather_values(self, values: Tensor) -> Tensor:
+        """Concatenates every rank's one-dimensional ``values``, which may differ in length."""
+        if self.world == 1:
+            return values
+        longest = self.max(len(values), values.device)
+        padded = torch.full((1, longest + 1), torch.nan, dtype=torch.float64, device=values.device)
+        padded[0, 0] = len(values)
+        padded[0, 1 : len(values) + 1] = values
+        rows = self.gather_rows(padded)
+        return torch.cat([row[1 : int(row[0]) + 1] for row in rows]).to(values.dtype)
+
+    def gather_objects(self, value: T) -> list[T]:
+        """Every rank's ``value``, pickled, in rank order; for the rare exchange that is not a tensor."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
 
     def sum(self, values: Tensor) -> Tensor:
         """Element-wise sum over ranks."""

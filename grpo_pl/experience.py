@@ -1,34 +1,24 @@
-"""From prompts to ``Experience``: rollout, rewards, advantages, and the log-probabilities that the loss compares to."""
+"""From samples to ``Experience``: advantages over the global batch, and the log-probabilities the loss compares to."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from grpo_pl.algorithm import Advantages, GRPOAlgorithm
-from grpo_pl.collective import Collective
+from grpo_pl.algorithm import Advantages
+from grpo_pl.collection import Collected, Collector, FetchPrompts
 from grpo_pl.data.datamodule import PromptBatch
 from grpo_pl.policy.scoring import completion_logprobs
-from grpo_pl.rewards.base import Reward
-from grpo_pl.rewards.scoring import ScoredBatch, score_completions
-from grpo_pl.rollout.engine import SamplingParams
-from grpo_pl.rollout.sampler import CompletionSampler, Samples
+from grpo_pl.rewards.scoring import ScoredBatch
+from grpo_pl.rollout.sampler import Samples
+from grpo_pl.stopwatch import stopwatch
 from grpo_pl.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-class Report(Protocol):
-    """Tells whoever watches how far the current stage of a step is."""
-
-    def __call__(self, stage: str, done: int, total: int, note: str = "") -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +27,8 @@ class Experience:
 
     samples: Samples
     scored: ScoredBatch
+    attempts: int
+    """Rollouts that dynamic sampling added."""
     statistics: Advantages
     """Over the global batch, (P, G)."""
     lengths: Tensor  # (P, G) over the global batch
@@ -49,6 +41,7 @@ class Experience:
     active: Tensor  # (B,)
     old_logprobs: Tensor | None  # (B, T)
     ref_logprobs: Tensor | None  # (B, T)
+    entropy_mask: Tensor | None  # (B, T)
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time per stage."""
 
@@ -58,105 +51,114 @@ class Experience:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Scored:
+    """Teacher-forced log-probabilities of a rollout, each only if the objective asks for it; (B, T)."""
+
+    old: Tensor | None
+    entropy: Tensor | None
+    ref: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExperienceMaker:
-    """Everything that turns a batch of prompts into an :class:`Experience`, except the models."""
+    """Turns a batch of prompts into an :class:`Experience`."""
 
-    sampler: CompletionSampler
-    rewards: Sequence[Reward]
-    algorithm: GRPOAlgorithm
-    sampling: SamplingParams
-    seed: int
+    collector: Collector
     micro_batch_size: int
-    collective: Collective
-    report: Report
-    should_stop: Callable[[], bool] | None = None
 
-    def make(self, policy: PreTrainedModel, reference: PreTrainedModel | None, batch: PromptBatch) -> Experience:
+    def make(
+        self, policy: PreTrainedModel, reference: PreTrainedModel | None, batch: PromptBatch, fetch: FetchPrompts
+    ) -> Experience:
         """Rolls out, scores and assesses this rank's prompts; statistics are those of the global batch."""
         seconds: dict[str, float] = {}
-        with stopwatch(seconds, "rollout"):
-            samples = self._sample(policy, batch)
-        with stopwatch(seconds, "reward"):
-            scored = self.score(samples)
+        collected = self.collector.collect(policy, batch, fetch, seconds)
         with stopwatch(seconds, "logprobs"):
-            old, ref = self._comparison_logprobs(policy, reference, samples.rollout)
-        rollout, gather = samples.rollout, self.collective.gather_rows
-        groups = (-1, self.algorithm.group_size)
-        device = rollout.completion_ids.device
-        values = gather(torch.tensor(scored.values(), device=device).T)  # (B, R) over ranks
+            scored = self._teacher_forced(policy, reference, collected.samples.rollout)
+        greedy = None
+        if self.collector.algorithm.needs_greedy_baseline:
+            greedy = self.collector.greedy(policy, collected.samples, seconds)
+        return self._assess(collected, scored, greedy, seconds)
+
+    def _assess(
+        self, collected: Collected, scored: _Scored, greedy: ScoredBatch | None, seconds: dict[str, float]
+    ) -> Experience:
+        algorithm, collective = self.collector.algorithm, self.collector.collective
+        rollout, gather = collected.samples.rollout, collective.gather_rows
+        device, rows = rollout.completion_ids.device, len(rollout.finish_reasons)
+        groups = (-1, algorithm.group_size)
         lengths = gather(rollout.lengths).view(groups)
         truncated = gather(torch.tensor([r == "length" for r in rollout.finish_reasons], device=device)).view(groups)
-        correct = gather(torch.tensor([bool(c) for c in scored.correct()], device=device)).view(groups)
-        values = values.T.reshape(len(self.rewards), *lengths.shape)  # (R, P, G)
-        statistics = self.algorithm.advantages(
+        correct = gather(torch.tensor([bool(c) for c in collected.scored.correct()], device=device)).view(groups)
+        values = self._values(collected.scored, device).unflatten(1, groups)  # (R, P, G)
+        sequence_kl = None
+        if algorithm.needs_sequence_kl and scored.old is not None and scored.ref is not None:
+            sequence_kl = gather(((scored.old - scored.ref) * rollout.completion_mask).sum(dim=1)).view(groups)
+        statistics = algorithm.advantages(
             values=values,
-            reward_weights=torch.tensor([reward.weight for reward in self.rewards], device=device),
+            reward_weights=torch.tensor([reward.weight for reward in self.collector.rewards], device=device),
             lengths=lengths,
             truncated=truncated,
             correct=correct,
-            max_completion_length=self.sampling.max_completion_length,
+            greedy_values=None if greedy is None else self._values(greedy, device),
+            sequence_kl=sequence_kl,
+            max_completion_length=self.collector.sampling.max_completion_length,
         )
-        rows = len(rollout.finish_reasons)
-        mine = slice(self.collective.rank * rows, (self.collective.rank + 1) * rows)
+        mine = slice(collective.rank * rows, (collective.rank + 1) * rows)
+        keep = statistics.keep.flatten()[mine]
         return Experience(
-            samples=samples,
-            scored=scored,
+            samples=collected.samples,
+            scored=collected.scored,
+            attempts=collected.attempts,
             statistics=statistics,
             lengths=lengths,
             values=values,
             truncated=truncated,
             first_row=mine.start,
             advantages=statistics.advantages.flatten()[mine].unsqueeze(1),
-            keep=statistics.keep.flatten()[mine],
+            keep=keep,
             active=statistics.active.flatten()[mine],
-            old_logprobs=old,
-            ref_logprobs=ref,
+            old_logprobs=scored.old,
+            ref_logprobs=scored.ref if algorithm.needs_loss_reference else None,
+            entropy_mask=self._entropy_mask(scored.entropy, rollout.completion_mask & keep.unsqueeze(1)),
             seconds=seconds,
         )
 
-    def score(self, samples: Samples) -> ScoredBatch:
-        """Every reward over every completion. The rewards see texts and gold answers, never a demonstration."""
-        self.report("reward", 0, len(samples.completions))
-        scored = score_completions(
-            self.rewards,
-            completions=samples.completions,
-            answers=[prompt.answer for prompt in samples.per_row],
-            columns=samples.columns(),
-        )
-        self.report("reward", len(samples.completions), len(samples.completions))
-        return scored
+    def _values(self, scored: ScoredBatch, device: torch.device) -> Tensor:
+        """(R, rows) over the global batch, NaN where a reward is None."""
+        return self.collector.collective.gather_rows(torch.tensor(scored.values(), device=device).T).T
 
-    def _sample(self, policy: PreTrainedModel, batch: PromptBatch) -> Samples:
-        rows = len(batch.prompts) * self.algorithm.group_size
-        return self.sampler.sample(
-            policy,
-            batch.prompts,
-            group_size=self.algorithm.group_size,
-            sampling=self.sampling,
-            seed=self.seed,
-            split="train",
-            step=batch.step,
-            progress=lambda tokens, finished: self.report("rollout", finished, rows, f"{tokens} tokens"),
-            should_stop=self.should_stop,
-        )
+    def _entropy_mask(self, entropy: Tensor | None, kept: Tensor) -> Tensor | None:
+        """(B, T) bool: the tokens of highest entropy over the global batch, which alone carry the policy term."""
+        if entropy is None:
+            return None
+        everyone = self.collector.collective.gather_values(entropy[kept])
+        return entropy >= self.collector.algorithm.entropy_threshold(everyone)
 
-    def _comparison_logprobs(
-        self, policy: PreTrainedModel, reference: PreTrainedModel | None, rollout: Rollout
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Old and reference log-probabilities, each only if the objective asks for it."""
-        old = None if self.algorithm.single_update else self._score_rows(policy, rollout)
-        ref = self._score_rows(reference, rollout) if reference is not None else None
-        return old, ref
+    def _teacher_forced(self, policy: PreTrainedModel, reference: PreTrainedModel | None, rollout: Rollout) -> _Scored:
+        algorithm = self.collector.algorithm
+        old = entropy = ref = None
+        if algorithm.needs_old_logprobs or algorithm.needs_entropy_mask:
+            old, entropy = self._score_rows(policy, rollout, with_entropy=algorithm.needs_entropy_mask)
+        if reference is not None:
+            ref, _ = self._score_rows(reference, rollout, with_entropy=False)
+        return _Scored(old=old if algorithm.needs_old_logprobs else None, entropy=entropy, ref=ref)
 
-    def _score_rows(self, model: PreTrainedModel, rollout: Rollout) -> Tensor:
+    def _score_rows(
+        self, model: PreTrainedModel, rollout: Rollout, *, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """(B, T) log-probabilities under ``model``, no gradient, a micro-batch at a time."""
         logprobs = torch.zeros_like(rollout.sampling_logprobs)
+        entropies = torch.zeros_like(logprobs) if with_entropy else None
         with torch.no_grad():
             for rows in torch.arange(len(logprobs), device=logprobs.device).split(self.micro_batch_size):
                 part = rollout_rows(rollout, rows)
                 width = part["completion_ids"].shape[1]
-                logprobs[rows, :width], _ = completion_logprobs(model, **part, temperature=self.sampling.temperature)
-        return logprobs
+                logprobs[rows, :width], entropy = completion_logprobs(
+                    model, **part, temperature=self.collector.sampling.temperature, with_entropy=with_entropy
+                )
+                if entropies is not None and entropy is not None:
+                    entropies[rows, :width] = entropy
+        return logprobs, entropies
 
 
 def rollout_rows(rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
@@ -170,13 +172,3 @@ def rollout_rows(rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
         "completion_ids": rollout.completion_ids[rows][:, :completion],
         "completion_mask": completion_mask[:, :completion],
     }
-
-
-@contextmanager
-def stopwatch(seconds: dict[str, float], stage: str) -> Iterator[None]:
-    """Adds the wall time of the block to ``seconds[stage]``; waits for the GPU so that its work is counted."""
-    start = time.perf_counter()
-    yield
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start

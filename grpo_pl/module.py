@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,13 +12,15 @@ from torch import Tensor
 from torchmetrics import MeanMetric
 
 from grpo_pl.algorithm import GRPOAlgorithm
+from grpo_pl.collection import Collector, Report
 from grpo_pl.collective import Collective
 from grpo_pl.data.datamodule import PromptBatch, RolloutDataModule
-from grpo_pl.experience import Experience, ExperienceMaker, stopwatch
+from grpo_pl.experience import Experience, ExperienceMaker
 from grpo_pl.metrics import PassAtK
 from grpo_pl.optimization import Optimization, TrainingDiverged
 from grpo_pl.policy.cold_start import ColdStart
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.reference import Reference
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.scoring import check_rewards, score_completions
@@ -28,6 +28,7 @@ from grpo_pl.rollout.engine import RolloutEngine, SamplingParams
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.step_metrics import REFLECTION_WORDS, experience_metrics
+from grpo_pl.stopwatch import stopwatch
 from grpo_pl.update import PolicyUpdate, UpdateResult
 
 if TYPE_CHECKING:
@@ -91,10 +92,10 @@ class GRPOModule(LightningModule):
         self.engine = engine or PlainEngine()
         self.micro_batch_size, self.reflection_words, self.seed = micro_batch_size, reflection_words, seed
         self.policy: PreTrainedModel | None = None
-        self.report: Callable[..., None] = lambda *_args: None
+        self.report: Report = _unwatched
         """Where stages of a step report their progress; a progress bar puts itself here."""
         self.pass_at_1, self.greedy = PassAtK(k=1), MeanMetric()
-        self._reference: list[PreTrainedModel] = []  # in a list: no part of checkpoints, optimiser or .train()
+        self._reference: Reference | None = None
         self._skipped_in_a_row = 0
         self._tokens_seen = 0
 
@@ -117,14 +118,14 @@ class GRPOModule(LightningModule):
             path = str(self.cold_start.folder(self.policy_config, self.template, self._data.source))
         self.policy = load_model(self.policy_config, self.tokenizer, path, weights=needs_weights)
         if self.algorithm.needs_reference and self.trainer.training:
-            self._reference = [copy.deepcopy(self.policy).requires_grad_(False).eval()]
+            self._reference = Reference(self.policy, self.algorithm.ref_update_every)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimization.build(self.require_policy().parameters())
 
     def on_fit_start(self) -> None:
-        for reference in self._reference:
-            reference.to(self.device)
+        if self._reference is not None:
+            self._reference.model.to(self.device)
 
     def require_policy(self) -> PreTrainedModel:
         """The policy, once ``configure_model`` has run."""
@@ -150,17 +151,20 @@ class GRPOModule(LightningModule):
 
     def collect(self, batch: PromptBatch) -> Experience:
         """Prompts → rollout → reward → advantage."""
-        maker = ExperienceMaker(
+        policy, reference = self.require_policy(), self._reference
+        if reference is not None:
+            reference.renew(policy, batch.step)
+        collector = Collector(
             sampler=self.sampler,
             rewards=self.rewards,
             algorithm=self.algorithm,
             sampling=self.sampling,
             seed=self.seed,
-            micro_batch_size=self.micro_batch_size,
             collective=self.collective,
             report=self.report,
         )
-        return maker.make(self.require_policy(), self._reference[0] if self._reference else None, batch)
+        maker = ExperienceMaker(collector=collector, micro_batch_size=self.micro_batch_size)
+        return maker.make(policy, None if reference is None else reference.model, batch, self._data.prompts)
 
     def update(self, experience: Experience) -> UpdateResult:
         """Advantage → loss → update."""
@@ -263,6 +267,13 @@ class GRPOModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["tokens_seen"] = self._tokens_seen
+        checkpoint["reference"] = {} if self._reference is None else self._reference.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._tokens_seen = checkpoint["tokens_seen"]
+        if self._reference is not None:
+            self._reference.load_state_dict(checkpoint["reference"])
+
+
+def _unwatched(stage: str, done: int, total: int, note: str = "") -> None:
+    """The report of a module that nobody watches."""

@@ -20,14 +20,14 @@ def experience_metrics(
 ) -> dict[str, float]:
     """Rewards, groups, lengths, statuses. Means over an empty set are left out rather than invented."""
     statistics, lengths = experience.statistics, experience.lengths.double()
-    reward = _masked(statistics.rewards, statistics.valid)
     spread = torch.stack([row[valid].std(correction=int(valid.sum() > 1)) for row, valid in _groups(experience)])
     index = next((i for i, r in enumerate(rewards) if r.correctness), None)
     metrics = {
-        "reward": _mean(reward),
+        "reward": _mean(statistics.rewards[statistics.valid]),
         "reward_std": _mean(spread),
         "frac_reward_zero_std": 1.0 - statistics.informative.double().mean().item(),
         "samples/dropped": float((~statistics.keep).sum()),
+        "samples/resample_attempts": float(experience.attempts),
         "completions/mean_length": lengths.mean().item(),
         "completions/min_length": lengths.min().item(),
         "completions/max_length": lengths.max().item(),
@@ -57,10 +57,6 @@ def _text_metrics(experience: Experience, collective: Collective, words: Sequenc
 def _groups(experience: Experience) -> list[tuple[Tensor, Tensor]]:
     rows = zip(experience.statistics.rewards, experience.statistics.valid, strict=True)
     return [(row, valid) for row, valid in rows if valid.any()] or [(torch.zeros(1), torch.ones(1, dtype=torch.bool))]
-
-
-def _masked(values: Tensor, mask: Tensor) -> Tensor:
-    return values[mask]
 
 
 def _mean(values: Tensor) -> float:

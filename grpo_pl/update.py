@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from grpo_pl.algorithm import GRPOAlgorithm
+from grpo_pl.collection import Report
 from grpo_pl.collective import Collective
-from grpo_pl.experience import Experience, Report, rollout_rows
+from grpo_pl.experience import Experience, rollout_rows
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.optimization import Optimization
 from grpo_pl.policy.scoring import completion_logprobs
@@ -143,6 +144,7 @@ class PolicyUpdate:
             weights=weight * weights,
             ref_logprobs=_cut(experience.ref_logprobs, rows, width),
             entropy=entropy if self.algorithm.needs_entropy or entropy is None else entropy.detach(),
+            entropy_mask=_cut(experience.entropy_mask, rows, width),
             sampling_logprobs=_cut(experience.rollout.sampling_logprobs, rows, width)
             if self.algorithm.needs_sampling_logprobs
             else None,

@@ -37,9 +37,19 @@ class ScoredBatch:
             return [None] * (len(self.scores[0]) if self.scores else 0)
         return [None if score.value is None else score.value >= 1.0 for score in self.scores[index]]
 
+    def select(self, rows: Sequence[int]) -> ScoredBatch:
+        """The scores of some completions, in the order of ``rows``."""
+        return ScoredBatch(rewards=self.rewards, scores=[[row[i] for i in rows] for row in self.scores])
+
     def status_counts(self) -> dict[str, Counter[str]]:
         """How often each status occurred, per reward name."""
         return {r.name: Counter(s.status for s in row) for r, row in zip(self.rewards, self.scores, strict=True)}
+
+
+def join_scores(rewards: Sequence[Reward], parts: Sequence[Sequence[Sequence[Score]]]) -> ScoredBatch:
+    """Scores (R, B) of several batches by the same rewards, one batch after the other."""
+    scores = [[score for part in parts for score in part[i]] for i in range(len(rewards))]
+    return ScoredBatch(rewards=rewards, scores=scores)
 
 
 def score_completions(

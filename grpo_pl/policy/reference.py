@@ -1,0 +1,37 @@
+"""The reference policy that the KL term pulls towards: a frozen copy, or one renewed now and then."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Reference:
+    """A copy of the policy that takes no gradient. Not a module: it stays out of checkpoints and of ``.train()``.
+
+    Args:
+        policy: copied as it is now.
+        update_every: rollouts between two renewals (DeepSeekMath, arXiv:2402.03300, algorithm 1); None never renews.
+    """
+
+    def __init__(self, policy: PreTrainedModel, update_every: int | None) -> None:
+        self.model = copy.deepcopy(policy).requires_grad_(False).eval()
+        self.update_every = update_every
+
+    def renew(self, policy: PreTrainedModel, rollout: int) -> None:
+        """Copies the policy's weights if a renewal is due before rollout ``rollout``."""
+        if self.update_every is not None and rollout > 0 and rollout % self.update_every == 0:
+            self.model.load_state_dict(policy.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold: nothing for a frozen reference, which is always the policy's start."""
+        return {} if self.update_every is None else {k: v.cpu() for k, v in self.model.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        if state:
+            self.model.load_state_dict(state)

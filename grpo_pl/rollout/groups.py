@@ -1,0 +1,77 @@
+"""Taking groups out of samples and putting samples together: what dynamic sampling does with half-useful batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from grpo_pl.rollout.sampler import Samples
+from grpo_pl.types import Rollout
+
+
+def select_groups(samples: Samples, groups: Sequence[int]) -> Samples:
+    """The samples of some prompts, in the order of ``groups``."""
+    rows = group_rows(groups, samples.rollout.group_size)
+    index = torch.tensor(rows, dtype=torch.int64, device=samples.rollout.completion_ids.device)
+    rollout = samples.rollout
+    return replace(
+        samples,
+        prompts=[samples.prompts[g] for g in groups],
+        prompt_texts=[samples.prompt_texts[g] for g in groups],
+        completions=[samples.completions[r] for r in rows],
+        rollout=replace(
+            rollout,
+            prompt_ids=rollout.prompt_ids[index],
+            prompt_mask=rollout.prompt_mask[index],
+            completion_ids=rollout.completion_ids[index],
+            completion_mask=rollout.completion_mask[index],
+            sampling_logprobs=rollout.sampling_logprobs[index],
+            finish_reasons=[rollout.finish_reasons[r] for r in rows],
+        ),
+    )
+
+
+def join_samples(parts: Sequence[Samples], pad_token_id: int) -> Samples:
+    """Samples of equal group size one after the other, padded to the longest prompt and completion among them."""
+    rollouts = [part.rollout for part in parts]
+    return replace(
+        parts[0],
+        prompts=[prompt for part in parts for prompt in part.prompts],
+        prompt_texts=[text for part in parts for text in part.prompt_texts],
+        completions=[text for part in parts for text in part.completions],
+        rollout=Rollout(
+            group_size=rollouts[0].group_size,
+            prompt_ids=_stack([r.prompt_ids for r in rollouts], left=True, value=pad_token_id),
+            prompt_mask=_stack([r.prompt_mask for r in rollouts], left=True, value=False),
+            completion_ids=_stack([r.completion_ids for r in rollouts], left=False, value=pad_token_id),
+            completion_mask=_stack([r.completion_mask for r in rollouts], left=False, value=False),
+            sampling_logprobs=_stack([r.sampling_logprobs for r in rollouts], left=False, value=0.0),
+            finish_reasons=[reason for r in rollouts for reason in r.finish_reasons],
+            policy_version=rollouts[0].policy_version,
+        ),
+    )
+
+
+def group_rows(groups: Sequence[int], group_size: int) -> list[int]:
+    """Row numbers of whole groups."""
+    return [group * group_size + sample for group in groups for sample in range(group_size)]
+
+
+def samples_to(samples: Samples, device: torch.device) -> Samples:
+    """The same samples with their tensors on ``device``."""
+    tensors = {
+        name: getattr(samples.rollout, name).to(device)
+        for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "sampling_logprobs")
+    }
+    return replace(samples, rollout=replace(samples.rollout, **tensors))
+
+
+def _stack(tensors: Sequence[Tensor], *, left: bool, value: float | bool) -> Tensor:
+    width = max(tensor.shape[1] for tensor in tensors)
+    return torch.cat(
+        [pad(t, (width - t.shape[1], 0) if left else (0, width - t.shape[1]), value=value) for t in tensors]
+    )
