@@ -207,7 +207,7 @@ class GRPOAlgorithm(Objective):
         logprobs = logprobs.masked_fill(~mask, 0.0)
         old = logprobs.detach() if old_logprobs is None else old_logprobs
         log_ratio = losses.masked_log_ratio(logprobs, old, mask)
-        advantages = torch.where(mask, advantages.to(logprobs.dtype), 0.0)
+        advantages = advantages.to(logprobs.dtype)
         ratio = losses.importance_ratio(
             log_ratio,
             mask,

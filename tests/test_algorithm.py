@@ -292,28 +292,33 @@ def test_skipping_rows_without_advantage_does_not_change_the_gradient(path):
         assert not all_equal.any()
 
 
-@pytest.mark.parametrize("path", PRESETS, ids=lambda p: p.stem)
-def test_what_is_masked_does_not_matter(path):
-    algorithm, batch = preset(path.stem), make_batch()
-    noise = torch.full((P * G, T), math.nan, dtype=torch.float64)
-    noise[::2] = 1e30
-    dirty = replace(
-        batch,
-        logprobs=torch.where(batch.mask, batch.logprobs, noise),
-        old=torch.where(batch.mask, batch.old, -noise),
-        ref=torch.where(batch.mask, batch.ref, noise),
-    )
+MASKED_CASES = [(path.stem, {}) for path in PRESETS] + [
+    ("grpo", {"kl_estimator": "k2"}),
+    ("grpo", {"kl_estimator": "k3_weighted"}),
+    ("grpo", {"mismatch": "truncate_sequence", "entropy_coef": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), MASKED_CASES, ids=str)
+def test_what_is_masked_does_not_matter(name, changes):
+    algorithm, batch = preset(name, **changes), make_batch()
     result, advantages = token_advantages(algorithm, batch)
     sequences, tokens = result.totals(batch.lengths)
+    noise = torch.full((P * G, T), math.nan, dtype=torch.float64)
+    noise[::2] = 1e30
     gradients = []
-    for b in (batch, dirty):
-        leaf = b.logprobs.clone().requires_grad_()
+    for dirt in (torch.zeros_like(noise), noise):
+        logprobs, old, ref, entropy, drawn, advantage = (
+            torch.where(batch.mask, tensor, dirt)
+            for tensor in (batch.logprobs, batch.old, batch.ref, -batch.logprobs, 0.9 * batch.old, advantages)
+        )
+        leaf = logprobs.requires_grad_()
         weights = algorithm.token_weights(
             batch.mask, num_sequences=sequences, num_tokens=tokens, max_completion_length=9, dtype=torch.float64
         )
         output = algorithm.loss(
-            logprobs=leaf, old_logprobs=b.old, advantages=advantages, mask=batch.mask, weights=weights,
-            ref_logprobs=b.ref, entropy=b.logprobs, sampling_logprobs=b.old,
+            logprobs=leaf, old_logprobs=old, advantages=advantage, mask=batch.mask, weights=weights,
+            ref_logprobs=ref, entropy=entropy, sampling_logprobs=drawn,
         )  # fmt: skip
         gradients.append(torch.autograd.grad(output.loss, leaf)[0])
         assert all(torch.isfinite(value) for value, _ in output.stats.values())
