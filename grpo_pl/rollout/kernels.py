@@ -1,0 +1,57 @@
+"""``Matrix``: a linear layer for decoding, on the fastest kernel that this machine offers."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_PACK_FROM = 1 << 16  # weights with fewer elements gain nothing from oneDNN's packed layout
+_ONEDNN_FROM = 1 << 20  # multiply-adds below which oneDNN's call costs more than it saves
+
+
+@cache
+def _onednn_has_packed_linear() -> bool:
+    """Whether torch was built with the operators through which ``torch.compile`` calls oneDNN on a CPU."""
+    ops = torch.ops.mkldnn
+    return torch.backends.mkldnn.is_available() and all(
+        hasattr(ops, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
+    )
+
+
+class Matrix:
+    """x ↦ x Wᵀ + b without gradients, x (rows, in) and W (out, in).
+
+    On a CPU in float32 torch's own product goes through MKL, which does not use AVX-512 on processors of other makers;
+    oneDNN does, and its packed weights also help when few rows are left. Measured on an AMD Zen 5 core, 256 → 2048:
+    64 rows 650 → 280 µs, 4 rows 88 → 36 µs. Elsewhere, and for small products, it is torch's own.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, rows: int) -> None:
+        self._bias = bias
+        self._packed: Tensor | None = None
+        self._weight: Tensor | None = weight
+        if weight.device.type == "cpu" and weight.dtype == torch.float32 and _onednn_has_packed_linear():
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
+            if weight.numel() >= _PACK_FROM:
+                self._weight = None  # always packed: no second copy
+        self._size = weight.numel()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._use_packed(x):
+            return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        assert self._weight is not None
+        return F.linear(x, self._weight, self._bias)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """residual += x Wᵀ + b, in place."""
+        if self._bias is not None or self._use_packed(x) or residual.dtype != x.dtype:
+            residual.add_(self(x))
+        else:
+            assert self._weight is not None
+            residual.addmm_(x, self._weight.t())
+
+    def _use_packed(self, x: Tensor) -> bool:
+        return self._weight is None or (self._packed is not None and x.shape[0] * self._size >= _ONEDNN_FROM)

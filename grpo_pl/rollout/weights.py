@@ -1,0 +1,97 @@
+"""Reading a policy's weights for decoding: which models qualify, and what a wrapped linear layer amounts to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_STATIC_ROTARY = ("default", "linear", "llama3", "yarn")  # the others change with the length that was seen
+
+
+def unwrap(model: Any) -> Any:
+    """The causal LM inside ``torch.compile`` and PEFT wrappers."""
+    model = getattr(model, "_orig_mod", model)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def whole(weight: Tensor) -> Tensor:
+    """The full tensor of a weight that may be sharded; gathering is collective, so every rank must ask."""
+    weight = weight.detach()
+    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+
+
+def dense_linear(module: Any) -> tuple[Tensor, Tensor | None]:
+    """Weight (out, in) and bias of a linear layer, active LoRA adapters merged into a copy."""
+    base = module.base_layer if _is_lora(module) else module
+    weight, bias = whole(base.weight), None if base.bias is None else whole(base.bias)
+    for adapter in _unmerged_adapters(module):
+        weight = weight + module.get_delta_weight(adapter).detach()
+    return weight, bias
+
+
+def refuse_llama_family(model: Any, *, length: int) -> str | None:
+    """Why the own forward pass of the Llama family would not compute what ``model`` does; None when it does.
+
+    Args:
+        length: tokens of the longest prompt and its completion.
+    """
+    from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
+
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        return "prompt-learning adapters change the input"
+    model = unwrap(model)
+    families = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+    if not any(_computes_like(model, family) for family in families):
+        return f"its architecture {type(model).__name__} has no own forward pass here"
+    config, rope = model.config, model.config.rope_parameters
+    if rope.get("rope_type", "default") not in _STATIC_ROTARY:
+        return f"its rotary embedding of type {rope['rope_type']!r} depends on the length seen"
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return "its rotary embedding turns only a part of each head"
+    windows = [getattr(layer.self_attn, "sliding_window", None) for layer in model.model.layers]
+    windows.append(getattr(config, "sliding_window", None) if config.model_type == "mistral" else None)
+    if any(window is not None and window < length for window in windows):
+        return f"{length} tokens exceed its sliding attention window"
+    return _refuse_parts(model)
+
+
+def _refuse_parts(model: Any) -> str | None:
+    """Looks at every weight that the own forward pass reads, and at what could change a module from outside."""
+    linears = [model.lm_head]
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        linears += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    for linear in linears:
+        if _is_lora(linear):
+            if any(linear.use_dora.get(adapter) or linear.lora_bias.get(adapter) for adapter in linear.active_adapters):
+                return "its LoRA adapters use DoRA or a bias"
+            if linear.base_layer.weight.dtype not in (torch.float32, torch.float64) and _unmerged_adapters(linear):
+                return "merging LoRA adapters into weights of low precision would round them away"
+            linear = linear.base_layer
+        if not _computes_like(linear, nn.Linear):
+            return f"its linear layers are wrapped as {type(linear).__name__}"
+    if not _computes_like(model.model.embed_tokens, nn.Embedding):
+        return f"its embedding is wrapped as {type(model.model.embed_tokens).__name__}"
+    for module in model.modules():
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        if "forward" in vars(module) or (hooked and not hasattr(module, "unshard")):  # FSDP's own hooks only gather
+            return f"hooks or patches may change its {type(module).__name__}"
+    return None
+
+
+def _computes_like(model: Any, family: type[nn.Module]) -> bool:
+    """An instance whose class, FSDP's generated ones included, kept the family's forward."""
+    return isinstance(model, family) and type(model).forward is family.forward
+
+
+def _is_lora(module: Any) -> bool:
+    return hasattr(module, "base_layer") and hasattr(module, "get_delta_weight")
+
+
+def _unmerged_adapters(module: Any) -> list[str]:
+    if not _is_lora(module) or module.merged or module.disable_adapters:
+        return []
+    return [adapter for adapter in module.active_adapters if adapter in module.lora_A]
