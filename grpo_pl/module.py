@@ -225,7 +225,7 @@ class GRPOModule(LightningModule):
 
     @property
     def _data(self) -> RolloutDataModule:
-        return cast(RolloutDataModule, self.trainer.datamodule)
+        return cast(RolloutDataModule, self.trainer.datamodule)  # type: ignore[attr-defined]
 
     def _needs_start_weights(self) -> bool:
         """A checkpoint brings the policy's weights; a reference is always the policy's start."""
