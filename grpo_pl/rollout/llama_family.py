@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from grpo_pl.rollout.kernels import Matrix
@@ -46,7 +46,7 @@ class LlamaFamilyDecoder:
     each rotated pair are neighbours, which no dot product of a query with a key can see.
     """
 
-    def __init__(self, model: nn.Module, *, rows: int) -> None:
+    def __init__(self, model: Any, *, rows: int) -> None:
         model = unwrap(model)
         trunk = model.model
         attention = trunk.layers[0].self_attn
@@ -91,7 +91,7 @@ class LlamaFamilyDecoder:
     def _read_norm(norm: Any) -> _Norm:
         return _Norm(whole(norm.weight), norm.variance_epsilon)
 
-    def _matrix(self, modules: list[nn.Module], rows: int, order: Tensor | None = None) -> Matrix:
+    def _matrix(self, modules: list[Any], rows: int, order: Tensor | None = None) -> Matrix:
         """Several linear layers with one input as one product; ``order`` permutes its outputs."""
         parts = [dense_linear(module) for module in modules]
         weight = parts[0][0] if len(parts) == 1 else torch.cat([weight for weight, _ in parts])
