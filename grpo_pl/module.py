@@ -25,7 +25,7 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.scoring import check_rewards, score_completions
 from grpo_pl.rollout.engine import RolloutEngine, SamplingParams
-from grpo_pl.rollout.plain import PlainEngine
+from grpo_pl.rollout.native import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.step_metrics import REFLECTION_WORDS, experience_metrics
 from grpo_pl.stopwatch import stopwatch
@@ -55,7 +55,7 @@ class GRPOModule(LightningModule):
         rewards: what a completion is worth; exactly one says what a right answer is (``correctness: true``).
         template: how a question becomes a prompt.
         algorithm: the objective.
-        engine: what draws completions; null takes transformers' own ``generate``.
+        engine: what draws completions; null takes the native engine.
         sampling: length and temperature of training completions.
         optimization: AdamW, learning-rate schedule, clipping.
         validation: how held-out problems are answered.
@@ -89,7 +89,7 @@ class GRPOModule(LightningModule):
         self.policy_config, self.template, self.cold_start = policy, template, cold_start
         self.rewards, self.algorithm, self.sampling = rewards, algorithm, sampling
         self.optimization, self.validation = optimization, validation
-        self.engine = engine or PlainEngine()
+        self.engine = engine or NativeEngine()
         self.micro_batch_size, self.reflection_words, self.seed = micro_batch_size, reflection_words, seed
         self.policy: PreTrainedModel | None = None
         self.report: Report = _unwatched
