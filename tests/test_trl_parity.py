@@ -1,0 +1,146 @@
+"""The loss and its gradient against TRL's own ``GRPOTrainer`` on the same model and the same tokens."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from grpo_pl.algorithm import GRPOAlgorithm
+from grpo_pl.functional.logprobs import token_entropy, token_logprobs
+
+trl = pytest.importorskip("trl", reason="TRL is a development dependency: pip install 'grpo_pl[dev]'")
+
+B, S, T, VOCAB, MAX_LENGTH = 8, 3, 5, 16, 7
+EPSILON = {"epsilon_low": 0.1, "epsilon_high": 0.15}
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory):
+    """A real trainer around a tiny model in float64; tests set the attributes that its arguments would set."""
+    from datasets import Dataset
+
+    words = {f"w{i}": i for i in range(VOCAB)}
+    inner = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="w1", pad_token="w1")
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=2,
+        )
+    ).double()  # fmt: skip
+    trainer = trl.GRPOTrainer(
+        model=model,
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=trl.GRPOConfig(
+            output_dir=str(tmp_path_factory.mktemp("trl")), per_device_train_batch_size=B, num_generations=4,
+            max_completion_length=MAX_LENGTH, report_to=[], use_cpu=True, bf16=False,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": ["w2 w3 w4"] * B}),
+        processing_class=tokenizer,
+    )  # fmt: skip
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def inputs(trainer):
+    """Tokens of ragged completions, with an old and a reference policy near the model."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(2, VOCAB, (B, S + T), generator=generator)
+    mask = torch.arange(T) < torch.tensor([5, 1, 3, 2, 4, 5, 2, 3]).unsqueeze(1)
+    with torch.no_grad():
+        logits = trainer.model(input_ids=ids).logits[:, S - 1 : -1]
+        now = logits.log_softmax(-1).gather(-1, ids[:, S:].unsqueeze(-1)).squeeze(-1)
+    return {
+        "prompt_ids": ids[:, :S],
+        "prompt_mask": torch.ones(B, S, dtype=torch.int64),
+        "completion_ids": ids[:, S:],
+        "completion_mask": mask.long(),
+        "advantages": torch.randn(B, generator=generator, dtype=torch.float64),
+        "old_per_token_logps": now + 0.2 * torch.randn(B, T, generator=generator, dtype=torch.float64),
+        "ref_per_token_logps": now + 0.2 * torch.randn(B, T, generator=generator, dtype=torch.float64),
+        "num_items_in_batch": mask.sum(),
+    }
+
+
+def configure(trainer, settings, monkeypatch):
+    defaults = {"beta": 0.3, "importance_sampling_level": "token", "use_bias_correction_kl": False, **EPSILON}
+    for name, value in (defaults | settings).items():
+        monkeypatch.setattr(trainer if hasattr(trainer, name) else trainer.args, name, value)
+
+
+def gradient(loss: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def ours(algorithm: GRPOAlgorithm, model, inputs):
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    logits = model(input_ids=ids).logits[:, S - 1 : -1]
+    logprobs = token_logprobs(logits, inputs["completion_ids"]).double()
+    mask = inputs["completion_mask"].bool()
+    output = algorithm.loss(
+        logprobs=logprobs,
+        old_logprobs=inputs["old_per_token_logps"],
+        advantages=inputs["advantages"].unsqueeze(1),
+        mask=mask,
+        weights=algorithm.token_weights(
+            mask,
+            num_sequences=B,
+            num_tokens=int(mask.sum()),
+            max_completion_length=MAX_LENGTH,
+            dtype=torch.float64,
+        ),
+        ref_logprobs=inputs["ref_per_token_logps"],
+        entropy=token_entropy(logits),
+    )
+    return output, gradient(output.loss, model)
+
+
+CASES = {
+    "grpo": ({"loss_type": "grpo"}, {}),
+    "bnpo": ({"loss_type": "bnpo"}, {"aggregation": "token_mean"}),
+    "dapo": ({"loss_type": "dapo"}, {"aggregation": "token_mean"}),
+    "dr_grpo": ({"loss_type": "dr_grpo"}, {"aggregation": "constant"}),
+    "sapo": ({"loss_type": "sapo"}, {"surrogate": "sapo"}),
+    "cispo": (
+        {"loss_type": "cispo", "epsilon_high": 1.1},
+        {"surrogate": "cispo_capped", "cispo_cap": 1.1, "aggregation": "token_mean"},
+    ),
+    "gspo": ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, {"ratio_level": "sequence"}),
+    "dual clip": ({"loss_type": "grpo", "delta": 1.2}, {"dual_clip": 1.2}),
+    "k3 weighted": ({"loss_type": "grpo", "use_bias_correction_kl": True}, {"kl_estimator": "k3_weighted"}),
+    "no kl": ({"loss_type": "grpo", "beta": 0.0}, {"beta": 0.0}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_gradient_are_those_of_trl(trainer, inputs, case, monkeypatch):
+    settings, choices = CASES[case]
+    configure(trainer, settings, monkeypatch)
+    loss = trainer._compute_loss(trainer.model, inputs)
+    algorithm = GRPOAlgorithm(**({"beta": 0.3, **EPSILON} | choices))
+    output, own = ours(algorithm, trainer.model, inputs)
+    assert output.loss.item() == pytest.approx(loss.item(), rel=1e-5)  # its log-probabilities are float32
+    theirs = gradient(loss, trainer.model)
+    assert ((own - theirs).norm() / theirs.norm()).item() <= 1e-5
+
+
+@pytest.mark.parametrize("case", ["grpo", "cispo"])
+def test_metrics_are_those_of_trl(trainer, inputs, case, monkeypatch):
+    settings, choices = CASES[case]
+    configure(trainer, settings, monkeypatch)
+    trainer._metrics["train"].clear()
+    trainer._compute_loss(trainer.model, inputs)
+    output, _ = ours(GRPOAlgorithm(**({"beta": 0.3, **EPSILON} | choices)), trainer.model, inputs)
+    shared = set(output.stats) & set(trainer._metrics["train"])
+    expected = {
+        "grpo": {"clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"},
+        "cispo": {"cispo_clip_ratio"},
+    }
+    assert shared == {"kl", "entropy"} | expected[case]
+    for name in shared:
+        total, count = output.stats[name]
+        assert (total / count).item() == pytest.approx(trainer._metrics["train"][name][-1], rel=1e-5), name
