@@ -61,10 +61,11 @@ class StageProgress(ProgressBar):
         numbers = "  ".join(f"{name} {float(value):.3f}" for name, value in sorted(held_out.items()))
         self._console.print(f"rollout {self._completed(trainer)}: {numbers}", highlight=False, soft_wrap=True)
 
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stop()
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-            self._bars = None
+        self._stop()
 
     def report(self, stage: str, done: int, total: int, note: str = "") -> None:
         """What the module calls from inside a step."""
@@ -73,6 +74,11 @@ class StageProgress(ProgressBar):
                 self._stage_name = stage
                 self._bars.reset(self._stage, total=total, description=stage)
             self._bars.update(self._stage, completed=done, total=total, note=note)
+
+    def _stop(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
 
     def _start(self, trainer: Trainer) -> None:
         if self._bars is None and self._enabled and trainer.is_global_zero and self._console.is_terminal:
