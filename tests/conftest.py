@@ -1,0 +1,154 @@
+"""What all tests share: one thread, a tiny task, and the command line run in this process."""
+
+import contextlib
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_pl.policy.loading import PolicyConfig, load_model
+from grpo_pl.policy.tokenizer import character_tokenizer
+
+torch.set_num_threads(1)
+
+CLOCKS = ("step_time", "time/")
+"""Columns of ``metrics.csv`` that no two runs share."""
+
+TINY_POLICY: dict[str, Any] = {
+    "model_type": "qwen2",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 48,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.08,
+}
+
+
+def _tiny_config() -> dict[str, Any]:
+    """Single-digit sums; after its cold start the policy keeps the format now and then, so rewards differ."""
+    return {
+        "seed_everything": 0,
+        "trainer": {"accelerator": "cpu", "val_check_interval": 2},
+        "model": {
+            "policy": {"from_scratch": TINY_POLICY},
+            "cold_start": {"steps": 60, "batch_size": 16, "lr": 0.01},
+            "rewards": [
+                {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True}},
+                {"class_path": "grpo_pl.rewards.FormatReward", "init_args": {"weight": 0.1, "partial": True}},
+            ],
+            "algorithm": {"group_size": 4, "beta": 0.0},
+            "sampling": {"max_completion_length": 32},
+            "optimization": {"lr": 3e-3, "warmup_rollouts": 1, "schedule": "linear"},
+            "validation": {"samples": 2},
+            "micro_batch_size": 8,
+        },
+        "data": {
+            "source": {
+                "class_path": "grpo_pl.data.arithmetic.ArithmeticPrompts",
+                "init_args": {"digits": 1, "scratchpad_share": 0.0},
+            },
+            "steps": 4,
+            "prompts_per_step": 4,
+            "val_prompts": 6,
+        },
+        "checkpoint": {"every_n_rollouts": 1, "keep": 10},
+    }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command printed and left behind."""
+
+    status: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """``grpo-pl`` in this process, with a cold-start cache and a folder of runs of its own."""
+
+    folder: Path
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    @property
+    def cache(self) -> Path:
+        return self.folder / "cache"
+
+    def config(self, name: str = "tiny", **changes: Any) -> Path:
+        """Writes the tiny configuration; ``model__policy__dtype="auto"`` changes one entry of it."""
+        tree = _tiny_config()
+        for path, value in changes.items():
+            *parents, leaf = path.split("__")
+            node = tree
+            for parent in parents:
+                node = node[parent]
+            node[leaf] = value
+        file = self.folder / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(tree))
+        return file
+
+    def __call__(self, verb: str, *arguments: object) -> Outcome:
+        from grpo_pl.cli import main
+
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            patch.setenv("GRPO_PL_CACHE", str(self.cache))
+            patch.setenv("COLUMNS", "200")
+            status = exit_status(lambda: main([verb, *map(str, arguments), f"--runs_dir={self.runs}"]))
+        return Outcome(status, out.getvalue(), err.getvalue())
+
+
+def exit_status(command: Callable[[], int]) -> int:
+    """What a shell would see of ``command``."""
+    try:
+        return command()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+
+
+@pytest.fixture(scope="session")
+def command_line(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
+    return CommandLine(tmp_path_factory.mktemp("command_line"))
+
+
+@pytest.fixture
+def fresh_command_line(tmp_path: Path) -> CommandLine:
+    """One with nothing cached and no runs."""
+    return CommandLine(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def read_metrics() -> Callable[..., list[dict[str, str]]]:
+    """``read_metrics(file)``: the rows of a ``metrics.csv`` without clock readings and without empty cells."""
+
+    def read(file: Path) -> list[dict[str, str]]:
+        with file.open(newline="") as lines:
+            rows = list(csv.DictReader(lines))
+        return [{k: v for k, v in row.items() if v != "" and not k.startswith(CLOCKS)} for row in rows]
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return character_tokenizer(PolicyConfig(from_scratch={"model_type": "qwen2"}).tags)
+
+
+@pytest.fixture
+def tiny_policy(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """A random one-layer model over printable ASCII, in float32."""
+    return load_model(PolicyConfig(from_scratch={**TINY_POLICY, "initializer_range": 0.3}), tokenizer)

@@ -1,0 +1,137 @@
+"""A policy from scratch, from a folder, and from nowhere."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_pl.policy.loading import PolicyConfig, context_length, eos_ids, load_model, load_tokenizer
+
+SCRATCH: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 32,
+}
+
+
+@pytest.fixture
+def saved(tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Path:
+    tiny_policy.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def _weights(model: PreTrainedModel) -> torch.Tensor:
+    return torch.cat([p.detach().flatten().float() for p in model.parameters()])
+
+
+def test_a_policy_from_scratch_speaks_the_character_tokenizer() -> None:
+    policy = PolicyConfig(from_scratch=SCRATCH)
+    tokenizer = load_tokenizer(policy)
+    model = load_model(policy, tokenizer)
+    assert model.config.model_type == "llama"
+    assert model.get_input_embeddings().weight.shape == (len(tokenizer), 16)
+    assert eos_ids(model, tokenizer) == [tokenizer.eos_token_id]
+    assert context_length(model) == 32
+    assert model.training
+
+
+def test_weights_from_scratch_follow_init_seed_and_leave_the_global_generator_alone() -> None:
+    def build(seed: int) -> torch.Tensor:
+        policy = PolicyConfig(from_scratch=SCRATCH, init_seed=seed)
+        return _weights(load_model(policy, load_tokenizer(policy)))
+
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = build(0)
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(first, build(0))
+    assert not torch.equal(first, build(1))
+
+
+def test_a_folder_gives_back_weights_and_tokenizer(saved: Path, tiny_policy: PreTrainedModel) -> None:
+    policy = PolicyConfig(path=str(saved))
+    tokenizer = load_tokenizer(policy)
+    loaded = load_model(policy, tokenizer)
+    assert torch.equal(_weights(loaded), _weights(tiny_policy))
+    assert loaded.training  # from_pretrained alone leaves it in eval mode
+    assert tokenizer.padding_side == "left"
+
+
+def test_without_weights_only_the_architecture_is_built(saved: Path, tiny_policy: PreTrainedModel) -> None:
+    policy = PolicyConfig(path=str(saved), init_seed=1)
+    empty = load_model(policy, load_tokenizer(policy), weights=False)
+    assert empty.config.hidden_size == tiny_policy.config.hidden_size
+    assert not torch.equal(_weights(empty), _weights(tiny_policy))
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", torch.bfloat16), ("float32", torch.float32)])
+def test_dtype_is_that_of_the_weights(saved: Path, dtype: Any, expected: torch.dtype) -> None:
+    for policy in (PolicyConfig(from_scratch=SCRATCH, dtype=dtype), PolicyConfig(path=str(saved), dtype=dtype)):
+        assert {p.dtype for p in load_model(policy, load_tokenizer(policy)).parameters()} == {expected}
+
+
+def test_dropout_is_off_so_that_two_forwards_in_training_mode_agree(tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=2, n_head=2)
+    assert config.resid_pdrop > 0
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(PolicyConfig(from_scratch=SCRATCH))
+    model = load_model(PolicyConfig(path=str(tmp_path)), tokenizer)
+    ids = torch.tensor([[1, 2, 3, 4]])
+    assert model.training
+    assert torch.equal(model(ids).logits, model(ids).logits)
+
+
+def test_attention_dropout_of_a_config_is_off_too() -> None:
+    policy = PolicyConfig(from_scratch={**SCRATCH, "attention_dropout": 0.5})
+    tokenizer = load_tokenizer(policy)
+    model = load_model(policy, tokenizer)
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    assert torch.equal(model(ids).logits, model(ids).logits)
+
+
+def test_a_tokenizer_without_padding_pads_with_eos(saved: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    without = load_tokenizer(PolicyConfig(path=str(saved)))
+    without.pad_token = None
+    without.save_pretrained(saved)
+    assert load_tokenizer(PolicyConfig(path=str(saved))).pad_token_id == tokenizer.eos_token_id
+
+
+def test_every_declared_end_counts(tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    tiny_policy.generation_config.eos_token_id = [7, 5]
+    assert eos_ids(tiny_policy, tokenizer) == sorted({5, 7, tokenizer.eos_token_id})
+
+
+@pytest.mark.parametrize("load", [load_tokenizer, lambda policy: load_model(policy, None)])
+def test_a_policy_that_is_nowhere_is_one_clear_line(load: Any, tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    with pytest.raises(ValueError, match="cannot load the") as caught:
+        load(PolicyConfig(path=missing))
+    assert missing in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_a_model_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="that folder") as caught:
+        load_model(PolicyConfig(path=str(tmp_path)), None)
+    assert "\n" not in str(caught.value)
+
+
+def test_exactly_one_of_path_and_from_scratch() -> None:
+    for arguments in ({}, {"path": "x", "from_scratch": SCRATCH}):
+        with pytest.raises(ValueError, match="exactly one of `path`"):
+            PolicyConfig(**arguments)
+
+
+def test_from_scratch_wants_a_model_type_that_transformers_knows(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(ValueError, match="needs a `model_type`"):
+        PolicyConfig(from_scratch={"hidden_size": 4})
+    with pytest.raises(ValueError, match="transformers refuses 'qwem2'"):
+        load_model(PolicyConfig(from_scratch={"model_type": "qwem2"}), tokenizer)

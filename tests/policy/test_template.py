@@ -1,0 +1,70 @@
+"""What the policy reads and what rewards read, with and without a chat template."""
+
+import copy
+import json
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from grpo_pl.policy.template import PromptTemplate
+
+CHAT = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture
+def chat_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    chatty = copy.deepcopy(tokenizer)
+    chatty.chat_template = CHAT
+    return chatty
+
+
+def test_plain_text_is_system_blank_line_user_prefill(tokenizer: PreTrainedTokenizerBase) -> None:
+    template = PromptTemplate(system="Think.", user="Q: {question}\nA:", prefill="<think>")
+    assert template.render("1+1=", tokenizer) == "Think.\n\nQ: 1+1=\nA:<think>"
+    assert PromptTemplate().render("1+1=", tokenizer) == "1+1="
+
+
+def test_a_chat_template_is_used_when_there_is_one(chat_tokenizer: PreTrainedTokenizerBase) -> None:
+    template = PromptTemplate(system="Think.", user="Q: {question}", prefill="<think>")
+    assert template.render("1+1=", chat_tokenizer) == "[system]Think.[user]Q: 1+1=[assistant]<think>"
+    assert PromptTemplate().render("1+1=", chat_tokenizer) == "[user]1+1=[assistant]"
+
+
+def test_chat_false_leaves_the_chat_template_alone(chat_tokenizer: PreTrainedTokenizerBase) -> None:
+    assert PromptTemplate(chat=False).render("1+1=", chat_tokenizer) == "1+1="
+
+
+def test_chat_true_without_a_chat_template_is_one_clear_error(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(ValueError, match=r"template.chat is true, but the tokenizer has no chat template"):
+        PromptTemplate(chat=True).render("1+1=", tokenizer)
+
+
+def test_encoding_is_that_of_the_rendered_text(
+    tokenizer: PreTrainedTokenizerBase, chat_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    template = PromptTemplate(prefill="<think>")
+    for each in (tokenizer, chat_tokenizer):
+        assert each.decode(template.encode("1+1=", each)) == template.render("1+1=", each)
+
+
+def test_braces_in_a_question_stay(tokenizer: PreTrainedTokenizerBase) -> None:
+    question = r"What is \frac{1}{2} of {question}?"
+    assert PromptTemplate(user="{question} Go.").render(question, tokenizer) == question + " Go."
+
+
+def test_rewards_read_the_prefill_and_the_completion_without_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    tokens = [*tokenizer("7</think>").input_ids, tokenizer.eos_token_id]
+    assert PromptTemplate(prefill="<think>").completion_text(tokens, tokenizer) == "<think>7</think>"
+
+
+def test_user_text_without_the_question_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"must contain '\{question\}', got 'Solve it'"):
+        PromptTemplate(user="Solve it")
+
+
+def test_plain_values_rebuild_the_template() -> None:
+    template = PromptTemplate(system="s", user="{question}!", prefill="<think>", chat=False)
+    assert PromptTemplate(**json.loads(json.dumps(template.to_dict()))) == template

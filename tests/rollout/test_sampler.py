@@ -1,0 +1,113 @@
+"""From questions to completions: keys, texts, columns, and prompts that do not fit."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rollout.engine import RolloutEngine, SamplingParams
+from grpo_pl.rollout.plain import PlainEngine
+from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.types import Prompt, Rollout, SampleKey
+
+PROMPTS = [
+    Prompt(id=7, question="7+5=", answer="12", columns={"level": 1}),
+    Prompt(id=8, question="1+1+1=", answer="3", columns={"source": "hand"}),
+]
+SHORT = SamplingParams(max_completion_length=6)
+
+
+@pytest.fixture
+def sampler(tokenizer: PreTrainedTokenizerBase) -> CompletionSampler:
+    return CompletionSampler(engine=PlainEngine(), template=PromptTemplate(prefill="<think>"), tokenizer=tokenizer)
+
+
+@dataclass
+class Listening(RolloutEngine):
+    """Remembers the request before it passes it on."""
+
+    request: dict[str, Any] = field(default_factory=dict)
+
+    def generate(self, model: PreTrainedModel, **request: Any) -> Rollout:
+        self.request.update(request)
+        return PlainEngine().generate(model, **request)
+
+
+def test_rows_of_a_prompt_are_neighbours_and_texts_are_its_tokens(
+    sampler: CompletionSampler, tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    samples = sampler.sample(tiny_policy, PROMPTS, group_size=3, sampling=SHORT, seed=0, split="train", step=4)
+    assert [prompt.id for prompt in samples.per_row] == [7, 7, 7, 8, 8, 8]
+    assert samples.prompt_texts == ["7+5=<think>", "1+1+1=<think>"]
+    assert samples.step == 4
+    rollout = samples.rollout
+    for row, text in enumerate(samples.completions):
+        tokens = rollout.completion_ids[row][rollout.completion_mask[row]].tolist()
+        assert text == "<think>" + tokenizer.decode(tokens, skip_special_tokens=True)
+        prompt = rollout.prompt_ids[row][rollout.prompt_mask[row]].tolist()
+        assert tokenizer.decode(prompt) == samples.prompt_texts[row // 3]
+
+
+def test_columns_are_as_long_as_the_rows_and_hold_nothing_but_the_data(
+    sampler: CompletionSampler, tiny_policy: PreTrainedModel
+) -> None:
+    samples = sampler.sample(tiny_policy, PROMPTS, group_size=2, sampling=SHORT, seed=0, split="train")
+    assert samples.columns() == {
+        "level": [1, 1, None, None],
+        "source": [None, None, "hand", "hand"],
+        "prompt": ["7+5=<think>"] * 2 + ["1+1+1=<think>"] * 2,
+        "question": ["7+5="] * 2 + ["1+1+1="] * 2,
+        "completion_length": samples.rollout.completion_mask.sum(1).tolist(),
+    }
+
+
+def test_keys_name_seed_split_step_attempt_prompt_and_sample(
+    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    engine = Listening()
+    sampler = CompletionSampler(engine=engine, template=PromptTemplate(), tokenizer=tokenizer)
+    sampler.sample(tiny_policy, PROMPTS, group_size=2, sampling=SHORT, seed=5, split="val", step=3, attempt=1)
+    assert engine.request["keys"] == [
+        [SampleKey(seed=5, split="val", step=3, attempt=1, prompt_id=p, sample=g) for g in (0, 1)] for p in (7, 8)
+    ]
+    assert engine.request["eos_token_ids"] == [tokenizer.eos_token_id]
+    assert engine.request["pad_token_id"] == tokenizer.pad_token_id
+
+
+def test_a_sample_does_not_depend_on_the_other_prompts(
+    sampler: CompletionSampler, tiny_policy: PreTrainedModel
+) -> None:
+    both = sampler.sample(tiny_policy, PROMPTS, group_size=4, sampling=SHORT, seed=0, split="train")
+    alone = sampler.sample(tiny_policy, PROMPTS[1:], group_size=4, sampling=SHORT, seed=0, split="train")
+    assert both.completions[4:] == alone.completions
+
+
+def test_progress_ends_with_every_completion(sampler: CompletionSampler, tiny_policy: PreTrainedModel) -> None:
+    seen: list[tuple[int, int]] = []
+    samples = sampler.sample(
+        tiny_policy, PROMPTS, group_size=2, sampling=SHORT, seed=0, split="train", progress=lambda *n: seen.append(n)
+    )
+    assert seen[-1] == (int(samples.rollout.lengths.sum()), 4)
+    assert seen == sorted(seen)
+
+
+def test_a_prompt_that_does_not_fit_the_context_is_one_clear_error(
+    sampler: CompletionSampler, tiny_policy: PreTrainedModel
+) -> None:
+    fits = SamplingParams(max_completion_length=48 - 7)  # 6 characters and <think>
+    sampler.sample(tiny_policy, PROMPTS, group_size=1, sampling=fits, seed=0, split="val")
+    too_long = SamplingParams(max_completion_length=48 - 6)
+    with pytest.raises(ValueError, match=r"prompt 8 has 7 tokens; with max_completion_length=42 .* context of 48"):
+        sampler.sample(tiny_policy, PROMPTS, group_size=1, sampling=too_long, seed=0, split="val")
+
+
+def test_sampling_leaves_the_global_generator_and_the_mode_alone(
+    sampler: CompletionSampler, tiny_policy: PreTrainedModel
+) -> None:
+    before = torch.get_rng_state()
+    sampler.sample(tiny_policy.train(), PROMPTS, group_size=2, sampling=SHORT, seed=0, split="train")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert tiny_policy.training
