@@ -51,7 +51,7 @@ class GRPOAlgorithm(Objective):
         completion of a prompt whose greedy completion has none.
 
         Args:
-            values: (R, P, G), NaN where a reward is None (see ``functional.advantages.reward_tensor``).
+            values: (R, P, G), NaN where a reward is None; a reward that *is* NaN has to be refused before.
             reward_weights: (R,).
             lengths: (P, G) completion tokens.
             truncated: (P, G) bool, the completion ended at the length limit.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,22 +34,6 @@ class Advantages:
         if rows is not None:
             keep, lengths = keep[rows], lengths[rows]
         return int(keep.sum()), int((lengths * keep).sum())
-
-
-def reward_tensor(values: Sequence[Sequence[float | None]], *, group_size: int) -> Tensor:
-    """R lists of P·G rewards, ``None`` where one could not be computed, as a (R, P, G) tensor with NaN for ``None``.
-
-    Raises:
-        ValueError: a reward is NaN or infinite, or the lists do not divide into groups of ``group_size``.
-    """
-    for row in values:
-        for i, value in enumerate(row):
-            if value is not None and not math.isfinite(value):
-                raise ValueError(f"reward {value} of completion {i} is not finite: return None if it is unknown.")
-        if len(row) != len(values[0]) or len(row) % group_size:
-            raise ValueError(f"{len(row)} rewards do not divide into groups of {group_size}: groups must be whole.")
-    table = [[math.nan if value is None else float(value) for value in row] for row in values]
-    return torch.tensor(table, dtype=torch.float64).unflatten(-1, (-1, group_size))
 
 
 def combine_rewards(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

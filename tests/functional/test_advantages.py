@@ -15,7 +15,6 @@ from grpo_pl.functional.advantages import (
     overlong_penalty,
     process_advantages,
     rescale,
-    reward_tensor,
     subtract_baseline,
 )
 
@@ -171,25 +170,6 @@ def test_informative_groups_have_two_different_rewards():
     valid = torch.ones(4, 3, dtype=torch.bool)
     valid[3, 0] = False  # what is left is equal
     assert informative_groups(rewards, valid).tolist() == [False, True, False, False]
-
-
-def test_reward_tensor_turns_none_into_nan():
-    table = reward_tensor([[1.0, None, 0.0, 0.5]], group_size=2)
-    assert table.shape == (1, 2, 2)
-    assert torch.equal(table.isnan(), torch.tensor([[[False, True], [False, False]]]))
-
-
-@pytest.mark.parametrize("bad", [NAN, math.inf, -math.inf])
-def test_rewards_that_are_not_finite_are_refused(bad):
-    with pytest.raises(ValueError, match="completion 1 is not finite"):
-        reward_tensor([[0.0, bad]], group_size=2)
-
-
-def test_groups_of_unequal_size_are_refused():
-    with pytest.raises(ValueError, match="groups must be whole"):
-        reward_tensor([[0.0, 1.0, 1.0]], group_size=2)
-    with pytest.raises(ValueError, match="groups must be whole"):
-        reward_tensor([[0.0, 1.0], [0.0, 1.0, 0.0, 1.0]], group_size=2)
 
 
 def test_infinite_rewards_are_refused():
