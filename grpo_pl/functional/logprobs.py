@@ -2,25 +2,188 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_CHUNK_TOKENS = 1024  # most tokens whose logits exist at one time …
+_CHUNK_ELEMENTS = 1 << 25  # … and most logits: 128 MiB in float32
+_KEPT_ELEMENTS = 1 << 26  # probabilities kept for the backward pass; those of further chunks are computed again
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """log softmax(logits / temperature)[token], in float32 whatever the type of ``logits``.
+    """log softmax(logits / temperature)[token], in float32 (float64 stays), differentiable.
 
     Args:
         logits: (B, T, V).
         token_ids: (B, T) int64.
 
     Returns:
-        (B, T) float32, differentiable.
+        (B, T).
     """
-    scaled = logits.float() / temperature
+    scaled = logits.to(_wide(logits.dtype)) / temperature
     chosen = scaled.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)  # (B, T)
     return chosen - scaled.logsumexp(dim=-1)
 
 
 def token_entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """−Σ_v p_v log p_v with p = softmax(logits / temperature), in nats, shape (B, T), float32, differentiable."""
-    logprobs = (logits.float() / temperature).log_softmax(dim=-1)  # (B, T, V)
+    """−Σ_v p_v log p_v with p = softmax(logits / temperature), in nats, shape (B, T), differentiable."""
+    logprobs = (logits.to(_wide(logits.dtype)) / temperature).log_softmax(dim=-1)  # (B, T, V)
     return -(logprobs.exp() * logprobs).sum(dim=-1)
+
+
+def head_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    token_ids: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`token_logprobs` and :func:`token_entropy` of logits = hidden Wᵀ + b that never exist as a whole.
+
+    The LM head runs over chunks of tokens, so memory does not grow with N · V. Per chunk, with p = softmax(z / τ):
+
+        ∂ log p_k / ∂z_v = ([v = k] − p_v) / τ          ∂ H / ∂z_v = −p_v (log p_v + H) / τ
+
+    Probabilities of the first chunks wait for the backward pass as far as a fixed budget goes; the others are computed
+    again there. Products run in the type of ``hidden`` (or autocast's), everything else and the sum of the weight's
+    gradient over chunks in float32; float64 stays float64.
+
+    Args:
+        hidden: (N, H), what enters the head at the positions that predict ``token_ids``.
+        weight: (V, H); ``bias`` (V,).
+        token_ids: (N,) int64.
+
+    Returns:
+        log-probabilities (N,), and entropies (N,) or None; differentiable once in hidden, weight and bias.
+    """
+    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
+    logprobs, entropy = _HeadLogprobs.apply(hidden, weight, bias, token_ids, temperature, with_entropy, keep)
+    return logprobs, entropy if with_entropy else None
+
+
+class _HeadLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        token_ids: Tensor,
+        temperature: float,
+        with_entropy: bool,
+        keep: bool,
+    ) -> tuple[Tensor, Tensor]:
+        device = hidden.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        ctx.dtype, ctx.temperature = dtype, temperature
+        ctx.set_materialize_grads(False)
+        logprobs = torch.empty(len(hidden), dtype=_wide(dtype), device=hidden.device)
+        entropy = torch.empty_like(logprobs) if with_entropy else logprobs.new_empty(0)
+        kept: list[Tensor] = []
+        budget = _KEPT_ELEMENTS if keep else 0
+        with torch.autocast(device, enabled=False):
+            narrow = weight.to(dtype)
+            for rows in _chunks(len(hidden), weight.shape[0]):
+                scaled = _logits(hidden[rows].to(dtype), narrow, bias, temperature)  # (C, V)
+                scaled -= scaled.amax(dim=-1, keepdim=True)
+                chosen = scaled.gather(-1, token_ids[rows].unsqueeze(-1)).squeeze(-1)
+                probabilities = scaled.exp()
+                total = probabilities.sum(dim=-1)
+                logprobs[rows] = chosen - total.log()
+                if with_entropy:
+                    mean = torch.bmm(probabilities.unsqueeze(1), scaled.unsqueeze(2)).flatten() / total
+                    entropy[rows] = total.log() - mean
+                if probabilities.numel() <= budget:
+                    budget -= probabilities.numel()
+                    kept.append(probabilities.div_(total.unsqueeze(-1)))
+                else:
+                    budget = 0
+        ctx.save_for_backward(hidden, weight, bias, token_ids, entropy, *kept)
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, token_ids, entropy, *kept = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        wide = _wide(ctx.dtype)
+        if grad_entropy is not None and not grad_entropy.any():
+            grad_entropy = None  # only logged: a product saved per chunk
+        to_hidden = torch.empty_like(hidden) if needs_hidden else None
+        to_weight = torch.zeros_like(weight, dtype=wide) if needs_weight else None
+        to_bias = torch.zeros_like(bias, dtype=wide) if needs_bias else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            narrow = weight.to(ctx.dtype)
+            for number, rows in enumerate(_chunks(len(hidden), weight.shape[0])):
+                inputs = hidden[rows].to(ctx.dtype)
+                if number < len(kept):
+                    probabilities = kept[number]
+                else:
+                    probabilities = _logits(inputs, narrow, bias, ctx.temperature).softmax(dim=-1)
+                slope = _slope(
+                    probabilities,
+                    token_ids[rows],
+                    None if grad_logprobs is None else grad_logprobs[rows] / ctx.temperature,
+                    None if grad_entropy is None else grad_entropy[rows] / ctx.temperature,
+                    entropy[rows] if grad_entropy is not None else None,
+                )
+                if to_bias is not None:
+                    to_bias += slope.sum(dim=0)
+                slope = slope.to(ctx.dtype)
+                if to_hidden is not None:
+                    to_hidden[rows] = (slope @ narrow).to(hidden.dtype)
+                if to_weight is not None:
+                    _add_product(to_weight, slope.t(), inputs)
+        to_weight = None if to_weight is None else to_weight.to(weight.dtype)
+        to_bias = None if to_bias is None else to_bias.to(bias.dtype)
+        return to_hidden, to_weight, to_bias, None, None, None, None
+
+
+def _slope(
+    probabilities: Tensor,
+    token_ids: Tensor,
+    grad_logprobs: Tensor | None,
+    grad_entropy: Tensor | None,
+    entropy: Tensor | None,
+) -> Tensor:
+    """Gradient of the logits (C, V) of one chunk; both incoming gradients are divided by the temperature already."""
+    if grad_logprobs is None:
+        slope = torch.zeros_like(probabilities)
+    else:
+        slope = probabilities * -grad_logprobs.unsqueeze(-1)
+        slope.scatter_add_(-1, token_ids.unsqueeze(-1), grad_logprobs.unsqueeze(-1))
+    if grad_entropy is not None and entropy is not None:
+        surprise = torch.special.xlogy(probabilities, probabilities) + probabilities * entropy.unsqueeze(-1)
+        slope -= surprise * grad_entropy.unsqueeze(-1)
+    return slope
+
+
+def _logits(inputs: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    """(C, V) logits divided by the temperature, in the wide type, free to be overwritten."""
+    logits = inputs @ weight.t()
+    if bias is not None:
+        logits += bias.to(logits.dtype)
+    logits = logits.to(_wide(logits.dtype))
+    return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, the sum in the type of ``total``."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
+def _chunks(tokens: int, vocabulary: int) -> list[slice]:
+    size = max(1, min(_CHUNK_TOKENS, _CHUNK_ELEMENTS // vocabulary))
+    return [slice(start, start + size) for start in range(0, tokens, size)]
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

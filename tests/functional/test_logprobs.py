@@ -1,0 +1,145 @@
+"""Tests of token log-probabilities and of the chunked LM head."""
+
+import math
+
+import pytest
+import torch
+
+from grpo_pl.functional import logprobs as module
+from grpo_pl.functional.logprobs import head_logprobs, token_entropy, token_logprobs
+
+
+@pytest.fixture(params=["kept", "recomputed", "mixed"])
+def small_chunks(request, monkeypatch):
+    """Chunks of three tokens; their probabilities all kept for the backward pass, none, or those of two chunks."""
+    monkeypatch.setattr(module, "_CHUNK_TOKENS", 3)
+    monkeypatch.setattr(
+        module, "_KEPT_ELEMENTS", {"kept": 1 << 26, "recomputed": 0, "mixed": 2 * 3 * 11}[request.param]
+    )
+
+
+def _inputs(tokens=10, size=5, vocabulary=11, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(tokens, size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(vocabulary, size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    bias = torch.randn(vocabulary, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    token_ids = torch.randint(vocabulary, (tokens,), generator=generator)
+    slopes = torch.randn(2, tokens, generator=generator, dtype=torch.float64)
+    return hidden, weight, bias, token_ids, slopes
+
+
+def _relative(ours: torch.Tensor, reference: torch.Tensor) -> float:
+    return ((ours.double() - reference.double()).norm() / reference.double().norm()).item()
+
+
+def test_token_logprobs_and_entropy_by_hand():
+    logits = torch.log(torch.tensor([[[0.5, 0.25, 0.25]]]))
+    torch.testing.assert_close(token_logprobs(logits, torch.tensor([[1]])), torch.tensor([[math.log(0.25)]]))
+    torch.testing.assert_close(token_entropy(logits), torch.tensor([[1.5 * math.log(2)]]))
+    # temperature 1/2 squares the odds: 4 : 1 : 1
+    torch.testing.assert_close(
+        token_logprobs(logits, torch.tensor([[0]]), temperature=0.5), torch.tensor([[math.log(4 / 6)]])
+    )
+
+
+def test_head_logprobs_by_hand():
+    hidden, weight = torch.tensor([[1.0, 0.0]]), torch.log(torch.tensor([[0.5, 1.0], [0.25, 1.0], [0.25, 1.0]]))
+    logprobs, entropy = head_logprobs(hidden, weight, torch.tensor([2]), with_entropy=True)
+    torch.testing.assert_close(logprobs, torch.tensor([math.log(0.25)]))
+    torch.testing.assert_close(entropy, torch.tensor([1.5 * math.log(2)]))
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_chunked_head_equals_materialised_logits(small_chunks, temperature, with_bias):
+    hidden, weight, bias, token_ids, slopes = _inputs()
+    leaves = [hidden, weight, bias] if with_bias else [hidden, weight]
+    ours = head_logprobs(
+        hidden, weight, token_ids, bias=bias if with_bias else None, temperature=temperature, with_entropy=True
+    )
+    logits = torch.nn.functional.linear(hidden, weight, bias if with_bias else None)
+    reference = (
+        token_logprobs(logits, token_ids, temperature=temperature),
+        token_entropy(logits, temperature=temperature),
+    )
+    for mine, theirs in zip(ours, reference, strict=True):
+        assert _relative(mine, theirs) < 1e-6
+    ours_loss = sum((value * slope).sum() for value, slope in zip(ours, slopes, strict=True))
+    reference_loss = sum((value * slope).sum() for value, slope in zip(reference, slopes, strict=True))
+    for mine, theirs in zip(
+        torch.autograd.grad(ours_loss, leaves), torch.autograd.grad(reference_loss, leaves), strict=True
+    ):
+        assert _relative(mine, theirs) < 1e-5
+
+
+def test_gradients_pass_a_numerical_check(small_chunks):
+    hidden, weight, bias, token_ids, _ = _inputs(tokens=7, size=3, vocabulary=6, dtype=torch.float64)
+
+    def both(hidden, weight, bias):
+        return head_logprobs(hidden, weight, token_ids, bias=bias, temperature=1.3, with_entropy=True)
+
+    assert both(hidden, weight, bias)[0].dtype == torch.float64
+    assert torch.autograd.gradcheck(both, (hidden, weight, bias))
+
+
+def test_backward_twice_gives_the_same_gradient(small_chunks):
+    hidden, weight, _, token_ids, slopes = _inputs()
+    loss = (head_logprobs(hidden, weight, token_ids)[0] * slopes[0]).sum()
+    first = torch.autograd.grad(loss, [hidden, weight], retain_graph=True)
+    second = torch.autograd.grad(loss, [hidden, weight])
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_frozen_head_gets_no_gradient(small_chunks):
+    hidden, weight, _, token_ids, _ = _inputs()
+    head_logprobs(hidden, weight.detach(), token_ids)[0].sum().backward()
+    assert weight.grad is None and hidden.grad is not None
+
+
+def test_without_gradients_nothing_is_kept(small_chunks):
+    hidden, weight, _, token_ids, _ = _inputs()
+    with torch.no_grad():
+        logprobs, entropy = head_logprobs(hidden, weight, token_ids, with_entropy=True)
+    assert not logprobs.requires_grad and entropy is not None
+    torch.testing.assert_close(logprobs, token_logprobs(hidden @ weight.t(), token_ids).detach())
+
+
+def test_bfloat16_head_is_as_good_as_materialised_bfloat16_logits(small_chunks):
+    """Both round logits to bfloat16; softmax is float32 in both; against exact arithmetic neither may be worse."""
+    hidden, weight, _, token_ids, slopes = _inputs(tokens=200, size=64, vocabulary=11, dtype=torch.bfloat16)
+    ours, _ = head_logprobs(hidden, weight, token_ids)
+    materialised = token_logprobs(hidden @ weight.t(), token_ids)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, materialised, atol=1e-5, rtol=1e-5)
+    grads = torch.autograd.grad((ours * slopes[0]).sum(), [hidden, weight])
+    wide = [hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()]
+    exact = torch.autograd.grad((token_logprobs(wide[0] @ wide[1].t(), token_ids) * slopes[0]).sum(), wide)
+    theirs = torch.autograd.grad((materialised * slopes[0]).sum(), [hidden, weight])
+    for mine, other, true in zip(grads, theirs, exact, strict=True):
+        assert mine.dtype == torch.bfloat16
+        assert _relative(mine, true) <= 1.1 * _relative(other, true) + 1e-3
+
+
+def test_autocast_decides_the_type_of_the_products(small_chunks):
+    hidden, weight, _, token_ids, _ = _inputs(tokens=50)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logprobs, _ = head_logprobs(hidden, weight, token_ids)
+        reference = token_logprobs(torch.nn.functional.linear(hidden, weight), token_ids)
+    assert logprobs.dtype == torch.float32
+    torch.testing.assert_close(logprobs, reference, atol=1e-5, rtol=1e-5)
+    logprobs.sum().backward()
+    assert hidden.grad.dtype == weight.grad.dtype == torch.float32
+
+
+def test_no_tokens_give_no_logprobs_and_zero_gradient():
+    hidden, weight, _, _, _ = _inputs(tokens=0)
+    logprobs, entropy = head_logprobs(hidden, weight, torch.zeros(0, dtype=torch.int64), with_entropy=True)
+    assert logprobs.shape == entropy.shape == (0,)
+    logprobs.sum().backward()
+    assert not weight.grad.any()
+
+
+def test_chunks_shrink_as_the_vocabulary_grows():
+    assert module._chunks(5000, 512)[0] == slice(0, 1024)
+    assert module._chunks(5000, 151_936)[0] == slice(0, 220)
+    assert module._chunks(3, 1 << 30) == [slice(0, 1), slice(1, 2), slice(2, 3)]
