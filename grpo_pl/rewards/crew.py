@@ -27,6 +27,10 @@ START_LIMIT_S = 60.0
 """A worker that has not reported by then will not: importing SymPy takes half a second, more on a busy machine."""
 OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
 """Signals that a worker does not send itself: somebody outside ended it."""
+MAX_ATTEMPTS = 3
+"""A pair whose worker is ended from outside this many times is to blame itself: the system ran out of memory on it."""
+WALL_FACTOR = 4.0
+"""A worker that got so little of the machine that it is not done after this many times its hard limit is killed too."""
 Job = tuple[str, str]
 
 
@@ -44,9 +48,9 @@ class SandboxSettings:
     workers: int = 2
     """Worker processes."""
     soft_limit_s: float = 1.0
-    """Seconds after which a comparison is interrupted (status ``timeout``)."""
+    """CPU seconds after which a comparison is interrupted (status ``timeout``)."""
     hard_limit_s: float = 2.5
-    """Seconds after which a worker that ignores the interruption is killed (status ``killed``)."""
+    """CPU seconds after which a worker that ignores the interruption is killed (status ``killed``)."""
     memory_limit_mb: int = 2048
     """Address space of one worker (``RLIMIT_AS``)."""
     relative_tolerance: float = 1e-4
@@ -200,7 +204,7 @@ class Crew:
     def close(self) -> None:
         self.dismiss()
         for thread in self._threads:
-            thread.join(timeout=self.settings.hard_limit_s + 5.0)
+            thread.join(timeout=self.settings.hard_limit_s * WALL_FACTOR + 5.0)
 
     def _serve(self, slot: int) -> None:
         try:
@@ -221,33 +225,36 @@ class Crew:
 
     def _answer(self, slot: int, job: Job) -> Verdict:
         """The verdict on one job, in a new worker if the old one is gone; a job lost to an outsider is tried again."""
-        for attempt in range(2):
+        for attempt in range(MAX_ATTEMPTS):
             worker = self.workers[slot]
             try:
                 if worker is None:
                     self.counts["restarts"] += 1
                     worker = self.workers[slot] = Worker(self.settings)
-                reply = worker.ask(job, self.settings.hard_limit_s)
+                reply = worker.ask(job, self.settings.hard_limit_s * WALL_FACTOR)
             except (WorkerStartError, OSError) as error:
                 return Verdict("unavailable", str(error))
             except OverHardLimit:
-                self.counts["kills"] += 1
-                self.workers[slot] = None
                 assert worker is not None
                 worker.kill()
-                return Verdict("killed", f"over {self.settings.hard_limit_s:g} s")
+                return self._killed(slot)
             except WorkerDied as death:
-                self.workers[slot] = None
                 if death.returncode == -signal.SIGVTALRM:
-                    return Verdict("killed", f"over {self.settings.hard_limit_s:g} s")
-                if attempt == 0 and -death.returncode in OUTSIDE_SIGNALS:
+                    return self._killed(slot)
+                self.workers[slot] = None
+                if attempt + 1 < MAX_ATTEMPTS and -death.returncode in OUTSIDE_SIGNALS:
                     continue
                 return Verdict("crashed", f"worker ended with {_name_of(death.returncode)}")
             if reply["last"]:
                 self.workers[slot] = None
                 worker.stop()
             return Verdict(reply["status"], reply["detail"])
-        raise AssertionError("unreachable: the second attempt always returns")
+        raise AssertionError("unreachable: the last attempt always returns")
+
+    def _killed(self, slot: int) -> Verdict:
+        self.counts["kills"] += 1
+        self.workers[slot] = None
+        return Verdict("killed", f"over {self.settings.hard_limit_s:g} s")
 
 
 def _name_of(returncode: int) -> str:

@@ -90,9 +90,9 @@ class MathReward(Reward):
     workers: int = 2
     """Worker processes of this reward."""
     soft_limit_s: float = 1.0
-    """Seconds after which a comparison is interrupted (status ``timeout``)."""
+    """CPU seconds after which a comparison is interrupted (status ``timeout``)."""
     hard_limit_s: float = 2.5
-    """Seconds after which a worker that cannot be interrupted is killed (status ``killed``)."""
+    """CPU seconds after which a worker that cannot be interrupted is killed (status ``killed``)."""
     memory_limit_mb: int = 2048
     """Address space of one worker in MiB."""
     max_answer_chars: int = 1000

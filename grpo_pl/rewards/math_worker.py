@@ -4,6 +4,9 @@ It speaks length-prefixed JSON: a settings object comes in first, ``{"ready": tr
 A job is ``[gold, answer]``, both the text inside a box; a reply is ``{"status": …, "detail": …, "last": …}``, where
 ``last`` says that the process ends itself after this job because its memory has grown too much.
 
+Both limits count CPU seconds, so that a busy machine does not turn right answers into time-outs. The soft one raises
+an exception in Python code; the hard one ends the process, also where C code never looks for signals.
+
 SymPy objects never leave this process and are never turned into text: ``str`` of one can run for ever.
 """
 
@@ -43,7 +46,7 @@ def _disarm() -> None:
     while True:
         try:
             _armed = False
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             return
         except SoftLimit:
             continue
@@ -89,8 +92,8 @@ def _limit_process(memory_bytes: int) -> None:
     allowed = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
     resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end ends this process
-    signal.signal(signal.SIGALRM, _on_alarm)
-    signal.signal(signal.SIGVTALRM, signal.SIG_DFL)  # the kernel ends a worker that is stuck in C without a parent
+    signal.signal(signal.SIGPROF, _on_alarm)
+    signal.signal(signal.SIGVTALRM, signal.SIG_DFL)  # the kernel ends a worker stuck in C, parent or no parent
 
 
 def _run_job(judge: Any, job: list[str], settings: dict[str, Any]) -> dict[str, Any]:
@@ -99,8 +102,8 @@ def _run_job(judge: Any, job: list[str], settings: dict[str, Any]) -> dict[str, 
     try:
         try:
             _armed = True
-            signal.setitimer(signal.ITIMER_REAL, settings["soft_limit_s"], REPEAT_S)
-            signal.setitimer(signal.ITIMER_VIRTUAL, settings["hard_limit_s"] + 1.0)
+            signal.setitimer(signal.ITIMER_PROF, settings["soft_limit_s"], REPEAT_S)
+            signal.setitimer(signal.ITIMER_VIRTUAL, settings["hard_limit_s"])
             status, detail = judge(*job, settings["relative_tolerance"])
         finally:
             _disarm()
@@ -126,7 +129,7 @@ def main() -> None:
     settings = read_message(source)
     try:
         judge = _load_judge()
-        judge("x", "x", 0.0)  # builds the parser tables, so that the first job is not charged for them
+        judge("x^2+1", "(x+1)^2", 0.0)  # builds parser tables and imports solvers: no job is charged for that
     except Exception as error:  # the parent shows it to the user
         write_message(sink, {"ready": False, "error": f"{type(error).__name__}: {error}"})
         return
