@@ -181,7 +181,7 @@ class Mute(ArithmeticPrompts):
 
 
 def test_a_source_without_demonstrations_is_one_clear_error() -> None:
-    with pytest.raises(ValueError, match="Mute has no demonstrations: remove model.cold_start"):
+    with pytest.raises(ValueError, match=r"Mute has no demonstrations: remove model\.cold_start"):
         SHORT.ensure(POLICY, TEMPLATE, Mute(), device=CPU)
 
 
