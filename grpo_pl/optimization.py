@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -82,3 +83,12 @@ class Optimization:
 
 class TrainingDiverged(RuntimeError):
     """Too many updates in a row had a loss or gradient that is not finite."""
+
+    last_checkpoint: Path | None = None
+    """The newest checkpoint of the run, from before it diverged."""
+
+    def __str__(self) -> str:
+        saved = self.last_checkpoint
+        return f"{super().__str__()} " + (
+            f"The last good checkpoint is {saved}." if saved else "No checkpoint was saved yet."
+        )

@@ -9,6 +9,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
+from grpo_pl.optimization import TrainingDiverged
+
 LAST = "last.ckpt"
 
 
@@ -40,12 +42,16 @@ class RolloutCheckpoint(Checkpoint):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.save(trainer)
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, TrainingDiverged) and self._saved_at >= 0 and self.folder is not None:
+            exception.last_checkpoint = self._path(self._saved_at)
+
     def save(self, trainer: Trainer) -> None:
         """Saves the state after the last completed rollout, unless it is saved already."""
         completed = _completed(trainer)
         if self.folder is None or completed == self._saved_at or trainer.fast_dev_run:
             return
-        path = self.folder / f"rollout-{completed:06d}.ckpt"
+        path = self._path(completed)
         trainer.save_checkpoint(path)  # Lightning writes to a temporary name and renames
         self._saved_at = completed
         if trainer.is_global_zero:
@@ -56,6 +62,10 @@ class RolloutCheckpoint(Checkpoint):
             for old in sorted(self.folder.glob("rollout-*.ckpt"))[: -self.keep]:
                 old.unlink()
         trainer.strategy.barrier()
+
+    def _path(self, completed: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"rollout-{completed:06d}.ckpt"
 
 
 def _completed(trainer: Trainer) -> int:

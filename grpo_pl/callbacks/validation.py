@@ -13,14 +13,14 @@ class ValidateAtBothEnds(Callback):
         self._validated_at = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.global_step == 0:
+        if _completed(trainer) == 0:
             self._validate(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validated_at = trainer.global_step
+        self._validated_at = _completed(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._validated_at != trainer.global_step:
+        if self._validated_at != _completed(trainer):
             self._validate(trainer)
 
     @staticmethod
@@ -31,3 +31,8 @@ class ValidateAtBothEnds(Callback):
         trainer.validating = True
         trainer.fit_loop.epoch_loop.val_loop.run()
         trainer.training = True
+
+
+def _completed(trainer: Trainer) -> int:
+    """Rollouts, not ``global_step``: that counts optimiser steps, and a rollout of equal rewards takes none."""
+    return int(trainer.datamodule.completed_rollouts)  # type: ignore[attr-defined]
