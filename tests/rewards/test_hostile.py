@@ -1,0 +1,191 @@
+"""Inputs made to hang, crash or fool a verifier: each costs at most the hard limit and leaves the pool alive."""
+
+import importlib.util
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grpo_pl.rewards import MathReward, Score
+from grpo_pl.rewards.crew import WALL_FACTOR
+
+HAS_GMPY2 = importlib.util.find_spec("gmpy2") is not None
+SOFT, HARD = 1.0, 2.5
+COSTLY = {"timeout", "killed", "crashed"}
+
+
+@pytest.fixture(scope="module", params=["gmpy2", "python"])
+def reward(request: pytest.FixtureRequest) -> Iterator[MathReward]:
+    if request.param == "gmpy2" and not HAS_GMPY2:
+        pytest.skip("gmpy2 is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "python":  # what SymPy and mpmath do where gmpy2 cannot be imported
+            patch.setenv("SYMPY_GROUND_TYPES", "python")
+            patch.setenv("MPMATH_NOGMPY", "1")
+        reward = MathReward(soft_limit_s=SOFT, hard_limit_s=HARD, name=request.param, workers=1)
+        reward.pool.start()
+        yield reward
+        reward.close()
+
+
+def judge(reward: MathReward, answer: str, gold: str) -> Score:
+    """The score of a boxed answer, after checking all that holds for every hostile input."""
+    return judge_text(reward, f"thus \\boxed{{{answer}}}", gold)
+
+
+def judge_text(reward: MathReward, completion: str, gold: str) -> Score:
+    started = time.monotonic()
+    score, after = reward([completion, r"\boxed{1+x}"], [gold, "x+1"], {})
+    assert time.monotonic() - started < 2 * HARD * WALL_FACTOR  # with a restart; a hang is what this would show
+    assert after.value == 1.0
+    json.dumps([score.value, score.status, score.detail], ensure_ascii=False).encode("utf-8")
+    return score
+
+
+def test_01_tower_of_powers_times_out(reward: MathReward) -> None:
+    score = judge(reward, "9^{9^{9^9}}", "5")
+    assert (score.value, score.status) == (0.0, "timeout")
+
+
+def test_02_tower_plus_one_can_be_logged(reward: MathReward) -> None:
+    score = judge(reward, "9^{9^{9^9}}+1", "5")
+    assert (score.value, score.status) == (0.0, "timeout")
+    assert "9^{9^{9^9}}+1" in f"{score}"
+
+
+def test_03_iterated_factorial(reward: MathReward) -> None:
+    score = judge(reward, "((20!)!)!", "5")
+    assert (score.value, score.status) == (0.0, "crashed" if reward.name == "gmpy2" else "timeout")
+
+
+def test_04_large_factorial(reward: MathReward) -> None:
+    kills = reward.pool.kills
+    score = judge(reward, "100000000!", "5")
+    assert (score.value, score.status) == (0.0, "killed" if reward.name == "gmpy2" else "timeout")
+    assert reward.pool.kills == kills + (reward.name == "gmpy2")
+
+
+def test_05_large_binomial(reward: MathReward) -> None:
+    score = judge(reward, r"\binom{10^9}{5\cdot10^8}", "5")
+    assert score.value == 0.0
+    assert score.status in COSTLY
+
+
+def test_06_large_expansion_stays_within_the_memory_limit(reward: MathReward) -> None:
+    score = judge(reward, "(x+y+2)^{2000}", "x^2+1")
+    assert score.value == 0.0
+    assert score.status in COSTLY
+    for pid in reward.pool.pids:
+        peak = next(x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("VmPeak"))
+        assert int(peak.split()[1]) <= reward.memory_limit_mb * 1024
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param("7" * 10**6, id="07-million-digits"),
+        pytest.param("(" * 50_000 + "5" + ")" * 50_000, id="08-parentheses"),
+        pytest.param("\\frac{1}{" * 2_000 + "5" + "}" * 2_000, id="09-nested-fractions"),
+        pytest.param(
+            "\\begin{pmatrix}" + "\\\\".join(["&".join(["1"] * 200)] * 200) + "\\end{pmatrix}", id="10-matrix"
+        ),
+        pytest.param("1 " * 50_000, id="11-repeated-digit"),
+        pytest.param("(" * 45 + "5" + ")" * 45, id="nested-within-the-length"),
+        pytest.param("7" * 450, id="digits-within-the-length"),
+    ],
+)
+def test_07_to_11_too_large_to_judge(reward: MathReward, answer: str) -> None:
+    started = time.monotonic()
+    score = judge(reward, answer, "5")
+    assert (score.value, score.status) == (0.0, "too_long")
+    assert len(score.detail) < 200
+    assert time.monotonic() - started < 5.0
+
+
+def test_12_the_last_of_a_thousand_boxes_counts(reward: MathReward) -> None:
+    assert judge_text(reward, r"\boxed{5}" * 999 + r"\boxed{6}", "5") == Score(0.0, "wrong", "6")
+    assert judge_text(reward, r"\boxed{6}" * 999 + r"\boxed{5}", "5") == Score(1.0, "ok", "5")
+
+
+@pytest.mark.parametrize("completion", [r"\boxed{5}\boxed{}", r"\boxed{}", r"\boxed{5"])
+def test_13_to_15_empty_and_unclosed_boxes_are_no_answer(reward: MathReward, completion: str) -> None:
+    assert judge_text(reward, completion, "5") == Score(0.0, "no_answer")
+
+
+def test_16_a_relation_between_numbers_is_no_value_but_an_assignment_is(reward: MathReward) -> None:
+    assert judge(reward, "6=5", "5").value == 0.0
+    assert judge(reward, "1=2=5", "5").value == 0.0
+    assert judge(reward, "x=5", "5").value == 1.0
+
+
+def test_17_unevaluated_work_is_wrong(reward: MathReward) -> None:
+    score = judge(reward, r"123\cdot456", "56088")
+    assert (score.value, score.status) == (0.0, "wrong")
+
+
+def test_18_units_must_agree(reward: MathReward) -> None:
+    score = judge(reward, "5 cm", "5 m")
+    assert (score.value, score.status) == (0.0, "wrong")
+    assert "unit" in score.detail
+
+
+def test_19_percent_is_a_hundredth_and_only_that(reward: MathReward) -> None:
+    assert [judge(reward, r"50\%", gold).value for gold in ("0.5", "50")] == [1.0, 0.0]
+
+
+def test_20_tiny_numbers_differ(reward: MathReward) -> None:
+    assert judge(reward, "10^{-20}", "10^{-21}").value == 0.0
+    assert judge(reward, r"\pi^{-40}", r"\pi^{-41}").value == 0.0
+
+
+def test_21_upright_e(reward: MathReward) -> None:
+    assert judge(reward, r"\frac{1}{\mathrm e}", "1/e").value == 1.0
+
+
+def test_22_gold_is_read_whole(reward: MathReward) -> None:
+    assert judge(reward, "2", r"2\pi").value == 0.0
+
+
+def test_23_bad_gold_has_no_value(reward: MathReward) -> None:
+    score = judge(reward, "5", r"\frac{")
+    assert (score.value, score.status) == (None, "bad_gold")
+
+
+def test_24_25_thousands_and_fullwidth_digits(reward: MathReward) -> None:
+    assert judge(reward, "1,000", "1000").value == 1.0
+    assert judge(reward, "５", "5").value == 1.0
+
+
+@pytest.mark.parametrize("mark", ["\0", "\ud800", "\u200f", "\u202e", "\u200b"])
+def test_26_invisible_characters_are_wrong_and_safe_to_store(reward: MathReward, mark: str) -> None:
+    score = judge(reward, f"5{mark}", "5")
+    assert (score.value, score.status) == (0.0, "wrong")
+
+
+def test_27_code_is_not_run(reward: MathReward, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    for code in (f"__import__('os').system('touch {trace}')", f"eval(\"open('{trace}','w')\")"):
+        assert judge(reward, code, "5").value == 0.0
+        assert judge(reward, code, "x").value == 0.0
+    assert not trace.exists()
+
+
+def test_28_plus_minus_is_two_values(reward: MathReward) -> None:
+    assert judge(reward, r"\pm2", "2").value == 0.0
+
+
+@pytest.mark.parametrize("undefined", ["NaN", r"\text{nan}", r"\frac10", r"\frac{0}{0}"])
+def test_29_undefined_values_are_never_right(reward: MathReward, undefined: str) -> None:
+    assert judge(reward, undefined, undefined).value == 0.0
+    assert judge(reward, undefined, "5").value == 0.0
+
+
+def test_31_float_limits_are_honoured() -> None:
+    """Library timeouts, which a float breaks, are off; the limits here are real numbers of seconds."""
+    reward = MathReward(soft_limit_s=0.25, hard_limit_s=1.75)
+    scores = reward([r"\boxed{1+x}", r"\boxed{9^{9^{9^9}}}"], ["x+1", "5"], {})
+    reward.close()
+    assert [s.value for s in scores] == [1.0, 0.0]
+    assert scores[1].detail == "9^{9^{9^9}}: over 0.25 s"
