@@ -158,7 +158,7 @@ class ContinuousBatch:
 
     def _keep(self, alive: Sequence[bool]) -> None:
         if not all(alive):
-            order = self._decoder.drop(alive)
+            order = self._decoder.keep(alive)
             self._rows = [self._rows[i] for i in order]
             self._tokens = [self._tokens[i] for i in order]
 

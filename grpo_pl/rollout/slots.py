@@ -25,8 +25,8 @@ class SlotDecoder(Protocol):
     def step(self, tokens: Tensor) -> Tensor:
         """Feeds one token to each row and returns the logits (rows, V) of its next one."""
 
-    def drop(self, alive: Sequence[bool]) -> list[int]:
-        """Removes rows and returns, for each row that is left, the number it had before."""
+    def keep(self, alive: Sequence[bool]) -> list[int]:
+        """Removes the rows that are not alive and returns, for each that is left, the number it had before."""
 
 
 def slot_decoder(model: Any, *, rows: int) -> SlotDecoder:
@@ -49,6 +49,7 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         super().__init__(model, rows=rows)
         self._slots, self._columns = rows, 0
         self._lengths: list[int] = []
+        self._hidden: Tensor  # (slots, columns): 0 where a row holds a token, else -inf
         self._grow(_COLUMNS)
 
     def join(self, prompt: Sequence[int], copies: int) -> Tensor:
@@ -94,7 +95,7 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         self._lengths = [length + 1 for length in self._lengths]
         return self._logits(x)
 
-    def drop(self, alive: Sequence[bool]) -> list[int]:
+    def keep(self, alive: Sequence[bool]) -> list[int]:
         kept = sum(alive)
         holes = [i for i in range(kept) if not alive[i]]
         movers = [i for i in range(kept, len(alive)) if alive[i]]  # as many as there are holes
@@ -148,7 +149,7 @@ class ForwardSlots:
             logits.append(out.logits[:, -1])
         return torch.cat(logits)
 
-    def drop(self, alive: Sequence[bool]) -> list[int]:
+    def keep(self, alive: Sequence[bool]) -> list[int]:
         order = [i for i, lives in enumerate(alive) if lives]
         self._caches = [self._caches[i] for i in order]
         return order
