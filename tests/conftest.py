@@ -3,7 +3,8 @@
 import contextlib
 import csv
 import io
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ import yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.policy.loading import PolicyConfig, load_model
+from grpo_pl.policy.scoring import completion_logprobs
 from grpo_pl.policy.tokenizer import character_tokenizer
+from grpo_pl.rollout.engine import RolloutEngine, SamplingParams, pad_left
+from grpo_pl.types import Rollout, SampleKey
 
 torch.set_num_threads(1)
 
@@ -107,7 +111,9 @@ class CommandLine:
         out, err = io.StringIO(), io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             patch.setenv("GRPO_PL_CACHE", str(self.cache))
+            patch.setattr(sys, "argv", ["grpo-pl"])
             patch.setenv("COLUMNS", "200")
+            patch.syspath_prepend(Path(__file__).parent / "plugins")
             status = exit_status(lambda: main([verb, *map(str, arguments), f"--runs_dir={self.runs}"]))
         return Outcome(status, out.getvalue(), err.getvalue())
 
@@ -152,3 +158,54 @@ def tokenizer() -> PreTrainedTokenizerBase:
 def tiny_policy(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """A random one-layer model over printable ASCII, in float32."""
     return load_model(PolicyConfig(from_scratch={**TINY_POLICY, "initializer_range": 0.3}), tokenizer)
+
+
+class ScriptedEngine(RolloutEngine):
+    """Draws what it was told to: the texts of each prompt id, with log-probabilities as the policy gives them.
+
+    A text ends with EOS unless the limit cuts it off.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Mapping[int, Sequence[str]]) -> None:
+        self.tokenizer, self.texts = tokenizer, texts
+        self.requests: list[list[list[SampleKey]]] = []
+
+    def generate(
+        self,
+        model: PreTrainedModel,
+        *,
+        prompt_ids: Sequence[Sequence[int]],
+        keys: Sequence[Sequence[SampleKey]],
+        sampling: SamplingParams,
+        pad_token_id: int,
+        **others: Any,
+    ) -> Rollout:
+        self.requests.append([list(group) for group in keys])
+        limit = sampling.max_completion_length
+        rows = []
+        for group in keys:
+            for key in group:
+                ids = self.tokenizer(self.texts[key.prompt_id][key.sample], add_special_tokens=False).input_ids
+                rows.append([*ids, self.tokenizer.eos_token_id][:limit])
+        ids, mask = pad_left([ids for ids, group in zip(prompt_ids, keys, strict=True) for _ in group], pad_token_id)
+        flipped, flipped_mask = pad_left([row[::-1] for row in rows], pad_token_id)
+        drawn: dict[str, Any] = {
+            "prompt_ids": ids,
+            "prompt_mask": mask,
+            "completion_ids": flipped.flip(1),
+            "completion_mask": flipped_mask.flip(1),
+        }
+        with torch.no_grad():
+            logprobs, _ = completion_logprobs(model, **drawn, temperature=sampling.temperature or 1.0)
+        return Rollout(
+            group_size=len(keys[0]),
+            **drawn,
+            sampling_logprobs=logprobs.masked_fill(~drawn["completion_mask"], 0.0),
+            finish_reasons=["stop" if row[-1] == self.tokenizer.eos_token_id else "length" for row in rows],
+        )
+
+
+@pytest.fixture(scope="session")
+def scripted_engine(tokenizer: PreTrainedTokenizerBase) -> Callable[..., ScriptedEngine]:
+    """``scripted_engine({prompt id: [text of each sample]})``."""
+    return lambda texts: ScriptedEngine(tokenizer, texts)

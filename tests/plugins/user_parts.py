@@ -1,0 +1,57 @@
+"""Parts that a user might bring along by ``class_path``; tests of whole runs name them in their configurations."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from grpo_pl.data.arithmetic import ArithmeticPrompts
+from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.types import Prompt
+
+SECRET = "DEMONSTRATED"
+HEARD: list[tuple[list[str], list[str], dict[str, list[Any]]]] = []
+"""Completions, answers and columns of every call of ``Listening``."""
+SHOWN: list[str] = []
+"""Demonstrations that ``Whispering`` gave."""
+
+
+@dataclass(kw_only=True)
+class Whispering(ArithmeticPrompts):
+    """Its demonstrations can be told from anything that the policy writes by itself."""
+
+    def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
+        SHOWN.append(f"<think>{SECRET}</think><answer>\\boxed{{{prompt.answer}}}</answer>")
+        return SHOWN[-1]
+
+
+@dataclass(kw_only=True)
+class Listening(Reward):
+    """Remembers all it was told; 1 for an even number of characters."""
+
+    name: str = "listening"
+    weight: float = 1.0
+    correctness: bool = False
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        HEARD.append((list(completions), list(answers), {name: list(column) for name, column in columns.items()}))
+        return [Score(float(len(text) % 2 == 0), "ok") for text in completions]
+
+
+class PoisonGradients(Callback):
+    """Makes every gradient from some rollout on infinite, up to another."""
+
+    def __init__(self, begin: int, end: int = 1000) -> None:
+        self.rollouts = range(begin, end)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        def poison(gradient: Tensor) -> Tensor:
+            return gradient * float("inf") if trainer.datamodule.completed_rollouts in self.rollouts else gradient
+
+        next(iter(pl_module.parameters())).register_hook(poison)
