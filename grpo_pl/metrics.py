@@ -1,54 +1,102 @@
-"""Metrics over groups of completions, as torchmetrics: exact over all ranks and batches."""
+"""Metrics over groups of completions, as torchmetrics: exact over all ranks and batches, each with its interval."""
 
 from __future__ import annotations
+
+from abc import abstractmethod
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+from grpo_pl.functional.estimates import Estimate, average_at_k, estimate_mean, majority_at_k, pass_at_k
 
 
-class PassAtK(Metric):
-    """pass@k = mean over problems of 1 − C(n − c, k) / C(n, k), with c of n samples correct.
-
-    The unbiased estimator of Chen et al. 2021, "Evaluating large language models trained on code", eq. 1.
+class GroupMetric(Metric):
+    """Mean over problems of one number per problem, worked out from the first ``k`` of its samples or from all.
 
     Args:
-        k: how many draws one may make; a problem needs at least ``k`` samples.
+        k: samples of a problem that count; a problem needs at least ``k``.
     """
 
     full_state_update = False
-    higher_is_better = True
-    passed: Tensor
-    problems: Tensor
+    problem_values: list[Tensor]
 
     def __init__(self, k: int = 1) -> None:
         super().__init__()
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}.")
         self.k = k
-        self.add_state("passed", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("problems", torch.tensor(0, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("problem_values", [], dist_reduce_fx="cat")
 
-    def update(self, correct: Tensor, valid: Tensor | None = None) -> None:
+    @abstractmethod
+    def per_problem(self, samples: Tensor) -> Tensor:
+        """(P, n) samples to (P,) float64."""
+
+    def update(self, samples: Tensor, valid: Tensor | None = None) -> None:
         """Adds problems.
 
         Args:
-            correct: (P, n) bool, n >= k.
+            samples: (P, n) with n >= k; what the numbers mean is the subclass's.
             valid: (P,) bool; problems that only fill a batch are false.
 
         Raises:
             ValueError: fewer than k samples a problem.
         """
-        n = correct.shape[1]
-        if n < self.k:
-            raise ValueError(f"pass@{self.k} needs at least {self.k} samples a problem, got {n}.")
-        valid = torch.ones(len(correct), dtype=torch.bool, device=correct.device) if valid is None else valid
-        wrong = n - correct.sum(dim=1)  # (P,)
-        # C(n - c, k) / C(n, k) as a product of k factors; a factor reaches 0 where fewer than k samples are wrong
-        draws = torch.arange(self.k, device=correct.device)
-        all_wrong = ((wrong[:, None] - draws).clamp(min=0) / (n - draws).double()).prod(dim=1)
-        self.passed += ((1.0 - all_wrong) * valid).sum()
-        self.problems += valid.sum()
+        values = self.per_problem(samples)
+        self.problem_values.append(values if valid is None else values[valid])
 
     def compute(self) -> Tensor:
-        return (self.passed / self.problems.clamp(min=1)).float()
+        """The mean, 0 without problems."""
+        values = self._all()
+        return (values.sum() / max(1, len(values))).float()
+
+    def estimate(self, *, level: float = 0.95) -> Estimate:
+        """The mean with its confidence interval, over all ranks; every rank must call it.
+
+        Raises:
+            ValueError: no problems.
+        """
+        with self.sync_context():
+            return estimate_mean(self._all(), level=level)
+
+    def _all(self) -> Tensor:
+        values = self.problem_values
+        if isinstance(values, list) and not values:
+            return torch.zeros(0, dtype=torch.float64)
+        return dim_zero_cat(values)
+
+
+class PassAtK(GroupMetric):
+    """pass@k = mean over problems of 1 − C(n − c, k) / C(n, k), with c of n samples correct.
+
+    Takes (P, n) bool. See :func:`grpo_pl.functional.estimates.pass_at_k`.
+    """
+
+    higher_is_better = True
+
+    def per_problem(self, samples: Tensor) -> Tensor:
+        return pass_at_k(samples, self.k)
+
+
+class MajorityAtK(GroupMetric):
+    """maj@k: how often the most frequent of k answers is right.
+
+    Takes (P, n) answer classes as :func:`grpo_pl.rewards.voting.answer_classes` numbers them: 0 is right, negative
+    is no answer. See :func:`grpo_pl.functional.estimates.majority_at_k`.
+    """
+
+    higher_is_better = True
+
+    def per_problem(self, samples: Tensor) -> Tensor:
+        return majority_at_k(samples, self.k)
+
+
+class AverageAtK(GroupMetric):
+    """avg@k: mean over problems of the mean of k samples; of correctness, lengths, truncation, any number.
+
+    Takes (P, n) numbers.
+    """
+
+    def per_problem(self, samples: Tensor) -> Tensor:
+        return average_at_k(samples, self.k)

@@ -1,11 +1,15 @@
 """pass@k against what it means: the share of subsets of k samples that hold a correct one."""
 
+import multiprocessing
+import socket
 from itertools import combinations, product
+from typing import Any
 
 import pytest
 import torch
 
-from grpo_pl.metrics import PassAtK
+from grpo_pl.functional.estimates import estimate_mean
+from grpo_pl.metrics import AverageAtK, MajorityAtK, PassAtK
 
 
 def _pass_at_k(correct: list[bool], k: int) -> float:
@@ -62,3 +66,49 @@ def test_too_few_samples_and_k_below_one_are_refused() -> None:
         PassAtK(3).update(torch.ones(1, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match="got 0"):
         PassAtK(0)
+
+
+def test_majority_of_answer_classes() -> None:
+    metric = MajorityAtK(3)
+    metric.update(torch.tensor([[0, 0, 1], [1, 1, 0], [-1, -1, 0], [0, 1, -1]]))
+    assert metric.compute().item() == pytest.approx((1 + 0 + 1 + 0.5) / 4)
+
+
+def test_average_of_lengths_and_of_flags() -> None:
+    lengths, truncated = AverageAtK(2), AverageAtK(2)
+    lengths.update(torch.tensor([[10, 20], [40, 50]]), torch.tensor([True, True]))
+    truncated.update(torch.tensor([[True, False], [False, False]]))
+    assert lengths.compute().item() == 30.0
+    assert truncated.compute().item() == 0.25
+
+
+def test_an_estimate_is_the_mean_with_its_interval() -> None:
+    metric = PassAtK(1)
+    metric.update(torch.tensor([[True, False], [True, True]]))
+    metric.update(torch.tensor([[False, False]]))
+    assert metric.estimate() == estimate_mean(torch.tensor([0.5, 1.0, 0.0]))
+    assert metric.estimate().value == pytest.approx(metric.compute().item())
+
+
+def _update_on_a_rank(rank: int, port: int, results: Any) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    metric = PassAtK(1)
+    metric.update(torch.tensor([[True, False], [True, True]][: rank + 1]))  # one problem here, two there
+    results.put((metric.compute().item(), metric.estimate()))
+    torch.distributed.destroy_process_group()
+
+
+def test_mean_and_interval_are_those_of_all_ranks() -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [context.Process(target=_update_on_a_rank, args=(rank, port, results)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join(timeout=10)
+    expected = estimate_mean(torch.tensor([0.5, 0.5, 1.0]))
+    assert found == [(pytest.approx(2 / 3), expected)] * 2

@@ -1,0 +1,190 @@
+"""What groups of completions say about a policy, problem by problem, and how far off a mean over problems may be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+RESAMPLES = 10_000
+"""Bootstrap resamples: the ends of a 95 % interval are then steady to about a twentieth of its width."""
+_CHUNK = 2_000_000  # indices drawn at a time, to bound memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A mean over problems with its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+    problems: int
+    method: Literal["wilson", "bootstrap", "agresti-min"]
+
+
+def pass_at_k(correct: Tensor, k: int) -> Tensor:
+    """1 − C(n − c, k) / C(n, k) per problem, with c of n samples correct: the chance that k draws hold a right one.
+
+    Args:
+        correct: (P, n) bool, n >= k.
+        k: draws without replacement from the n samples.
+
+    Returns:
+        (P,) float64.
+
+    Raises:
+        ValueError: fewer than k samples a problem, or k below 1.
+
+    Source: Chen et al. 2021, "Evaluating large language models trained on code", eq. 1.
+    """
+    n = correct.shape[1]
+    _check_k("pass", k, n)
+    wrong = n - correct.sum(dim=1)  # (P,)
+    # C(n - c, k) / C(n, k) as a product of k factors; a factor reaches 0 where fewer than k samples are wrong
+    draws = torch.arange(k, device=correct.device)
+    return 1.0 - ((wrong[:, None] - draws).clamp(min=0) / (n - draws).double()).prod(dim=1)
+
+
+def majority_at_k(classes: Tensor, k: int) -> Tensor:
+    """The chance that the most frequent answer among the first k samples is right, ties broken by lot.
+
+    Args:
+        classes: (P, n) integers, n >= k: equal numbers are equal answers, 0 is the right one, negative is no answer.
+        k: voters.
+
+    Returns:
+        (P,) float64: 1 / (answers that share the top) where the right one is among them, else 0; 0 without answers.
+
+    Raises:
+        ValueError: fewer than k samples a problem, or k below 1.
+
+    Source: Wang et al. 2022, "Self-consistency improves chain of thought reasoning in language models", section 2.
+    """
+    _check_k("maj", k, classes.shape[1])
+    votes = classes[:, :k]  # (P, k)
+    counts = (votes[:, :, None] == votes[:, None, :]).sum(dim=2) * (votes >= 0)  # (P, k): voters who agree with one
+    top = counts.amax(dim=1, keepdim=True)
+    leads = (counts == top) & (votes >= 0)  # every leading answer has `top` rows here
+    return (leads & (votes == 0)).sum(dim=1).double() / leads.sum(dim=1).clamp(min=1)
+
+
+def average_at_k(values: Tensor, k: int) -> Tensor:
+    """Mean of the first k samples per problem: (P, n) to (P,) float64.
+
+    Raises:
+        ValueError: fewer than k samples a problem, or k below 1.
+    """
+    _check_k("avg", k, values.shape[1])
+    return values[:, :k].double().mean(dim=1)
+
+
+def estimate_mean(values: Tensor, *, level: float = 0.95) -> Estimate:
+    """Mean over problems: Wilson's interval where all values are 0 or 1, else a bootstrap over problems.
+
+    Samples of one problem are alike, so the problem is the unit: counting each sample as a trial of its own would make
+    the interval of pass@1 too narrow.
+
+    Args:
+        values: (P,) one number per problem, in any order.
+        level: how often such an interval holds the truth.
+
+    Raises:
+        ValueError: no values.
+    """
+    if not len(values):
+        raise ValueError("no problems to estimate a mean from.")
+    values, mean = values.double(), values.double().mean().item()
+    if ((values == 0) | (values == 1)).all():
+        low, high = wilson_interval(int(values.sum()), len(values), level=level)
+        return Estimate(value=mean, low=low, high=high, problems=len(values), method="wilson")
+    low, high = bootstrap_interval(values, level=level)
+    return Estimate(value=mean, low=low, high=high, problems=len(values), method="bootstrap")
+
+
+def paired_difference(values: Tensor, baseline: Tensor, *, level: float = 0.95) -> Estimate:
+    """Mean of ``values − baseline`` over the same problems, row by row.
+
+    Pairs of 0 and 1 get the interval of Agresti and Min, which stays honest where nothing differs: with b gained and
+    c lost of n, centre (b − c) / (n + 2) and variance [(b + c + 1) / (n + 2) − centre²] / (n + 2). Other values
+    get a bootstrap over problems.
+
+    Args:
+        values: (P,) one number per problem.
+        baseline: (P,) of the same problems in the same order.
+
+    Raises:
+        ValueError: no values, or other numbers of them.
+
+    Source: Agresti and Min 2005, "Simple improved confidence intervals for comparing matched proportions".
+    """
+    if not len(values) or values.shape != baseline.shape:
+        raise ValueError(f"a paired difference needs the same problems twice, got {len(values)} and {len(baseline)}.")
+    values, baseline = values.double(), baseline.double()
+    difference = values - baseline
+    mean, n = difference.mean().item(), len(difference)
+    both = torch.cat([values, baseline])
+    if ((both == 0) | (both == 1)).all():
+        gained, lost = int((difference > 0).sum()), int((difference < 0).sum())
+        centre = (gained - lost) / (n + 2)
+        half = _z(level) * math.sqrt(max(0.0, (gained + lost + 1) / (n + 2) - centre**2) / (n + 2))
+        low, high = max(-1.0, centre - half), min(1.0, centre + half)
+        return Estimate(value=mean, low=low, high=high, problems=n, method="agresti-min")
+    low, high = bootstrap_interval(difference, level=level)
+    return Estimate(value=mean, low=low, high=high, problems=n, method="bootstrap")
+
+
+def wilson_interval(successes: int, trials: int, *, level: float = 0.95) -> tuple[float, float]:
+    """(p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n), for p = successes / trials and n = trials.
+
+    Raises:
+        ValueError: no trials, or more successes than trials.
+
+    Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
+    """
+    if trials < 1 or not 0 <= successes <= trials:
+        raise ValueError(f"{successes} of {trials} is no proportion.")
+    z, p = _z(level), successes / trials
+    centre = (p + z**2 / (2 * trials)) / (1 + z**2 / trials)
+    half = z / (1 + z**2 / trials) * math.sqrt(p * (1 - p) / trials + z**2 / (4 * trials**2))
+    # at the ends the formula gives 0 and 1 exactly, floating point does not
+    return (0.0 if successes == 0 else centre - half), (1.0 if successes == trials else centre + half)
+
+
+def bootstrap_interval(
+    values: Tensor, *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float]:
+    """Percentiles (1 ∓ level) / 2 of the means of resampled problems; the same numbers in any order give the same ends.
+
+    Args:
+        values: (P,) one number per problem.
+        seed: names the resamples.
+
+    Source: Efron 1979, "Bootstrap methods: another look at the jackknife".
+    """
+    ordered = values.double().cpu().sort().values
+    generator = torch.Generator().manual_seed(seed)
+    size = len(ordered)
+    means = []
+    for start in range(0, resamples, max(1, _CHUNK // size)):
+        rows = min(resamples - start, max(1, _CHUNK // size))
+        means.append(ordered[torch.randint(size, (rows, size), generator=generator)].mean(dim=1))
+    tail = (1.0 - level) / 2.0
+    low, high = torch.cat(means).quantile(torch.tensor([tail, 1.0 - tail], dtype=torch.float64)).tolist()
+    return low, high
+
+
+def _z(level: float) -> float:
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must lie between 0 and 1, got {level}.")
+    return NormalDist().inv_cdf((1.0 + level) / 2.0)
+
+
+def _check_k(name: str, k: int, n: int) -> None:
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}.")
+    if n < k:
+        raise ValueError(f"{name}@{k} needs at least {k} samples a problem, got {n}.")
