@@ -2,6 +2,31 @@
 
 from grpo_pl.rewards.base import Reward, Score, Status
 from grpo_pl.rewards.format import FormatReward
+from grpo_pl.rewards.function import FunctionReward
+from grpo_pl.rewards.judge import JudgeReward
+from grpo_pl.rewards.language import LanguageConsistencyReward
+from grpo_pl.rewards.length import LengthReward, RepetitionReward
 from grpo_pl.rewards.math_answer import ExactReward, MathReward
+from grpo_pl.rewards.model import ModelReward
+from grpo_pl.rewards.process import ColumnArithmeticReward, ProcessModelReward, ProcessReward, StepScores
+from grpo_pl.rewards.sorting import SortingReward
 
-__all__ = ["ExactReward", "FormatReward", "MathReward", "Reward", "Score", "Status"]
+__all__ = [
+    "ColumnArithmeticReward",
+    "ExactReward",
+    "FormatReward",
+    "FunctionReward",
+    "JudgeReward",
+    "LanguageConsistencyReward",
+    "LengthReward",
+    "MathReward",
+    "ModelReward",
+    "ProcessModelReward",
+    "ProcessReward",
+    "RepetitionReward",
+    "Reward",
+    "Score",
+    "SortingReward",
+    "Status",
+    "StepScores",
+]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 Status = Literal[
@@ -21,6 +23,27 @@ Status = Literal[
 
 
 @dataclass(frozen=True)
+class StepScores:
+    """What the steps of one completion are worth, and where each ends.
+
+    ``ends[k]`` is the offset in characters just behind step k, so that ``completion[: ends[k]]`` is all of the text up
+    to and including it; prefilled text counts. Offsets are text, not tokens: whoever knows the tokenizer maps a step
+    to the token that holds its last character, ``completion[ends[k] - 1]``.
+    """
+
+    values: tuple[float, ...]
+    ends: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.values) != len(self.ends):
+            raise ValueError(f"{len(self.values)} values for {len(self.ends)} ends of steps: give one each.")
+        if any(a >= b for a, b in pairwise((0, *self.ends))):
+            raise ValueError(f"ends of steps must be positive and increase, got {self.ends}.")
+        if not all(map(math.isfinite, self.values)):
+            raise ValueError(f"values of steps must be finite, got {self.values}.")
+
+
+@dataclass(frozen=True)
 class Score:
     """One reward of one completion.
 
@@ -31,6 +54,8 @@ class Score:
     value: float | None
     status: Status
     detail: str = ""
+    steps: StepScores | None = None
+    """The parts of ``value``, from a reward that scores steps."""
 
 
 class Reward(ABC):

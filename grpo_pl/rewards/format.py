@@ -33,6 +33,12 @@ def format_failures(completion: str, *, require_box: bool = True) -> list[Failur
     return failures
 
 
+def answer_block(completion: str) -> str | None:
+    """What the last ``<answer>`` holds, up to its end or the end of the text; ``None`` without one."""
+    start = completion.rfind("<answer>")
+    return None if start < 0 else completion[start + len("<answer>") :].split("</answer>", 1)[0]
+
+
 @dataclass(kw_only=True)
 class FormatReward(Reward):
     r"""Rewards the form of a completion, whatever its answer; range {0, 1} strict, {0, ¼, ½, ¾, 1} partial.

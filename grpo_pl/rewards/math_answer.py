@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from grpo_pl.rewards import answer_text as text
 from grpo_pl.rewards.base import Reward, Score
-from grpo_pl.rewards.sandbox import SandboxSettings, Verdict, WorkerPool
+from grpo_pl.rewards.sandbox import SandboxSettings, Verdict, WorkerPool, shared_pool
 
 _ASSIGNED = re.compile(r"\s*[A-Za-z](?:_\{?\w+\}?)?\s*=(?!=)\s*([^=]+)")
 _NOT_A_NUMBER = re.compile(r"\s*(?:\\text\s*\{\s*nan\s*\}|nan)\s*", re.IGNORECASE)
@@ -88,7 +88,7 @@ class MathReward(Reward):
     percent: Literal["hundredth", "unit"] = "hundredth"
     r"""What ``50\%`` means: ``hundredth`` is 0.5, ``unit`` is 50 (for data sets that drop the sign)."""
     workers: int = 2
-    """Worker processes of this reward."""
+    """Worker processes; rewards with the same limits share them."""
     soft_limit_s: float = 1.0
     """CPU seconds after which a comparison is interrupted (status ``timeout``)."""
     hard_limit_s: float = 2.5
@@ -116,7 +116,7 @@ class MathReward(Reward):
             memory_limit_mb=self.memory_limit_mb,
             relative_tolerance=self.relative_tolerance,
         )
-        self.pool = WorkerPool(settings)
+        self.pool = shared_pool(settings)
 
     def __call__(
         self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
@@ -132,6 +132,7 @@ class MathReward(Reward):
         return [_score(verdicts[pair], pair[1]) for pair in pairs]
 
     def close(self) -> None:
+        """Ends the workers, for all rewards that share them; whoever needs them again starts new ones."""
         self.pool.close()
 
     def _plan(self, gold_text: str, answer: str) -> Verdict | tuple[str, str]:

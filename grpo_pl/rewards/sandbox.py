@@ -115,10 +115,22 @@ class WorkerPool:
         self.__init__(settings)  # type: ignore[misc]
 
 
+def shared_pool(settings: SandboxSettings) -> WorkerPool:
+    """The one pool of this process with these settings, made if there is none."""
+    with _shared_lock:
+        if (pool := _shared.get(settings)) is None:
+            pool = _shared[settings] = WorkerPool(settings)
+        return pool
+
+
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+_shared: weakref.WeakValueDictionary[SandboxSettings, WorkerPool] = weakref.WeakValueDictionary()
+_shared_lock = threading.Lock()
 
 
 def _forget_after_fork() -> None:
+    global _shared_lock
+    _shared_lock = threading.Lock()
     for pool in list(_pools):
         pool._after_fork()
 

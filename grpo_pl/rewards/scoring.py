@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.process import ProcessReward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +77,15 @@ def score_completions(
     return ScoredBatch(rewards=rewards, scores=scores)
 
 
-def check_rewards(rewards: Sequence[Reward]) -> None:
+def check_rewards(rewards: Sequence[Reward], *, steps_needed: bool = False) -> None:
     """Refuses a list of rewards that training or evaluation could not use.
 
+    Args:
+        steps_needed: the objective supervises steps, so some reward must score them.
+
     Raises:
-        ValueError: no rewards, two of one name, a weight that is not finite, or other than one correctness reward.
+        ValueError: no rewards, two of one name, a weight that is not finite, other than one correctness reward, or
+            none that scores steps where that is needed.
     """
     if not rewards:
         raise ValueError("no rewards: give at least one under model.rewards, such as grpo_pl.rewards.MathReward.")
@@ -96,4 +101,9 @@ def check_rewards(rewards: Sequence[Reward]) -> None:
         raise ValueError(
             f"{len(judges)} rewards have `correctness: true` ({', '.join(judges) or 'none'}): exactly one must say "
             "what a right answer is."
+        )
+    if steps_needed and not any(isinstance(reward, ProcessReward) for reward in rewards):
+        raise ValueError(
+            "algorithm.supervision is process, but no reward scores steps: add one under model.rewards, such as "
+            "grpo_pl.rewards.ColumnArithmeticReward, or set supervision: outcome."
         )

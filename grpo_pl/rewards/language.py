@@ -1,0 +1,97 @@
+"""``LanguageConsistencyReward``: does the policy think in one language?"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from grpo_pl.rewards.base import Reward, Score
+
+Language = Literal["en", "de", "fr", "es", "zh", "ja", "ko", "ru", "ar", "el", "he", "hi", "th"]
+_LATIN = frozenset({"LATIN"})
+_SCRIPTS: dict[str, frozenset[str]] = {
+    "en": _LATIN,
+    "de": _LATIN,
+    "fr": _LATIN,
+    "es": _LATIN,
+    "zh": frozenset({"CJK"}),
+    "ja": frozenset({"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"}),
+    "ko": frozenset({"HANGUL"}),
+    "ru": frozenset({"CYRILLIC"}),
+    "ar": frozenset({"ARABIC"}),
+    "el": frozenset({"GREEK"}),
+    "he": frozenset({"HEBREW"}),
+    "hi": frozenset({"DEVANAGARI"}),
+    "th": frozenset({"THAI"}),
+}
+_UNSPACED = frozenset({"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "THAI"})
+_NOT_PROSE = re.compile(
+    r"```.*?(?:```|$)"  # code
+    r"|\$\$.*?\$\$|\$[^$\n]*\$|\\\[.*?\\\]|\\\(.*?\\\)"  # formulas
+    r"|\\boxed\s*\{[^{}]*\}|\\[a-zA-Z]+"  # answers and stray commands
+    r"|</?[a-zA-Z_]+>",  # tags
+    re.DOTALL,
+)
+_WORD = re.compile(r"[^\W\d_](?:[\w'’\-]*\w)?")
+
+
+@lru_cache(maxsize=4096)
+def script_of(char: str) -> str:
+    """First word of the Unicode name of a letter: ``LATIN``, ``CJK``, ``CYRILLIC`` …; empty for anything else."""
+    return unicodedata.name(char, "").split(" ")[0] if char.isalpha() else ""
+
+
+def words_by_script(text: str) -> list[str]:
+    """The script of every word of prose in ``text``; each character counts as a word where words have no spaces.
+
+    Code, formulas, boxes, LaTeX commands, tags, numbers, and single Latin or Greek letters (variables) are left out.
+    """
+    scripts = []
+    for match in _WORD.finditer(_NOT_PROSE.sub(" ", text)):
+        pieces = [script_of(char) for char in match.group() if char.isalpha()]
+        scripts += [script for script in pieces if script in _UNSPACED]
+        spaced = [script for script in pieces if script not in _UNSPACED]
+        if len(spaced) > 1 or (spaced and spaced[0] not in ("LATIN", "GREEK")):
+            scripts.append(spaced[0])
+    return scripts
+
+
+@dataclass(kw_only=True)
+class LanguageConsistencyReward(Reward):
+    """Share of the words of a completion that are in the target language's script; range [0, 1].
+
+    The second stage of DeepSeek-R1's training rewards the proportion of target-language words in the chain of thought
+    (arXiv 2501.12948, section 2.3.2), against answers that mix languages. Words are told apart by script, not by
+    vocabulary: that catches English mixed with Chinese, and cannot tell German from English. A completion without any
+    word of prose is ``no_answer`` and worth 0, so that silence does not pay.
+    """
+
+    name: str = "language"
+    """Key of this reward in metrics, tables and files."""
+    weight: float = 1.0
+    """Factor in the weighted sum of rewards."""
+    correctness: bool = False
+    """True for the one reward per config that says whether an answer is right."""
+    language: Language = "en"
+    """Target language, by its ISO 639-1 code."""
+
+    def __post_init__(self) -> None:
+        if self.language not in _SCRIPTS:
+            raise ValueError(f"language must be one of {sorted(_SCRIPTS)}, got {self.language!r}.")
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        return [self._one(completion) for completion in completions]
+
+    def _one(self, completion: str) -> Score:
+        scripts = words_by_script(completion)
+        if not scripts:
+            return Score(0.0, "no_answer", "no words")
+        wanted = _SCRIPTS[self.language]
+        hits = sum(script in wanted for script in scripts)
+        return Score(hits / len(scripts), "ok" if hits == len(scripts) else "wrong", f"{hits} of {len(scripts)} words")

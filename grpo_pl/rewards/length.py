@@ -1,0 +1,167 @@
+"""``LengthReward`` and ``RepetitionReward``: how much a completion writes, and how often the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from grpo_pl.rewards.base import Reward, Score
+
+
+def overlong_punishment(length: int, *, max_length: int, cache_length: int) -> float:
+    """0 up to L − c, then falling linearly, −1 from L on; L is ``max_length`` and c ``cache_length``, in tokens.
+
+    DAPO (arXiv 2503.14476), equation 13.
+    """
+    return -min(1.0, max(0.0, (length - (max_length - cache_length)) / cache_length))
+
+
+def cosine_scale(length: int, *, max_length: int, at_start: float, at_end: float) -> float:
+    """``at_end + (at_start − at_end) · (1 + cos(π·p)) / 2`` with p = min(1, length / max_length).
+
+    Yeo et al., "Demystifying Long Chain-of-Thought Reasoning in LLMs" (arXiv 2502.03373).
+    """
+    progress = min(1.0, length / max_length)
+    return at_end + (at_start - at_end) * (1.0 + math.cos(math.pi * progress)) / 2.0
+
+
+def budget_share(length: int, *, budget: int) -> float:
+    """1 within the budget, then falling linearly to 0 at twice the budget."""
+    return min(1.0, max(0.0, 2.0 - length / budget))
+
+
+@dataclass(kw_only=True)
+class LengthReward(Reward):
+    """Rewards or punishes the number of completion tokens n, which the pipeline hands over as ``completion_length``.
+
+    - ``overlong`` (DAPO's soft punishment), range [−1, 0]: 0 up to ``max_length`` − ``cache_length``, −1 from
+      ``max_length`` on, linear in between.
+    - ``cosine``, range between the four ``*_short`` and ``*_long`` values: a right answer is worth
+      ``right_short`` at n = 0 and ``right_long`` at ``max_length``, a wrong one ``wrong_short`` and ``wrong_long``,
+      on half a cosine wave; beyond ``max_length`` nothing changes any more. ``correct`` says which is which, and where
+      it has no value, neither has this reward.
+    - ``budget``, range [0, 1]: 1 up to the budget, 0 from twice the budget on, linear in between. The budget is the
+      row's ``token_budget`` column where the data set has one, else ``max_length``.
+    """
+
+    name: str = "length"
+    """Key of this reward in metrics, tables and files."""
+    weight: float = 1.0
+    """Factor in the weighted sum of rewards."""
+    correctness: bool = False
+    """True for the one reward per config that says whether an answer is right."""
+    shape: Literal["overlong", "cosine", "budget"] = "overlong"
+    """Which formula."""
+    max_length: int = 256
+    """Length in tokens where the formula ends: the limit of the sampler, or the budget."""
+    cache_length: int = 64
+    """``overlong``: tokens before ``max_length`` over which the punishment grows."""
+    right_short: float = 1.0
+    """``cosine``: value of a right answer without any text."""
+    right_long: float = 0.5
+    """``cosine``: value of a right answer of ``max_length`` tokens."""
+    wrong_short: float = -1.0
+    """``cosine``: value of a wrong answer without any text."""
+    wrong_long: float = -0.5
+    """``cosine``: value of a wrong answer of ``max_length`` tokens."""
+    correct: Reward | None = None
+    """``cosine``: the reward that says whether an answer is right (full value 1), such as MathReward."""
+
+    def __post_init__(self) -> None:
+        if self.shape not in ("overlong", "cosine", "budget"):
+            raise ValueError(f"shape must be 'overlong', 'cosine' or 'budget', got {self.shape!r}.")
+        if self.max_length < 1:
+            raise ValueError(f"max_length must be at least 1, got {self.max_length}.")
+        if self.shape == "overlong" and not 1 <= self.cache_length <= self.max_length:
+            raise ValueError(f"cache_length must lie in [1, max_length={self.max_length}], got {self.cache_length}.")
+        if (self.shape == "cosine") != (self.correct is not None):
+            raise ValueError(
+                f"shape {self.shape!r} and correct={self.correct!r}: 'cosine', and only it, needs `correct`."
+            )
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        if "completion_length" not in columns:
+            raise ValueError(
+                f"reward {self.name!r} needs the column 'completion_length' (tokens of each completion); "
+                f"there are only {sorted(columns)}. Rows scored from a file must carry it."
+            )
+        lengths = [int(n) for n in columns["completion_length"]]
+        if self.correct is not None:
+            scores = self.correct(completions, answers, columns)
+            return [self._cosine(n, score) for n, score in zip(lengths, scores, strict=True)]
+        if self.shape == "overlong":
+            return [self._overlong(n) for n in lengths]
+        budgets = columns.get("token_budget", [self.max_length] * len(lengths))
+        return [self._budget(n, int(budget)) for n, budget in zip(lengths, budgets, strict=True)]
+
+    def close(self) -> None:
+        if self.correct is not None:
+            self.correct.close()
+
+    def _cosine(self, length: int, correct: Score) -> Score:
+        if correct.value is None:
+            return Score(None, correct.status, correct.detail)
+        right = correct.value >= 1.0
+        start, end = (self.right_short, self.right_long) if right else (self.wrong_short, self.wrong_long)
+        value = cosine_scale(length, max_length=self.max_length, at_start=start, at_end=end)
+        return Score(value, "ok" if right else "wrong", f"{length} tokens")
+
+    def _overlong(self, length: int) -> Score:
+        value = overlong_punishment(length, max_length=self.max_length, cache_length=self.cache_length)
+        return Score(value, "ok" if value == 0.0 else "wrong", f"{length} tokens")
+
+    def _budget(self, length: int, budget: int) -> Score:
+        if budget < 1:
+            raise ValueError(f"token_budget must be at least 1, got {budget}.")
+        value = budget_share(length, budget=budget)
+        return Score(value, "ok" if value == 1.0 else "wrong", f"{length} of {budget} tokens")
+
+
+@dataclass(kw_only=True)
+class RepetitionReward(Reward):
+    """``−max_penalty · (1 − distinct n-grams / n-grams)`` over the words of a completion; range [−``max_penalty``, 0].
+
+    Words are cut at white space and compared in lower case; a text of fewer than n words has nothing to repeat and is
+    worth 0. Yeo et al. (arXiv 2502.03373) use such a penalty against length hacking.
+    """
+
+    name: str = "repetition"
+    """Key of this reward in metrics, tables and files."""
+    weight: float = 1.0
+    """Factor in the weighted sum of rewards."""
+    correctness: bool = False
+    """True for the one reward per config that says whether an answer is right."""
+    ngram: int = 4
+    """n: words per n-gram."""
+    max_penalty: float = 1.0
+    """Penalty of a text that repeats one n-gram for ever."""
+    unit: Literal["word", "character"] = "word"
+    """What an n-gram is made of; ``character`` is for scripts that do not put spaces between words."""
+
+    def __post_init__(self) -> None:
+        if self.ngram < 1:
+            raise ValueError(f"ngram must be at least 1, got {self.ngram}.")
+        if not 0.0 <= self.max_penalty < math.inf:
+            raise ValueError(f"max_penalty must be finite and not negative, got {self.max_penalty}.")
+        if self.unit not in ("word", "character"):
+            raise ValueError(f"unit must be 'word' or 'character', got {self.unit!r}.")
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        shares = [repeated_share(completion, n=self.ngram, unit=self.unit) for completion in completions]
+        return [Score(0.0 - self.max_penalty * s, "ok" if s == 0 else "wrong", f"{s:.0%} repeated") for s in shares]
+
+
+def repeated_share(text: str, *, n: int, unit: Literal["word", "character"] = "word") -> float:
+    """1 − (distinct n-grams) / (n-grams) of ``text``, in [0, 1); 0 if it has fewer than n units."""
+    words = text.lower().split()
+    units: Sequence[str] = words if unit == "word" else "".join(words)
+    total = len(units) - n + 1
+    if total < 1:
+        return 0.0
+    return 1.0 - len({tuple(units[i : i + n]) for i in range(total)}) / total

@@ -1,0 +1,103 @@
+"""``ModelReward``: a Hugging Face sequence-classification model as the reward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from grpo_pl.rewards.base import Reward, Score
+
+
+@dataclass(kw_only=True)
+class ModelReward(Reward):
+    """The score that a sequence-classification model gives to prompt and completion.
+
+    With ``activation: none`` the value is the logit of ``label``, range (−∞, ∞); with ``sigmoid`` its logistic, with
+    ``softmax`` its probability among all labels, range [0, 1]. The text is ``prompt + completion``; what is too long
+    for ``max_length`` loses its beginning, so that the end of the completion is always seen. A learnt reward can be
+    fooled: keep a verifiable reward beside it as the ``correctness`` one.
+
+    The model is loaded on first use and put on ``device``. A logit that is not finite ends the run.
+    """
+
+    name: str = "model"
+    """Key of this reward in metrics, tables and files."""
+    weight: float = 1.0
+    """Factor in the weighted sum of rewards."""
+    correctness: bool = False
+    """True for the one reward per config that says whether an answer is right."""
+    model: str
+    """Hub name or local folder of a model with a sequence-classification head."""
+    label: int = 0
+    """Which logit is the reward."""
+    activation: Literal["none", "sigmoid", "softmax"] = "none"
+    """What is done to the logits."""
+    batch_size: int = 16
+    """Texts per forward pass."""
+    max_length: int = 1024
+    """Most tokens of a text."""
+    device: str = "cpu"
+    """Where the model runs, such as ``cuda``."""
+
+    _loaded: tuple[Any, Any] | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.activation not in ("none", "sigmoid", "softmax"):
+            raise ValueError(f"activation must be 'none', 'sigmoid' or 'softmax', got {self.activation!r}.")
+        if self.batch_size < 1 or self.max_length < 1:
+            raise ValueError(
+                f"batch_size and max_length must be at least 1, got {self.batch_size} and {self.max_length}."
+            )
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        prompts = columns.get("prompt", [""] * len(completions))
+        texts = [f"{prompt}{completion}" for prompt, completion in zip(prompts, completions, strict=True)]
+        # Texts of like length share a batch, so that little of it is padding.
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+        values = [0.0] * len(texts)
+        for start in range(0, len(order), self.batch_size):
+            rows = order[start : start + self.batch_size]
+            for i, value in zip(rows, self._forward([texts[i] for i in rows]), strict=True):
+                values[i] = value
+        return [Score(value, "ok" if value >= 1.0 else "wrong") for value in values]
+
+    def close(self) -> None:
+        self._loaded = None
+
+    def _forward(self, texts: list[str]) -> list[float]:
+        import torch
+
+        model, tokenizer = self._load()
+        batch = tokenizer(texts, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt")
+        with torch.inference_mode():
+            logits = model(**batch.to(self.device)).logits.float()  # (texts, labels)
+        if self.label >= logits.shape[1]:
+            raise ValueError(f"label {self.label} of {self.model!r}: the model has only {logits.shape[1]} labels.")
+        if self.activation == "softmax":
+            logits = logits.softmax(dim=1)
+        elif self.activation == "sigmoid":
+            logits = logits.sigmoid()
+        values: list[float] = logits[:, self.label].tolist()
+        if not all(map(math.isfinite, values)):
+            raise ValueError(f"reward model {self.model!r} returned a value that is not finite.")
+        return values
+
+    def _load(self) -> tuple[Any, Any]:
+        if self._loaded is None:
+            from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(self.model, truncation_side="left")
+            model = AutoModelForSequenceClassification.from_pretrained(self.model).to(self.device).eval()
+            if tokenizer.pad_token is None:
+                tokenizer.pad_token = tokenizer.eos_token
+            if model.config.pad_token_id is None:  # decoder models find the last token by it
+                model.config.pad_token_id = tokenizer.pad_token_id
+            self._loaded = model, tokenizer
+        return self._loaded
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": None}

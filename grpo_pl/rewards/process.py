@@ -1,0 +1,224 @@
+"""``ProcessReward``: a value for every step of a completion, by a rule or by a model."""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_pl.rewards.answer_text import last_boxed
+from grpo_pl.rewards.base import Reward, Score, StepScores
+
+
+class ProcessReward(Reward):
+    """Scores the steps of a completion; as an outcome reward it is the mean of its steps.
+
+    Step values are what process supervision in GRPO works with: normalised over all steps of a group, they give a token
+    the sum of the values of all steps that end at or behind it (DeepSeekMath, arXiv 2402.03300, section 4.1.3).
+    """
+
+    @abstractmethod
+    def steps(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[StepScores | None]:
+        """The steps of each completion; ``None`` where it cannot be judged for no fault of its own.
+
+        A completion without any step has empty ``values`` and ``ends``.
+        """
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        return [_mean(scored) for scored in self.steps(completions, answers, columns)]
+
+
+def _mean(scored: StepScores | None) -> Score:
+    if scored is None:
+        return Score(None, "bad_gold", "steps cannot be judged")
+    if not scored.values:
+        return Score(0.0, "no_answer", "no steps", scored)
+    value = math.fsum(scored.values) / len(scored.values)
+    right = sum(v >= 1.0 for v in scored.values)
+    return Score(value, "ok" if value >= 1.0 else "wrong", f"{right} of {len(scored.values)} steps", scored)
+
+
+def line_steps(text: str, start: int = 0, end: int | None = None) -> list[tuple[str, int]]:
+    """(text, end) of every line of ``text[start:end]`` that is not blank, ends without trailing space."""
+    found = []
+    position = start
+    for line in text[start:end].splitlines(keepends=True):
+        if line.strip():
+            found.append((line.strip(), position + len(line.rstrip())))
+        position += len(line)
+    return found
+
+
+_PROBLEM = re.compile(r"(\d+)\s*([+-])\s*(\d+)")
+
+
+def column_steps(a: int, operator: str, b: int) -> list[str]:
+    """The right lines of column addition or subtraction (a ≥ b), units first.
+
+    A line is ``x+y+c=s`` with the digits of the column, the carry into it and their whole sum, or ``x-y-c=d`` with the
+    borrow and the digit written.
+    """
+    lines, carry = [], 0
+    for place in range(max(len(str(a)), len(str(b)))):
+        x, y = a // 10**place % 10, b // 10**place % 10
+        result = x + y + carry if operator == "+" else (x - y - carry) % 10
+        lines.append(f"{x}{operator}{y}{operator}{carry}={result}")
+        carry = int(x + y + carry >= 10) if operator == "+" else int(x - y - carry < 0)
+    return lines
+
+
+@dataclass(kw_only=True)
+class ColumnArithmeticReward(ProcessReward):
+    r"""Checks written-out column addition and subtraction line by line; each step is worth 0 or 1.
+
+    The steps are the lines before ``</think>`` (of the whole text if there is none) and the last ``\boxed{…}``. The
+    k-th line is worth 1 if it is the k-th column of the problem, as ``7+5+0=12`` or ``3-5-1=7``; the box is worth 1 if
+    it holds the gold answer. As an outcome reward it is the share of right steps; range [0, 1].
+
+    The problem, ``347+285``, is the last one in the ``question`` column, else in ``prompt``. A prompt without one, or a
+    difference below zero, cannot be judged.
+    """
+
+    name: str = "columns"
+    """Key of this reward in metrics, tables and files."""
+    weight: float = 1.0
+    """Factor in the weighted sum of rewards."""
+    correctness: bool = False
+    """True for the one reward per config that says whether an answer is right."""
+
+    def steps(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[StepScores | None]:
+        prompts = columns["question"] if "question" in columns else columns["prompt"]
+        return [self._one(*row) for row in zip(completions, answers, prompts, strict=True)]
+
+    @staticmethod
+    def _one(completion: str, gold: str, prompt: str) -> StepScores | None:
+        problems = _PROBLEM.findall(prompt)
+        if not problems:
+            return None
+        a, operator, b = int(problems[-1][0]), problems[-1][1], int(problems[-1][2])
+        if operator == "-" and a < b:
+            return None
+        right = column_steps(a, operator, b)
+        boxed = last_boxed(completion)
+        box_start = completion.rfind("\\boxed")
+        think_end = completion.find("</think>")
+        work_end = think_end if think_end >= 0 else box_start if boxed is not None else len(completion)
+        work_start = completion.find("<think>") + len("<think>") if "<think>" in completion[:work_end] else 0
+        found = line_steps(completion, work_start, work_end)
+        values = [float(k < len(right) and line == right[k]) for k, (line, _) in enumerate(found)]
+        ends = [end for _, end in found]
+        if boxed is not None and box_start >= work_end:
+            values.append(float(boxed.strip() == gold.strip()))
+            ends.append(completion.index(boxed, box_start) + len(boxed) + 1)
+        return StepScores(tuple(values), tuple(ends))
+
+
+@dataclass(kw_only=True)
+class ProcessModelReward(ProcessReward):
+    """A model with a token-classification head scores each line of a completion; range [0, 1].
+
+    The value of a step is the probability of ``label`` at the last token of the step, as process reward models in the
+    manner of Math-Shepherd (arXiv 2312.08935) and PRM800K are trained. Steps are the lines that are not blank. The
+    prompt goes in front of the completion; a step beyond ``max_length`` tokens leaves its completion without a score.
+    """
+
+    name: str = "process"
+    """Key of this reward in metrics, tables and files."""
+    weight: float = 1.0
+    """Factor in the weighted sum of rewards."""
+    correctness: bool = False
+    """True for the one reward per config that says whether an answer is right."""
+    model: str
+    """Hub name or local folder of a model with a token-classification head and a fast tokenizer."""
+    label: int = 1
+    """Which label means that a step is good."""
+    batch_size: int = 8
+    """Texts per forward pass."""
+    max_length: int = 2048
+    """Most tokens of prompt and completion together."""
+    device: str = "cpu"
+    """Where the model runs, such as ``cuda``."""
+
+    _loaded: tuple[Any, Any] | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.max_length < 1:
+            raise ValueError(
+                f"batch_size and max_length must be at least 1, got {self.batch_size} and {self.max_length}."
+            )
+
+    def steps(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[StepScores | None]:
+        prompts = [str(p) for p in columns.get("prompt", [""] * len(completions))]
+        rows = list(zip(prompts, completions, strict=True))
+        scored: list[StepScores | None] = []
+        for start in range(0, len(rows), self.batch_size):
+            scored += self._forward(rows[start : start + self.batch_size])
+        return scored
+
+    def close(self) -> None:
+        self._loaded = None
+
+    def _forward(self, rows: list[tuple[str, str]]) -> list[StepScores | None]:
+        import torch
+
+        model, tokenizer = self._load()
+        batch = tokenizer(
+            [prompt + completion for prompt, completion in rows],
+            padding=True,
+            truncation=True,
+            max_length=self.max_length,
+            return_offsets_mapping=True,
+            return_tensors="pt",
+        )
+        offsets = batch.pop("offset_mapping").tolist()
+        with torch.inference_mode():
+            logits = model(**batch.to(self.device)).logits.float()  # (rows, tokens, labels)
+        if self.label >= logits.shape[2]:
+            raise ValueError(f"label {self.label} of {self.model!r}: the model has only {logits.shape[2]} labels.")
+        good = logits.softmax(dim=2)[:, :, self.label].tolist()  # (rows, tokens)
+        return [
+            _at_step_ends(values, spans, completion, shift=len(prompt))
+            for values, spans, (prompt, completion) in zip(good, offsets, rows, strict=True)
+        ]
+
+    def _load(self) -> tuple[Any, Any]:
+        if self._loaded is None:
+            from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(self.model, padding_side="right", truncation_side="right")
+            if not tokenizer.is_fast:
+                raise ValueError(f"{self.model!r} has no fast tokenizer, which is needed to find the ends of steps.")
+            if tokenizer.pad_token is None:
+                tokenizer.pad_token = tokenizer.eos_token
+            model = AutoModelForTokenClassification.from_pretrained(self.model).to(self.device).eval()
+            self._loaded = model, tokenizer
+        return self._loaded
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": None}
+
+
+def _at_step_ends(
+    values: Sequence[float], spans: Sequence[Sequence[int]], completion: str, *, shift: int
+) -> StepScores | None:
+    """The value of the token that holds the last character of each step; ``None`` if one was cut off."""
+    ends = [end for _, end in line_steps(completion)]
+    picked = []
+    for end in ends:
+        last = shift + end - 1
+        token = next((t for t, (first, behind) in enumerate(spans) if first <= last < behind), None)
+        if token is None:
+            return None
+        picked.append(values[token])
+    return StepScores(tuple(picked), tuple(ends))

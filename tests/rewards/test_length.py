@@ -1,0 +1,79 @@
+import pytest
+
+from grpo_pl.rewards import ExactReward, LengthReward, RepetitionReward
+from grpo_pl.rewards.length import budget_share, cosine_scale, overlong_punishment, repeated_share
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(0, 0.0), (192, 0.0), (208, -0.25), (224, -0.5), (256, -1.0), (300, -1.0)]
+)
+def test_overlong_punishment_is_dapos_ramp(length: int, expected: float) -> None:
+    assert overlong_punishment(length, max_length=256, cache_length=64) == expected
+
+
+def test_cosine_scale_runs_from_start_to_end_and_stays_there() -> None:
+    values = [cosine_scale(n, max_length=100, at_start=1.0, at_end=0.5) for n in (0, 50, 100, 250)]
+    assert values == pytest.approx([1.0, 0.75, 0.5, 0.5])
+    assert cosine_scale(25, max_length=100, at_start=1.0, at_end=0.0) == pytest.approx(0.5 + 0.5 * 0.5**0.5)
+
+
+def test_budget_share_falls_from_the_budget_to_its_double() -> None:
+    assert [budget_share(n, budget=10) for n in (0, 10, 15, 20, 99)] == [1.0, 1.0, 0.5, 0.0, 0.0]
+
+
+def test_cosine_reward_prefers_short_right_and_long_wrong_answers() -> None:
+    reward = LengthReward(shape="cosine", max_length=10, correct=ExactReward())
+    scores = reward([r"\boxed{5}"] * 3, ["5", "6", " "], {"completion_length": [10, 0, 5]})
+    assert [s.value for s in scores] == [pytest.approx(0.5), -1.0, None]
+    assert [s.status for s in scores] == ["ok", "wrong", "bad_gold"]
+
+
+def test_overlong_reward_uses_the_column() -> None:
+    scores = LengthReward(max_length=10, cache_length=4)(["", "", ""], [""] * 3, {"completion_length": [6, 8, 11]})
+    assert [(s.value, s.status) for s in scores] == [(0.0, "ok"), (-0.5, "wrong"), (-1.0, "wrong")]
+
+
+def test_a_row_may_bring_its_own_budget() -> None:
+    reward = LengthReward(shape="budget", max_length=10)
+    columns = {"completion_length": [15, 15]}
+    assert [s.value for s in reward(["", ""], ["", ""], columns)] == [0.5, 0.5]
+    assert [s.value for s in reward(["", ""], ["", ""], {**columns, "token_budget": [15, 5]})] == [1.0, 0.0]
+
+
+def test_missing_lengths_are_an_error_that_names_the_column() -> None:
+    with pytest.raises(ValueError, match="completion_length"):
+        LengthReward()(["x"], ["x"], {"prompt": ["x"]})
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"shape": "sine"}, "shape"),
+        ({"max_length": 0}, "max_length"),
+        ({"cache_length": 0}, "cache_length"),
+        ({"cache_length": 999}, "cache_length"),
+        ({"shape": "cosine"}, "correct"),
+        ({"shape": "budget", "correct": ExactReward()}, "correct"),
+    ],
+)
+def test_senseless_lengths_are_refused(options: dict, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        LengthReward(**options)
+
+
+def test_repetition_counts_ngrams() -> None:
+    assert repeated_share("a b c d", n=2) == 0.0
+    assert repeated_share("a b a b a", n=2) == pytest.approx(0.5)  # ab ba ab ba
+    assert repeated_share("x", n=2) == 0.0
+    assert repeated_share("哈哈哈哈哈", n=2, unit="character") == pytest.approx(0.75)
+
+
+def test_repetition_reward_is_a_penalty() -> None:
+    scores = RepetitionReward(ngram=2, max_penalty=0.5)(["A b a B a", "one two three"], ["", ""], {})
+    assert [(s.value, s.status) for s in scores] == [(-0.25, "wrong"), (0.0, "ok")]
+    with pytest.raises(ValueError, match="ngram"):
+        RepetitionReward(ngram=0)
+    with pytest.raises(ValueError, match="max_penalty"):
+        RepetitionReward(max_penalty=-1.0)
+    with pytest.raises(ValueError, match="unit"):
+        RepetitionReward(unit="line")  # type: ignore[arg-type]

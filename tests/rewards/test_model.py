@@ -1,0 +1,76 @@
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpo_pl.rewards import ModelReward
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny classifier with random weights, one token per character, without a padding token."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("reward_model")
+    characters = ["<eos>"] + [chr(i) for i in range(32, 127)]
+    tokens = Tokenizer(models.WordLevel({c: i for i, c in enumerate(characters)}, unk_token="<eos>"))
+    tokens.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<eos>")
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_labels=3, initializer_range=1.0,
+    )  # fmt: skip
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+def reference(folder: Path, text: str) -> torch.Tensor:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    model.config.pad_token_id = 0
+    with torch.inference_mode():
+        return model(**AutoTokenizer.from_pretrained(folder)([text], return_tensors="pt")).logits[0]
+
+
+def test_each_value_is_the_logit_of_its_own_text_whatever_the_batch(folder: Path) -> None:
+    prompts, completions = ["1+1=", "", "a much longer prompt "], ["2", "short", "and more"]
+    scores = ModelReward(model=str(folder), label=1, batch_size=2)(completions, [""] * 3, {"prompt": prompts})
+    expected = [reference(folder, p + c)[1].item() for p, c in zip(prompts, completions, strict=True)]
+    assert [s.value for s in scores] == pytest.approx(expected, abs=1e-4)
+    assert [s.status for s in scores] == ["ok" if v >= 1 else "wrong" for v in expected]
+
+
+def test_activations(folder: Path) -> None:
+    logits = reference(folder, "x")
+    for activation, expected in [("sigmoid", logits.sigmoid()[2]), ("softmax", logits.softmax(0)[2])]:
+        reward = ModelReward(model=str(folder), label=2, activation=activation)  # type: ignore[arg-type]
+        assert reward(["x"], [""], {})[0].value == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_a_long_text_loses_its_beginning(folder: Path) -> None:
+    reward = ModelReward(model=str(folder), max_length=4)
+    values = [s.value for s in reward(["zzzzabcd", "abcd", "abcdzzzz"], [""] * 3, {})]
+    assert values[0] == pytest.approx(values[1], abs=1e-4)
+    assert values[2] != pytest.approx(values[1], abs=1e-3)
+
+
+def test_senseless_options_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="activation"):
+        ModelReward(model=str(folder), activation="relu")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="batch_size"):
+        ModelReward(model=str(folder), batch_size=0)
+    with pytest.raises(ValueError, match="label 3"):
+        ModelReward(model=str(folder), label=3)(["x"], [""], {})
+
+
+def test_a_pickle_does_not_carry_the_model(folder: Path) -> None:
+    reward = ModelReward(model=str(folder))
+    before = reward(["x"], [""], {})[0].value
+    data = pickle.dumps(reward)
+    assert len(data) < 2000
+    assert pickle.loads(data)(["x"], [""], {})[0].value == pytest.approx(before)

@@ -1,0 +1,136 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpo_pl.data.arithmetic import ArithmeticPrompts, scratchpad
+from grpo_pl.rewards import ColumnArithmeticReward, ProcessModelReward, StepScores
+from grpo_pl.rewards.process import column_steps, line_steps
+
+RIGHT = "<think>7+5+0=12\n4+8+1=13\n3+2+1=6\n</think><answer>\\boxed{632}</answer>"
+
+
+def steps(completion: str, gold: str = "632", prompt: str = "347+285=") -> StepScores | None:
+    return ColumnArithmeticReward().steps([completion], [gold], {"prompt": [prompt]})[0]
+
+
+def test_every_right_line_and_the_answer_are_worth_one() -> None:
+    scored = steps(RIGHT)
+    assert scored is not None
+    assert scored.values == (1.0, 1.0, 1.0, 1.0)
+    texts = [RIGHT[:end] for end in scored.ends]
+    assert texts[0] == "<think>7+5+0=12"
+    assert texts[1].endswith("4+8+1=13")
+    assert texts[3].endswith("\\boxed{632}")
+
+
+@pytest.mark.parametrize(("operator", "a", "b"), [("+", 95, 8), ("-", 1003, 7), ("-", 63, 63), ("+", 0, 0)])
+def test_the_rule_knows_the_format_of_the_arithmetic_prompts(operator: str, a: int, b: int) -> None:
+    assert column_steps(a, operator, b) == scratchpad(a, operator, b)
+
+
+def test_demonstrations_are_all_right() -> None:
+    import random
+
+    source = ArithmeticPrompts(operators="+-", scratchpad_share=1.0)
+    for prompt in source.validation(20):
+        completion = source.demonstration(prompt, random.Random(0))
+        scored = steps(completion, prompt.answer, prompt.question)
+        assert scored is not None
+        assert set(scored.values) == {1.0}
+
+
+def test_an_early_error_spoils_its_own_line_only_if_the_rest_is_right() -> None:
+    scored = steps(RIGHT.replace("4+8+1=13", "4+8+0=12"))
+    assert scored is not None
+    assert scored.values == (1.0, 0.0, 1.0, 1.0)
+
+
+def test_extra_lines_and_a_wrong_answer_are_worth_nothing() -> None:
+    scored = steps(RIGHT.replace("\n</think>", "\n9+9+9=27\n</think>").replace("632", "633"))
+    assert scored is not None
+    assert scored.values == (1.0, 1.0, 1.0, 0.0, 0.0)
+
+
+def test_a_guess_has_one_step_and_silence_none() -> None:
+    assert steps("<think></think><answer>\\boxed{632}</answer>") == StepScores((1.0,), (34,))
+    assert steps("<think>") == StepScores((), ())
+
+
+def test_a_cut_off_thought_is_judged_as_far_as_it_goes() -> None:
+    scored = steps("<think>7+5+0=12\n4+8")
+    assert scored is not None
+    assert scored.values == (1.0, 0.0)
+
+
+def test_as_an_outcome_it_is_the_share_of_right_steps() -> None:
+    reward = ColumnArithmeticReward()
+    columns = {"question": ["347+285="] * 3 + ["no problem", "3-5="]}
+    completions = [RIGHT, RIGHT.replace("632", "633"), "<think>", RIGHT, RIGHT]
+    scores = reward(completions, ["632"] * 5, {**columns, "prompt": ["1+1="] * 5})
+    assert [s.value for s in scores] == [1.0, 0.75, 0.0, None, None]
+    assert [s.status for s in scores] == ["ok", "wrong", "no_answer", "bad_gold", "bad_gold"]
+
+
+def test_lines_end_at_their_last_visible_character() -> None:
+    assert line_steps("a b \n\n c\nd") == [("a b", 3), ("c", 8), ("d", 10)]
+
+
+@pytest.mark.parametrize(
+    ("values", "ends"), [((1.0,), ()), ((1.0, 1.0), (3, 3)), ((1.0,), (0,)), ((float("nan"),), (3,))]
+)
+def test_inconsistent_step_scores_are_refused(values: tuple[float, ...], ends: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"steps|ends"):
+        StepScores(values, ends)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny token classifier, one token per character, whose label 1 is likely exactly at digits."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForTokenClassification, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("prm")
+    characters = [chr(i) for i in range(32, 127)] + ["\n"]
+    tokens = Tokenizer(models.WordLevel({c: i for i, c in enumerate(["<pad>", *characters])}, unk_token="<pad>"))
+    tokens.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="<pad>")
+    tokenizer.save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_labels=2, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForTokenClassification(config)
+    for layer in model.model.layers:  # leaves the embedding alone on the residual stream
+        layer.self_attn.o_proj.weight.data.zero_()
+        layer.mlp.down_proj.weight.data.zero_()
+    direction = torch.zeros(16)
+    direction[0] = 1.0
+    digits = tokenizer.convert_tokens_to_ids(list("0123456789"))
+    model.model.embed_tokens.weight.data[:] = -direction
+    model.model.embed_tokens.weight.data[digits] = direction
+    model.score.weight.data = torch.stack([-direction, direction])
+    model.score.bias.data.zero_()
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_a_model_scores_the_last_token_of_each_step(model_folder: Path) -> None:
+    reward = ProcessModelReward(model=str(model_folder), batch_size=2)
+    completions = ["a=1\nb\n 22 ", "c", "", "5"]
+    scored = reward.steps(completions, [""] * 4, {"prompt": ["12 ", "", "7", "long prompt "]})
+    assert [s.ends for s in scored if s] == [(3, 5, 9), (1,), (), (1,)]
+    assert [tuple(v > 0.5 for v in s.values) for s in scored if s] == [(True, False, True), (False,), (), (True,)]
+    assert scored[0] is not None
+    assert scored[0].values[0] == pytest.approx(1 - scored[0].values[1], abs=1e-6)
+    outcome = reward(completions[:1], [""], {"prompt": ["12 "]})[0]
+    assert outcome.value == pytest.approx(sum(scored[0].values) / 3)
+
+
+def test_a_step_that_was_cut_off_leaves_no_score(model_folder: Path) -> None:
+    reward = ProcessModelReward(model=str(model_folder), max_length=5)
+    assert reward.steps(["a=1\nb=2", "a=1"], ["", ""], {})[0] is None
+    assert reward.steps(["a=1"], [""], {})[0] is not None
+    with pytest.raises(ValueError, match="label 7"):
+        ProcessModelReward(model=str(model_folder), label=7).steps(["a"], [""], {})
