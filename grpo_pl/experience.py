@@ -14,6 +14,7 @@ from grpo_pl.data.datamodule import PromptBatch
 from grpo_pl.policy.scoring import completion_logprobs
 from grpo_pl.rewards.scoring import ScoredBatch
 from grpo_pl.rollout.sampler import Samples
+from grpo_pl.steps import step_tensors
 from grpo_pl.stopwatch import stopwatch
 from grpo_pl.types import Rollout
 
@@ -114,7 +115,7 @@ class ExperienceMaker:
             values=values,
             truncated=truncated,
             first_row=mine.start,
-            advantages=statistics.advantages.flatten()[mine].unsqueeze(1),
+            advantages=self._token_advantages(collected, statistics.advantages.flatten()[mine]),
             keep=keep,
             active=statistics.active.flatten()[mine],
             old_logprobs=scored.old,
@@ -122,6 +123,15 @@ class ExperienceMaker:
             entropy_mask=self._entropy_mask(scored.entropy, rollout.completion_mask & keep.unsqueeze(1)),
             seconds=seconds,
         )
+
+    def _token_advantages(self, collected: Collected, outcome: Tensor) -> Tensor:
+        """(B, 1), one advantage for all tokens of a completion, or (B, T) under process supervision."""
+        algorithm, sampler = self.collector.algorithm, self.collector.sampler
+        if not algorithm.needs_step_rewards:
+            return outcome.unsqueeze(1)
+        values, ends = step_tensors(collected.scored, collected.samples, sampler.template, sampler.tokenizer)
+        width = collected.samples.rollout.completion_ids.shape[1]
+        return algorithm.process_advantages(step_values=values, step_ends=ends, width=width)
 
     def _values(self, scored: ScoredBatch, device: torch.device) -> Tensor:
         """(R, rows) over the global batch, NaN where a reward is None."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from grpo_pl.collective import Collective
 from grpo_pl.experience import Experience
-from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.base import Reward, Status
 
 REFLECTION_WORDS = ("wait", "check")
 """A completion that contains one of these counts as reflecting (the "aha moment" of DeepSeek-R1)."""
@@ -46,12 +47,25 @@ def experience_metrics(
 def _text_metrics(experience: Experience, collective: Collective, words: Sequence[str]) -> dict[str, float]:
     """Counts over texts, which live on their own rank only, summed over ranks in one exchange."""
     texts = [text.lower() for text in experience.samples.completions]
-    counts = {"completions/reflection_rate": float(sum(any(word in text for word in words) for text in texts))}
-    for name, statuses in experience.scored.status_counts().items():
-        for status in ("no_answer", "bad_gold", "timeout", "killed", "crashed", "too_long", "unavailable"):
-            counts[f"rewards/{name}/status/{status}"] = float(statuses[status])
-    totals = collective.sum(torch.tensor([*counts.values(), len(texts)], device=experience.keep.device)).tolist()
-    return {name: total / totals[-1] for name, total in zip(counts, totals[:-1], strict=True)}
+    reflecting = float(sum(any(word in text for word in words) for text in texts))
+    counts = {
+        f"rewards/{name}/status/{status}": float(statuses[status])
+        for name, statuses in experience.scored.status_counts().items()
+        for status in get_args(Status)
+    }
+    packed = torch.tensor([*counts.values(), reflecting, len(texts)], device=experience.keep.device)
+    *totals, reflecting, rows = collective.sum(packed).tolist()
+    seen = {name: total for name, total in zip(counts, totals, strict=True) if total}
+    return {**seen, "completions/reflection_rate": reflecting / rows}
+
+
+def broken_share(metrics: Mapping[str, float], rewards: Sequence[Reward], completions: int) -> float:
+    """Largest share, over the rewards, of completions whose judging timed out, was killed or crashed."""
+    return max(
+        sum(metrics.get(f"rewards/{reward.name}/status/{status}", 0.0) for status in ("timeout", "killed", "crashed"))
+        / completions
+        for reward in rewards
+    )
 
 
 def _groups(experience: Experience) -> list[tuple[Tensor, Tensor]]:
