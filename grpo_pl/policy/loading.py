@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS
-from grpo_pl.policy.tokenizer import character_tokenizer
+from grpo_pl.policy.tokenizer import CHARACTERS, character_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -22,13 +22,15 @@ class PolicyConfig:
     path: str | None = None
     """Hub name or local folder in the Hugging Face layout."""
     from_scratch: dict[str, Any] | None = None
-    """A ``transformers`` config with its ``model_type``; the vocabulary is printable ASCII plus the tags."""
+    """A ``transformers`` config with its ``model_type``; its vocabulary is ``characters`` and ``tags``."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
     """Type of the weights. Keep float32 for training: at small learning rates bfloat16 weights hardly move."""
     attn_implementation: str | None = None
     """``sdpa``, ``eager``, ``flash_attention_2`` …; null lets transformers choose."""
     init_seed: int = 0
     """Seed of the weights of a from-scratch model."""
+    characters: str | None = None
+    """Characters of a from-scratch model's tokenizer, one token each; null takes newline and printable ASCII."""
     tags: list[str] = field(default_factory=lambda: [*THINK_TAGS, *ANSWER_TAGS])
     """Single tokens of a from-scratch model's tokenizer, beside the characters."""
 
@@ -45,7 +47,7 @@ def load_tokenizer(policy: PolicyConfig, path: str | None = None) -> PreTrainedT
 
     source = path or policy.path
     if source is None:
-        return character_tokenizer(policy.tags)
+        return character_tokenizer(policy.tags, CHARACTERS if policy.characters is None else policy.characters)
     with _one_clear_line(source, "tokenizer"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, padding_side="left")
     if tokenizer.pad_token_id is None:

@@ -122,6 +122,7 @@ def _variants() -> dict[str, tuple[ColdStart, PolicyConfig, PromptTemplate, Prom
         "init_seed": (SHORT, replace(POLICY, init_seed=1), TEMPLATE, source),
         "dtype": (SHORT, replace(POLICY, dtype="bfloat16"), TEMPLATE, source),
         "tags": (SHORT, replace(POLICY, tags=["<think>"]), TEMPLATE, source),
+        "characters": (SHORT, replace(POLICY, characters="0123456789+="), TEMPLATE, source),
         "system": (SHORT, POLICY, PromptTemplate(system="Add."), source),
         "user": (SHORT, POLICY, PromptTemplate(user="{question} "), source),
         "prefill": (SHORT, POLICY, PromptTemplate(prefill="<think>"), source),

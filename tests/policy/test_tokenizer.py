@@ -64,3 +64,15 @@ def test_a_saved_tokenizer_loads_as_auto_tokenizer_and_agrees(
 
 def test_without_tags_they_are_plain_characters() -> None:
     assert len(_ids(character_tokenizer(), "<think>")) == len("<think>")
+
+
+def test_a_vocabulary_of_ten_digits_has_thirteen_tokens() -> None:
+    tokenizer = character_tokenizer((), "0123456789")
+    assert len(tokenizer) == 10 + 3
+    assert _ids(tokenizer, "3a1") == [6, tokenizer.unk_token_id, 4]
+
+
+@pytest.mark.parametrize("characters", ["", "abca"])
+def test_no_characters_and_repeated_ones_are_refused(characters: str) -> None:
+    with pytest.raises(ValueError, match=r"policy\.characters must be different"):
+        character_tokenizer((), characters)
