@@ -1,0 +1,101 @@
+"""Which completions of a group give the same answer, by the correctness reward's own sense of the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_pl.rewards.answer_text import last_boxed
+from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.format import answer_block
+
+RIGHT, NO_ANSWER = 0, -1
+_COSTLY = frozenset({"timeout", "killed", "crashed", "too_long"})
+
+
+def answer_classes(
+    reward: Reward,
+    *,
+    completions: Sequence[str],
+    scores: Sequence[Score],
+    columns: Mapping[str, Sequence[Any]],
+    group_size: int,
+) -> list[int]:
+    """Numbers the answers of each group, so that a majority can be counted: equal numbers are equal answers.
+
+    Right answers are all in class 0. A wrong one joins the first class whose answer ``reward`` takes it for when that
+    answer is put in the place of the gold one, so ``1/2`` and ``0.5`` vote together; what was too costly to judge
+    against the gold answer is only compared as text. The number of calls of ``reward`` is the number of different
+    answers in the most divided group, each call over all groups at once.
+
+    Args:
+        reward: the correctness reward.
+        completions: B texts, the completions of one prompt as neighbours.
+        scores: what ``reward`` gave them against the gold answers.
+        columns: what ``reward`` got beside them.
+        group_size: completions of a prompt; divides B.
+
+    Returns:
+        B integers: 0 right, 1 … for wrong answers by order of appearance in their group, -1 for no answer.
+    """
+    stated = [stated_answer(completion) for completion in completions]
+    classes = [_known(score) for score in scores]
+    judged = [score.status not in _COSTLY for score in scores]
+    number = 0
+    while None in classes:
+        number += 1
+        pairs = _Pairs()
+        for start in range(0, len(completions), group_size):
+            undecided = [i for i in range(start, start + group_size) if classes[i] is None]
+            if undecided:
+                first, *others = undecided
+                classes[first] = number
+                for i in others:
+                    if stated[i] == stated[first]:
+                        classes[i] = number
+                    elif judged[i] and judged[first]:
+                        pairs.add(i, first)
+        for i, same in zip(pairs.mine, pairs.same(reward, completions, stated, columns), strict=True):
+            classes[i] = number if same else None
+    return [NO_ANSWER if answer is None else answer for answer in classes]
+
+
+def stated_answer(completion: str) -> str:
+    r"""What a completion commits to: its last ``\boxed{…}``, else its last ``<answer>``, else all of it."""
+    return (last_boxed(completion) or answer_block(completion) or completion).strip()
+
+
+@dataclass
+class _Pairs:
+    """Completions to be compared with the answer of another one."""
+
+    mine: list[int] = field(default_factory=list)
+    other: list[int] = field(default_factory=list)
+
+    def add(self, mine: int, other: int) -> None:
+        self.mine.append(mine)
+        self.other.append(other)
+
+    def same(
+        self,
+        reward: Reward,
+        completions: Sequence[str],
+        stated: Sequence[str],
+        columns: Mapping[str, Sequence[Any]],
+    ) -> list[bool]:
+        if not self.mine:
+            return []
+        scores = reward(
+            [completions[i] for i in self.mine],
+            [stated[j] for j in self.other],
+            {name: [column[i] for i in self.mine] for name, column in columns.items()},
+        )
+        return [score.value is not None and score.value >= 1.0 for score in scores]
+
+
+def _known(score: Score) -> int | None:
+    """The class that a score alone decides; None for a wrong answer, which others may share."""
+    if score.value is not None and score.value >= 1.0:
+        return RIGHT
+    return NO_ANSWER if score.status == "no_answer" else None

@@ -1,0 +1,72 @@
+"""Equal answers vote together, whatever they look like."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.math_answer import ExactReward, MathReward
+from grpo_pl.rewards.voting import answer_classes, stated_answer
+
+
+def _classes(reward: Reward, answers: Sequence[str], golds: Sequence[str], group_size: int) -> list[int]:
+    completions = [rf"so \boxed{{{answer}}}" if answer else "hm" for answer in answers]
+    golds = [gold for gold in golds for _ in range(group_size)]
+    columns = {"prompt": [""] * len(completions)}
+    scores = reward(completions, golds, columns)
+    return answer_classes(reward, completions=completions, scores=scores, columns=columns, group_size=group_size)
+
+
+def test_values_vote_together_and_not_their_spelling() -> None:
+    answers = [r"\frac12", "0.5", "3", "0.50", "", r"\frac{6}{2}", "4", "7", "7.0", "3"]
+    assert _classes(MathReward(), answers, ["9", "3"], 5) == [1, 1, 2, 1, -1] + [1, 2, 3, 3, 0]
+
+
+def test_strings_vote_apart_where_the_reward_compares_strings() -> None:
+    assert _classes(ExactReward(correctness=True), ["0.5", "1/2", "0.5", "2"], ["2"], 4) == [1, 2, 1, 0]
+
+
+@dataclass(kw_only=True)
+class Unsure(Reward):
+    """Takes too long for every answer but one, and counts how often it is asked."""
+
+    name: str = "unsure"
+    calls: int = 0
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        self.calls += 1
+        return [Score(0.0, "timeout") for _ in completions]
+
+
+def test_costly_answers_are_compared_as_text_only() -> None:
+    reward = Unsure()
+    assert _classes(reward, ["a", "b", "a", "c"], ["d"], 4) == [1, 2, 1, 3]
+    assert reward.calls == 1  # against the gold answer
+
+
+@dataclass(kw_only=True)
+class OwnColumn(Reward):
+    """Right where the answer is the row's ``target``: the gold answer plays no part."""
+
+    name: str = "own"
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        return [Score(float(stated_answer(c) == t), "ok") for c, t in zip(completions, columns["target"], strict=True)]
+
+
+def test_rows_keep_their_own_columns_when_they_are_compared() -> None:
+    completions = [r"\boxed{5}", r"\boxed{6}", r"\boxed{7}", r"\boxed{6}"]
+    columns = {"target": ["5", "6", "8", "8"]}
+    scores = OwnColumn()(completions, [""] * 4, columns)
+    found = answer_classes(OwnColumn(), completions=completions, scores=scores, columns=columns, group_size=2)
+    assert found == [0, 0, 1, 2]
+
+
+def test_stated_answer_is_the_box_then_the_block_then_everything() -> None:
+    assert stated_answer(r"<answer>x \boxed{ 4 }</answer>") == "4"
+    assert stated_answer("<think>5</think><answer> 4 </answer>") == "4"
+    assert stated_answer(" 4 ") == "4"
