@@ -1,115 +1,106 @@
-"""``grpo-pl``: LightningCLI for what needs a Trainer; the other verbs are handed to ``commands``."""
+"""``grpo-pl``: hands each verb to a LightningCLI or to a file of ``commands``, and every mistake one clear line."""
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-from jsonargparse import set_parsing_settings
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from jsonargparse import auto_cli, set_parsing_settings
 
-from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
-from grpo_pl.callbacks.export import ExportPolicy
-from grpo_pl.callbacks.progress import StageProgress
-from grpo_pl.callbacks.summary import ClosingTable
-from grpo_pl.callbacks.validation import ValidateAtBothEnds
-from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.loggers import MetricsCSV
-from grpo_pl.module import GRPOModule
-from grpo_pl.optimization import TrainingDiverged
-from grpo_pl.quiet import quiet_libraries
-from grpo_pl.runs import RunFolder, claim_run_folder
+import grpo_pl
+from grpo_pl.commands import VERBS
+from grpo_pl.usage import USAGE_ERROR, OneLineErrors, nearest
 
-TRAINER_DEFAULTS: dict[str, Any] = {
-    "max_epochs": 1,  # a run is one pass over `data.steps` rollouts
-    "val_check_interval": 50,  # rollouts
-    "check_val_every_n_epoch": None,  # count rollouts of the run, which may be fewer than the interval
-    "log_every_n_steps": 1,
-    "num_sanity_val_steps": 0,
-    "inference_mode": False,  # its tensors cannot enter a later backward pass
-    "use_distributed_sampler": False,  # the data module cuts by rank itself
-    "enable_model_summary": False,
+TRAINER_VERBS = {
+    "fit": "Trains a policy as a configuration says, into a run folder of its own.",
+    "validate": "Answers the held-out problems with the policy of a configuration or checkpoint.",
 }
-
-
-class GRPOCLI(LightningCLI):
-    """``fit`` and ``validate``, with a run folder of one's own for every ``fit``."""
-
-    def __init__(self, args: list[str] | None) -> None:
-        super().__init__(
-            GRPOModule,
-            RolloutDataModule,
-            args=args,
-            save_config_callback=None,  # written into the run folder by `fit`
-            trainer_defaults=TRAINER_DEFAULTS,
-            seed_everything_default=0,
-            parser_kwargs={"prog": "grpo-pl"},
-            auto_configure_optimizers=False,  # the policy is built later, in configure_model
-            load_from_checkpoint_support=False,
-        )
-
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        return {
-            "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"},
-            "validate": {"model", "dataloaders", "datamodule", "weights_only", "verbose"},
-        }
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
-        parser.add_lightning_class_args(RolloutCheckpoint, "checkpoint")
-        parser.add_argument("--runs_dir", type=str, default="runs", help="Folder that holds one folder per run.")
-        parser.add_argument(
-            "--name", type=str | None, default=None, help="Name of the run; by default the stem of the first --config."
-        )
-
-    def _parse_ckpt_path(self) -> None:
-        """Lightning would let hyperparameters inside a checkpoint win over the command line; here they do not."""
-
-    def instantiate_trainer(self, **kwargs: Any) -> Any:
-        callbacks = self._get(self.config_init, "trainer")["callbacks"] or []
-        extra: list[Any] = [StageProgress()]
-        if self.subcommand == "fit":
-            extra += self._open_run()
-        self._get(self.config_init, "trainer")["callbacks"] = [*callbacks, *extra]
-        return super().instantiate_trainer(**kwargs)
-
-    def _open_run(self) -> list[Any]:
-        """Claims the run's folder, writes the resolved configuration, and says what is kept there."""
-        configs = [str(path) for path in self._get(self.config, "config") or []]
-        root = Path(self._get(self.config, "runs_dir"))
-        name = self._get(self.config, "name") or (Path(configs[0]).stem if configs else "run")
-        folder = claim_run_folder(root, name)
-        if folder.path.name != name:
-            print(f"{root / name} exists; this run is {folder.path}.", file=sys.stderr)
-        self._write_config(folder)
-        trainer = self._get(self.config_init, "trainer")
-        given = trainer["logger"]
-        others = given if isinstance(given, list) else [] if given in (None, True, False) else [given]
-        trainer["logger"] = [MetricsCSV(folder.metrics), *others]
-        trainer["default_root_dir"] = str(folder.path)
-        checkpoint = self._get(self.config_init, "checkpoint")
-        checkpoint.folder = folder.checkpoints
-        flags = " ".join(f"--config {path}" for path in configs)
-        return [ValidateAtBothEnds(), ExportPolicy(folder.export), ClosingTable(folder, flags)]
-
-    def _write_config(self, folder: RunFolder) -> None:
-        parser = self._parser(self.subcommand)
-        text = parser.dump(self.config[str(self.subcommand)], skip_none=False)
-        folder.config.write_text(text)
+DEBUG = "GRPO_PL_DEBUG"
+"""Environment variable; when set, mistakes show the whole traceback."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells count it: 128 + SIGINT."""
+TERMINATED = 143
+"""Exit status after SIGTERM, counted likewise."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status: 0, 1 (a mistake or a failed run), 2 (usage), 130 (Ctrl-C)."""
-    quiet_libraries()
+    verb, *rest = list(sys.argv[1:] if args is None else args) or ["--help"]
+    if verb in ("-h", "--help"):
+        print(overview())
+        return 0
+    if verb == "--version":
+        print(grpo_pl.__version__)
+        return 0
+    if verb not in TRAINER_VERBS | VERBS:
+        print(f"grpo-pl: error: unknown command {verb!r}{nearest(verb, TRAINER_VERBS | VERBS)}", file=sys.stderr)
+        print("(all commands: grpo-pl --help)", file=sys.stderr)
+        return USAGE_ERROR
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     try:
-        GRPOCLI(None if args is None else list(args))
-    except (ValueError, TrainingDiverged) as error:
-        print(f"grpo-pl: error: {error}", file=sys.stderr)
-        return 1
+        return _train(verb, rest) if verb in TRAINER_VERBS else _command(verb, rest)
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
+    except Exception as error:  # whatever is not for users to mend is raised again
+        if os.environ.get(DEBUG) or not _is_for_users(error):
+            raise
+        print(f"grpo-pl {verb}: error: {_one_line(error)}", file=sys.stderr)
+        return 1
+
+
+def overview() -> str:
+    """What ``grpo-pl --help`` prints: every verb with one line."""
+    verbs = TRAINER_VERBS | VERBS
+    width = max(map(len, verbs))
+    lines = [f"  {verb:<{width}}  {text}" for verb, text in verbs.items()]
+    return "\n".join(
+        [
+            "usage: grpo-pl COMMAND [options]",
+            "",
+            "Trains language models to reason by reinforcement learning with verifiable rewards.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "grpo-pl COMMAND --help shows the options of one; grpo-pl --version the version.",
+            "Start with: grpo-pl fit --config configs/quickstart.yaml",
+        ]
+    )
+
+
+def _train(verb: str, args: list[str]) -> int:
+    from grpo_pl.quiet import quiet_libraries
+    from grpo_pl.rollout.engine import RolloutInterrupted
+    from grpo_pl.trainer_cli import GRPOCLI
+
+    quiet_libraries()
+    try:
+        GRPOCLI([verb, *args])
+    except RolloutInterrupted:
+        print(f"grpo-pl {verb}: stopped by SIGTERM; --resume goes on.", file=sys.stderr)
+        return TERMINATED
     return 0
+
+
+def _command(verb: str, args: list[str]) -> int:
+    function = getattr(importlib.import_module(f"grpo_pl.commands.{verb}"), verb)
+    status = auto_cli(function, args=args, parser_class=OneLineErrors, prog=f"grpo-pl {verb}")
+    return int(status or 0)
+
+
+def _is_for_users(error: Exception) -> bool:
+    """Bad values and files, missing packages, and what this package and Lightning have error types of their own for."""
+    own = type(error).__module__.split(".")[0] in ("grpo_pl", "lightning", "pytorch_lightning")
+    return own or isinstance(error, ValueError | OSError | ImportError)
+
+
+def _one_line(error: Exception) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    origin = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    ours = origin.split(".")[0] == "grpo_pl"
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if ours else f"{text} ({DEBUG}=1 shows where from)"

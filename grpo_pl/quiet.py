@@ -14,6 +14,13 @@ UNHELPFUL = (
     ".*``instantiate_classes`` was deprecated.*",
 )
 
+CHATTY = (
+    "lightning.pytorch.utilities.rank_zero",  # which devices there are
+    "lightning.pytorch.trainer.connectors.checkpoint_connector",  # that weights_only was not set
+    "lightning.fabric.utilities.seed",  # the seed, which the configuration says
+)
+"""Loggers whose notes at level INFO help nobody."""
+
 
 def quiet_libraries() -> None:
     """Call once, before the libraries are used."""
@@ -21,7 +28,8 @@ def quiet_libraries() -> None:
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     for message in UNHELPFUL:
         warnings.filterwarnings("ignore", message=message)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -32,6 +33,11 @@ class RunFolder:
     @property
     def export(self) -> Path:
         return self.path / "export"
+
+    def discard_if_unused(self) -> None:
+        """Removes the folder unless something was measured or saved in it."""
+        if not self.metrics.exists() and not self.checkpoints.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
 
 
 def claim_run_folder(root: Path, name: str) -> RunFolder:

@@ -1,0 +1,128 @@
+"""``GRPOCLI``: the verbs that need a Trainer, as a LightningCLI with a folder of its own for every run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
+from grpo_pl.callbacks.export import ExportPolicy
+from grpo_pl.callbacks.progress import StageProgress
+from grpo_pl.callbacks.summary import ClosingTable
+from grpo_pl.callbacks.validation import ValidateAtBothEnds
+from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.loggers import MetricsCSV
+from grpo_pl.module import GRPOModule
+from grpo_pl.runs import RunFolder, claim_run_folder
+from grpo_pl.usage import OneLineErrors
+
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "max_epochs": 1,  # a run is one pass over `data.steps` rollouts
+    "val_check_interval": 50,  # rollouts
+    "check_val_every_n_epoch": None,  # count rollouts of the run, which may be fewer than the interval
+    "log_every_n_steps": 1,
+    "num_sanity_val_steps": 0,
+    "inference_mode": False,  # its tensors cannot enter a later backward pass
+    "use_distributed_sampler": False,  # the data module cuts by rank itself
+    "enable_model_summary": False,
+}
+
+
+class TrainerParser(OneLineErrors, LightningArgumentParser):
+    """Lightning's parser, which says in one line what is wrong."""
+
+
+class GRPOCLI(LightningCLI):
+    """``fit`` and ``validate``, with a run folder of one's own for every ``fit``."""
+
+    def __init__(self, args: list[str]) -> None:
+        self.folder: RunFolder | None = None
+        super().__init__(
+            GRPOModule,
+            RolloutDataModule,
+            args=args,
+            save_config_callback=None,  # written into the run folder by `fit`
+            trainer_defaults=TRAINER_DEFAULTS,
+            seed_everything_default=0,
+            parser_class=TrainerParser,
+            parser_kwargs={"prog": "grpo-pl", "description": "Trains and validates on a Lightning Trainer."},
+            auto_configure_optimizers=False,  # the policy is built later, in configure_model
+            load_from_checkpoint_support=False,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {
+            "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"},
+            "validate": {"model", "dataloaders", "datamodule", "weights_only", "verbose"},
+        }
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
+        parser.add_lightning_class_args(RolloutCheckpoint, "checkpoint")
+        parser.add_argument("--runs_dir", type=str, default="runs", help="Folder that holds one folder per run.")
+        parser.add_argument(
+            "--name", type=str | None, default=None, help="Name of the run; by default the stem of the first --config."
+        )
+
+    def _parse_ckpt_path(self) -> None:
+        """Lightning would let hyperparameters inside a checkpoint win over the command line; here they do not."""
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Lightning warns about ``args`` beside ``sys.argv``; here they are the same."""
+        self.config = parser.parse_args(args)
+
+    def instantiate_classes(self) -> None:
+        with self._no_trace_of_a_failed_start():
+            super().instantiate_classes()
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        with self._no_trace_of_a_failed_start():
+            super()._run_subcommand(subcommand)
+
+    @contextmanager
+    def _no_trace_of_a_failed_start(self) -> Iterator[None]:
+        """A run that ended before it measured or saved anything leaves no folder, so the next keeps the name."""
+        try:
+            yield
+        except BaseException:
+            if self.folder is not None:
+                self.folder.discard_if_unused()
+            raise
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        callbacks = self._get(self.config_init, "trainer")["callbacks"] or []
+        extra: list[Any] = [StageProgress()]
+        if self.subcommand == "fit":
+            extra += self._open_run()
+        self._get(self.config_init, "trainer")["callbacks"] = [*callbacks, *extra]
+        return super().instantiate_trainer(**kwargs)
+
+    def _open_run(self) -> list[Any]:
+        """Claims the run's folder, writes the resolved configuration, and says what is kept there."""
+        configs = [str(path) for path in self._get(self.config, "config") or []]
+        root = Path(self._get(self.config, "runs_dir"))
+        name = self._get(self.config, "name") or (Path(configs[0]).stem if configs else "run")
+        self.folder = folder = claim_run_folder(root, name)
+        if folder.path.name != name:
+            print(f"{root / name} exists; this run is {folder.path}.", file=sys.stderr)
+        self._write_config(folder)
+        trainer = self._get(self.config_init, "trainer")
+        given = trainer["logger"]
+        others = given if isinstance(given, list) else [] if given in (None, True, False) else [given]
+        trainer["logger"] = [MetricsCSV(folder.metrics), *others]
+        trainer["default_root_dir"] = str(folder.path)
+        checkpoint = self._get(self.config_init, "checkpoint")
+        checkpoint.folder = folder.checkpoints
+        flags = " ".join(f"--config {path}" for path in configs)
+        return [ValidateAtBothEnds(), ExportPolicy(folder.export), ClosingTable(folder, flags)]
+
+    def _write_config(self, folder: RunFolder) -> None:
+        parser = self._parser(self.subcommand)
+        text = parser.dump(self.config[str(self.subcommand)], skip_none=False)
+        folder.config.write_text(text)
