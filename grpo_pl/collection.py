@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -115,7 +116,8 @@ class Collector:
         group_size = 1 if greedy else self.algorithm.group_size
         length = self.sampling.max_completion_length
         rows = len(prompts) * group_size
-        return self.sampler.sample(
+        draw = partial(
+            self.sampler.sample,
             policy,
             prompts,
             group_size=group_size,
@@ -127,6 +129,7 @@ class Collector:
             progress=lambda tokens, finished: self.report("rollout", finished, rows, f"{tokens} tokens"),
             should_stop=self.should_stop,
         )
+        return self.collective.interruptible(draw, policy.device)
 
     def _informative(self, scored: ScoredBatch) -> Tensor:
         """(P,) bool over the global batch."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from grpo_pl.rollout.engine import RolloutInterrupted
 
 T = TypeVar("T")
 
@@ -61,6 +63,22 @@ class Collective:
         tensor = torch.tensor(value, device=device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return int(tensor)
+
+    def any(self, flag: bool, device: torch.device) -> bool:
+        """Whether any rank's flag is set."""
+        return bool(self.max(int(flag), device))
+
+    def interruptible(self, draw: Callable[[], T], device: torch.device) -> T:
+        """What ``draw`` returns; if it was told to stop on any rank, every rank raises ``RolloutInterrupted``."""
+        drawn: T | None = None
+        interrupted: RolloutInterrupted | None = None
+        try:
+            drawn = draw()
+        except RolloutInterrupted as error:
+            interrupted = error
+        if self.any(interrupted is not None, device):
+            raise interrupted or RolloutInterrupted("another process was told to stop")
+        return cast(T, drawn)
 
     def ratios(self, sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
         """(sum, count) per name to the ratio of both totals over ranks; names must be the same on every rank.

@@ -50,15 +50,20 @@ class MetricsCSV(Logger):
                 csv.DictWriter(file, self._columns).writerow(row)
 
     @rank_zero_only
-    def resume(self, step: int) -> None:
-        """Reads what an interrupted run logged and drops the rows from ``step`` on, which will be logged again."""
+    def resume(self, step: int, *, validated_at: int) -> None:
+        """Reads what an interrupted run logged and drops what will be logged again.
+
+        Args:
+            step: completed rollouts; rows of later ones go.
+            validated_at: completed rollouts at the last validation that will not be repeated; later ones go.
+        """
         if not self.path.exists():
             return
         with self.path.open(newline="") as file:
             reader = csv.DictReader(file)
             self._columns = list(reader.fieldnames or ["step"])
             rows = [{name: value for name, value in row.items() if value != ""} for row in reader]
-        self._rows = [row for row in rows if int(row["step"]) < step]
+        self._rows = [row for row in rows if int(row["step"]) <= (validated_at if _held_out(row) else step)]
         self._rewrite()
 
     def _rewrite(self) -> None:
@@ -69,3 +74,7 @@ class MetricsCSV(Logger):
             writer.writeheader()
             writer.writerows(self._rows)
         os.replace(staging, self.path)
+
+
+def _held_out(row: dict[str, Any]) -> bool:
+    return any(name.startswith("val/") for name in row)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torchmetrics import MeanMetric
 
 from grpo_pl.algorithm import GRPOAlgorithm
@@ -21,14 +25,16 @@ from grpo_pl.optimization import Optimization, TrainingDiverged
 from grpo_pl.policy.cold_start import ColdStart
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.reference import Reference
+from grpo_pl.policy.sharding import build_once, gathered, is_sharded, set_gradient_sync, shard
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.scoring import check_rewards, score_completions
 from grpo_pl.rollout.engine import RolloutEngine, SamplingParams
 from grpo_pl.rollout.native import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
-from grpo_pl.step_metrics import REFLECTION_WORDS, experience_metrics
+from grpo_pl.step_metrics import REFLECTION_WORDS, broken_share, experience_metrics
 from grpo_pl.stopwatch import stopwatch
+from grpo_pl.strategies import FSDP2Strategy
 from grpo_pl.update import PolicyUpdate, UpdateResult
 
 if TYPE_CHECKING:
@@ -61,6 +67,7 @@ class GRPOModule(LightningModule):
         validation: how held-out problems are answered.
         cold_start: supervised fine-tuning before RL, made once and cached; null starts from the policy as it is.
         micro_batch_size: completions per forward and backward pass.
+        activation_checkpointing: compute activations again in the backward pass instead of keeping them.
         reflection_words: completions with one of these count in ``completions/reflection_rate``.
         seed: names every sample of the run.
     """
@@ -77,11 +84,12 @@ class GRPOModule(LightningModule):
         validation: Validation = Validation(),
         cold_start: ColdStart | None = None,
         micro_batch_size: int = 32,
+        activation_checkpointing: bool = False,
         reflection_words: tuple[str, ...] = REFLECTION_WORDS,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_rewards(rewards)
+        check_rewards(rewards, steps_needed=algorithm.needs_step_rewards)
         sampling.require_on_policy()
         if micro_batch_size < 1:
             raise ValueError(f"model.micro_batch_size must be at least 1, got {micro_batch_size}.")
@@ -91,12 +99,16 @@ class GRPOModule(LightningModule):
         self.optimization, self.validation = optimization, validation
         self.engine = engine or NativeEngine()
         self.micro_batch_size, self.reflection_words, self.seed = micro_batch_size, reflection_words, seed
+        self.activation_checkpointing = activation_checkpointing
         self.policy: PreTrainedModel | None = None
         self.report: Report = _unwatched
         """Where stages of a step report their progress; a progress bar puts itself here."""
+        self.should_stop: Callable[[], bool] = _never
+        """Asked between the tokens of a rollout; once true, the rollout ends by ``RolloutInterrupted``."""
         self.pass_at_1, self.greedy = PassAtK(k=1), MeanMetric()
         self._reference: Reference | None = None
         self._skipped_in_a_row = 0
+        self._warned_of_rewards = False
         self._tokens_seen = 0
 
     # --- building ---------------------------------------------------------------------------------------------------
@@ -116,15 +128,23 @@ class GRPOModule(LightningModule):
         path = None
         if self.cold_start is not None and needs_weights:
             path = str(self.cold_start.folder(self.policy_config, self.template, self._data.source))
-        self.policy = load_model(self.policy_config, self.tokenizer, path, weights=needs_weights)
+        build = partial(load_model, self.policy_config, self.tokenizer, path)
+        sharding = self.trainer.strategy.sharding if isinstance(self.trainer.strategy, FSDP2Strategy) else None
+        self.policy = build_once(build) if sharding else build(weights=needs_weights)
+        if self.activation_checkpointing:
+            self.policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if self.algorithm.needs_reference and self.trainer.training:
             self._reference = Reference(self.policy, self.algorithm.ref_update_every)
+        if sharding:
+            shard(self.policy, sharding)
+            if self._reference is not None:
+                shard(self._reference.model, sharding)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimization.build(self.require_policy().parameters())
 
     def on_fit_start(self) -> None:
-        if self._reference is not None:
+        if self._reference is not None and not is_sharded(self._reference.model):
             self._reference.model.to(self.device)
 
     def require_policy(self) -> PreTrainedModel:
@@ -162,15 +182,17 @@ class GRPOModule(LightningModule):
             seed=self.seed,
             collective=self.collective,
             report=self.report,
+            should_stop=self.should_stop,
         )
         maker = ExperienceMaker(collector=collector, micro_batch_size=self.micro_batch_size)
-        return maker.make(policy, None if reference is None else reference.model, batch, self._data.prompts)
+        frozen = None if reference is None else reference.model
+        with gathered(policy):
+            return maker.make(policy, frozen, batch, self._data.prompts)
 
     def update(self, experience: Experience) -> UpdateResult:
         """Advantage → loss → update."""
         optimizer = cast(torch.optim.Optimizer, self.optimizers())
-        for group in optimizer.param_groups:
-            group["lr"] = self.optimization.lr_at(experience.samples.step, self._data.steps)
+        self.optimization.configure(optimizer, rollout=experience.samples.step, total=self._data.steps)
         update = PolicyUpdate(
             algorithm=self.algorithm,
             optimization=self.optimization,
@@ -181,7 +203,14 @@ class GRPOModule(LightningModule):
             collective=self.collective,
             report=self.report,
         )
-        return update.run(self.require_policy(), optimizer, experience, self.manual_backward)
+        return update.run(self.require_policy(), optimizer, experience, self._backward)
+
+    def _backward(self, loss: Tensor, last: bool) -> None:
+        """Adds gradients; those of other processes join in the last micro-batch of an optimiser step only."""
+        set_gradient_sync(self.require_policy(), last)
+        wrapped = self.trainer.strategy.model
+        with nullcontext() if last or not isinstance(wrapped, DistributedDataParallel) else wrapped.no_sync():
+            self.manual_backward(loss)
 
     # --- validation -------------------------------------------------------------------------------------------------
 
@@ -189,6 +218,7 @@ class GRPOModule(LightningModule):
         valid = torch.tensor(batch.valid, device=self.device)
         correct = self._answer(batch, self.validation.samples, self.validation.temperature)
         self.pass_at_1.update(correct, valid)
+        self.log("step", float(self._data.completed_rollouts), on_epoch=True, batch_size=len(batch.prompts))
         self.log("val/pass@1", self.pass_at_1, on_step=False, on_epoch=True, batch_size=len(batch.prompts))
         if self.validation.greedy:
             right = self._answer(batch, 1, 0.0)[:, 0]
@@ -199,7 +229,8 @@ class GRPOModule(LightningModule):
         """(P, samples) bool: whether each completion is correct. Keys do not name the training step, so validations
         of one run draw with common random numbers and differ by the weights alone."""
         rows = len(batch.prompts) * samples
-        drawn = self.sampler.sample(
+        draw = partial(
+            self.sampler.sample,
             self.require_policy(),
             batch.prompts,
             group_size=samples,
@@ -207,7 +238,10 @@ class GRPOModule(LightningModule):
             seed=self.seed,
             split="val",
             progress=lambda tokens, finished: self.report("validate", finished, rows, f"{tokens} tokens"),
+            should_stop=self.should_stop,
         )
+        with gathered(self.policy):
+            drawn = self.collective.interruptible(draw, self.device)
         judge = [reward for reward in self.rewards if reward.correctness]
         scored = score_completions(
             judge,
@@ -233,6 +267,7 @@ class GRPOModule(LightningModule):
 
     def _log_step(self, experience: Experience, result: UpdateResult, seconds: dict[str, float]) -> None:
         metrics = experience_metrics(experience, self.rewards, self.collective, self.reflection_words)
+        self._warn_of_broken_rewards(broken_share(metrics, self.rewards, experience.lengths.numel()))
         metrics |= self.collective.ratios(result.sums)
         self._tokens_seen += int(experience.lengths.sum())
         metrics |= {
@@ -246,7 +281,17 @@ class GRPOModule(LightningModule):
         for name, values in (("loss", result.losses), ("grad_norm", result.grad_norms)):
             if values:
                 metrics[name] = sum(values) / len(values)
-        self.log_dict(metrics, on_step=True, on_epoch=False, batch_size=len(experience.keep))
+        self.log_dict(metrics, on_step=True, on_epoch=False, logger=False, batch_size=len(experience.keep))
+        for logger in self.loggers:  # Lightning's own way would repeat old values of names that are missing today
+            logger.log_metrics(metrics, step=experience.samples.step + 1)
+
+    def _warn_of_broken_rewards(self, share: float) -> None:
+        if share > 0.01 and not self._warned_of_rewards:
+            self._warned_of_rewards = True
+            rank_zero_warn(
+                f"Judging {share:.1%} of the completions of this step timed out, was killed or crashed; they score 0. "
+                "Read them in completions.jsonl: the policy may have found answers that cost the judge too much."
+            )
 
     def _check_divergence(self, result: UpdateResult) -> None:
         """Counts updates in a row that were skipped.
@@ -267,12 +312,18 @@ class GRPOModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["tokens_seen"] = self._tokens_seen
+        checkpoint["skipped_in_a_row"] = self._skipped_in_a_row
         checkpoint["reference"] = {} if self._reference is None else self._reference.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._tokens_seen = checkpoint["tokens_seen"]
+        self._tokens_seen, self._skipped_in_a_row = checkpoint["tokens_seen"], checkpoint["skipped_in_a_row"]
         if self._reference is not None:
             self._reference.load_state_dict(checkpoint["reference"])
+
+
+def _never() -> bool:
+    """The answer of a module that nobody wants to stop."""
+    return False
 
 
 def _unwatched(stage: str, done: int, total: int, note: str = "") -> None:

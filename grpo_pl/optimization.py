@@ -61,6 +61,11 @@ class Optimization:
             weight_decay=self.weight_decay,
         )
 
+    def configure(self, optimizer: torch.optim.Optimizer, *, rollout: int, total: int) -> None:
+        """Sets every hyperparameter anew: a checkpoint restores those of the run that wrote it."""
+        for group in optimizer.param_groups:
+            group.update(lr=self.lr_at(rollout, total), betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
+
     def lr_at(self, rollout: int, total: int) -> float:
         """Learning rate of the updates after rollout ``rollout`` (from 0) of ``total``.
 

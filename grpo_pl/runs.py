@@ -1,11 +1,19 @@
-"""Run folders: ``runs/<name>``, never overwritten; what lies where inside one."""
+"""Run folders: ``runs/<name>``, never overwritten; what lies where inside one, and how one is gone on with."""
 
 from __future__ import annotations
 
+import re
 import shutil
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo_pl.checkpoints import newest_whole
 
 
 @dataclass(frozen=True)
@@ -54,3 +62,87 @@ def claim_run_folder(root: Path, name: str) -> RunFolder:
             continue
         return RunFolder(path)
     raise AssertionError("count() does not end")
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run folder and, where an earlier process left one, the checkpoint to go on from."""
+
+    folder: RunFolder
+    checkpoint: Path | None = None
+
+
+def start_run(root: Path, name: str, config: str, *, first: bool) -> OpenRun:
+    """Claims a folder of its own for a run and writes its resolved configuration there.
+
+    Args:
+        first: false in all processes but one, which touch nothing; the checkpoint callback tells them the folder.
+    """
+    if not first:
+        return OpenRun(RunFolder(root / name))
+    folder = claim_run_folder(root, name)
+    if folder.path.name != name:
+        print(f"{root / name} exists; this run is {folder.path}.", file=sys.stderr)
+    folder.config.write_text(config)
+    return OpenRun(folder)
+
+
+def resume_run(root: Path, name: str, config: str, *, first: bool) -> OpenRun:
+    """The newest run of that name, to go on from its last whole checkpoint; a new one where there is none, so that a
+    job that is started again and again needs one command only. Says which settings differ from those so far."""
+    folder = newest_run_folder(root, name)
+    if folder is None:
+        return start_run(root, name, config, first=first)
+
+    def say(line: str) -> None:
+        if first:
+            print(line, file=sys.stderr)
+
+    checkpoint = newest_whole(folder.checkpoints, say)
+    start = "its beginning, for it has no whole checkpoint" if checkpoint is None else checkpoint.name
+    say(f"going on with {folder.path} from {start}.")
+    if first:
+        _note_changes(folder, config)
+    return OpenRun(folder, checkpoint)
+
+
+def _note_changes(folder: RunFolder, config: str) -> None:
+    before = folder.config.read_text() if folder.config.exists() else ""
+    changes = config_changes(yaml.safe_load(before) or {}, yaml.safe_load(config))
+    if changes:
+        print("changed: " + "; ".join(changes), file=sys.stderr)
+        if before:  # it stays beside the new one
+            number = next(n for n in count(1) if not (folder.path / f"config.{n}.yaml").exists())
+            folder.config.rename(folder.path / f"config.{number}.yaml")
+        folder.config.write_text(config)
+
+
+def newest_run_folder(root: Path, name: str) -> RunFolder | None:
+    """The last claimed of ``root/name``, ``root/name-2`` …; None if there is none."""
+    numbers = {1: root / name} if (root / name).is_dir() else {}
+    for path in root.glob(f"{name}-*") if root.is_dir() else ():
+        match = re.fullmatch(re.escape(name) + r"-(\d+)", path.name)
+        if match is not None and path.is_dir():
+            numbers[int(match[1])] = path
+    return RunFolder(numbers[max(numbers)]) if numbers else None
+
+
+def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One entry ``key: old → new`` for every setting that differs between two resolved configurations."""
+    old, new = dict(_flat(before)), dict(_flat(now))
+    keys = [*old, *(key for key in new if key not in old)]
+    return [
+        f"{key}: {old.get(key, 'unset')} → {new.get(key, 'unset')}"
+        for key in keys
+        if old.get(key) != new.get(key) and key not in ("config", "resume", "ckpt_path", "name", "runs_dir")
+    ]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            yield from _flat(dict(enumerate(value)), f"{prefix}{key}.")  # type: ignore[arg-type]
+        else:
+            yield f"{prefix}{key}", value

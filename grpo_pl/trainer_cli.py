@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +13,14 @@ from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.callbacks.export import ExportPolicy
 from grpo_pl.callbacks.progress import StageProgress
 from grpo_pl.callbacks.summary import ClosingTable
+from grpo_pl.callbacks.termination import StopOnSigterm
 from grpo_pl.callbacks.validation import ValidateAtBothEnds
+from grpo_pl.checkpoints import CheckpointFiles
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.loggers import MetricsCSV
 from grpo_pl.module import GRPOModule
-from grpo_pl.runs import RunFolder, claim_run_folder
+from grpo_pl.runs import RunFolder, resume_run, start_run
+from grpo_pl.strategies import FSDP2Strategy, is_first_process, launched_devices
 from grpo_pl.usage import OneLineErrors
 
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -69,6 +71,15 @@ class GRPOCLI(LightningCLI):
         parser.add_argument(
             "--name", type=str | None, default=None, help="Name of the run; by default the stem of the first --config."
         )
+        parser.add_argument(
+            "--resume",
+            action="store_true",
+            help="Go on with the newest run of that name from its last whole checkpoint, in its folder (`fit` only).",
+        )
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        """Checkpoints are read as tensors and plain values, whatever they contain."""
+        return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True}
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would let hyperparameters inside a checkpoint win over the command line; here they do not."""
@@ -100,18 +111,35 @@ class GRPOCLI(LightningCLI):
         extra: list[Any] = [StageProgress()]
         if self.subcommand == "fit":
             extra += self._open_run()
-        self._get(self.config_init, "trainer")["callbacks"] = [*callbacks, *extra]
+        trainer = self._get(self.config_init, "trainer")
+        trainer["callbacks"] = [*callbacks, *extra]
+        self._follow_launcher(trainer)
+        if not isinstance(trainer["strategy"], FSDP2Strategy):  # which brings its own
+            given = trainer["plugins"]
+            trainer["plugins"] = [*(given if isinstance(given, list) else [given] if given else []), CheckpointFiles()]
         return super().instantiate_trainer(**kwargs)
+
+    @staticmethod
+    def _follow_launcher(trainer: Any) -> None:
+        """One configuration for any number of processes: as many devices as torchrun or SLURM started."""
+        if trainer["devices"] == "auto":
+            trainer["devices"], nodes = launched_devices()
+            trainer["num_nodes"] = max(trainer["num_nodes"], nodes)
 
     def _open_run(self) -> list[Any]:
         """Claims the run's folder, writes the resolved configuration, and says what is kept there."""
         configs = [str(path) for path in self._get(self.config, "config") or []]
         root = Path(self._get(self.config, "runs_dir"))
         name = self._get(self.config, "name") or (Path(configs[0]).stem if configs else "run")
-        self.folder = folder = claim_run_folder(root, name)
-        if folder.path.name != name:
-            print(f"{root / name} exists; this run is {folder.path}.", file=sys.stderr)
-        self._write_config(folder)
+        resume = self._get(self.config, "resume")
+        if resume and self._get(self.config, "ckpt_path"):
+            raise ValueError("give --resume or --ckpt_path, not both: --resume finds the checkpoint itself.")
+        first = is_first_process()
+        run = (resume_run if resume else start_run)(root, name, self._resolved_config(), first=first)
+        folder = run.folder
+        self.folder = folder if first else None
+        if run.checkpoint is not None:
+            self.config_init[str(self.subcommand)]["ckpt_path"] = str(run.checkpoint)
         trainer = self._get(self.config_init, "trainer")
         given = trainer["logger"]
         others = given if isinstance(given, list) else [] if given in (None, True, False) else [given]
@@ -120,9 +148,8 @@ class GRPOCLI(LightningCLI):
         checkpoint = self._get(self.config_init, "checkpoint")
         checkpoint.folder = folder.checkpoints
         flags = " ".join(f"--config {path}" for path in configs)
-        return [ValidateAtBothEnds(), ExportPolicy(folder.export), ClosingTable(folder, flags)]
+        return [StopOnSigterm(), ValidateAtBothEnds(), ExportPolicy(folder.export), ClosingTable(folder, flags)]
 
-    def _write_config(self, folder: RunFolder) -> None:
+    def _resolved_config(self) -> str:
         parser = self._parser(self.subcommand)
-        text = parser.dump(self.config[str(self.subcommand)], skip_none=False)
-        folder.config.write_text(text)
+        return str(parser.dump(self.config[str(self.subcommand)], skip_none=False))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 Sums = dict[str, tuple[Tensor, Tensor]]
 """Metric name -> (sum, count), both to be added over micro-batches and ranks."""
+
+
+class Backward(Protocol):
+    """Adds the gradient of a micro-batch; ``last`` tells when those of other processes have to join."""
+
+    def __call__(self, loss: Tensor, last: bool) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +63,7 @@ class PolicyUpdate:
         policy: PreTrainedModel,
         optimizer: torch.optim.Optimizer,
         experience: Experience,
-        backward: Callable[[Tensor], None],
+        backward: Backward,
     ) -> UpdateResult:
         """Takes the optimiser steps in place. A step whose loss or gradient is not finite is skipped and counted."""
         sums: Sums = {}
@@ -96,7 +103,7 @@ class PolicyUpdate:
         policy: PreTrainedModel,
         experience: Experience,
         rows: Tensor,
-        backward: Callable[[Tensor], None],
+        backward: Backward,
         sums: Sums,
     ) -> Tensor | None:
         """Gradients of one optimiser step. Returns its loss over all ranks, or None if nothing carries a gradient."""
@@ -115,7 +122,8 @@ class PolicyUpdate:
         for number in range(rounds):
             part = parts[number] if number < len(parts) else torch.zeros(1, dtype=torch.int64, device=device)
             weight = float(number < len(parts))
-            total += self._backward_rows(policy, experience, part, weight, (sequences, tokens), backward, sums)
+            add = partial(backward, last=number + 1 == rounds)
+            total += self._backward_rows(policy, experience, part, weight, (sequences, tokens), add, sums)
         return self.collective.sum(total)
 
     def _backward_rows(

@@ -42,23 +42,33 @@ def test_a_row_without_some_of_the_columns_leaves_them_empty(tmp_path: Path) -> 
     assert _rows(log.path)[1] == {"step": "1", "a": "", "b": "4.0"}
 
 
-def test_a_resumed_log_keeps_what_came_before_its_step_and_goes_on(tmp_path: Path) -> None:
+def test_a_resumed_log_keeps_what_came_up_to_its_step_and_goes_on(tmp_path: Path) -> None:
     file = tmp_path / "metrics.csv"
     interrupted = MetricsCSV(file)
-    for step in range(4):
+    for step in range(1, 5):
         interrupted.log_metrics({"reward": float(step)}, step=step)
     resumed = MetricsCSV(file)
-    resumed.resume(2)
-    assert [row["step"] for row in _rows(file)] == ["0", "1"]
-    resumed.log_metrics({"reward": 20.0}, step=2)
-    resumed.log_metrics({"reward": 30.0, "kl": 0.1}, step=3)
-    assert [row["reward"] for row in _rows(file)] == ["0.0", "1.0", "20.0", "30.0"]
+    resumed.resume(2, validated_at=2)
+    assert [row["step"] for row in _rows(file)] == ["1", "2"]
+    resumed.log_metrics({"reward": 30.0}, step=3)
+    resumed.log_metrics({"reward": 40.0, "kl": 0.1}, step=4)
+    assert [row["reward"] for row in _rows(file)] == ["1.0", "2.0", "30.0", "40.0"]
     assert [row["kl"] for row in _rows(file)] == ["", "", "", "0.1"]
+
+
+def test_a_validation_that_will_be_repeated_leaves_the_log(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.csv"
+    interrupted = MetricsCSV(file)
+    interrupted.log_metrics({"val/pass@1": 0.1}, step=0)
+    interrupted.log_metrics({"reward": 1.0}, step=1)
+    interrupted.log_metrics({"val/pass@1": 0.2}, step=1)
+    MetricsCSV(file).resume(1, validated_at=0)
+    assert [(row["step"], row["val/pass@1"]) for row in _rows(file)] == [("0", "0.1"), ("1", "")]
 
 
 def test_resuming_without_a_file_begins_one(tmp_path: Path) -> None:
     log = MetricsCSV(tmp_path / "metrics.csv")
-    log.resume(5)
+    log.resume(5, validated_at=5)
     log.log_metrics({"reward": 1.0}, step=5)
     assert _rows(log.path) == [{"step": "5", "reward": "1.0"}]
 

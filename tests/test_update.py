@@ -128,7 +128,7 @@ def _run(
     *,
     micro_batch_size: int = 100,
     optimizer: torch.optim.Optimizer | None = None,
-    backward: Callable[[Tensor], None] = lambda loss: loss.backward(),
+    backward: Callable[[Tensor, bool], None] = lambda loss, last: loss.backward(),
     max_grad_norm: float = 0.0,
 ) -> UpdateResult:
     update = PolicyUpdate(
@@ -343,7 +343,10 @@ def test_a_skipped_step_does_not_stop_the_next(start: PreTrainedModel) -> None:
     passes = iter([torch.nan, 1.0, 1.0])
     model = copy.deepcopy(start)
     result = _run(
-        model, _experience(algorithm, old=start), algorithm, backward=lambda loss: (loss * next(passes)).backward()
+        model,
+        _experience(algorithm, old=start),
+        algorithm,
+        backward=lambda loss, last: (loss * next(passes)).backward(),
     )
     assert (result.skipped, len(result.losses)) == (1, 3)
     assert _weights(model).isfinite().all()

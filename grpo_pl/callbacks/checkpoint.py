@@ -1,71 +1,187 @@
-"""``RolloutCheckpoint``: saves every N rollouts and at the end, keeps the newest ones, and links the last."""
+"""``RolloutCheckpoint``: saves every so many rollouts or minutes; the newest checkpoints stay, and the best ones."""
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from grpo_pl.checkpoints import LAST, PATTERN, CheckpointError, annotate, checkpoint_path, facts_of, remove, seal
 from grpo_pl.optimization import TrainingDiverged
+from grpo_pl.rollout.engine import RolloutInterrupted
 
-LAST = "last.ckpt"
+BEST = "best.ckpt"
+"""Link to the checkpoint with the highest value of ``monitor``."""
 
 
 class RolloutCheckpoint(Checkpoint):
-    """Lightning's ModelCheckpoint counts optimiser steps; a run is counted in rollouts, which may take several.
+    """Saves between two rollouts, when everything that belongs to the completed ones is logged and validated.
+
+    Lightning's ModelCheckpoint counts optimiser steps; a run is counted in rollouts, which may take several. What is
+    saved depends on the number of completed rollouts alone, not on the moment: a run that was resumed writes the same
+    checkpoints as one that was not.
 
     Args:
-        every_n_rollouts: rollouts between two checkpoints.
+        every_n_rollouts: rollouts between two checkpoints; 0 leaves it to ``every_n_minutes`` and the end of the run.
+        every_n_minutes: also save when this much time has passed since the last checkpoint.
         keep: newest checkpoints that stay.
+        keep_best: checkpoints with the highest ``monitor`` that stay besides; each validation may add one.
+        monitor: a validation metric; higher is better.
     """
 
-    def __init__(self, every_n_rollouts: int = 25, keep: int = 2) -> None:
+    def __init__(
+        self,
+        every_n_rollouts: int = 25,
+        every_n_minutes: float | None = None,
+        keep: int = 2,
+        keep_best: int = 1,
+        monitor: str = "val/pass@1",
+    ) -> None:
         super().__init__()
-        if every_n_rollouts < 1 or keep < 1:
+        if every_n_rollouts < 0 or keep < 1 or keep_best < 0:
             raise ValueError(
-                f"checkpoint needs every_n_rollouts >= 1 and keep >= 1, got {every_n_rollouts} and {keep}."
+                "checkpoint needs every_n_rollouts >= 0, keep >= 1 and keep_best >= 0, got "
+                f"{every_n_rollouts}, {keep} and {keep_best}."
             )
-        self.every_n_rollouts, self.keep = every_n_rollouts, keep
+        if every_n_minutes is not None and not every_n_minutes > 0:
+            raise ValueError(f"checkpoint.every_n_minutes must be positive or null, got {every_n_minutes}.")
+        self.every_n_rollouts, self.every_n_minutes = every_n_rollouts, every_n_minutes
+        self.keep, self.keep_best, self.monitor = keep, keep_best, monitor
         self.folder: Path | None = None
         """Set by the command line to the run's folder; None saves nothing."""
-        self._saved_at = -1
+        self._saved_at = 0  # there is nothing to save before the first rollout
+        self._saved_time = time.monotonic()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if _completed(trainer) % self.every_n_rollouts == 0:
-            self.save(trainer)
+    # --- when -------------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        shared = trainer.strategy.broadcast(self.folder)  # the first process has claimed it
+        self.folder = shared if stage == "fit" else None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._saved_at, self._saved_time = _completed(trainer), time.monotonic()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        completed = _completed(trainer)
+        due = self.every_n_rollouts > 0 and completed % self.every_n_rollouts == 0
+        if self.every_n_minutes is not None:
+            late = time.monotonic() - self._saved_time >= 60.0 * self.every_n_minutes
+            due |= trainer.strategy.broadcast(late)  # clocks differ, and all must save or none
+        if due:
+            self._save(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Notes the metric beside a checkpoint, which is made for it if it is one of the best."""
+        value = trainer.callback_metrics.get(self.monitor)
+        completed = _completed(trainer)
+        if self.folder is None or value is None or completed == 0 or self.keep_best == 0:
+            return
+        rivals = sorted(metric for n, metric in self._metrics().items() if n != completed)[-self.keep_best :]
+        among_best = len(rivals) < self.keep_best or float(value) > rivals[0]
+        if trainer.strategy.broadcast(among_best):
+            self._save(trainer)
+        if trainer.is_global_zero and self._saved_at == completed:
+            annotate(checkpoint_path(self.folder, completed), {self.monitor: float(value)})
+            self._tidy()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.save(trainer)
+        problem = self._save(trainer)
+        if problem is not None:
+            raise CheckpointError(f"the end of the run could not be saved: {problem}.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if isinstance(exception, TrainingDiverged) and self._saved_at >= 0 and self.folder is not None:
-            exception.last_checkpoint = self._path(self._saved_at)
+        """A run that was told to stop keeps its last completed rollout. After errors the ranks no longer agree."""
+        if isinstance(exception, RolloutInterrupted):
+            self._save(trainer)
+        if isinstance(exception, TrainingDiverged) and self._saved_at > 0 and self.folder is not None:
+            exception.last_checkpoint = checkpoint_path(self.folder, self._saved_at)
 
-    def save(self, trainer: Trainer) -> None:
-        """Saves the state after the last completed rollout, unless it is saved already."""
+    # --- what -------------------------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Sets Lightning's counters to "rollout n has just ended", wherever inside the loop this happens to be."""
+        n = _completed(trainer)
+        counted = {"ready": n, "started": n, "processed": n, "completed": n - 1}
+        epoch = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
+        none = dict.fromkeys(counted, 0)
+        fit = checkpoint["loops"]["fit_loop"]
+        fit["epoch_progress"] = {"total": epoch, "current": dict(epoch)}
+        fit["epoch_loop.batch_progress"] = {"total": counted, "current": dict(counted), "is_last_batch": False}
+        fit["epoch_loop.val_loop.batch_progress"] = {"total": none, "current": dict(none), "is_last_batch": False}
+        fit["epoch_loop.state_dict"]["_batches_that_stepped"] = n - 1
+        checkpoint["epoch"] = 0
+
+    def _save(self, trainer: Trainer) -> str | None:
+        """Saves the state after the last completed rollout, unless it is saved. Returns what went wrong, if anything;
+        a full disk costs this checkpoint only."""
         completed = _completed(trainer)
-        if self.folder is None or completed == self._saved_at or trainer.fast_dev_run:
-            return
-        path = self._path(completed)
-        trainer.save_checkpoint(path)  # Lightning writes to a temporary name and renames
-        self._saved_at = completed
+        if self.folder is None or completed == self._saved_at or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return None
+        path = checkpoint_path(self.folder, completed)
         if trainer.is_global_zero:
-            link = self.folder / (LAST + ".partial")
-            link.unlink(missing_ok=True)
-            link.symlink_to(path.name)
-            os.replace(link, self.folder / LAST)
-            for old in sorted(self.folder.glob("rollout-*.ckpt"))[: -self.keep]:
-                old.unlink()
-        trainer.strategy.barrier()
+            remove(path)  # left by an interrupted run
+        problem: str | None = None
+        try:
+            trainer.save_checkpoint(path)
+        except OSError as error:
+            problem = _describe(error, path)
+            trainer.strategy.barrier()  # the one that ends save_checkpoint, where processes that write nothing wait
+        if trainer.is_global_zero:
+            problem = problem or self._seal(path, trainer)
+            if problem is not None:
+                remove(path)
+        problem = trainer.strategy.broadcast(problem)
+        if problem is not None:
+            rank_zero_warn(f"checkpoint not saved: {problem}. Earlier ones are whole; the next is tried as planned.")
+            return problem
+        self._saved_at, self._saved_time = completed, time.monotonic()
+        if trainer.is_global_zero:
+            _link(self.folder / LAST, path)
+            self._tidy()
+        return None
 
-    def _path(self, completed: int) -> Path:
+    @staticmethod
+    def _seal(path: Path, trainer: Trainer) -> str | None:
+        try:
+            seal(path, {"rollouts": _completed(trainer), "world_size": trainer.world_size})
+        except OSError as error:
+            return _describe(error, path)
+        return None
+
+    def _metrics(self) -> dict[int, float]:
+        """Monitored value per checkpoint that has one."""
         assert self.folder is not None
-        return self.folder / f"rollout-{completed:06d}.ckpt"
+        facts = [facts_of(path) or {} for path in self.folder.glob(PATTERN)]
+        return {fact["rollouts"]: fact[self.monitor] for fact in facts if self.monitor in fact}
+
+    def _tidy(self) -> None:
+        """Deletes what is neither new nor good enough to stay."""
+        assert self.folder is not None
+        metrics = self._metrics()
+        best = sorted(metrics, key=lambda n: (metrics[n], n), reverse=True)[: self.keep_best]
+        paths = sorted(self.folder.glob(PATTERN))
+        stay = {*paths[-self.keep :], *(checkpoint_path(self.folder, n) for n in best)}
+        for path in paths:
+            if path not in stay:
+                remove(path)
+        if best:
+            _link(self.folder / BEST, checkpoint_path(self.folder, best[0]))
+
+
+def _describe(error: OSError, path: Path) -> str:
+    return f"{error.strerror or error} ({path})"
+
+
+def _link(link: Path, target: Path) -> None:
+    staging = link.with_name(link.name + ".partial")
+    staging.unlink(missing_ok=True)
+    staging.symlink_to(target.name)
+    os.replace(staging, link)
 
 
 def _completed(trainer: Trainer) -> int:

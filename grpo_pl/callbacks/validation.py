@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from grpo_pl.loggers import MetricsCSV
+
 
 class ValidateAtBothEnds(Callback):
-    """Lightning validates every ``trainer.val_check_interval`` rollouts; this adds rollout 0 and the end of the run."""
+    """Lightning validates every ``trainer.val_check_interval`` rollouts; this adds rollout 0 and the end of the run.
+
+    After a resume it makes up for a validation that was due at the checkpoint but never finished, and lets
+    ``metrics.csv`` go on where the checkpoint stood.
+    """
 
     def __init__(self) -> None:
-        self._validated_at = -1
+        self._validated_at = -1  # completed rollouts
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"validated_at": self._validated_at}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._validated_at = state_dict["validated_at"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if _completed(trainer) == 0:
+        completed = _completed(trainer)
+        for logger in trainer.loggers:
+            if isinstance(logger, MetricsCSV):
+                logger.resume(completed, validated_at=self._validated_at)
+        if self._validated_at != completed and _due(trainer, completed):
             self._validate(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -31,6 +49,11 @@ class ValidateAtBothEnds(Callback):
         trainer.validating = True
         trainer.fit_loop.epoch_loop.val_loop.run()
         trainer.training = True
+
+
+def _due(trainer: Trainer, completed: int) -> bool:
+    """Whether a validation belongs between this rollout and the next."""
+    return completed == 0 or completed % (trainer.val_check_batch or 1) == 0
 
 
 def _completed(trainer: Trainer) -> int:

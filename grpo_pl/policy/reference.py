@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from grpo_pl.policy.sharding import load_whole_state_dict, whole_state_dict
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -26,12 +28,15 @@ class Reference:
     def renew(self, policy: PreTrainedModel, rollout: int) -> None:
         """Copies the policy's weights if a renewal is due before rollout ``rollout``."""
         if self.update_every is not None and rollout > 0 and rollout % self.update_every == 0:
-            self.model.load_state_dict(policy.state_dict())
+            self.model.load_state_dict(policy.state_dict())  # both sharded, or neither
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold: nothing for a frozen reference, which is always the policy's start."""
-        return {} if self.update_every is None else {k: v.cpu() for k, v in self.model.state_dict().items()}
+        """What a checkpoint must hold: nothing for a frozen reference, which is always the policy's start.
+
+        Every process must call it; the first one gets the weights.
+        """
+        return {} if self.update_every is None else whole_state_dict(self.model)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         if state:
-            self.model.load_state_dict(state)
+            load_whole_state_dict(self.model, state)

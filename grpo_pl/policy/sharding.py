@@ -1,0 +1,119 @@
+"""A policy cut among processes by FSDP2: cutting, filling, gathering for a rollout, and putting together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """How parameters are cut and computed with."""
+
+    mesh: DeviceMesh
+    """One-dimensional: the processes that share the policy."""
+    param_dtype: torch.dtype | None
+    """Type of gathered parameters and of the computation; None keeps that of the weights."""
+    reduce_dtype: torch.dtype | None
+    """Type in which gradients are summed."""
+    cpu_offload: bool
+    """Keep shards, gradients and optimiser state in main memory."""
+
+    def apply(self, model: nn.Module) -> None:
+        """Cuts every transformer block, and what is left as one more unit, in place."""
+        offload: OffloadPolicy = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
+        precision = MixedPrecisionPolicy(param_dtype=self.param_dtype, reduce_dtype=self.reduce_dtype)
+        for block in transformer_blocks(model):
+            fully_shard(block, mesh=self.mesh, mp_policy=precision, offload_policy=offload)
+        fully_shard(model, mesh=self.mesh, mp_policy=precision, offload_policy=offload)
+
+
+def transformer_blocks(model: nn.Module) -> list[nn.Module]:
+    """The largest list of modules inside a model."""
+    lists: list[nn.Module] = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        return []
+    return list(max(lists, key=_size).children())
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def build_once(build: Callable[..., PreTrainedModel]) -> PreTrainedModel:
+    """``build()`` in the first process; elsewhere the same architecture on memory that nobody has touched yet, which
+    costs none. :func:`shard` fills it."""
+    if dist.get_rank() == 0:
+        return build()
+    with torch.device("meta"):
+        model = build(weights=False)
+    model = model.to_empty(device="cpu")
+    model.tie_weights()
+    return model
+
+
+def shard(model: PreTrainedModel, sharding: Sharding) -> None:
+    """Cuts ``model`` in place and gives every process its part of the first one's weights and all of its buffers."""
+    weights = model.state_dict() if dist.get_rank() == 0 else {}
+    device = torch.device(sharding.mesh.device_type)
+    for name, buffer in model.named_buffers():
+        sent = buffer.to(device)
+        dist.broadcast(sent, src=0)
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, sent)
+    generation = [model.generation_config]  # names the tokens that end a completion
+    dist.broadcast_object_list(generation, src=0)
+    model.generation_config = generation[0]
+    sharding.apply(model)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, weights, options=options)
+
+
+@contextmanager
+def gathered(*models: nn.Module | None) -> Iterator[None]:
+    """Whole parameters on every process, gathered once: inside, processes may make different numbers of forward passes
+    without waiting for each other. Does nothing for models that are not sharded."""
+    units = [unit for model in models if model is not None for unit in model.modules() if isinstance(unit, FSDPModule)]
+    roots = [model for model in models if isinstance(model, FSDPModule)]
+    for unit in units:
+        unit.set_reshard_after_forward(False, recurse=False)
+        unit.unshard()
+    try:
+        yield
+    finally:
+        for unit in units:
+            unit.set_reshard_after_forward(unit not in roots, recurse=False)
+            unit.reshard()
+
+
+def set_gradient_sync(model: nn.Module, enabled: bool) -> None:
+    """Whether the next backward pass adds up gradients over processes; without, each keeps its own sum."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(enabled)
+
+
+def whole_state_dict(model: nn.Module) -> dict[str, Any]:
+    """The whole weights on the CPU, in the first process; elsewhere an empty dict. Every process must call it."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return dict(get_model_state_dict(model, options=options))
+
+
+def load_whole_state_dict(model: nn.Module, weights: dict[str, Any]) -> None:
+    """Gives a model, sharded or not, the whole weights, which every process brings."""
+    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
+
+
+def is_sharded(model: Any) -> bool:
+    return isinstance(model, FSDPModule)
