@@ -119,7 +119,7 @@ class ExperienceMaker:
             keep=keep,
             active=statistics.active.flatten()[mine],
             old_logprobs=scored.old,
-            ref_logprobs=scored.ref if algorithm.needs_loss_reference else None,
+            ref_logprobs=scored.ref,  # logged as `kl` even where the loss has no such term
             entropy_mask=self._entropy_mask(scored.entropy, rollout.completion_mask & keep.unsqueeze(1)),
             seconds=seconds,
         )

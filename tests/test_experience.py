@@ -144,6 +144,7 @@ def test_kl_in_the_reward_lowers_what_has_drifted_from_the_reference(
     torch.testing.assert_close(same.advantages, free.advantages, atol=1e-5, rtol=0)
     other = _shifted(tiny_policy)
     drifted = make(algorithm, reference=other)
+    assert drifted.ref_logprobs is not None  # the loss has no use for it, the logged KL has
     mask, rollout = drifted.rollout.completion_mask, drifted.rollout
     scores = make(replace(PLAIN, beta=0.1), reference=other).ref_logprobs
     kl = ((rollout.sampling_logprobs - scores) * mask).sum(1)
