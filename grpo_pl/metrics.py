@@ -20,35 +20,40 @@ class GroupMetric(Metric):
     """
 
     full_state_update = False
-    problem_values: list[Tensor]
+    values: list[Tensor]
+    ids: list[Tensor]
 
     def __init__(self, k: int = 1) -> None:
         super().__init__()
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}.")
         self.k = k
-        self.add_state("problem_values", [], dist_reduce_fx="cat")
+        self.add_state("values", [], dist_reduce_fx="cat")
+        self.add_state("ids", [], dist_reduce_fx="cat")
 
     @abstractmethod
     def per_problem(self, samples: Tensor) -> Tensor:
         """(P, n) samples to (P,) float64."""
 
-    def update(self, samples: Tensor, valid: Tensor | None = None) -> None:
+    def update(self, samples: Tensor, valid: Tensor | None = None, ids: Tensor | None = None) -> None:
         """Adds problems.
 
         Args:
             samples: (P, n) with n >= k; what the numbers mean is the subclass's.
             valid: (P,) bool; problems that only fill a batch are false.
+            ids: (P,) int64 names of the problems, for :meth:`results`; 0, 1 … per call if not given.
 
         Raises:
             ValueError: fewer than k samples a problem.
         """
         values = self.per_problem(samples)
-        self.problem_values.append(values if valid is None else values[valid])
+        ids = torch.arange(len(values), device=values.device) if ids is None else ids
+        self.values.append(values if valid is None else values[valid])
+        self.ids.append(ids if valid is None else ids[valid])
 
     def compute(self) -> Tensor:
         """The mean, 0 without problems."""
-        values = self._all()
+        values = _join(self.values, torch.float64)
         return (values.sum() / max(1, len(values))).float()
 
     def estimate(self, *, level: float = 0.95) -> Estimate:
@@ -58,13 +63,18 @@ class GroupMetric(Metric):
             ValueError: no problems.
         """
         with self.sync_context():
-            return estimate_mean(self._all(), level=level)
+            return estimate_mean(_join(self.values, torch.float64), level=level)
 
-    def _all(self) -> Tensor:
-        values = self.problem_values
-        if isinstance(values, list) and not values:
-            return torch.zeros(0, dtype=torch.float64)
-        return dim_zero_cat(values)
+    def results(self) -> dict[int, float]:
+        """The number of each problem by its id, over all ranks and sorted by id; every rank must call it."""
+        with self.sync_context():
+            ids, values = _join(self.ids, torch.int64).tolist(), _join(self.values, torch.float64).tolist()
+        return dict(sorted(zip(ids, values, strict=True)))
+
+
+def _join(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """A ``cat`` state as one tensor, which it is after an exchange and is not before."""
+    return torch.zeros(0, dtype=dtype) if isinstance(parts, list) and not parts else dim_zero_cat(parts)
 
 
 class PassAtK(GroupMetric):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,14 +13,13 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from torchmetrics import MeanMetric
 
 from grpo_pl.algorithm import GRPOAlgorithm
 from grpo_pl.collection import Collector, Report
 from grpo_pl.collective import Collective
 from grpo_pl.data.datamodule import PromptBatch, RolloutDataModule
+from grpo_pl.evaluation import Answers, HeldOutMetrics, Measured, Validation, judge
 from grpo_pl.experience import Experience, ExperienceMaker
-from grpo_pl.metrics import PassAtK
 from grpo_pl.optimization import Optimization, TrainingDiverged
 from grpo_pl.policy.cold_start import ColdStart
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
@@ -28,7 +27,7 @@ from grpo_pl.policy.reference import Reference
 from grpo_pl.policy.sharding import build_once, gathered, is_sharded, set_gradient_sync, shard
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward
-from grpo_pl.rewards.scoring import check_rewards, score_completions
+from grpo_pl.rewards.scoring import check_rewards
 from grpo_pl.rollout.engine import RolloutEngine, SamplingParams
 from grpo_pl.rollout.native import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
@@ -39,18 +38,6 @@ from grpo_pl.update import PolicyUpdate, UpdateResult
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-@dataclass(frozen=True, kw_only=True)
-class Validation:
-    """How held-out problems are answered."""
-
-    samples: int = 4
-    """Completions per problem for pass@k."""
-    temperature: float = 1.0
-    """Temperature of those completions."""
-    greedy: bool = True
-    """Also answer each problem once greedily, as ``val/greedy``."""
 
 
 class GRPOModule(LightningModule):
@@ -81,7 +68,7 @@ class GRPOModule(LightningModule):
         engine: RolloutEngine | None = None,
         sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
         optimization: Optimization = Optimization(),  # noqa: B008 - frozen
-        validation: Validation = Validation(),
+        validation: Validation = Validation(),  # noqa: B008 - frozen
         cold_start: ColdStart | None = None,
         micro_batch_size: int = 32,
         activation_checkpointing: bool = False,
@@ -105,7 +92,9 @@ class GRPOModule(LightningModule):
         """Where stages of a step report their progress; a progress bar puts itself here."""
         self.should_stop: Callable[[], bool] = _never
         """Asked between the tokens of a rollout; once true, the rollout ends by ``RolloutInterrupted``."""
-        self.pass_at_1, self.greedy = PassAtK(k=1), MeanMetric()
+        self.held_out: dict[str, Measured] = {}
+        """What the last validation found, by metric key."""
+        self._held_out: HeldOutMetrics | None = None
         self._reference: Reference | None = None
         self._skipped_in_a_row = 0
         self._warned_of_rewards = False
@@ -214,27 +203,32 @@ class GRPOModule(LightningModule):
 
     # --- validation -------------------------------------------------------------------------------------------------
 
-    def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
-        valid = torch.tensor(batch.valid, device=self.device)
-        correct = self._answer(batch, self.validation.samples, self.validation.temperature)
-        self.pass_at_1.update(correct, valid)
-        self.log("step", float(self._data.completed_rollouts), on_epoch=True, batch_size=len(batch.prompts))
-        self.log("val/pass@1", self.pass_at_1, on_step=False, on_epoch=True, batch_size=len(batch.prompts))
-        if self.validation.greedy:
-            right = self._answer(batch, 1, 0.0)[:, 0]
-            self.greedy.update(right[valid].float())
-            self.log("val/greedy", self.greedy, on_step=False, on_epoch=True, batch_size=len(batch.prompts))
+    def on_validation_epoch_start(self) -> None:
+        self._held_out = HeldOutMetrics(self.validation, self._data.held_out_groups(), self.device)
 
-    def _answer(self, batch: PromptBatch, samples: int, temperature: float) -> Tensor:
-        """(P, samples) bool: whether each completion is correct. Keys do not name the training step, so validations
-        of one run draw with common random numbers and differ by the weights alone."""
+    def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
+        assert self._held_out is not None
+        sampling = self.validation.sampling(self.sampling.max_completion_length)
+        sampled = self._answer(batch, self.validation.samples, sampling)
+        greedy = self._answer(batch, 1, replace(sampling, temperature=0.0)) if self.validation.greedy else None
+        self._held_out.update(batch, sampled, greedy)
+
+    def on_validation_epoch_end(self) -> None:
+        assert self._held_out is not None
+        self.held_out = self._held_out.results()
+        self.log("step", float(self._data.completed_rollouts), on_epoch=True)
+        self.log_dict({key: found.estimate.value for key, found in self.held_out.items()}, on_epoch=True)
+
+    def _answer(self, batch: PromptBatch, samples: int, sampling: SamplingParams) -> Answers:
+        """Completions of held-out problems. Keys do not name the training step, so validations of one run draw with
+        common random numbers and differ by the weights alone."""
         rows = len(batch.prompts) * samples
         draw = partial(
             self.sampler.sample,
             self.require_policy(),
             batch.prompts,
             group_size=samples,
-            sampling=SamplingParams(max_completion_length=self.sampling.max_completion_length, temperature=temperature),
+            sampling=sampling,
             seed=self.seed,
             split="val",
             progress=lambda tokens, finished: self.report("validate", finished, rows, f"{tokens} tokens"),
@@ -242,14 +236,7 @@ class GRPOModule(LightningModule):
         )
         with gathered(self.policy):
             drawn = self.collective.interruptible(draw, self.device)
-        judge = [reward for reward in self.rewards if reward.correctness]
-        scored = score_completions(
-            judge,
-            completions=drawn.completions,
-            answers=[prompt.answer for prompt in drawn.per_row],
-            columns=drawn.columns(),
-        )
-        return torch.tensor([bool(c) for c in scored.correct()], device=self.device).view(-1, samples)
+        return judge(self.rewards, drawn, vote=samples > 1)
 
     # --- bookkeeping ------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ class Prompt:
     """The gold answer, as plain text or LaTeX, without ``\\boxed``."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the data set, handed to rewards by name."""
+    source: str = ""
+    """Name of the part of a mixture that the problem comes from; rewards and metrics may go by it."""
 
 
 @dataclass(frozen=True, kw_only=True)

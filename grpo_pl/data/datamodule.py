@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
@@ -10,6 +10,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.types import Prompt
+
+GROUP = "val"
+"""Name of the source's own held-out problems; further sets are ``val/<name>``."""
 
 
 class PromptBatch:
@@ -21,10 +24,14 @@ class PromptBatch:
         step: the rollout step, or the number of the slice.
         prompts: this rank's prompts.
         valid: false for prompts that only fill a rank's slice up to the common size, so that all ranks do equal work.
+        groups: names of the groups that each held-out prompt counts in, such as ``("val", "val/algebra")``.
     """
 
-    def __init__(self, *, step: int, prompts: Sequence[Prompt], valid: Sequence[bool]) -> None:
+    def __init__(
+        self, *, step: int, prompts: Sequence[Prompt], valid: Sequence[bool], groups: Sequence[Sequence[str]] = ()
+    ) -> None:
         self.step, self.prompts, self.valid = step, tuple(prompts), tuple(valid)
+        self.groups = tuple(map(tuple, groups))
 
 
 class RolloutDataModule(LightningDataModule):
@@ -36,6 +43,7 @@ class RolloutDataModule(LightningDataModule):
         prompts_per_step: prompts of one rollout over all ranks (P); each gets ``algorithm.group_size`` completions.
         val_prompts: held-out problems to validate on; null takes all that the source offers.
         val_batch_size: held-out problems per validation batch and rank.
+        validation_sets: further sources whose held-out problems are measured by themselves, as ``val/<name>/…``.
     """
 
     def __init__(
@@ -45,6 +53,7 @@ class RolloutDataModule(LightningDataModule):
         prompts_per_step: int = 32,
         val_prompts: int | None = None,
         val_batch_size: int = 64,
+        validation_sets: dict[str, PromptSource] | None = None,
     ) -> None:
         super().__init__()
         for name, value in (("steps", steps), ("prompts_per_step", prompts_per_step), ("val_batch", val_batch_size)):
@@ -55,6 +64,8 @@ class RolloutDataModule(LightningDataModule):
         self.prompts_per_step = prompts_per_step
         self.val_prompts = val_prompts
         self.val_batch_size = val_batch_size
+        self.validation_sets = validation_sets or {}
+        self._held_out: dict[str, list[Prompt]] | None = None
         self.completed_rollouts = 0
 
     def prompts(self, step: int, attempt: int = 0) -> PromptBatch:
@@ -72,6 +83,30 @@ class RolloutDataModule(LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[PromptBatch]:
         return DataLoader(_HeldOut(self), batch_size=None)
+
+    def held_out(self) -> dict[str, list[Prompt]]:
+        """The held-out problems of each set: ``val`` are the source's own, ``val/<name>`` those of ``validation_sets``.
+
+        Raises:
+            ValueError: there are none, or a problem is there twice in a set.
+        """
+        if self._held_out is not None:
+            return self._held_out
+        sources = {GROUP: self.source, **{f"{GROUP}/{name}": more for name, more in self.validation_sets.items()}}
+        sets = {name: source.validation(self.val_prompts) for name, source in sources.items()}
+        for name, prompts in sets.items():
+            check_distinct(prompts, name)
+        if not any(sets.values()):
+            raise ValueError(
+                "the source has no held-out problems: give it a validation split, or set data.validation_sets."
+            )
+        self._held_out = {name: prompts for name, prompts in sets.items() if prompts}
+        return self._held_out
+
+    def held_out_groups(self) -> list[str]:
+        """Names of all groups of held-out problems, the same on every rank: sets, and the sources of a mixed set."""
+        members = groups_of(self.held_out()).values()
+        return list(dict.fromkeys(group for groups in members for group in groups))
 
     def state_dict(self) -> dict[str, Any]:
         return {"completed_rollouts": self.completed_rollouts}
@@ -108,27 +143,63 @@ class _Remaining(Sampler[int]):
 
 
 class _HeldOut(Dataset[PromptBatch]):
-    """The held-out problems in slices of equal number on every rank, filled up where they do not divide."""
+    """The held-out problems, set by set, in slices of equal size on every rank, filled up where they do not divide."""
 
     def __init__(self, data: RolloutDataModule) -> None:
-        self.prompts = data.source.validation(data.val_prompts)
-        if not self.prompts:
-            raise ValueError(
-                "the source has no held-out problems: give it a validation split, or set data.val_prompts."
-            )
         self.rank, self.world = data._rank_and_world()
-        self.slice = data.val_batch_size * self.world
+        size = data.val_batch_size * self.world
+        sets = data.held_out()
+        members = groups_of(sets)
+        self.slices = [
+            (prompts[start : start + size], [members[name, p.source] for p in prompts[start : start + size]])
+            for name, prompts in sets.items()
+            for start in range(0, len(prompts), size)
+        ]
 
     def __len__(self) -> int:
-        return -(-len(self.prompts) // self.slice)
+        return len(self.slices)
 
     def __getitem__(self, index: int) -> PromptBatch:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        rows = self.prompts[index * self.slice : (index + 1) * self.slice]
-        share = -(-len(rows) // self.world)
-        padded = [rows[i] if i < len(rows) else rows[-1] for i in range(share * self.world)]
-        mine = slice(self.rank * share, (self.rank + 1) * share)
+        prompts, groups = self.slices[index]
+        share = -(-len(prompts) // self.world)
+        rows = range(self.rank * share, (self.rank + 1) * share)
+        inside = [min(row, len(prompts) - 1) for row in rows]
         return PromptBatch(
-            step=index, prompts=tuple(padded[mine]), valid=tuple(i < len(rows) for i in range(share * self.world))[mine]
+            step=index,
+            prompts=[prompts[row] for row in inside],
+            valid=[row < len(prompts) for row in rows],
+            groups=[groups[row] for row in inside],
         )
+
+
+def groups_of(sets: Mapping[str, Sequence[Prompt]]) -> dict[tuple[str, str], tuple[str, ...]]:
+    """(set, source) to the groups that such a problem counts in: its set, and its source where a set has several.
+
+    Raises:
+        ValueError: a source within one set has the name of another set.
+    """
+    members: dict[tuple[str, str], tuple[str, ...]] = {}
+    for name, prompts in sets.items():
+        sources = sorted({prompt.source for prompt in prompts})
+        for source in sources:
+            group = f"{name}/{source}"
+            if len(sources) > 1 and group in sets:
+                raise ValueError(f"data.validation_sets has a set {source!r}, which is the name of a source as well.")
+            members[name, source] = (name, group) if len(sources) > 1 and source else (name,)
+    return members
+
+
+def check_distinct(prompts: Sequence[Prompt], where: str) -> None:
+    """Refuses two problems of one id: they would draw the same samples and count as one.
+
+    Raises:
+        ValueError: the id, and both questions.
+    """
+    seen: dict[int, Prompt] = {}
+    for prompt in prompts:
+        if prompt.id in seen:
+            raise ValueError(
+                f"two problems of {where} have the id {prompt.id}: {seen[prompt.id].question[:80]!r} and "
+                f"{prompt.question[:80]!r}. Give each its own."
+            )
+        seen[prompt.id] = prompt

@@ -19,7 +19,7 @@ def _classes(reward: Reward, answers: Sequence[str], golds: Sequence[str], group
 
 def test_values_vote_together_and_not_their_spelling() -> None:
     answers = [r"\frac12", "0.5", "3", "0.50", "", r"\frac{6}{2}", "4", "7", "7.0", "3"]
-    assert _classes(MathReward(), answers, ["9", "3"], 5) == [1, 1, 2, 1, -1] + [1, 2, 3, 3, 0]
+    assert _classes(MathReward(), answers, ["9", "3"], 5) == [1, 1, 2, 1, -1, 1, 2, 3, 3, 0]
 
 
 def test_strings_vote_apart_where_the_reward_compares_strings() -> None:
