@@ -79,7 +79,10 @@ class GRPOCLI(LightningCLI):
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         """Checkpoints are read as tensors and plain values, whatever they contain."""
-        return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True}
+        arguments = super()._prepare_subcommand_kwargs(subcommand)
+        # told now, not by `fit(ckpt_path=…)`: the module asks the trainer before it makes a cold start
+        self.trainer.ckpt_path = arguments.pop("ckpt_path", None)
+        return {**arguments, "weights_only": True}
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would let hyperparameters inside a checkpoint win over the command line; here they do not."""
@@ -108,10 +111,13 @@ class GRPOCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         callbacks = self._get(self.config_init, "trainer")["callbacks"] or []
-        extra: list[Any] = [StageProgress()]
+        shown = self._get(self.config_init, "trainer")["enable_progress_bar"] is not False
+        extra: list[Any] = [StageProgress()] if shown else []
         if self.subcommand == "fit":
             extra += self._open_run()
         trainer = self._get(self.config_init, "trainer")
+        if self.subcommand != "fit" and trainer["logger"] is None:
+            trainer["logger"] = False  # Lightning's default leaves a folder `lightning_logs`
         trainer["callbacks"] = [*callbacks, *extra]
         self._follow_launcher(trainer)
         if not isinstance(trainer["strategy"], FSDP2Strategy):  # which brings its own
