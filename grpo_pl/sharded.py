@@ -32,6 +32,8 @@ _INDEX_CLASSES = {
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
     ("collections", "OrderedDict"),
+    ("pathlib", "PosixPath"),  # the folder it was written to
+    ("pathlib._local", "PosixPath"),
 }
 """What the index of a sharded checkpoint is made of."""
 
@@ -43,7 +45,7 @@ def write_sharded(folder: Path, tensors: dict[str, Any], meta: dict[str, Any]) -
         OSError: a rank could not write its part; on every rank.
     """
     try:
-        save(tensors, storage_writer=FileSystemWriter(folder, sync_files=True))
+        save(tensors, storage_writer=FileSystemWriter(str(folder), sync_files=True))
     except CheckpointException as error:
         causes = [wrapped[0] for wrapped in error.failures.values()]
         raise next((c for c in causes if isinstance(c, OSError)), OSError(str(causes[0]))) from error
@@ -57,12 +59,11 @@ def load_sharded(folder: Path, tensors: dict[str, Any]) -> dict[str, Any]:
     Raises:
         CheckpointError: files are missing, cut short, or hold what could run code.
     """
-    meta = read_file(folder / META)
+    reader, meta = _open(folder)
     try:
-        load(tensors, storage_reader=_SafeReader(folder))
+        load(tensors, storage_reader=reader)
     except CheckpointException as error:
-        cause = next(iter(error.failures.values()))[0]
-        raise _refusal(folder, cause) from error
+        raise _unreadable(folder, next(iter(error.failures.values()))[0]) from error
     return meta
 
 
@@ -73,11 +74,11 @@ def read_sharded(folder: Path) -> dict[str, Any]:
         CheckpointError: see :func:`load_sharded`.
     """
     state: dict[str, Any] = {}
-    meta = read_file(folder / META)
+    reader, meta = _open(folder)
     try:
-        _load_state_dict(state, storage_reader=_SafeReader(folder), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+        _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
     except CheckpointException as error:
-        raise _refusal(folder, next(iter(error.failures.values()))[0]) from error
+        raise _unreadable(folder, next(iter(error.failures.values()))[0]) from error
     groups = meta.pop("optimizer_param_groups")
     return {**meta, "state_dict": state["state_dict"], "optimizer_states": _by_number(state["optimizer"], groups)}
 
@@ -105,9 +106,19 @@ class _IndexUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _refusal(folder: Path, cause: BaseException) -> CheckpointError:
-    if isinstance(cause, pickle.UnpicklingError):
-        return CheckpointError(f"{folder} is refused: reading it could run code ({cause}).")
+def _open(folder: Path) -> tuple[_SafeReader, dict[str, Any]]:
+    """A reader whose index has been found to be harmless, and the meta data."""
+    reader = _SafeReader(str(folder))
+    try:
+        reader.read_metadata()
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"{folder} is refused: reading it could run code ({error}).") from error
+    except (OSError, EOFError, ValueError, AttributeError) as error:
+        raise _unreadable(folder, error) from error
+    return reader, read_file(folder / META)
+
+
+def _unreadable(folder: Path, cause: BaseException) -> CheckpointError:
     reason = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
     return CheckpointError(f"{folder} cannot be read: it is truncated or corrupted ({reason}). Take an earlier one.")
 

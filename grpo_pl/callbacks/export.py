@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import Callback
 
 from grpo_pl.export import export_policy
 from grpo_pl.module import GRPOModule
+from grpo_pl.policy.sharding import whole_model
 
 
 class ExportPolicy(Callback):
@@ -24,10 +25,11 @@ class ExportPolicy(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module = cast(GRPOModule, pl_module)
-        if trainer.is_global_zero:
+        model = whole_model(module.require_policy())
+        if model is not None:
             export_policy(
                 self.folder,
-                model=module.require_policy(),
+                model=model,
                 tokenizer=module.tokenizer,
                 template=module.template,
                 rewards=module.rewards,

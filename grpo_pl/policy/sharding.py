@@ -117,3 +117,19 @@ def load_whole_state_dict(model: nn.Module, weights: dict[str, Any]) -> None:
 
 def is_sharded(model: Any) -> bool:
     return isinstance(model, FSDPModule)
+
+
+def whole_model(model: PreTrainedModel) -> PreTrainedModel | None:
+    """A model that is not sharded itself; of one that is, a whole copy on the CPU in the first process and None
+    elsewhere. Every process must call it."""
+    if not is_sharded(model):
+        return model if not dist.is_initialized() or dist.get_rank() == 0 else None
+    weights = whole_state_dict(model)
+    if dist.get_rank() != 0:
+        return None
+    from transformers import AutoModelForCausalLM
+
+    copy: PreTrainedModel = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
+    copy.load_state_dict(weights)
+    copy.generation_config = model.generation_config
+    return copy
