@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo_pl.data.datamodule import PromptBatch
-from grpo_pl.functional.estimates import Estimate
+from grpo_pl.functional.estimates import Estimate, estimate_mean
 from grpo_pl.metrics import AverageAtK, GroupMetric, MajorityAtK, PassAtK
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.scoring import score_completions
@@ -96,9 +96,13 @@ def judge(rewards: Sequence[Reward], samples: Samples, *, vote: bool = True) -> 
 class Measured:
     """One metric of one group of held-out problems."""
 
-    estimate: Estimate
+    mean: float
     problems: dict[int, float]
     """The metric of each problem, by the problem's id."""
+
+    def estimate(self) -> Estimate:
+        """The mean with its confidence interval."""
+        return estimate_mean(torch.tensor(list(self.problems.values()), dtype=torch.float64))
 
 
 Read = Callable[[Answers], Tensor]
@@ -116,12 +120,12 @@ class HeldOutMetrics:
 
     def __init__(self, validation: Validation, groups: Sequence[str], device: torch.device) -> None:
         n = validation.samples
-        sampled: dict[str, tuple[GroupMetric, Read]] = {}
         self.metrics: dict[str, GroupMetric] = {}
         self._sampled: dict[str, list[tuple[GroupMetric, Read]]] = {}
         self._greedy: dict[str, GroupMetric] = {}
         for group in groups:
-            sampled = {f"pass@{k}": (PassAtK(k), lambda a: a.correct) for k in validation.ks}
+            sampled: dict[str, tuple[GroupMetric, Read]] = {}
+            sampled |= {f"pass@{k}": (PassAtK(k), lambda a: a.correct) for k in validation.ks}
             if n > 1:
                 sampled[f"maj@{n}"] = (MajorityAtK(n), lambda a: a.classes)
             sampled["mean_length"] = (AverageAtK(n), lambda a: a.lengths)
@@ -146,7 +150,8 @@ class HeldOutMetrics:
                 self._greedy[group].update(greedy.correct, member, ids)
 
     def results(self) -> dict[str, Measured]:
-        """Every metric with its interval and its problems, over all ranks; every rank must call it."""
+        """Every metric with its problems, over all ranks; every rank must call it."""
         return {
-            key: Measured(estimate=metric.estimate(), problems=metric.results()) for key, metric in self.metrics.items()
+            key: Measured(mean=metric.compute().item(), problems=metric.results())
+            for key, metric in self.metrics.items()
         }

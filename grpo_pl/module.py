@@ -217,7 +217,7 @@ class GRPOModule(LightningModule):
         assert self._held_out is not None
         self.held_out = self._held_out.results()
         self.log("step", float(self._data.completed_rollouts), on_epoch=True)
-        self.log_dict({key: found.estimate.value for key, found in self.held_out.items()}, on_epoch=True)
+        self.log_dict({key: found.mean for key, found in self.held_out.items()}, on_epoch=True)
 
     def _answer(self, batch: PromptBatch, samples: int, sampling: SamplingParams) -> Answers:
         """Completions of held-out problems. Keys do not name the training step, so validations of one run draw with

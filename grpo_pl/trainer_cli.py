@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
+from grpo_pl.callbacks.evaluation import ReportEvaluation
 from grpo_pl.callbacks.export import ExportPolicy
 from grpo_pl.callbacks.progress import StageProgress
 from grpo_pl.callbacks.summary import ClosingTable
@@ -77,11 +78,27 @@ class GRPOCLI(LightningCLI):
             help="Go on with the newest run of that name from its last whole checkpoint, in its folder (`fit` only).",
         )
 
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "validate":
+            parser.add_argument(
+                "--output", type=Path | None, default=None, help="JSON file for the metrics, problem by problem."
+            )
+            parser.add_argument(
+                "--baseline",
+                type=Path | None,
+                default=None,
+                help="Such a file of another policy; prints the paired difference to it with its interval.",
+            )
+        return parser
+
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         """Checkpoints are read as tensors and plain values, whatever they contain."""
         arguments = super()._prepare_subcommand_kwargs(subcommand)
         # told now, not by `fit(ckpt_path=…)`: the module asks the trainer before it makes a cold start
         self.trainer.ckpt_path = arguments.pop("ckpt_path", None)
+        if subcommand == "validate":
+            arguments["verbose"] = False  # our own table has the intervals as well
         return {**arguments, "weights_only": True}
 
     def _parse_ckpt_path(self) -> None:
@@ -115,6 +132,8 @@ class GRPOCLI(LightningCLI):
         extra: list[Any] = [StageProgress()] if shown else []
         if self.subcommand == "fit":
             extra += self._open_run()
+        if self.subcommand == "validate":
+            extra.append(ReportEvaluation(self._get(self.config, "output"), self._get(self.config, "baseline")))
         trainer = self._get(self.config_init, "trainer")
         if self.subcommand != "fit" and trainer["logger"] is None:
             trainer["logger"] = False  # Lightning's default leaves a folder `lightning_logs`

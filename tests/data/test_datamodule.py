@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from grpo_pl.data.datamodule import PromptBatch, RolloutDataModule
+from grpo_pl.data.datamodule import PromptBatch, RolloutDataModule, check_distinct, groups_of
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.types import Prompt
 
@@ -98,3 +98,33 @@ def test_a_source_without_held_out_problems_is_refused() -> None:
 def test_sizes_below_one_are_refused(argument: str) -> None:
     with pytest.raises(ValueError, match=r"data\.\w+ must be at least 1, got 0"):
         RolloutDataModule(Numbered(), **{argument: 0})
+
+
+def test_named_sets_and_sources_make_groups() -> None:
+    mixed = [Prompt(id=i, question="?", answer="", source=s) for i, s in enumerate(["a", "b", "a"])]
+    alone = [Prompt(id=i, question="?", answer="", source="a") for i in range(2)]
+    groups = groups_of({"val": mixed, "val/hard": alone})
+    assert groups == {("val", "a"): ("val", "val/a"), ("val", "b"): ("val", "val/b"), ("val/hard", "a"): ("val/hard",)}
+    with pytest.raises(ValueError, match="has a set 'a', which is the name of a source"):
+        groups_of({"val": mixed, "val/a": alone})
+
+
+def test_named_sets_follow_one_after_the_other() -> None:
+    data = RolloutDataModule(Numbered(held_out=3), val_batch_size=2, validation_sets={"more": Numbered(held_out=1)})
+    batches = [(_ids(batch), batch.groups) for batch in data.val_dataloader()]
+    assert batches == [
+        ([-1, -2], (("val",), ("val",))),
+        ([-3], (("val",),)),
+        ([-1], (("val/more",),)),
+    ]
+    assert data.held_out_groups() == ["val", "val/more"]
+
+
+def test_a_named_set_alone_is_enough() -> None:
+    data = RolloutDataModule(Numbered(held_out=0), validation_sets={"more": Numbered(held_out=2)})
+    assert data.held_out_groups() == ["val/more"]
+
+
+def test_problems_of_one_id_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"two problems of val have the id 7: 'a' and 'b'"):
+        check_distinct([Prompt(id=7, question="a", answer=""), Prompt(id=7, question="b", answer="")], "val")

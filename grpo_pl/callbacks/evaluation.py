@@ -1,0 +1,52 @@
+"""``ReportEvaluation``: what ``grpo-pl validate`` prints and writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from rich.console import Console
+
+from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.evaluation_report import EvaluationReport, difference_table, questions_of, report_table
+from grpo_pl.module import GRPOModule
+
+
+class ReportEvaluation(Callback):
+    """Prints the held-out metrics with their intervals, and writes them where asked.
+
+    Args:
+        output: JSON file for the metrics of every problem; null writes none.
+        baseline: such a file of another policy, to take the paired difference to.
+    """
+
+    def __init__(self, output: Path | None = None, baseline: Path | None = None) -> None:
+        self.output = output
+        self.baseline = None if baseline is None else EvaluationReport.read(baseline)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        module = cast(GRPOModule, pl_module)
+        data = cast(RolloutDataModule, trainer.datamodule)  # type: ignore[attr-defined]
+        report = EvaluationReport(
+            measured=module.held_out,
+            questions=questions_of(data.held_out()),
+            facts={
+                "rollouts": data.completed_rollouts,
+                "samples": module.validation.samples,
+                "temperature": module.validation.temperature,
+                "top_p": module.validation.top_p,
+                "seed": module.seed,
+            },
+        )
+        if self.output is not None:
+            report.write(self.output)
+        console = Console()
+        console.print(report_table(report))
+        if self.baseline is not None:
+            console.print(difference_table(report, self.baseline))
+        if self.output is not None:
+            console.print(f"metrics     {self.output}", highlight=False, soft_wrap=True)
