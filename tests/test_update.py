@@ -15,6 +15,7 @@ from grpo_pl.algorithm import GRPOAlgorithm
 from grpo_pl.collective import Collective
 from grpo_pl.experience import Experience
 from grpo_pl.optimization import Optimization
+from grpo_pl.policy import scoring
 from grpo_pl.rewards.scoring import ScoredBatch
 from grpo_pl.rollout.engine import pad_left
 from grpo_pl.rollout.sampler import Samples
@@ -272,6 +273,7 @@ def _count_rows(model: PreTrainedModel) -> Counter[tuple[int, ...]]:
         rows = [tuple(row[row != PAD].tolist()) for row in inputs[0]]
         counts.update(row for row in rows if row in ours)  # a probe of the model's head is none of them
 
+    scoring._ways[model] = "chunked"  # padded rows pass whole; in a packed batch they could not be told apart
     model.get_input_embeddings().register_forward_hook(note)
     return counts
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from grpo_pl.functional.gemm import gram, product
+
 _CHUNK_TOKENS = 1024  # most tokens whose logits exist at one time …
 _CHUNK_ELEMENTS = 1 << 25  # … and most logits: 128 MiB in float32
 _KEPT_ELEMENTS = 1 << 26  # probabilities kept for the backward pass; those of further chunks are computed again
@@ -136,9 +138,9 @@ class _HeadLogprobs(torch.autograd.Function):
                     to_bias += slope.sum(dim=0)
                 slope = slope.to(ctx.dtype)
                 if to_hidden is not None:
-                    to_hidden[rows] = (slope @ narrow).to(hidden.dtype)
+                    to_hidden[rows] = product(slope, narrow).to(hidden.dtype)
                 if to_weight is not None:
-                    _add_product(to_weight, slope.t(), inputs)
+                    to_weight += gram(slope, inputs)
         to_weight = None if to_weight is None else to_weight.to(weight.dtype)
         to_bias = None if to_bias is None else to_bias.to(bias.dtype)
         return to_hidden, to_weight, to_bias, None, None, None, None
@@ -165,19 +167,11 @@ def _slope(
 
 def _logits(inputs: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     """(C, V) logits divided by the temperature, in the wide type, free to be overwritten."""
-    logits = inputs @ weight.t()
+    logits = product(inputs, weight.t())
     if bias is not None:
         logits += bias.to(logits.dtype)
     logits = logits.to(_wide(logits.dtype))
     return logits if temperature == 1.0 else logits.div_(temperature)
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, the sum in the type of ``total``."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total += left @ right
 
 
 def _chunks(tokens: int, vocabulary: int) -> list[slice]:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from grpo_pl.functional.gemm import FastLinear
 from grpo_pl.functional.logprobs import head_logprobs, token_entropy, token_logprobs
+from grpo_pl.policy.packing import pack, packed_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_plain_heads: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+log = logging.getLogger(__name__)
+
+Way = Literal["packed", "chunked", "materialised"]
+"""How a model can be scored: on packed tokens; padded, with the head in chunks; from the logits it makes itself."""
+
+_ways: weakref.WeakKeyDictionary[nn.Module, Way] = weakref.WeakKeyDictionary()
 
 
 def completion_logprobs(
@@ -30,9 +38,9 @@ def completion_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability (and entropy) of every completion token under ``model``, differentiable.
 
-    Positions count unmasked tokens, so the result does not depend on the amount of padding. Where logits are nothing
-    but the output of a linear head, that head runs on unmasked completion tokens only, in chunks; other models (capped
-    or scaled logits, wrapped heads) make their own logits.
+    Positions count unmasked tokens, so the result does not depend on the amount of padding. As far as the model allows,
+    nothing is computed twice or in vain: neighbouring rows share equal prompts, padding is left out, and the LM head
+    runs on completion tokens only, in chunks. What a model allows is tried once, on a few tokens.
 
     Args:
         prompt_ids, prompt_mask: (B, S), left-padded.
@@ -40,30 +48,95 @@ def completion_logprobs(
         temperature: divides the logits, as it did while sampling.
 
     Returns:
-        logprobs (B, T) float32, and entropy (B, T) or None. What is masked holds arbitrary finite numbers.
+        logprobs (B, T) float32 (float64 for such a model), and entropy (B, T) or None. What is masked holds zeros.
     """
-    mask = torch.cat([prompt_mask, completion_mask], dim=1)  # (B, S + T)
-    inputs = {
-        "input_ids": torch.cat([prompt_ids, completion_ids], dim=1),
-        "attention_mask": mask.long(),
-        "position_ids": (mask.long().cumsum(dim=1) - 1).clamp(min=0),
-        "use_cache": False,
-        "logits_to_keep": completion_ids.shape[1] + 1,  # the last prompt token predicts the first completion token
+    rows = {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completion_ids": completion_ids,
+        "completion_mask": completion_mask,
     }
-    if not _has_plain_head(model):
-        logits = model(**inputs).logits[:, :-1]  # (B, T, V)
-        entropy = token_entropy(logits, temperature=temperature) if with_entropy else None
-        return token_logprobs(logits, completion_ids, temperature=temperature), entropy
+    way = _way(model)
+    if way == "packed" and _recomputes_activations(model):
+        way = "chunked"  # the second forward pass of a checkpointed layer would not find the packing
+    with FastLinear():
+        if way == "materialised":
+            return _materialised(model, rows, temperature, with_entropy)
+        score = _packed if way == "packed" else _chunked
+        return score(model, rows, temperature, with_entropy)
 
-    head = model.get_output_embeddings()
+
+def _packed(
+    model: PreTrainedModel, rows: dict[str, Tensor], temperature: float, with_entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    # transformers' norms are float32 inside: the sum over a shared prompt's rows would be rounded there, and float64
+    # models are for checks that want to see nothing of how rows were put together
+    packing = pack(**rows, share=model.dtype != torch.float64)
+    if _window(model) < packing.longest:
+        return _chunked(model, rows, temperature, with_entropy)
+    with packed_attention(model):
+        return _through_head(
+            model,
+            {"input_ids": packing.input_ids, "position_ids": packing.position_ids, "packing": packing},
+            lambda hidden: hidden.squeeze(0).index_select(0, packing.predicting),
+            rows,
+            temperature,
+            with_entropy,
+        )
+
+
+def _chunked(
+    model: PreTrainedModel, rows: dict[str, Tensor], temperature: float, with_entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    mask = rows["completion_mask"]
+    width = mask.shape[1]
+    return _through_head(
+        model, _padded(rows), lambda hidden: hidden[:, -width - 1 : -1][mask], rows, temperature, with_entropy
+    )
+
+
+def _materialised(
+    model: PreTrainedModel, rows: dict[str, Tensor], temperature: float, with_entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    mask, ids = rows["completion_mask"], rows["completion_ids"]
+    logits = model(**_padded(rows)).logits[:, -ids.shape[1] - 1 : -1]  # (B, T, V)
+    logprobs = token_logprobs(logits, ids, temperature=temperature).masked_fill(~mask, 0.0)
+    entropy = token_entropy(logits, temperature=temperature).masked_fill(~mask, 0.0) if with_entropy else None
+    return logprobs, entropy
+
+
+def _padded(rows: dict[str, Tensor]) -> dict[str, Any]:
+    """A model's inputs for whole rows, prompt and completion side by side."""
+    mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1).long()  # (B, S + T)
+    return {
+        "input_ids": torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
+        "attention_mask": mask,
+        "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0),
+        "logits_to_keep": rows["completion_ids"].shape[1] + 1,  # the last prompt token predicts the first of these
+    }
+
+
+def _through_head(
+    model: PreTrainedModel,
+    inputs: dict[str, Any],
+    predicting: Callable[[Tensor], Tensor],
+    rows: dict[str, Tensor],
+    temperature: float,
+    with_entropy: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Runs the model with scores in place of logits.
+
+    Args:
+        predicting: picks the hidden states (N, H) before the N unmasked completion tokens out of all.
+    """
+    head, mask = model.get_output_embeddings(), rows["completion_mask"]
 
     def score(hidden: Tensor) -> Tensor:
-        """(N, 1 or 2) in place of logits: log-probability and entropy of the N unmasked completion tokens."""
-        predicting = hidden[:, -completion_ids.shape[1] - 1 : -1][completion_mask]  # (N, H)
+        """(N, 1 or 2): log-probability and entropy of the unmasked completion tokens."""
         logprobs, entropy = head_logprobs(
-            predicting,
+            predicting(hidden),
             head.weight,
-            completion_ids[completion_mask],
+            rows["completion_ids"][mask],
             bias=head.bias,
             temperature=temperature,
             with_entropy=with_entropy,
@@ -71,30 +144,80 @@ def completion_logprobs(
         return torch.stack([logprobs] if entropy is None else [logprobs, entropy], dim=-1)
 
     with _forward_replaced(head, score):  # inside the model's forward, where FSDP has gathered the head's weight
-        scores = model(**inputs).logits
-    logprobs, *entropies = (_scatter(column, completion_mask) for column in scores.unbind(dim=-1))
+        scores = model(**inputs, use_cache=False).logits
+    logprobs, *entropies = (_scatter(column, mask) for column in scores.unbind(dim=-1))
     return logprobs, entropies[0] if with_entropy else None
 
 
-def _has_plain_head(model: PreTrainedModel) -> bool:
-    """Whether the model's logits are the output of a plain linear head, bit for bit; asked once per model."""
-    if model not in _plain_heads:
-        _plain_heads[model] = _try_head(model)
-    return _plain_heads[model]
+def _way(model: PreTrainedModel) -> Way:
+    if model not in _ways:
+        _ways[model] = _try_ways(model)
+        log.info("%s is scored in the %s way.", type(model).__name__, _ways[model])
+    return _ways[model]
 
 
-def _try_head(model: PreTrainedModel) -> bool:
+def _try_ways(model: PreTrainedModel) -> Way:
+    """The best way that computes what the model computes, found on two prompts with two completions each."""
+    device = model.device
+    prompt_mask = torch.tensor([[True] * 3, [True] * 3, [False, True, True], [False, True, True]], device=device)
+    ids = torch.arange(4, device=device).unsqueeze(1)
+    rows = {
+        "prompt_ids": (ids // 2 + torch.arange(3, device=device)).masked_fill(~prompt_mask, 0),
+        "prompt_mask": prompt_mask,
+        "completion_ids": ids + torch.arange(3, device=device),
+        "completion_mask": torch.tensor([[True] * 3, [True, True, False]] * 2, device=device),
+    }
+    with torch.no_grad():
+        if not _has_plain_head(model, rows):
+            return "materialised"
+        reference, _ = _chunked(model, rows, 1.0, False)
+        return "packed" if _can_pack(model) and _agrees(model, rows, reference) else "chunked"
+
+
+def _has_plain_head(model: PreTrainedModel, rows: dict[str, Tensor]) -> bool:
+    """Whether the model's logits are the output of a plain linear head, bit for bit."""
     head = model.get_output_embeddings()
     if type(head).forward is not nn.Linear.forward or "forward" in vars(head) or head._forward_hooks:
         return False
     outputs: list[Tensor] = []
     watch = head.register_forward_hook(lambda module, args, output: outputs.append(output))
     try:
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([[0, 1, 2]], device=model.device), use_cache=False).logits
+        logits = model(**_padded(rows), use_cache=False).logits
     finally:
         watch.remove()
     return len(outputs) == 1 and torch.equal(outputs[0], logits)
+
+
+def _can_pack(model: PreTrainedModel) -> bool:
+    """Whether tokens see each other in causal attention only, and that goes through transformers' interface."""
+    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    return bool(getattr(model, "_supports_attention_backend", False)) and kinds <= {
+        "full_attention",
+        "sliding_attention",
+    }
+
+
+def _agrees(model: PreTrainedModel, rows: dict[str, Tensor], reference: Tensor) -> bool:
+    try:
+        packed, _ = _packed(model, rows, 1.0, False)
+    except (NotImplementedError, TypeError, ValueError) as reason:  # the model's code is not ours: whatever it refuses
+        log.debug("%s cannot be packed: %s", type(model).__name__, reason)
+        return False
+    rounds = model.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(model.device.type)
+    tolerance = 0.05 if rounds else 1e-4
+    return bool((packed - reference).abs().max() <= tolerance)
+
+
+def _window(model: PreTrainedModel) -> float:
+    """Tokens beyond which some layer no longer sees the first one."""
+    config = model.config
+    window = getattr(config, "sliding_window", None)
+    uses_it = getattr(config, "use_sliding_window", True)
+    return window if window is not None and uses_it else float("inf")
+
+
+def _recomputes_activations(model: PreTrainedModel) -> bool:
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules()) and model.training
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
 )
 
 from grpo_pl.functional import logprobs as functional
@@ -128,28 +130,62 @@ def test_bfloat16_model_is_scored_in_float32(rollout):
     assert (logprobs[mask] - expected).abs().max() < 0.2
 
 
-@pytest.mark.parametrize("builder", PLAIN)
-def test_plain_heads_are_recognised(builder):
-    assert scoring._has_plain_head(_build(builder))
-
-
-@pytest.mark.parametrize("builder", CHANGED)
-def test_capped_or_scaled_logits_are_left_to_the_model(builder):
-    assert not scoring._has_plain_head(_build(builder))
+@pytest.mark.parametrize(
+    ("builder", "way"), [(_llama, "packed"), (_gpt2, "packed"), (_gemma2, "materialised"), (_cohere, "materialised")]
+)
+def test_each_model_is_scored_in_the_best_way_it_allows(builder, way):
+    """Capped or scaled logits are left to the model."""
+    assert scoring._way(_build(builder)) == way
 
 
 def test_hooked_head_is_left_to_the_model(rollout):
     model = _build(_llama)
     model.lm_head.register_forward_hook(lambda module, args, output: output * 0.5)
-    assert not scoring._has_plain_head(model)
+    assert scoring._way(model) == "materialised"
     logprobs, _ = completion_logprobs(model, **rollout, temperature=1.0)
     torch.testing.assert_close(logprobs[rollout["completion_mask"]], _reference(model, rollout, 1.0)[0])
+
+
+def test_attention_that_packing_does_not_know_is_padded(rollout):
+    """Falcon-style ALiBi goes past transformers' attention interface: its biases would see the pack's positions."""
+    from transformers import BloomConfig, BloomForCausalLM
+
+    config = BloomConfig(vocab_size=29, hidden_size=16, n_layer=2, n_head=2, initializer_range=0.3)
+    config.hidden_dropout = config.attention_dropout = 0.0
+    model = _build(lambda: BloomForCausalLM(config))
+    assert scoring._way(model) == "chunked"
+    logprobs, _ = completion_logprobs(model, **rollout, temperature=1.0)
+    expected, _ = _reference(model, rollout, 1.0)
+    torch.testing.assert_close(logprobs[rollout["completion_mask"]], expected, atol=1e-4, rtol=0.0)
+
+
+@pytest.mark.parametrize("window", [5, 8])
+def test_sequences_longer_than_a_sliding_window_are_padded(rollout, monkeypatch, window):
+    """The longest sequence that is fed has 3 + 4 tokens."""
+    model = _build(lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=window)))
+    assert scoring._way(model) == "packed"
+    padded: list[bool] = []
+    monkeypatch.setattr(scoring, "_chunked", lambda *args, real=scoring._chunked: padded.append(True) or real(*args))
+    logprobs, _ = completion_logprobs(model, **rollout, temperature=1.0)
+    assert bool(padded) == (window < 7)
+    expected, _ = _reference(model, rollout, 1.0)
+    torch.testing.assert_close(logprobs[rollout["completion_mask"]], expected, atol=1e-5, rtol=0.0)
+
+
+def test_checkpointed_activations_give_the_same_gradient(rollout):
+    plain, checkpointed = _build(_llama), _build(_llama)
+    checkpointed.gradient_checkpointing_enable()
+    for model in (plain, checkpointed):
+        completion_logprobs(model, **rollout, temperature=1.0)[0].sum().backward()
+    for mine, theirs in zip(checkpointed.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-5, rtol=1e-4)
 
 
 def test_model_is_left_as_it_was(rollout):
     model = _build(_llama)
     completion_logprobs(model, **rollout, temperature=1.0)
     assert "forward" not in vars(model.lm_head) and not model.lm_head._forward_hooks and model.training
+    assert model.config._attn_implementation == "sdpa"
     assert model(rollout["prompt_ids"]).logits.shape == (3, 4, 29)
 
 
@@ -157,7 +193,7 @@ def test_head_is_restored_when_the_forward_fails(rollout):
     model = _build(_llama)
     with pytest.raises(IndexError):
         completion_logprobs(model, **(rollout | {"completion_ids": rollout["completion_ids"] + 1000}), temperature=1.0)
-    assert "forward" not in vars(model.lm_head)
+    assert "forward" not in vars(model.lm_head) and model.config._attn_implementation == "sdpa"
 
 
 def test_more_padding_changes_nothing(rollout):

@@ -1,0 +1,159 @@
+"""Packed forward passes: every token once, without padding, and a prompt once for all of its completions.
+
+All tokens of a micro-batch stand in one row of the model's input. Linear layers, norms and the head then work on real
+tokens only. In attention alone each completion is laid out behind its prompt, in rows of similar length, under the
+plain causal mask. Gradients of a shared prompt's keys and values add up over its completions by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_IMPLEMENTATION = "grpo_pl_packed"
+_SHORTEST_IN_BUCKET = 0.75  # rows shorter than this share of a bucket's longest go to the next one
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where N packed tokens come from, and which of them each row attends to.
+
+    Pack order: the tokens of each distinct prompt, then of each completion but its last, which predicts nothing.
+    """
+
+    input_ids: Tensor  # (1, N)
+    position_ids: Tensor  # (1, N)
+    predicting: Tensor  # (M,) pack index of the token before each unmasked completion token, row by row
+    buckets: Sequence[Tensor]  # (rows, longest) pack indices of whole sequences, right-padded with 0
+    source: Tensor  # (N,) index of each token in the concatenated, flattened buckets
+    longest: int
+
+
+def pack(
+    prompt_ids: Tensor, prompt_mask: Tensor, completion_ids: Tensor, completion_mask: Tensor, *, share: bool = True
+) -> Packing:
+    """Packs a micro-batch; neighbouring rows with equal prompts share them.
+
+    Args:
+        share: false repeats the prompt for every row.
+        prompt_ids, prompt_mask: (B, S), left-padded.
+        completion_ids, completion_mask: (B, T), right-padded.
+    """
+    device = prompt_ids.device
+    differs = ((prompt_ids != prompt_ids.roll(1, 0)) | (prompt_mask != prompt_mask.roll(1, 0))).any(dim=1)
+    differs[0] = True
+    differs |= not share
+    owners = differs.long().cumsum(dim=0) - 1  # (B,)
+    distinct_ids, distinct_mask = prompt_ids[differs], prompt_mask[differs]  # (U, S)
+    fed = completion_mask & (completion_mask.flip(1).cumsum(dim=1).flip(1) > 1)  # (B, T) all but each row's last
+    prompt_lengths, fed_lengths = distinct_mask.sum(dim=1), fed.sum(dim=1)
+    prompt_starts = prompt_lengths.cumsum(dim=0) - prompt_lengths  # (U,) in the pack
+    fed_starts = fed_lengths.cumsum(dim=0) - fed_lengths + prompt_lengths.sum()  # (B,)
+    mine, start = prompt_lengths[owners], prompt_starts[owners]  # (B,)
+
+    steps = torch.arange(completion_mask.shape[1], device=device)
+    order = completion_mask.long().cumsum(dim=1) - 1  # (B, T) number of a token within its completion
+    before = torch.where(order == 0, (start + mine - 1).unsqueeze(1), fed_starts.unsqueeze(1) + order - 1)
+    positions = [(distinct_mask.long().cumsum(dim=1) - 1)[distinct_mask], (mine.unsqueeze(1) + order)[fed]]
+    lengths = mine + fed_lengths  # (B,)
+    columns = torch.arange(prompt_ids.shape[1] + len(steps), device=device)
+    inside = columns < mine.unsqueeze(1)
+    table = torch.where(inside, start.unsqueeze(1) + columns, (fed_starts - mine).unsqueeze(1) + columns)  # (B, S + T)
+    table = table.masked_fill(columns >= lengths.unsqueeze(1), 0)
+    buckets, source = _buckets(table, lengths, total=int(prompt_lengths.sum() + fed_lengths.sum()))
+    return Packing(
+        input_ids=torch.cat([distinct_ids[distinct_mask], completion_ids[fed]]).unsqueeze(0),
+        position_ids=torch.cat(positions).unsqueeze(0),
+        predicting=before[completion_mask],
+        buckets=buckets,
+        source=source,
+        longest=int(lengths.max()),
+    )
+
+
+def _buckets(table: Tensor, lengths: Tensor, *, total: int) -> tuple[list[Tensor], Tensor]:
+    """Rows of similar length together, and where in their concatenation each of ``total`` packed tokens is found."""
+    ranked = lengths.argsort(descending=True, stable=True)
+    sizes = lengths[ranked].tolist()
+    buckets: list[Tensor] = []
+    source = torch.full((total,), torch.iinfo(torch.int64).max, device=table.device)
+    first = offset = 0
+    for end in range(1, len(sizes) + 1):
+        if end < len(sizes) and sizes[end] >= _SHORTEST_IN_BUCKET * sizes[first]:
+            continue
+        rows = ranked[first:end]
+        bucket = table[rows, : sizes[first]]
+        real = torch.arange(sizes[first], device=table.device) < lengths[rows].unsqueeze(1)
+        places = offset + torch.arange(bucket.numel(), device=table.device).view_as(bucket)
+        # a shared prompt is found in many rows: the first of them
+        source = source.scatter_reduce(0, bucket[real], places[real], "amin")
+        buckets.append(bucket)
+        offset += bucket.numel()
+        first = end
+    return buckets, source
+
+
+@contextmanager
+def packed_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Lets ``model(…, packing=…)`` attend along the rows of a :class:`Packing`."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(_IMPLEMENTATION, _attend)
+    config = model.config
+    before = config._attn_implementation_internal
+    config._attn_implementation_internal = _IMPLEMENTATION
+    try:
+        yield
+    finally:
+        config._attn_implementation_internal = before
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packing: Packing,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers' interface has it: query (1, heads, N, D), key and value (1, key heads, N, D).
+
+    Returns:
+        (1, N, heads, D), and no attention weights.
+    """
+    unknown = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    if attention_mask is not None or unknown:
+        raise NotImplementedError(f"packed attention knows no {unknown or 'attention mask'}")
+    heads = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]  # (N, heads, D)
+    mixed = []
+    for bucket in packing.buckets:
+        rows_query, rows_key, rows_value = (_take(states, bucket).transpose(1, 2) for states in heads)
+        out = F.scaled_dot_product_attention(
+            rows_query,  # (rows, heads, longest, D)
+            rows_key,
+            rows_value,
+            is_causal=True,
+            scale=scaling,
+            dropout_p=dropout,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        mixed.append(out.transpose(1, 2).flatten(0, 1))  # (rows · longest, heads, D)
+    return torch.cat(mixed).index_select(0, packing.source).unsqueeze(0), None
+
+
+def _take(states: Tensor, bucket: Tensor) -> Tensor:
+    """(N, heads, D) at pack indices (rows, longest) -> (rows, longest, heads, D)."""
+    return states.index_select(0, bucket.flatten()).unflatten(0, bucket.shape)

@@ -1,0 +1,111 @@
+"""Tests of packed micro-batches: indices by hand, and scores and gradients equal to those of padded rows."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from grpo_pl.policy import scoring
+from grpo_pl.policy.packing import pack
+from grpo_pl.policy.scoring import completion_logprobs
+
+
+def _rows(prompts: list[list[int]], completions: list[list[int]]) -> dict[str, torch.Tensor]:
+    width, length = max(map(len, prompts)), max(1, *map(len, completions))
+    return {
+        "prompt_ids": torch.tensor([[0] * (width - len(ids)) + ids for ids in prompts]),
+        "prompt_mask": torch.tensor([[False] * (width - len(ids)) + [True] * len(ids) for ids in prompts]),
+        "completion_ids": torch.tensor([ids + [0] * (length - len(ids)) for ids in completions]),
+        "completion_mask": torch.tensor([[True] * len(ids) + [False] * (length - len(ids)) for ids in completions]),
+    }
+
+
+def test_pack_by_hand():
+    packing = pack(**_rows([[7, 8], [7, 8], [9]], [[1, 2, 3], [4], [5, 6]]))
+    #                  0  1 | 2 | 3  4 |  | 5      prompts [7 8] and [9], then all but the last of each completion
+    assert packing.input_ids.tolist() == [[7, 8, 9, 1, 2, 5]]
+    assert packing.position_ids.tolist() == [[0, 1, 0, 2, 3, 1]]
+    assert packing.predicting.tolist() == [1, 3, 4, 1, 2, 5]
+    assert packing.longest == 4
+    assert [bucket.tolist() for bucket in packing.buckets] == [[[0, 1, 3, 4]], [[0, 1], [2, 5]]]
+    places = torch.cat([bucket.flatten() for bucket in packing.buckets])
+    assert places[packing.source].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_equal_prompts_that_are_no_neighbours_are_packed_twice():
+    packing = pack(**_rows([[7], [8], [7]], [[1], [2], [3]]))
+    assert packing.input_ids.tolist() == [[7, 8, 7]]
+
+
+def test_sharing_can_be_left_out():
+    rows = _rows([[7, 8], [7, 8]], [[1, 2], [3]])
+    assert pack(**rows, share=False).input_ids.tolist() == [[7, 8, 7, 8, 1]]
+
+
+def test_prompts_that_differ_in_padding_alone_are_not_shared():
+    rows = _rows([[0, 5], [5]], [[1, 2], [1, 2]])  # the first prompt starts with the padding id
+    assert pack(**rows).input_ids.tolist() == [[0, 5, 5, 1, 1]]
+
+
+@pytest.fixture
+def model():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=23,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            initializer_range=0.3,
+            tie_word_embeddings=True,
+        )
+        return LlamaForCausalLM(config)
+
+
+def _scores_and_gradients(model, rows, way: str, monkeypatch):
+    monkeypatch.setitem(scoring._ways, model, way)
+    mask = rows["completion_mask"]
+    logprobs, entropy = completion_logprobs(model, **rows, temperature=0.9, with_entropy=True)
+    slope = torch.linspace(-1.0, 2.0, int(mask.sum()), dtype=logprobs.dtype)
+    loss = (logprobs[mask] * slope).sum() + (entropy[mask] * slope.flip(0)).sum()
+    return logprobs, entropy, torch.autograd.grad(loss, list(model.parameters()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("prompts", "completions"),
+    [
+        ([[5, 6, 7]] * 4, [[1, 2, 3, 4, 5, 6, 7, 8], [9], [3, 3, 3], [1, 2, 3, 4]]),  # one group, four buckets
+        ([[5, 6, 7], [5, 6, 7], [8], [8]], [[1, 2], [3, 4], [5, 6], [7, 8]]),
+        ([[5, 6], [9, 1, 2], [5, 6]], [[], [4, 4], []]),  # empty completions
+        ([[3]], [[1, 2, 3]]),
+    ],
+)
+def test_packed_scores_and_gradients_are_those_of_padded_rows(model, monkeypatch, prompts, completions, dtype):
+    """In float32 prompts are shared; a float64 model, whose norms are float32 inside, gets each row's own."""
+    rows, model = _rows(prompts, completions), model.to(dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-10
+    packed = _scores_and_gradients(model, rows, "packed", monkeypatch)
+    for other in ("chunked", "materialised"):
+        reference = _scores_and_gradients(model, rows, other, monkeypatch)
+        torch.testing.assert_close(packed[0], reference[0], atol=tolerance, rtol=0.0)
+        torch.testing.assert_close(packed[1], reference[1], atol=tolerance, rtol=0.0)
+        mine, theirs = (torch.cat([grad.flatten() for grad in result[2]]) for result in (packed, reference))
+        assert (mine - theirs).norm() <= tolerance * theirs.norm()
+
+
+def test_micro_batch_without_tokens_has_zero_gradient(model, monkeypatch):
+    monkeypatch.setitem(scoring._ways, model, "packed")
+    rows = _rows([[5, 6]], [[]])
+    logprobs, _ = completion_logprobs(model, **rows, temperature=1.0)
+    logprobs.sum().backward()
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+
+
+def test_packed_tokens_are_those_without_padding_and_repetition(model, monkeypatch):
+    seen: list[int] = []
+    model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: seen.append(output.shape[:-1].numel()))
+    monkeypatch.setitem(scoring._ways, model, "packed")
+    completion_logprobs(model, **_rows([[5, 6, 7]] * 3, [[1, 2, 3, 4], [1], [2, 2]]), temperature=1.0)
+    assert seen == [3 + 3 + 0 + 1]
