@@ -1,0 +1,1 @@
+"""The LitServe application: chat, completions, reward scores and evaluation of a trained policy over HTTP."""

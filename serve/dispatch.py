@@ -1,0 +1,279 @@
+"""The front process's end of LitServe's queues: places in the batch, deadlines, cancelling, lost workers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from litserve.utils import LitAPIStatus, ResponseBufferItem
+
+from grpo_pl.rollout.continuous import SequenceOptions
+from serve import generate_worker, score_worker
+from serve.errors import ApiError, worker_lost
+from serve.generate_worker import Chunk, Generate
+
+if TYPE_CHECKING:
+    from litserve import LitServer
+
+
+class Deadline:
+    """A point in time by which a request must be done."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._at = seconds, time.monotonic() + seconds
+
+    def left(self) -> float:
+        return self._at - time.monotonic()
+
+    def passed(self) -> ApiError:
+        message = f"not finished within {self._seconds:g} s: ask for less at once, or later."
+        return ApiError(504, message, code="deadline_exceeded")
+
+
+class Inbox(deque[tuple[Any, str]]):
+    """What LitServe fills with the answers to one request; hears of the last one even while nobody is reading."""
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        super().__init__()
+        self.arrived = asyncio.Event()
+        self.ended = False
+        self._on_end = on_end
+
+    def append(self, answer: Any) -> None:
+        super().append(answer)
+        if not self.ended and answer[1] in (LitAPIStatus.FINISH_STREAMING, LitAPIStatus.ERROR):
+            self.ended = True
+            self._on_end()
+
+    def fail(self) -> None:
+        if not self.ended:
+            self.append((None, LitAPIStatus.ERROR))
+            self.arrived.set()
+
+
+class WorkerLine:
+    """One worker process as the routes see it: ask, and read answers until the last one."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.inboxes: dict[str, Inbox] = {}
+        self.lost = False
+
+    def connect(self, server: LitServer) -> None:
+        """Called once the server's queues exist."""
+        self._server = server
+
+    def fail_all(self) -> None:
+        """The worker is gone: everyone who waits for it hears so now."""
+        self.lost = True
+        for inbox in list(self.inboxes.values()):
+            inbox.fail()
+
+    async def ask(
+        self,
+        payload: Any,
+        *,
+        deadline: Deadline,
+        cancel: Callable[[str], Any],
+        steer: Callable[[str], Any] = lambda uid: None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> AsyncGenerator[Any, None]:
+        """Sends ``payload`` and yields the answers. Leaving early, however that happens, cancels the work.
+
+        Args:
+            cancel: the message that stops the work, from the request's id.
+            steer: asked after every answer for a further message to the worker; None sends none.
+            on_end: called when the worker is done with it, which may be before everything has been read.
+
+        Raises:
+            ApiError: worker lost (503), its own failure (500), or too late (504).
+        """
+        if self.lost:
+            on_end()
+            raise worker_lost()
+        uid, inbox = str(uuid.uuid4()), Inbox(on_end)
+        self.inboxes[uid] = inbox
+        self._server.response_buffer[uid] = ResponseBufferItem(event=inbox.arrived, response_queue=inbox)
+        self._put(uid, payload)
+        try:
+            async for data in self._read(inbox, deadline):
+                yield data
+                if not inbox.ended and (message := steer(uid)) is not None:
+                    self._put("", message)
+        finally:
+            del self.inboxes[uid]
+            self._server.response_buffer.pop(uid, None)
+            if not inbox.ended:
+                self._put("", cancel(uid))
+                inbox.ended = True
+                on_end()
+
+    async def _read(self, inbox: Inbox, deadline: Deadline) -> AsyncGenerator[Any, None]:
+        while True:
+            try:
+                async with asyncio.timeout(deadline.left()):
+                    await inbox.arrived.wait()
+            except TimeoutError:
+                raise deadline.passed() from None
+            inbox.arrived.clear()
+            while inbox:
+                data, status = inbox.popleft()
+                if status == LitAPIStatus.ERROR:
+                    raise worker_lost() if data is None else ApiError(500, str(data), code="worker_error")
+                yield data
+                if status == LitAPIStatus.FINISH_STREAMING:
+                    return
+
+    def _put(self, uid: str, payload: Any) -> None:
+        # LitServe's own message: (consumer, request, when, payload)
+        consumer = self._server.app.response_queue_id
+        self._server._get_request_queue(self._path).put((consumer, uid, time.monotonic(), payload))
+
+
+class QueueFull(ApiError):
+    """No place, and too many wait for one already."""
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__(
+            429,
+            f"{waiting} requests wait already; try again shortly.",
+            code="queue_full",
+            headers={"Retry-After": "1"},
+        )
+
+
+class Places:
+    """Places in the running batch, given out in the order of asking; several at once or none."""
+
+    def __init__(self, size: int, *, max_waiting: int) -> None:
+        self.size, self.free, self._max_waiting = size, size, max_waiting
+        self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Requests in line."""
+        return len(self._line)
+
+    async def take(self, count: int, *, bounded: bool) -> None:
+        """Waits for ``count`` places.
+
+        Raises:
+            QueueFull: ``bounded``, and the line is full.
+        """
+        assert count <= self.size
+        if not self._line and self.free >= count:
+            self.free -= count
+            return
+        if bounded and self.waiting >= self._max_waiting:
+            raise QueueFull(self.waiting)
+        turn = asyncio.get_running_loop().create_future()
+        self._line.append((count, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back(count)
+            else:
+                self._line.remove((count, turn))
+                self._serve_line()
+            raise
+
+    def give_back(self, count: int) -> None:
+        self.free += count
+        self._serve_line()
+
+    def _serve_line(self) -> None:
+        while self._line and self._line[0][0] <= self.free:
+            count, turn = self._line.popleft()
+            self.free -= count
+            turn.set_result(None)
+
+
+class Generator:
+    """Completions from the worker that holds the model."""
+
+    def __init__(self, path: str, *, max_batch_size: int, max_queue: int) -> None:
+        self.line = WorkerLine(path)
+        self.places = Places(max_batch_size, max_waiting=max_queue)
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        keys: Sequence[int],
+        options: SequenceOptions,
+        *,
+        live: bool,
+        deadline: Deadline,
+        bounded: bool = True,
+        stopped: set[int] | None = None,
+    ) -> AsyncGenerator[list[Chunk], None]:
+        """Draws one completion per key; more than fit in the batch are drawn in turns.
+
+        Args:
+            live: yield tokens as they come rather than all at the end.
+            bounded: be refused when the queue is full, instead of waiting in it.
+            stopped: the caller adds the indices of completions that it wants no more of.
+        """
+        for first in range(0, len(keys), self.places.size):
+            job = Generate(list(prompt_ids), list(keys[first : first + self.places.size]), options, live)
+            steer = _stop_messages(set() if stopped is None else stopped, first, len(job.keys))
+            async with aclosing(self._one_batch(job, deadline, steer, bounded=bounded)) as chunks:
+                async for part in chunks:
+                    for chunk in part:
+                        chunk.index += first
+                    yield part
+
+    async def _one_batch(
+        self, job: Generate, deadline: Deadline, steer: Callable[[str], Any], *, bounded: bool
+    ) -> AsyncGenerator[list[Chunk], None]:
+        count = len(job.keys)
+        try:
+            async with asyncio.timeout(deadline.left()):
+                await self.places.take(count, bounded=bounded)
+        except TimeoutError:
+            raise deadline.passed() from None
+
+        def cancel(uid: str) -> generate_worker.Cancel:
+            return generate_worker.Cancel(uid, list(range(count)))
+
+        answers = self.line.ask(
+            job, deadline=deadline, cancel=cancel, steer=steer, on_end=lambda: self.places.give_back(count)
+        )
+        async with aclosing(answers):
+            async for chunks in answers:
+                yield chunks
+
+
+def _stop_messages(stopped: set[int], first: int, count: int) -> Callable[[str], generate_worker.Cancel | None]:
+    """Tells the worker once about every completion that was added to ``stopped``."""
+    told: set[int] = set()
+
+    def steer(uid: str) -> generate_worker.Cancel | None:
+        new = {i - first for i in stopped if first <= i < first + count} - told
+        told.update(new)
+        return generate_worker.Cancel(uid, sorted(new)) if new else None
+
+    return steer
+
+
+class Scorer:
+    """Scores from the worker that holds the rewards."""
+
+    def __init__(self, path: str, *, max_queue: int) -> None:
+        self.line = WorkerLine(path)
+        self._max_queue = max_queue
+
+    async def score(self, items: score_worker.ScoreItems, *, deadline: Deadline, bounded: bool = True) -> list[Any]:
+        """What the worker says about each item, in order."""
+        waiting = len(self.line.inboxes)
+        if bounded and waiting >= self._max_queue:
+            raise QueueFull(waiting)
+        async with aclosing(self.line.ask(items, deadline=deadline, cancel=score_worker.Cancel)) as answers:
+            async for answer in answers:
+                return list(answer)
+        raise AssertionError("the last answer holds the items")

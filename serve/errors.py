@@ -1,0 +1,89 @@
+"""``ApiError`` and the one JSON shape in which every failure reaches a client."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+log = logging.getLogger(__name__)
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """A failure that a client should hear about, in OpenAI's terms."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        return json_response(self.body(), status=self.status, headers=self.headers)
+
+
+def bad_request(message: str, *, param: str | None, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def worker_lost() -> ApiError:
+    return ApiError(503, "a worker process of the server ended; the server is shutting down.", code="worker_lost")
+
+
+def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """ASCII only, so that texts with lone surrogates are still valid JSON."""
+    return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """The first fault that pydantic found, with the path of the field."""
+    fault = error.errors(include_url=False, include_input=False)[0]
+    param = ".".join(str(part) for part in fault["loc"]) or None
+    code = "missing_field" if fault["type"] == "missing" else "invalid_value"
+    message = fault["msg"].removeprefix("Value error, ")
+    return ApiError(400, f"{param}: {message}" if param else message, param=param, code=code)
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Makes the framework's own errors (unknown route, wrong method, a bug) take the common shape."""
+
+    async def on_api_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return error.response()
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        names = {404: "route_not_found", 405: "method_not_allowed"}
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return ApiError(
+            error.status_code, message, code=names.get(error.status_code, "http_error"), headers=error.headers
+        ).response()
+
+    async def on_bug(request: Request, error: Exception) -> Response:
+        return ApiError(500, "internal error; the server's log has the details.", code="internal_error").response()
+
+    app.add_exception_handler(ApiError, on_api_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_bug)

@@ -1,0 +1,96 @@
+"""``/v1/evaluate``: generate, score and sum up, through the same batch and the same rewards as everyone else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import Request, Response
+
+from grpo_pl.rollout.engine import row_keys
+from serve.connection import while_connected
+from serve.dispatch import Deadline, Generator, Scorer
+from serve.errors import bad_request, json_response
+from serve.generate_worker import Chunk
+from serve.metrics import ServerMetrics
+from serve.prompts import Prompts, sample_keys
+from serve.schemas import EvaluateRequest, Problem, parse
+from serve.score_worker import ScoreItems
+from serve.summary import summarise
+
+_MOST_COMPLETIONS = 16_384
+
+
+class EvaluateRoute:
+    """Problems wait for places in the batch like any other request, a few of each evaluation at a time."""
+
+    def __init__(
+        self, *, generator: Generator, scorer: Scorer, prompts: Prompts, metrics: ServerMetrics, deadline_s: float
+    ) -> None:
+        self._generator, self._scorer, self._prompts = generator, scorer, prompts
+        self._metrics, self._deadline_s = metrics, deadline_s
+
+    async def evaluate(self, request: Request) -> Response:
+        body = parse(EvaluateRequest, await request.body())
+        if len(body.items) * body.n > _MOST_COMPLETIONS:
+            raise bad_request(
+                f"items: {len(body.items)} problems with n={body.n} are more than {_MOST_COMPLETIONS} completions.",
+                param="items",
+            )
+        prompts = [await self._prompts.from_problem(p.problem, f"items.{i}.problem") for i, p in enumerate(body.items)]
+        results = await while_connected(request, self._all(body, prompts))
+        return json_response({"items": results, "summary": summarise(results, n=body.n)})
+
+    async def _all(self, body: EvaluateRequest, prompts: Sequence[list[int]]) -> list[dict[str, Any]]:
+        """The results in the order of the items; the first failure ends them all."""
+        deadline, seed = Deadline(self._deadline_s), body.seed_or_random()
+        at_once = asyncio.Semaphore(max(2, 2 * self._generator.places.size // body.n))
+
+        async def one(i: int) -> dict[str, Any]:
+            async with at_once:
+                return await self._one(body, body.items[i], prompts[i], seed, deadline, bounded=i == 0)
+
+        async with asyncio.TaskGroup() as group:
+            try:
+                tasks = [group.create_task(one(i)) for i in range(len(prompts))]
+                return list(await asyncio.gather(*tasks))
+            except Exception as error:  # raised again from outside the group, which would wrap it
+                failure = error
+                for task in tasks:
+                    task.cancel()
+        raise failure
+
+    async def _one(
+        self, body: EvaluateRequest, problem: Problem, ids: list[int], seed: int, deadline: Deadline, *, bounded: bool
+    ) -> dict[str, Any]:
+        options = self._prompts.options(ids, body, ignore_eos=False, top=0)
+        keys = row_keys([sample_keys(ids, seed=seed, n=body.n, prompt_id=problem.id)])
+        self._metrics.count_prompt(len(ids))
+        done: dict[int, Chunk] = {}
+        chunks: AsyncGenerator[list[Chunk], None] = self._generator.generate(
+            ids, keys, options, live=False, deadline=deadline, bounded=bounded
+        )
+        async with aclosing(chunks):
+            async for part in chunks:
+                done.update({chunk.index: chunk for chunk in part})
+        finished = [done[i] for i in range(body.n)]
+        self._metrics.count_tokens(sum(len(chunk.tokens) for chunk in finished))
+        return await self._judge(problem, finished, deadline)
+
+    async def _judge(self, problem: Problem, finished: Sequence[Chunk], deadline: Deadline) -> dict[str, Any]:
+        model, n = self._prompts.model, len(finished)
+        texts = [model.template.completion_text(chunk.tokens, model.tokenizer) for chunk in finished]
+        columns: dict[str, list[Any]] = {name: [value] * n for name, value in (problem.model_extra or {}).items()}
+        columns["question"] = [problem.problem] * n
+        columns["prompt"] = [model.template.render(problem.problem, model.tokenizer)] * n
+        columns["completion_length"] = [len(chunk.tokens) for chunk in finished]
+        job = ScoreItems(texts, [problem.answer] * n, columns, group_size=n)
+        scored = await self._scorer.score(job, deadline=deadline, bounded=False)
+        self._metrics.count_scores(scored)
+        samples = [
+            {"completion": text, "tokens": len(chunk.tokens), "finish_reason": chunk.finish, **score}
+            for text, chunk, score in zip(texts, finished, scored, strict=True)
+        ]
+        return {"problem": problem.problem, "answer": problem.answer, "id": problem.id, "samples": samples}

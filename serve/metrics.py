@@ -1,0 +1,78 @@
+"""What ``/metrics`` shows. All of it is counted in the front process, so one plain registry is enough."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SPACE = "grpo_pl"
+_RATE_WINDOW_S = 10.0
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class ServerMetrics:
+    """The counters of one server."""
+
+    def __init__(self, routes: Sequence[str]) -> None:
+        self._routes = frozenset(routes)
+        self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(name, text, labels, namespace=_SPACE, registry=self.registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, namespace=_SPACE, registry=self.registry)
+
+        def seconds(name: str, text: str, labels: Sequence[str] = ()) -> Histogram:
+            return Histogram(name, text, labels, namespace=_SPACE, registry=self.registry, buckets=_SECONDS)
+
+        self._requests = counter("requests", "Requests answered.", ["route", "code"])
+        self._latency = seconds("request_seconds", "From a request to the last byte of its answer.", ["route"])
+        self._first_token = seconds("time_to_first_token_seconds", "Until a stream's first token.")
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens, once per request.")
+        self._tokens = counter("generated_tokens", "Completion tokens.")
+        self._rewards = counter("reward_statuses", "Scores given.", ["reward", "status"])
+        self.running = gauge("running_sequences", "Completions that have a place in the batch.")
+        self.waiting = gauge("waiting_requests", "Requests in line for a place in the batch.")
+        self.open = gauge("open_buffers", "Requests that a worker is busy with or has answers for.")
+        self._rate = gauge("tokens_per_second", f"Completion tokens over the last {_RATE_WINDOW_S:g} s.")
+        self._rate.set_function(self._tokens_per_second)
+        self._recent: deque[tuple[float, int]] = deque()
+
+    def observe(self, path: str, status: int, seconds: float) -> None:
+        route = path if path in self._routes else "other"
+        self._requests.labels(route, str(status)).inc()
+        self._latency.labels(route).observe(seconds)
+
+    def count_prompt(self, tokens: int) -> None:
+        self._prompt_tokens.inc(tokens)
+
+    def count_tokens(self, tokens: int) -> None:
+        self._tokens.inc(tokens)
+        self._recent.append((time.monotonic(), tokens))
+        self._forget_old()
+
+    def first_token(self, seconds: float) -> None:
+        self._first_token.observe(seconds)
+
+    def count_scores(self, items: Sequence[Mapping[str, Any]]) -> None:
+        tally = Tally((name, score["status"]) for item in items for name, score in item["rewards"].items())
+        for (reward, status), count in tally.items():
+            self._rewards.labels(reward, status).inc(count)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def _forget_old(self) -> None:
+        horizon = time.monotonic() - _RATE_WINDOW_S
+        while self._recent and self._recent[0][0] < horizon:
+            self._recent.popleft()
+
+    def _tokens_per_second(self) -> float:
+        self._forget_old()
+        return sum(tokens for _, tokens in self._recent) / _RATE_WINDOW_S

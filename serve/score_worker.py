@@ -1,0 +1,138 @@
+"""``ScoreAPI``: the process that holds the rewards and their sandbox; it has no model."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any, NamedTuple
+
+from litserve import LitAPI
+from litserve.specs.base import LitSpec
+
+from grpo_pl.rewards.answer_text import last_boxed
+from grpo_pl.rewards.scoring import ScoredBatch, score_completions
+from grpo_pl.rewards.voting import answer_classes
+from serve.reward_list import build_rewards
+from serve.worker import Mailbox, WorkerLoop, end_with_parent
+
+log = logging.getLogger(__name__)
+
+_THREADS = 8  # requests scored at once: one that holds bombs must not keep the others waiting
+_SLICE = 64  # completions per call of the rewards, or one group; a request may be cancelled between calls
+_SHOWN = 1000  # characters of an extracted answer
+
+
+class ScoreItems(NamedTuple):
+    """Score ``completions[i]`` against ``answers[i]``."""
+
+    completions: list[str]
+    answers: list[str]
+    columns: Mapping[str, list[Any]]
+    group_size: int = 0
+    """Completions of a problem, neighbours: also number their answers for the majority vote; 0 does not."""
+
+
+class Cancel(NamedTuple):
+    """Nobody waits for this request any more."""
+
+    uid: str
+
+
+class ScoreAPI(LitAPI):
+    """LitServe's view of the worker; the route lives in the front process."""
+
+    def __init__(self, rewards: Sequence[Mapping[str, Any]], *, spec: LitSpec) -> None:
+        super().__init__(spec=spec, loop=WorkerLoop())
+        self._specs = rewards
+
+    def authorize(self) -> None:
+        """Keys are checked around all routes (``serve.guard``); this keeps LIT_SERVER_API_KEY from locking some."""
+
+    def setup(self, device: str) -> None:
+        end_with_parent()
+        self._rewards = build_rewards(self._specs)
+        score_completions(self._rewards, completions=[r"\boxed{x}"], answers=["x+0"], columns={"prompt": [""]})
+
+    def work(self, mailbox: Mailbox) -> None:
+        cancelled: dict[str, Event] = {}
+        try:
+            with ThreadPoolExecutor(_THREADS, thread_name_prefix="score") as threads:
+                while True:
+                    item = mailbox.take(wait_for_one=True)
+                    if item is None:
+                        continue
+                    uid, payload = item
+                    if isinstance(payload, Cancel):
+                        mailbox.forget(uid)
+                        if payload.uid in cancelled:
+                            cancelled[payload.uid].set()
+                        continue
+                    cancelled[uid] = Event()
+                    threads.submit(self._answer, uid, payload, mailbox, cancelled)
+        finally:
+            for reward in self._rewards:
+                reward.close()
+
+    def _answer(self, uid: str, job: ScoreItems, mailbox: Mailbox, cancelled: dict[str, Event]) -> None:
+        try:
+            items: list[dict[str, Any]] = []
+            step = job.group_size or _SLICE
+            for first in range(0, len(job.completions), step):
+                if cancelled[uid].is_set():
+                    mailbox.forget(uid)
+                    return
+                items += self._score(job, slice(first, first + step))
+            mailbox.answer(uid, items, last=True)
+        except Exception as error:  # a reward is foreign code: its fault is this request's, not the server's
+            log.exception("a reward failed")
+            mailbox.fail(uid, f"a reward failed: {type(error).__name__}; the server's log has the details.")
+        finally:
+            del cancelled[uid]
+
+    def _score(self, job: ScoreItems, part: slice) -> list[dict[str, Any]]:
+        began = time.perf_counter()
+        completions = job.completions[part]
+        columns = {name: column[part] for name, column in job.columns.items()}
+        scored = score_completions(self._rewards, completions=completions, answers=job.answers[part], columns=columns)
+        items = verdicts(scored)
+        if job.group_size:
+            judge = next(i for i, reward in enumerate(self._rewards) if reward.correctness)
+            classes = answer_classes(
+                self._rewards[judge],
+                completions=completions,
+                scores=scored.scores[judge],
+                columns=columns,
+                group_size=job.group_size,
+            )
+            items = [{**item, "answer_class": number} for item, number in zip(items, classes, strict=True)]
+        milliseconds = round((time.perf_counter() - began) * 1000, 3)
+        return [
+            {**item, "extracted": extracted(completion), "ms": milliseconds}
+            for item, completion in zip(items, completions, strict=True)
+        ]
+
+
+def verdicts(scored: ScoredBatch) -> list[dict[str, Any]]:
+    """Per completion: weighted sum, status of the correctness reward, and what every reward said."""
+    judge = next(i for i, reward in enumerate(scored.rewards) if reward.correctness)
+    return [
+        {
+            "value": total,
+            "status": row[judge].status,
+            "correct": correct,
+            "rewards": {
+                reward.name: {"value": score.value, "status": score.status, "detail": score.detail}
+                for reward, score in zip(scored.rewards, row, strict=True)
+            },
+        }
+        for total, correct, row in zip(scored.totals(), scored.correct(), zip(*scored.scores, strict=True), strict=True)
+    ]
+
+
+def extracted(completion: str) -> str | None:
+    """The last boxed answer, cut where it is longer than anything worth showing; None if there is none."""
+    answer = last_boxed(completion)
+    return None if answer is None else answer.strip()[:_SHOWN]

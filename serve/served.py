@@ -1,0 +1,128 @@
+"""``ServedModel``: a trained policy with its tokenizer, template and rewards, from an export or a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from grpo_pl.checkpoints import policy_weights, read_checkpoint
+from grpo_pl.export import MANIFEST
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.runs import RunFolder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """Where everything about a trained policy comes from; loads nothing by itself."""
+
+    name: str
+    """What clients call it: the run's name, or the folder's."""
+    source: Path
+    policy: PolicyConfig
+    checkpoint: Path | None
+    """Training checkpoint that holds the weights; None when ``policy.path`` does."""
+    template: PromptTemplate
+    rewards: Sequence[Mapping[str, Any]]
+    """``class_path`` and ``init_args`` of each reward."""
+    max_completion_length: int
+    temperature: float
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return load_tokenizer(self.policy)
+
+    @cached_property
+    def context(self) -> int | None:
+        """Most tokens of a prompt and its completion together."""
+        from transformers import AutoConfig
+
+        if self.policy.path is not None:
+            config = AutoConfig.from_pretrained(self.policy.path)
+        else:
+            scratch = dict(self.policy.from_scratch or {})
+            config = AutoConfig.for_model(scratch.pop("model_type"), **scratch)
+        length = getattr(config, "max_position_embeddings", None)
+        return int(length) if length else None
+
+    def load_policy(self, device: str) -> PreTrainedModel:
+        """The policy in evaluation mode. Reads tensors only; nothing is unpickled."""
+        model = load_model(self.policy, self.tokenizer, weights=self.checkpoint is None)
+        if self.checkpoint is not None:
+            weights = policy_weights(read_checkpoint(self.checkpoint))
+            missing, unexpected = model.load_state_dict(weights, strict=False)
+            tied = set(getattr(model, "_tied_weights_keys", None) or ())
+            lost = [name for name in missing if name not in tied]
+            if lost or unexpected:
+                raise ValueError(
+                    f"{self.checkpoint} does not fit the policy of its run: {(lost or unexpected)[0]} is "
+                    f"{'missing' if lost else 'not part of it'}. Serve the run's export folder instead."
+                )
+        return model.to(device).eval()  # type: ignore[arg-type]
+
+
+def find_model(path: Path) -> ServedModel:
+    """What ``path`` holds.
+
+    Args:
+        path: an exported folder, a run folder (its export, or else its last checkpoint), or a checkpoint file.
+
+    Raises:
+        ValueError: nothing there, or nothing that can be served.
+    """
+    if not path.exists():
+        raise ValueError(f"no such model: {path}. Give an exported folder, a run folder or a checkpoint.")
+    if path.is_file() or path.suffix == ".ckpt":
+        return _from_checkpoint(path)
+    if (path / MANIFEST).is_file():
+        return _from_export(path)
+    run = RunFolder(path)
+    if (run.export / MANIFEST).is_file():
+        return _from_export(run.export)
+    if run.config.is_file() and run.last_checkpoint.exists():
+        return _from_checkpoint(run.last_checkpoint)
+    raise ValueError(f"{path} holds neither {MANIFEST} nor a run with a checkpoint: export the policy there first.")
+
+
+def _from_export(folder: Path) -> ServedModel:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    generation = folder / "generation_config.json"
+    settings = json.loads(generation.read_text()) if generation.is_file() else {}
+    where = folder.resolve()
+    return ServedModel(
+        name=where.parent.name if where.name == "export" else where.name,
+        source=folder,
+        policy=PolicyConfig(path=str(folder), dtype="auto"),
+        checkpoint=None,
+        template=PromptTemplate(**manifest["template"]),
+        rewards=manifest["rewards"],
+        max_completion_length=manifest["max_completion_length"],
+        temperature=settings.get("temperature") or 1.0,
+    )
+
+
+def _from_checkpoint(file: Path) -> ServedModel:
+    run = RunFolder(file.absolute().parent.parent)
+    if not run.config.is_file():
+        raise ValueError(f"{file} lies in no run folder ({run.config} is missing), so its rewards are unknown.")
+    model = yaml.safe_load(run.config.read_text())["model"]
+    sampling = model.get("sampling") or {}
+    return ServedModel(
+        name=run.path.name,
+        source=file,
+        policy=PolicyConfig(**model["policy"]),
+        checkpoint=file,
+        template=PromptTemplate(**(model.get("template") or {})),
+        rewards=model["rewards"],
+        max_completion_length=sampling.get("max_completion_length", 256),
+        temperature=sampling.get("temperature", 1.0),
+    )

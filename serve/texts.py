@@ -1,0 +1,79 @@
+"""Tokens to text piece by piece: nothing half-decoded leaves, and a stop string ends it wherever tokens cut it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_HALF = "\N{REPLACEMENT CHARACTER}"  # what decoders write for the first bytes of a character
+
+
+class TextStream:
+    """The text of one completion while it grows.
+
+    ``tokens`` counts what belongs to the text: with a stop string, everything up to the token that completes it, no
+    matter how many more had been drawn when it was noticed.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str] = (), *, prefix: str = "") -> None:
+        self._tokenizer, self._stops = tokenizer, [stop for stop in stops if stop]
+        self.tokens: list[int] = []
+        self.stopped = False
+        self.text = prefix  # all of it, including what is held back
+        self._sent = 0
+        self._anchor = self._read = 0  # tokens[anchor:read] are decoded as context of the new ones
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Takes new tokens and returns the text that may be sent now."""
+        if self.stopped:
+            return ""
+        if not self._stops:
+            self.tokens += tokens
+            self._decode(final=False)
+            return self._send(len(self.text))
+        for token in tokens:
+            self.tokens.append(token)
+            before = len(self.text)
+            self._decode(final=False)
+            if self._cut(before):
+                break
+        return self._send(len(self.text) if self.stopped else self._safe_end())
+
+    def finish(self) -> str:
+        """The rest of the text."""
+        if not self.stopped:
+            before = len(self.text)
+            self._decode(final=True)
+            self._cut(before)
+        return self._send(len(self.text))
+
+    def _decode(self, *, final: bool) -> None:
+        decode = self._tokenizer.decode
+        context = str(decode(self.tokens[self._anchor : self._read], skip_special_tokens=True))
+        whole = str(decode(self.tokens[self._anchor :], skip_special_tokens=True))
+        if whole.endswith(_HALF) and not final:
+            return
+        self.text += whole[len(context) :]
+        self._anchor, self._read = self._read, len(self.tokens)
+
+    def _cut(self, before: int) -> bool:
+        """Ends the text before the first stop string that reaches beyond ``before``."""
+        found = [at for stop in self._stops if (at := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0]
+        if found:
+            self.text, self.stopped = self.text[: min(found)], True
+        return self.stopped
+
+    def _safe_end(self) -> int:
+        """Where text begins that may turn out to be a stop string."""
+        for begin in range(max(self._sent, len(self.text) - max(map(len, self._stops)) + 1), len(self.text)):
+            if any(stop.startswith(self.text[begin:]) for stop in self._stops):
+                return begin
+        return len(self.text)
+
+    def _send(self, end: int) -> str:
+        part = self.text[self._sent : end]
+        self._sent = max(self._sent, end)
+        return part

@@ -1,0 +1,96 @@
+"""What the worker processes have in common: how they take requests, stop, and end when their parent is gone."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from multiprocessing.connection import wait
+from typing import Any
+
+from litserve import LitAPI
+from litserve.callbacks import CallbackRunner
+from litserve.loops import LitLoop
+from litserve.transport.base import MessageTransport
+from litserve.utils import LitAPIStatus, LoopResponseType
+
+log = logging.getLogger(__name__)
+
+_IDLE_S = 0.5  # how often an idle worker looks whether it should end
+_DRAINED_S = 0.2  # without requests for this long after SIGTERM, a worker ends
+
+
+class Mailbox:
+    """A worker's end of LitServe's queues: requests in, answers out."""
+
+    def __init__(self, requests: Any, transport: MessageTransport) -> None:
+        self._requests, self._transport = requests, transport
+        self._consumers: dict[str, int] = {}
+        self._stopping = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: self._stopping.set())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
+
+    def take(self, *, wait_for_one: bool) -> tuple[str, Any] | None:
+        """The next (uid, payload).
+
+        Raises:
+            SystemExit: told to stop, and nothing has come for a while.
+        """
+        if not wait_for_one:
+            if self._requests.empty():
+                return None
+            seconds = 0.0
+        else:
+            seconds = _DRAINED_S if self._stopping.is_set() else _IDLE_S
+        try:
+            consumer, uid, _, payload = self._requests.get(timeout=seconds)
+        except queue.Empty:
+            if wait_for_one and self._stopping.is_set():
+                raise SystemExit(0) from None
+            return None
+        self._consumers[uid] = consumer
+        return uid, payload
+
+    def answer(self, uid: str, data: Any, *, last: bool) -> None:
+        self._send(uid, data, LitAPIStatus.FINISH_STREAMING if last else LitAPIStatus.OK, last)
+
+    def fail(self, uid: str, message: str) -> None:
+        self._send(uid, message, LitAPIStatus.ERROR, True)
+
+    def forget(self, uid: str) -> None:
+        self._consumers.pop(uid, None)
+
+    def _send(self, uid: str, data: Any, status: str, last: bool) -> None:
+        consumer = self._consumers.pop(uid) if last else self._consumers[uid]
+        self._transport.send((uid, (data, status, LoopResponseType.STREAMING, None)), consumer_id=consumer)
+
+
+class WorkerLoop(LitLoop):
+    """A LitServe loop that hands the whole of its process to ``lit_api.work(mailbox)``, which never returns."""
+
+    def run(
+        self,
+        lit_api: LitAPI,
+        device: str,
+        worker_id: int,
+        request_queue: Any,
+        transport: MessageTransport,
+        workers_setup_status: Any,
+        callback_runner: CallbackRunner,
+    ) -> None:
+        lit_api.work(Mailbox(request_queue, transport))
+
+
+def end_with_parent() -> None:
+    """Ends this process when the one that started it is gone, however that ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
