@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from grpo_pl.rewards import answer_text as text
 from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.number_lists import read_number_list, same_list
 from grpo_pl.rewards.sandbox import SandboxSettings, Verdict, WorkerPool, shared_pool
 
 _ASSIGNED = re.compile(r"\s*[A-Za-z](?:_\{?\w+\}?)?\s*=(?!=)\s*([^=]+)")
@@ -179,10 +180,12 @@ class MathReward(Reward):
         gold_number = text.read_number(gold, percent_is_hundredth=hundredth)
         number = text.read_number(answer, percent_is_hundredth=hundredth)
         if gold_number is not None and number is not None:
-            if not text.same_number(gold_number, number, self.relative_tolerance):
-                return Verdict("wrong")
-            divides = number.quotient and not gold_number.quotient and gold_number.value.denominator == 1
-            return Verdict("wrong", "not worked out") if divides and not self.allow_unevaluated else Verdict("ok")
+            return Verdict("ok" if self._same_number(gold_number, number) else "wrong")
+        gold_list = read_number_list(gold, percent_is_hundredth=hundredth)
+        numbers = read_number_list(answer, percent_is_hundredth=hundredth)
+        if gold_list is not None and numbers is not None:
+            same = same_list(gold_list, numbers, self._same_number)
+            return None if same is None else Verdict("ok" if same else "wrong")
         gold_words, words = text.as_words(gold), text.as_words(answer)
         if gold_words is not None:
             if gold_words == (words if words is not None else answer.strip()):
@@ -191,6 +194,13 @@ class MathReward(Reward):
         if gold_number is not None and words is not None:
             return Verdict("wrong", "words where a number was asked for")
         return None
+
+    def _same_number(self, gold: text.Number, answer: text.Number) -> bool:
+        """Equal, and worked out: 84/7 is not an answer to 12."""
+        left_to_divide = answer.quotient and not gold.quotient and gold.value.denominator == 1
+        if left_to_divide and not self.allow_unevaluated:
+            return False
+        return text.same_number(gold, answer, self.relative_tolerance)
 
     def _for_worker(self, side: str) -> str:
         r"""``side`` with percent signs and ``\pm`` written out, which math-verify reads in more than one way."""

@@ -1,0 +1,152 @@
+"""How fast MathReward judges: start of the pool, GRPO-shaped batches, all-distinct pairs, and batches with bombs.
+
+Prints one JSON line last; ``--record`` also writes it to ``benchmarks/results``. The in-process figure is math-verify
+alone on the same pairs, without limits of any kind: what the sandbox costs is the difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import random
+import statistics
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from grpo_pl.rewards import MathReward
+
+PROMPTS, GROUP = 64, 16
+BOMBS = ["9^{9^{9^9}}", r"\binom{10^9}{5\cdot10^8}", "9^{9^{9^9}}+1", "(x+y+2)^{2000}"]
+FILLER = "We expand the product, collect like terms, and check the sign of each of them before going on. "
+
+
+def golds(rng: random.Random, count: int) -> list[str]:
+    """Gold answers of the kinds that competition data sets hold; a third of them plain integers."""
+    a, b, c = (rng.sample(range(2, 2 + 3 * count), count) for _ in range(3))
+    kinds = [
+        lambda i: str(a[i]),
+        lambda i: f"\\frac{{{a[i]}}}{{{b[i] * a[i] + 1}}}",
+        lambda i: f"{a[i]}\\sqrt{{{4 * c[i] + 3}}}",
+        lambda i: f"{a[i]}x^2+{b[i]}x-{c[i]}",
+        lambda i: f"({a[i]},{b[i]})",
+        lambda i: str(b[i]),
+        lambda i: f"\\frac{{{a[i]}\\pi}}{{{2 * b[i] + 1}}}",
+        lambda i: f"{{{a[i]}, {-b[i]}, {c[i]}}}".replace("{", "\\{").replace("}", "\\}"),
+        lambda i: f"{a[i]}.{b[i]}",
+    ]
+    return [kinds[i % len(kinds)](i) for i in range(count)]
+
+
+def answers(rng: random.Random, gold: str, count: int) -> list[str]:
+    """A group's answers: most right and alike, some right in another form, the rest one of three mistakes."""
+    other = gold.replace("\\frac", "\\dfrac").replace("x^2", "x\\cdot x").replace(",", ", ")
+    slips = [gold.replace(d, str((int(d) + k) % 10)) for k in range(1, 4) for d in gold if d.isdigit()] or ["0"]
+    wrong = [rng.choice(slips) for _ in range(3)]
+    return rng.choices([gold, other, *wrong], [0.45, 0.15, 0.2, 0.15, 0.05], k=count)
+
+
+def completion(answer: str) -> str:
+    """A completion of about 800 characters that ends in the boxed answer."""
+    return f"<think>{FILLER * 8}</think><answer>Thus \\boxed{{{answer}}}.</answer>"
+
+
+def batch(seed: int, *, prompts: int, group: int, bomb_share: float = 0.0) -> tuple[list[str], list[str]]:
+    """(completions, golds), ``prompts`` × ``group`` rows; a share of the completions are bombs."""
+    rng = random.Random(seed)
+    texts: list[str] = []
+    rows: list[str] = []
+    for gold in golds(rng, prompts):
+        for answer in answers(rng, gold, group):
+            texts.append(completion(f"{rng.choice(BOMBS)}+{len(texts)}" if rng.random() < bomb_share else answer))
+            rows.append(gold)
+    return texts, rows
+
+
+def pairs_per_second(reward: MathReward, texts: list[str], rows: list[str]) -> tuple[float, dict[str, int]]:
+    started = time.perf_counter()
+    scores = reward(texts, rows, {})
+    seconds = time.perf_counter() - started
+    counts: dict[str, int] = {}
+    for score in scores:
+        counts[score.status] = counts.get(score.status, 0) + 1
+    return len(texts) / seconds, counts
+
+
+def in_process_pairs_per_second(texts: list[str], rows: list[str]) -> float:
+    """The peer: ``math_verify.parse`` and ``verify`` as its documentation shows them, one pair after the other."""
+    from math_verify import parse, verify
+
+    started = time.perf_counter()
+    for text, gold in zip(texts, rows, strict=True):
+        verify(parse(f"\\boxed{{{gold}}}"), parse(text))
+    return len(texts) / (time.perf_counter() - started)
+
+
+def measure(repeats: int) -> dict[str, Any]:
+    """The figures of one pool; ``SYMPY_GROUND_TYPES`` in the environment decides whether it computes with gmpy2."""
+    starts, grpo, distinct, bombs = [], [], [], []
+    counts: dict[str, int] = {}
+    reward = MathReward(soft_limit_s=1.0, hard_limit_s=2.5, workers=2)
+    for _ in range(repeats):
+        reward.close()
+        started = time.perf_counter()
+        reward.pool.start()
+        starts.append(time.perf_counter() - started)
+    for seed in range(repeats):
+        grpo.append(pairs_per_second(reward, *batch(seed, prompts=PROMPTS, group=GROUP))[0])
+        distinct.append(pairs_per_second(reward, *batch(100 + seed, prompts=300, group=1))[0])
+        speed, counts = pairs_per_second(reward, *batch(200 + seed, prompts=32, group=GROUP, bomb_share=0.02))
+        bombs.append(speed)
+    kills = reward.pool.kills
+    reward.close()
+    return {
+        "pool_start_s": round(statistics.median(starts), 3),
+        "grpo_pairs_per_s": round(statistics.median(grpo)),
+        "distinct_pairs_per_s": round(statistics.median(distinct)),
+        "bombs_2_percent_pairs_per_s": round(statistics.median(bombs)),
+        "bombs_last_batch": counts,
+        "workers_killed": kills,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5, help="batches per figure; the median counts")
+    parser.add_argument("--record", metavar="DATE", help="write the result to benchmarks/results/rewards-DATE.json")
+    options = parser.parse_args()
+    figures = {}
+    if importlib.util.find_spec("gmpy2") is not None:
+        figures["gmpy2"] = measure(options.repeats)
+        os.environ.update(SYMPY_GROUND_TYPES="python", MPMATH_NOGMPY="1")
+    figures["python"] = measure(options.repeats)
+    peer = [
+        in_process_pairs_per_second(*(side[:200] for side in batch(seed, prompts=PROMPTS, group=GROUP)))
+        for seed in range(options.repeats)
+    ]
+    result = {
+        "benchmark": "rewards",
+        "pools_by_ground_types": figures,
+        "math_verify_in_process_pairs_per_s": round(statistics.median(peer)),
+        "targets": {"pool_start_s": 1.0, "grpo_pairs_per_s": 1500, "bombs_2_percent_pairs_per_s": 80},
+        "soft_limit_s": 1.0,
+        "hard_limit_s": 2.5,
+        "workers": 2,
+        "cores": os.cpu_count(),
+        "load_average_1min": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "math_verify": version("math-verify"),
+        "sympy": version("sympy"),
+    }
+    if options.record:
+        path = Path(__file__).parent / "results" / f"rewards-{options.record}.json"
+        path.write_text(json.dumps({"date": options.record, **result}, indent=2) + "\n")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
