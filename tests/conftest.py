@@ -126,7 +126,7 @@ def exit_status(command: Callable[[], int]) -> int:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def command_line(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
     return CommandLine(tmp_path_factory.mktemp("command_line"))
 

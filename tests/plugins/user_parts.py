@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from grpo_pl.data.arithmetic import ArithmeticPrompts
 from grpo_pl.rewards.base import Reward, Score
-from grpo_pl.types import Prompt
+from grpo_pl.rollout.plain import PlainEngine
+from grpo_pl.types import Prompt, Rollout
 
 SECRET = "DEMONSTRATED"
 HEARD: list[tuple[list[str], list[str], dict[str, list[Any]]]] = []
@@ -44,6 +45,22 @@ class Listening(Reward):
         return [Score(float(len(text) % 2 == 0), "ok") for text in completions]
 
 
+@dataclass(kw_only=True)
+class Flickering(Reward):
+    """Equal for all completions in one rollout, different in the next."""
+
+    name: str = "flickering"
+    weight: float = 1.0
+    correctness: bool = False
+    calls: int = field(default=0, init=False)
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        self.calls += 1
+        return [Score(float(self.calls % 2 * i % 2), "ok") for i in range(len(completions))]
+
+
 class PoisonGradients(Callback):
     """Makes every gradient from some rollout on infinite, up to another."""
 
@@ -55,3 +72,19 @@ class PoisonGradients(Callback):
             return gradient * float("inf") if trainer.datamodule.completed_rollouts in self.rollouts else gradient
 
         next(iter(pl_module.parameters())).register_hook(poison)
+
+
+EVENTS: list[str] = []
+"""What ``Telling`` was asked for, in order."""
+
+
+@dataclass(kw_only=True)
+class Telling(PlainEngine):
+    """Tells when it draws and when it hears of new weights."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> Rollout:
+        EVENTS.append("draw")
+        return super().generate(*args, **kwargs)
+
+    def update_weights(self, model: Any) -> None:
+        EVENTS.append("update")
