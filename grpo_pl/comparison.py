@@ -1,0 +1,173 @@
+"""Several runs side by side: their curves as rows of one CSV file, as a table, and as a picture."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CURVES = {
+    "reward": "reward",
+    "length_correct": "completions/mean_length_correct",
+    "length_wrong": "completions/mean_length_wrong",
+    "kl": "kl",
+    "entropy": "entropy",
+}
+"""Column of the comparison's CSV -> column of a run's ``metrics.csv``."""
+
+Points = list[tuple[int, float]]
+"""(rollout, value), in order; rollouts without a value are left out."""
+
+
+@dataclass(frozen=True)
+class RunCurves:
+    """What one run logged, rollout by rollout."""
+
+    curves: Mapping[str, Points]
+    """By the names of ``CURVES``; empty where the run never logged it, such as KL without a reference."""
+    held_out: Points
+    """``val/pass@1``."""
+    seconds: float
+    """Sum of ``step_time``."""
+
+    def late(self, name: str) -> float | None:
+        """Mean over the last fifth of a curve; None if it is empty."""
+        points = self.curves[name]
+        last = points[-max(1, len(points) // 5) :]
+        return fmean(value for _, value in last) if last else None
+
+
+def read_run(metrics: Path) -> RunCurves:
+    """Curves from a run's ``metrics.csv``."""
+    with metrics.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+
+    def points(column: str) -> Points:
+        return [(int(row["step"]), float(row[column])) for row in rows if row.get(column)]
+
+    return RunCurves(
+        curves={name: points(column) for name, column in CURVES.items()},
+        held_out=points("val/pass@1"),
+        seconds=sum(value for _, value in points("step_time")),
+    )
+
+
+def write_curves(path: Path, runs: Mapping[str, RunCurves]) -> None:
+    """One row per run and rollout: ``algorithm, rollout, reward, …``; cells without a value are empty."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["algorithm", "rollout", *CURVES])
+        for algorithm, run in runs.items():
+            columns = {name: dict(run.curves[name]) for name in CURVES}
+            for rollout in sorted({step for column in columns.values() for step in column}):
+                writer.writerow([algorithm, rollout, *(columns[name].get(rollout, "") for name in CURVES)])
+
+
+def results_table(runs: Mapping[str, RunCurves]) -> Table:
+    """Held-out pass@1 before and after, and where each curve ended."""
+    table = Table(title="held-out pass@1, and means over the last fifth of the rollouts", title_justify="left")
+    headings = (
+        "algorithm",
+        "before",
+        "after",
+        "reward",
+        "length correct",
+        "length wrong",
+        "KL",
+        "entropy",
+        "s/rollout",
+    )
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left")
+    for algorithm, run in runs.items():
+        first, last = (f"{run.held_out[i][1]:.3f}" if run.held_out else "–" for i in (0, -1))
+        ends = {name: run.late(name) for name in CURVES}
+        digits = {"length_correct": 1, "length_wrong": 1}
+        cells = ["–" if value is None else f"{value:.{digits.get(name, 3)}f}" for name, value in ends.items()]
+        table.add_row(algorithm, first, last, *cells, f"{run.seconds / max(1, len(run.curves['reward'])):.2f}")
+    return table
+
+
+def draw_curves(path: Path, runs: Mapping[str, RunCurves], title: str) -> None:
+    """Reward, length of correct and of wrong completions, KL and entropy by rollout, as a PNG.
+
+    Thin lines are what was measured, thick ones a centred moving average over a tenth of the run.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    panels = _panels(figure)
+    handles = []
+    for number, (algorithm, run) in enumerate(runs.items()):
+        colour, dashes = _look(number)
+        for name, ax in panels.items():
+            _draw(ax, run.curves[name], colour, DOTTED if name == "length_wrong" else dashes)
+        handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=2, label=algorithm))
+    if not any(run.curves["kl"] for run in runs.values()):
+        where = panels["kl"].transAxes
+        panels["kl"].text(0.5, 0.5, "none of these has a reference model", ha="center", transform=where)
+        panels["kl"].set_yticks([])
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(runs)), frameon=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figure.savefig(path, dpi=120)
+
+
+def _panels(figure: Figure) -> dict[str, Axes]:
+    """Four panels with their headings; both lengths share one."""
+    from matplotlib.lines import Line2D
+
+    reward, length, kl, entropy = figure.subplots(2, 2, sharex=True).flatten()
+    headings = {"reward": reward, "tokens per completion": length, "KL to the reference, per token": kl}
+    for heading, ax in (headings | {"entropy, nats per token": entropy}).items():
+        ax.set_title(heading, loc="left", fontsize=10)
+        ax.grid(alpha=0.25)
+        ax.spines[["top", "right"]].set_visible(False)
+    for ax in (kl, entropy):
+        ax.set_xlabel("rollout")
+    kinds = {"correct": SOLID, "wrong": DOTTED}
+    lines = [Line2D([], [], color="0.3", linestyle=dashes, label=label) for label, dashes in kinds.items()]
+    length.legend(handles=lines, frameon=False, fontsize=9)
+    return {"reward": reward, "length_correct": length, "length_wrong": length, "kl": kl, "entropy": entropy}
+
+
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+"""Okabe and Ito (2008): told apart by colour-blind readers, too."""
+
+
+Dashes = tuple[float, tuple[float, ...]]
+SOLID, DASHED, DOTTED = (0.0, ()), (0.0, (5.0, 2.0)), (0.0, (1.0, 1.5))
+
+
+def _look(number: int) -> tuple[str, Dashes]:
+    """Colour of the ``number``-th run, and how its line is dashed once the colours have been used."""
+    return PALETTE[number % len(PALETTE)], SOLID if number < len(PALETTE) else DASHED
+
+
+def _draw(ax: Axes, points: Sequence[tuple[int, float]], colour: str, dashes: Dashes) -> None:
+    if not points:
+        return
+    steps, values = zip(*points, strict=True)
+    ax.plot(steps, values, color=colour, linestyle=dashes, linewidth=0.8, alpha=0.3)
+    ax.plot(steps, moving_average(values, len(values) // 20), color=colour, linestyle=dashes, linewidth=1.8)
+
+
+def moving_average(values: Sequence[float], reach: int) -> list[float]:
+    """Means of each value and the ``reach`` neighbours on both sides, of fewer at the ends, equally many on each."""
+    means = []
+    for i in range(len(values)):
+        near = min(reach, i, len(values) - 1 - i)
+        means.append(fmean(values[i - near : i + near + 1]))
+    return means
