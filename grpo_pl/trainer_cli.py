@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from grpo_pl.checkpoints import CheckpointFiles
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.loggers import MetricsCSV
 from grpo_pl.module import GRPOModule
+from grpo_pl.preflight import check_start
 from grpo_pl.runs import RunFolder, resume_run, start_run
 from grpo_pl.strategies import FSDP2Strategy, is_first_process, launched_devices
 from grpo_pl.usage import OneLineErrors
@@ -127,6 +129,7 @@ class GRPOCLI(LightningCLI):
             raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
+        check_start(self.model, self.datamodule, _say)  # before a run folder is claimed
         callbacks = self._get(self.config_init, "trainer")["callbacks"] or []
         shown = self._get(self.config_init, "trainer")["enable_progress_bar"] is not False
         extra: list[Any] = [StageProgress()] if shown else []
@@ -178,3 +181,8 @@ class GRPOCLI(LightningCLI):
     def _resolved_config(self) -> str:
         parser = self._parser(self.subcommand)
         return str(parser.dump(self.config[str(self.subcommand)], skip_none=False))
+
+
+def _say(line: str) -> None:
+    if is_first_process():
+        print(line, file=sys.stderr)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, Literal
 
 from grpo_pl.types import Prompt
 
@@ -27,6 +28,14 @@ class PromptSource(ABC):
     def demonstration(self, prompt: Prompt, rng: random.Random) -> str | None:
         """A worked completion for the cold start, or None if this source knows none. Never part of a ``Prompt``."""
         return None
+
+    def problems(self, split: Literal["train", "val"]) -> Sequence[Prompt] | None:
+        """Every problem of a split, where there is a fixed list of them; None from a source that makes them up."""
+        return None
+
+    def leave_out(self, ids: Mapping[Literal["train", "val"], Set[int]]) -> None:
+        """Never gives these problems, named by split and ``Prompt.id``, again; only for a fixed list."""
+        raise TypeError(f"{type(self).__name__} makes its problems up: there is no list to leave any out of.")
 
     def init_args(self) -> dict[str, Any]:
         """The arguments that rebuild this source; they name cached results that depend on it."""

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from grpo_pl.hub import prefer_cache_without_network
 from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS
 from grpo_pl.policy.tokenizer import CHARACTERS, character_tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +66,12 @@ def load_model(
     Args:
         weights: false builds the architecture only, for weights that a checkpoint brings.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     options: dict[str, Any] = {"attn_implementation": policy.attn_implementation} if policy.attn_implementation else {}
     source = path or policy.path
     if source is None or not weights:
-        if source is None:
-            config = _scratch_config(policy, tokenizer)
-        else:
-            with _one_clear_line(source, "model"):
-                config = AutoConfig.from_pretrained(source)
+        config = model_config(policy, tokenizer, source)
         dtype = _dtype(policy, config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(policy.init_seed)
@@ -95,10 +92,21 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[
     return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
 
 
-def context_length(model: PreTrainedModel) -> int | None:
-    """Most tokens the model can attend to, prompt and completion together; None when its config does not say."""
-    length = getattr(model.config, "max_position_embeddings", None)
+def context_length(config: PreTrainedConfig) -> int | None:
+    """Most tokens a model can attend to, prompt and completion together; None when its config does not say."""
+    length = getattr(config, "max_position_embeddings", None)
     return int(length) if length else None
+
+
+def model_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase, path: str | None = None) -> PreTrainedConfig:
+    """The ``transformers`` config of ``policy``, or of the model saved under ``path``; loads no weights."""
+    from transformers import AutoConfig
+
+    source = path or policy.path
+    if source is None:
+        return _scratch_config(policy, tokenizer)
+    with _one_clear_line(source, "model"):
+        return AutoConfig.from_pretrained(source)
 
 
 def _scratch_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase) -> Any:
@@ -142,7 +150,10 @@ class _one_clear_line:
         self.source, self.what = source, what
 
     def __enter__(self) -> None:
-        return None
+        if not Path(self.source).is_dir():
+            if self.source.startswith((".", "/", "~")):
+                raise ValueError(f"cannot load the {self.what}: there is no folder {self.source!r}.")
+            prefer_cache_without_network()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError | ValueError):

@@ -104,7 +104,7 @@ class CompletionSampler:
     def _check_context(
         model: PreTrainedModel, prompts: Sequence[Prompt], prompt_ids: Sequence[Sequence[int]], completion: int
     ) -> None:
-        context = context_length(model)
+        context = context_length(model.config)
         longest = max(range(len(prompts)), key=lambda i: len(prompt_ids[i]))
         if context is not None and len(prompt_ids[longest]) + completion > context:
             raise ValueError(

@@ -38,7 +38,7 @@ def test_a_policy_from_scratch_speaks_the_character_tokenizer() -> None:
     assert model.config.model_type == "llama"
     assert model.get_input_embeddings().weight.shape == (len(tokenizer), 16)
     assert eos_ids(model, tokenizer) == [tokenizer.eos_token_id]
-    assert context_length(model) == 32
+    assert context_length(model.config) == 32
     assert model.training
 
 

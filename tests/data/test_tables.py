@@ -1,0 +1,145 @@
+"""Questions from files: columns, splits, permutations, and what is refused in one line."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from grpo_pl.data.tables import TablePrompts
+
+GSM8K_PATTERN = r"####\s*(.+)"
+
+
+def _rows(count: int) -> list[dict[str, Any]]:
+    return [
+        {"question": f"What is {i} + {i}?", "answer": f"It is {i} + {i} = {2 * i}.\n#### {2 * i}", "level": i % 3}
+        for i in range(count)
+    ]
+
+
+@pytest.fixture
+def jsonl(tmp_path: Path) -> Callable[..., str]:
+    def write(rows: list[dict[str, Any]], name: str = "rows.jsonl") -> str:
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_the_answer_pattern_takes_the_last_match_and_other_columns_go_to_rewards(jsonl: Callable[..., str]) -> None:
+    rows = [{"q": "6*7?", "a": "#### 1\nno, #### 42 ", "level": 3}, {"q": "1,000+1", "a": "#### 1,001", "level": 4}]
+    source = TablePrompts(path=jsonl(rows), question="q", answer="a", answer_pattern=GSM8K_PATTERN, val_share=0)
+    first, second = source.problems("train")
+    assert (first.id, first.question, first.answer, dict(first.columns)) == (0, "6*7?", "42", {"level": 3})
+    assert second.answer == "1,001"
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "json", "jsonl", "tsv"])
+def test_every_kind_of_file_gives_the_same_problems(tmp_path: Path, suffix: str) -> None:
+    table = datasets.Dataset.from_list(_rows(6))
+    file = tmp_path / f"rows.{suffix}"
+    if suffix == "parquet":
+        table.to_parquet(file)
+    elif suffix in ("csv", "tsv"):
+        table.to_csv(file, sep="\t" if suffix == "tsv" else ",")
+    else:
+        table.to_json(file)
+    source = TablePrompts(path=str(file), answer_pattern=GSM8K_PATTERN, val_share=0)
+    assert [(p.id, p.question, p.answer) for p in source.problems("train")] == [
+        (i, f"What is {i} + {i}?", str(2 * i)) for i in range(6)
+    ]
+
+
+def test_a_step_is_a_function_of_its_number_and_an_epoch_gives_each_row_once(jsonl: Callable[..., str]) -> None:
+    path = jsonl(_rows(23))
+    one, other = (TablePrompts(path=path, val_share=0, seed=5) for _ in range(2))
+    epoch = [one.prompts(step, count=4) for step in range(5)]  # 23 rows: 5 steps, 3 rows wait
+    assert other.prompts(3, count=4) == epoch[3]
+    ids = [prompt.id for step in epoch for prompt in step]
+    assert len(set(ids)) == 20
+    assert [prompt.id for prompt in one.prompts(5, count=4)] != ids[:4]  # another epoch, another order
+    assert TablePrompts(path=path, val_share=0, seed=6).prompts(3, count=4) != epoch[3]
+
+
+def test_a_further_attempt_gives_rows_that_the_earlier_ones_did_not(jsonl: Callable[..., str]) -> None:
+    source = TablePrompts(path=jsonl(_rows(20)), val_share=0)
+    tries = [{prompt.id for prompt in source.prompts(2, attempt, count=6)} for attempt in range(4)]
+    assert all(len(ids) == 6 for ids in tries)
+    assert not tries[0] & tries[1] and not (tries[0] | tries[1]) & tries[2]
+    assert len(set.union(*tries)) == 20  # 2 rows were left for the fourth attempt; the other 4 repeat
+
+
+def test_no_question_is_both_held_out_and_trained_on(jsonl: Callable[..., str]) -> None:
+    rows = _rows(200) + [{**row, "question": row["question"].upper() + " "} for row in _rows(200)]
+    source = TablePrompts(path=jsonl(rows), val_share=0.25)
+    train, val = ({" ".join(p.question.split()).lower() for p in source.problems(s)} for s in ("train", "val"))
+    assert not train & val and len(train | val) == 200
+    assert 30 <= len(val) <= 70
+
+
+def test_training_rows_that_a_validation_file_holds_are_left_out_and_counted(jsonl: Callable[..., str]) -> None:
+    source = TablePrompts(path=jsonl(_rows(10)), val_path=jsonl(_rows(3), "val.jsonl"))
+    assert [p.id for p in source.problems("train")] == list(range(3, 10))
+    assert len(source.validation()) == 3 and len(source.validation(2)) == 2
+    assert source.notes == ["3 training rows left out: their questions are held out."]
+
+
+def test_problems_that_are_left_out_are_never_given(jsonl: Callable[..., str]) -> None:
+    source = TablePrompts(path=jsonl(_rows(8)), val_share=0)
+    source.leave_out({"train": {0, 5}})
+    assert {p.id for step in range(6) for p in source.prompts(step, count=3)} == {1, 2, 3, 4, 6, 7}
+
+
+def test_worked_completions_serve_as_demonstrations_and_never_reach_rewards(jsonl: Callable[..., str]) -> None:
+    rows = [{**row, "solution": f"<answer>{row['level']}</answer>"} for row in _rows(4)]
+    source = TablePrompts(path=jsonl(rows), val_share=0, worked="solution")
+    prompt = source.problems("train")[2]
+    assert source.demonstration(prompt, random.Random(0)) == "<answer>2</answer>"
+    assert "solution" not in prompt.columns
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        ('{"q": 1, "answer": 2}', {}, "has no column 'question'; its columns are q, answer."),
+        ("", {}, "it is empty"),
+        ("not json", {}, "JSON parse error"),
+        ('{"question": "a", "answer": "5"}', {"answer_pattern": GSM8K_PATTERN}, "1 of 1 rows .*row 0: '5'"),
+        ('{"question": "a", "answer": null}', {}, "1 of 1 rows .*row 0: 'None'"),
+        ('{"question": [{"role": "user"}], "answer": "5"}', {}, "1 of 1 rows"),
+        ('{"question": "a", "answer": "5"}', {"answer_pattern": "("}, "is no regular expression"),
+        ('{"question": "a", "answer": "5"}', {"answer_pattern": "x"}, "needs a group"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(
+    tmp_path: Path, text: str, arguments: dict[str, Any], message: str
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        TablePrompts(path=str(file), val_share=0, **arguments).problems("train")
+    assert "\n" not in str(caught.value)
+
+
+def test_unreadable_rows_are_counted_with_the_first_five_or_left_out(jsonl: Callable[..., str]) -> None:
+    path = jsonl([{**row, "answer": "?"} if i % 2 else row for i, row in enumerate(_rows(20))])
+    with pytest.raises(ValueError, match=r"10 of 20 rows .*row 1: .*row 9: '\?'\) .*bad_rows to drop"):
+        TablePrompts(path=path, answer_pattern=GSM8K_PATTERN).problems("train")
+    source = TablePrompts(path=path, answer_pattern=GSM8K_PATTERN, bad_rows="drop", val_share=0)
+    assert [p.id for p in source.problems("train")] == list(range(0, 20, 2))
+    assert source.notes[0].startswith("10 of 20 rows")
+
+
+def test_a_batch_larger_than_the_table_is_refused(jsonl: Callable[..., str]) -> None:
+    with pytest.raises(ValueError, match=r"has 5 training rows and a step asks for 6: lower data\.prompts_per_step"):
+        TablePrompts(path=jsonl(_rows(5)), val_share=0).prompts(0, count=6)
+
+
+@pytest.mark.parametrize("path", ["nowhere.csv", "./nowhere", "/nowhere/at/all"])
+def test_a_missing_file_is_not_looked_for_on_the_hub(path: str) -> None:
+    with pytest.raises(ValueError, match="there is no file"):
+        TablePrompts(path=path).problems("train")
