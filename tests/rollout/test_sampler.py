@@ -15,7 +15,7 @@ from grpo_pl.types import Prompt, Rollout, SampleKey
 
 PROMPTS = [
     Prompt(id=7, question="7+5=", answer="12", columns={"level": 1}),
-    Prompt(id=8, question="1+1+1=", answer="3", columns={"source": "hand"}),
+    Prompt(id=8, question="1+1+1=", answer="3", columns={"author": "me"}),
 ]
 SHORT = SamplingParams(max_completion_length=6)
 
@@ -51,17 +51,20 @@ def test_rows_of_a_prompt_are_neighbours_and_texts_are_its_tokens(
         assert tokenizer.decode(prompt) == samples.prompt_texts[row // 3]
 
 
-def test_columns_are_as_long_as_the_rows_and_hold_nothing_but_the_data(
+def test_columns_are_as_long_as_the_rows_and_a_missing_one_is_none(
     sampler: CompletionSampler, tiny_policy: PreTrainedModel
 ) -> None:
     samples = sampler.sample(tiny_policy, PROMPTS, group_size=2, sampling=SHORT, seed=0, split="train")
-    assert samples.columns() == {
+    columns = samples.columns()
+    expected = {
         "level": [1, 1, None, None],
-        "source": [None, None, "hand", "hand"],
+        "author": [None, None, "me", "me"],
         "prompt": ["7+5=<think>"] * 2 + ["1+1+1=<think>"] * 2,
         "question": ["7+5="] * 2 + ["1+1+1="] * 2,
         "completion_length": samples.rollout.completion_mask.sum(1).tolist(),
     }
+    assert {name: columns[name] for name in expected} == expected
+    assert {len(column) for column in columns.values()} == {4}
 
 
 def test_keys_name_seed_split_step_attempt_prompt_and_sample(
