@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -86,8 +87,21 @@ def _train(verb: str, args: list[str]) -> int:
 
 def _command(verb: str, args: list[str]) -> int:
     function = getattr(importlib.import_module(f"grpo_pl.commands.{verb}"), verb)
-    status = auto_cli(function, args=args, parser_class=OneLineErrors, prog=f"grpo-pl {verb}")
+    status = auto_cli(function, args=_python_names(args), parser_class=OneLineErrors, prog=f"grpo-pl {verb}")
     return int(status or 0)
+
+
+def _python_names(args: list[str]) -> list[str]:
+    """``--max-batch-size=8`` as ``--max_batch_size=8`` and ``-n`` as ``--n``: options are named after arguments."""
+    named = []
+    for arg in args:
+        flag, equals, value = arg.partition("=")
+        if re.fullmatch(r"-[a-zA-Z]", flag):
+            flag = "--help" if flag == "-h" else f"-{flag}"
+        elif flag.startswith("--"):
+            flag = "--" + flag[2:].replace("-", "_")
+        named.append(flag + equals + value)
+    return named
 
 
 def _is_for_users(error: Exception) -> bool:

@@ -26,6 +26,9 @@ from serve.texts import TextStream
 
 log = logging.getLogger(__name__)
 
+Growth = tuple[Choice, str, list[Token], int]
+"""What is new in a choice: text, tokens, and where the text begins."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -124,10 +127,8 @@ class CompletionRoutes:
             yield job.shape.usage_chunk(usage_of(job.prompts, choices))
         yield "data: [DONE]\n\n"
 
-    async def _grow(
-        self, job: Job, choices: list[Choice]
-    ) -> AsyncGenerator[tuple[Choice, str, list[Token], int], None]:
-        """Fills ``choices`` and yields what is new: choice, text, tokens and where the text begins."""
+    async def _grow(self, job: Job, choices: list[Choice]) -> AsyncGenerator[Growth, None]:
+        """Fills ``choices`` and yields what is new."""
         n = job.request.n
         stopped: list[set[int]] = [set() for _ in job.prompts]
         for ids in job.prompts:

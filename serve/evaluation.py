@@ -18,6 +18,7 @@ from serve.metrics import ServerMetrics
 from serve.prompts import Prompts, sample_keys
 from serve.schemas import EvaluateRequest, Problem, parse
 from serve.score_worker import ScoreItems
+from serve.served import ServedModel
 from serve.summary import summarise
 
 _MOST_COMPLETIONS = 16_384
@@ -80,17 +81,29 @@ class EvaluateRoute:
         return await self._judge(problem, finished, deadline)
 
     async def _judge(self, problem: Problem, finished: Sequence[Chunk], deadline: Deadline) -> dict[str, Any]:
-        model, n = self._prompts.model, len(finished)
-        texts = [model.template.completion_text(chunk.tokens, model.tokenizer) for chunk in finished]
-        columns: dict[str, list[Any]] = {name: [value] * n for name, value in (problem.model_extra or {}).items()}
-        columns["question"] = [problem.problem] * n
-        columns["prompt"] = [model.template.render(problem.problem, model.tokenizer)] * n
-        columns["completion_length"] = [len(chunk.tokens) for chunk in finished]
-        job = ScoreItems(texts, [problem.answer] * n, columns, group_size=n)
+        texts, job = items_of(problem, finished, self._prompts.model)
         scored = await self._scorer.score(job, deadline=deadline, bounded=False)
         self._metrics.count_scores(scored)
-        samples = [
-            {"completion": text, "tokens": len(chunk.tokens), "finish_reason": chunk.finish, **score}
-            for text, chunk, score in zip(texts, finished, scored, strict=True)
-        ]
-        return {"problem": problem.problem, "answer": problem.answer, "id": problem.id, "samples": samples}
+        return result_of(problem, texts, finished, scored)
+
+
+def items_of(problem: Problem, finished: Sequence[Chunk], model: ServedModel) -> tuple[list[str], ScoreItems]:
+    """The texts of a problem's completions, and the job of scoring them as a group."""
+    n = len(finished)
+    texts = [model.template.completion_text(chunk.tokens, model.tokenizer) for chunk in finished]
+    columns: dict[str, list[Any]] = {name: [value] * n for name, value in (problem.model_extra or {}).items()}
+    columns["question"] = [problem.problem] * n
+    columns["prompt"] = [model.template.render(problem.problem, model.tokenizer)] * n
+    columns["completion_length"] = [len(chunk.tokens) for chunk in finished]
+    return texts, ScoreItems(texts, [problem.answer] * n, columns, group_size=n)
+
+
+def result_of(
+    problem: Problem, texts: Sequence[str], finished: Sequence[Chunk], scored: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """What an evaluation reports about one problem."""
+    samples = [
+        {"completion": text, "tokens": len(chunk.tokens), "finish_reason": chunk.finish, **score}
+        for text, chunk, score in zip(texts, finished, scored, strict=True)
+    ]
+    return {"problem": problem.problem, "answer": problem.answer, "id": problem.id, "samples": samples}

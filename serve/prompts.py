@@ -134,10 +134,13 @@ class Prompts:
         return self.model.template.chat is not False and bool(getattr(self.model.tokenizer, "chat_template", None))
 
 
-def sample_keys(prompt_ids: Sequence[int], *, seed: int, n: int, prompt_id: int | None = None) -> list[SampleKey]:
+def sample_keys(prompt_ids: Sequence[int], *, seed: int, n: int, prompt_id: int | str | None = None) -> list[SampleKey]:
     """Names of ``n`` samples outside training: split ``predict``, step 0; the prompt is named by its tokens.
 
     With the weights they determine the completions, so any engine reproduces what the server drew.
     """
-    name = row_key("prompt", *prompt_ids) if prompt_id is None else prompt_id
+    if prompt_id is None:
+        name = row_key("prompt", *prompt_ids)
+    else:
+        name = prompt_id if isinstance(prompt_id, int) else row_key("id", prompt_id)
     return [SampleKey(seed=seed, split="predict", step=0, attempt=0, prompt_id=name, sample=i) for i in range(n)]

@@ -165,7 +165,7 @@ class Problem(_Body):
 
     problem: Text
     answer: Text
-    id: int | None = None
+    id: int | Text | None = None
 
 
 class EvaluateRequest(Sampling):

@@ -13,6 +13,7 @@ from litserve import LitAPI
 from litserve.specs.base import LitSpec
 
 from grpo_pl.rewards.answer_text import last_boxed
+from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.scoring import ScoredBatch, score_completions
 from grpo_pl.rewards.voting import answer_classes
 from serve.reward_list import build_rewards
@@ -84,7 +85,7 @@ class ScoreAPI(LitAPI):
                 if cancelled[uid].is_set():
                     mailbox.forget(uid)
                     return
-                items += self._score(job, slice(first, first + step))
+                items += score_items(self._rewards, job, slice(first, first + step))
             mailbox.answer(uid, items, last=True)
         except Exception as error:  # a reward is foreign code: its fault is this request's, not the server's
             log.exception("a reward failed")
@@ -92,27 +93,29 @@ class ScoreAPI(LitAPI):
         finally:
             del cancelled[uid]
 
-    def _score(self, job: ScoreItems, part: slice) -> list[dict[str, Any]]:
-        began = time.perf_counter()
-        completions = job.completions[part]
-        columns = {name: column[part] for name, column in job.columns.items()}
-        scored = score_completions(self._rewards, completions=completions, answers=job.answers[part], columns=columns)
-        items = verdicts(scored)
-        if job.group_size:
-            judge = next(i for i, reward in enumerate(self._rewards) if reward.correctness)
-            classes = answer_classes(
-                self._rewards[judge],
-                completions=completions,
-                scores=scored.scores[judge],
-                columns=columns,
-                group_size=job.group_size,
-            )
-            items = [{**item, "answer_class": number} for item, number in zip(items, classes, strict=True)]
-        milliseconds = round((time.perf_counter() - began) * 1000, 3)
-        return [
-            {**item, "extracted": extracted(completion), "ms": milliseconds}
-            for item, completion in zip(items, completions, strict=True)
-        ]
+
+def score_items(rewards: Sequence[Reward], job: ScoreItems, part: slice) -> list[dict[str, Any]]:
+    """What the rewards say about some completions of a job; whole groups, if it has groups."""
+    began = time.perf_counter()
+    completions = job.completions[part]
+    columns = {name: column[part] for name, column in job.columns.items()}
+    scored = score_completions(rewards, completions=completions, answers=job.answers[part], columns=columns)
+    items = verdicts(scored)
+    if job.group_size:
+        judge = next(i for i, reward in enumerate(rewards) if reward.correctness)
+        classes = answer_classes(
+            rewards[judge],
+            completions=completions,
+            scores=scored.scores[judge],
+            columns=columns,
+            group_size=job.group_size,
+        )
+        items = [{**item, "answer_class": number} for item, number in zip(items, classes, strict=True)]
+    milliseconds = round((time.perf_counter() - began) * 1000, 3)
+    return [
+        {**item, "extracted": extracted(completion), "ms": milliseconds}
+        for item, completion in zip(items, completions, strict=True)
+    ]
 
 
 def verdicts(scored: ScoredBatch) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from grpo_pl.checkpoints import policy_weights, read_checkpoint
 from grpo_pl.export import MANIFEST
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.quiet import quiet_libraries
 from grpo_pl.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class ServedModel:
 
     def load_policy(self, device: str) -> PreTrainedModel:
         """The policy in evaluation mode. Reads tensors only; nothing is unpickled."""
+        quiet_libraries()
         model = load_model(self.policy, self.tokenizer, weights=self.checkpoint is None)
         if self.checkpoint is not None:
             weights = policy_weights(read_checkpoint(self.checkpoint))

@@ -1,0 +1,78 @@
+"""A small client of ``/v1/evaluate`` on the standard library: a few problems per request, so that progress shows."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+_PER_REQUEST = 8  # problems
+_AT_ONCE = 3  # requests
+_PATIENCE_S = 600.0  # for a server that is busy
+
+
+class ServerError(OSError):
+    """The server refused, or is not there."""
+
+
+def evaluate_remotely(
+    server: str, items: Sequence[Mapping[str, Any]], options: Mapping[str, Any], *, api_key: str | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (index, result) as the server answers.
+
+    Raises:
+        ServerError: see :func:`post`.
+    """
+    url = server.rstrip("/").removesuffix("/v1") + "/v1/evaluate"
+    starts = list(range(0, len(items), _PER_REQUEST))
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        running: dict[Future[dict[str, Any]], int] = {}
+        try:
+            while starts or running:
+                while starts and len(running) < _AT_ONCE:
+                    first = starts.pop(0)
+                    body = {**options, "items": list(items[first : first + _PER_REQUEST])}
+                    running[threads.submit(post, url, body, api_key=api_key)] = first
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for answer in done:
+                    first = running.pop(answer)
+                    yield from enumerate(answer.result()["items"], start=first)
+        finally:
+            for request in running:
+                request.cancel()
+
+
+def post(url: str, body: Mapping[str, Any], *, api_key: str | None) -> dict[str, Any]:
+    """The JSON answer to a JSON request; waits and tries again while the server says that it is full.
+
+    Raises:
+        ServerError: not reachable, or any other refusal, with the server's own words.
+    """
+    headers = {"Content-Type": "application/json"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    give_up = time.monotonic() + _PATIENCE_S
+    while True:
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
+                result: dict[str, Any] = json.loads(answer.read())
+                return result
+        except urllib.error.HTTPError as error:
+            if error.code == 429 and time.monotonic() < give_up:
+                time.sleep(float(error.headers.get("Retry-After") or 1.0))
+                continue
+            raise ServerError(f"{url} answered {error.code}: {_message(error.read())}") from None
+        except urllib.error.URLError as error:
+            raise ServerError(f"no server at {url}: {error.reason}") from None
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):  # not this server's own answer, so whatever came
+        return body[:200].decode(errors="replace")

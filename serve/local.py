@@ -1,0 +1,61 @@
+"""``/v1/evaluate`` without a server: the same batch, keys and rewards in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from grpo_pl.policy.loading import eos_ids
+from grpo_pl.rollout.continuous import ContinuousBatch
+from grpo_pl.rollout.engine import row_keys
+from serve.errors import ApiError
+from serve.evaluation import items_of, result_of
+from serve.generate_worker import Chunk
+from serve.prompts import Prompts, sample_keys
+from serve.reward_list import build_rewards
+from serve.schemas import Problem, Sampling
+from serve.score_worker import score_items
+from serve.served import ServedModel
+
+
+def evaluate_locally(
+    model: ServedModel, problems: Sequence[Problem], sampling: Sampling, *, seed: int, device: str, max_rows: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (index, result) as problems are finished; the results are those of the route.
+
+    Raises:
+        ValueError: a problem that the model cannot read or hold.
+    """
+    prompts, n = Prompts(model), sampling.n
+    try:
+        ids = [asyncio.run(prompts.from_problem(p.problem, f"line {i + 1}")) for i, p in enumerate(problems)]
+        options = [prompts.options(tokens, sampling, ignore_eos=False, top=0) for tokens in ids]
+    except ApiError as error:
+        raise ValueError(error.message) from error
+    policy = model.load_policy(device)
+    batch = ContinuousBatch(policy, eos_token_ids=eos_ids(policy, model.tokenizer), max_rows=max(max_rows, n))
+    rewards = build_rewards(model.rewards)
+    waiting = list(range(len(problems)))
+    owner: dict[int, tuple[int, Chunk]] = {}  # by sequence: problem and completion
+    groups: dict[int, list[Chunk]] = {}
+    try:
+        while waiting or len(batch):
+            while waiting and len(batch) + n <= batch.max_rows:
+                i = waiting.pop(0)
+                keys = row_keys([sample_keys(ids[i], seed=seed, n=n, prompt_id=problems[i].id)])
+                groups[i] = [Chunk(sample) for sample in range(n)]
+                sequences = batch.add(ids[i], keys, options[i])
+                owner |= {s: (i, chunk) for s, chunk in zip(sequences, groups[i], strict=True)}
+            for drawn in batch.step():
+                i, chunk = owner[drawn.sequence]
+                chunk.add(drawn, with_top=False)
+                if drawn.finish is not None:
+                    del owner[drawn.sequence]
+                    if all(c.finish is not None for c in groups[i]):
+                        finished = groups.pop(i)
+                        texts, job = items_of(problems[i], finished, model)
+                        yield i, result_of(problems[i], texts, finished, score_items(rewards, job, slice(None)))
+    finally:
+        for reward in rewards:
+            reward.close()
