@@ -1,7 +1,9 @@
 """Two processes in a test: forked, joined by gloo, each running the command line as torchrun would start it."""
 
+import json
 import multiprocessing
 import os
+import shutil
 import socket
 import sys
 import traceback
@@ -11,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from grpo_pl.checkpoints import read_checkpoint, remove, rollouts_of
 
 JOIN_SECONDS = 120
 
@@ -93,5 +97,114 @@ def in_processes(tmp_path: Path) -> Callable[..., Ended]:
         logs = "\n".join(f"--- rank {rank}\n{ended.log(rank)[-4000:]}" for rank in range(world))
         assert ended.status == [0] * world, f"{ended.status}\n{logs}"
         return ended
+
+    return run
+
+
+# --- the runs that several tests look at ------------------------------------------------------------------------------
+
+STRATEGIES = {
+    "ddp": ["--config=configs/strategy/ddp.yaml"],
+    "fsdp": ["--config=configs/strategy/fsdp.yaml"],
+    "sharded": ["--config=configs/strategy/fsdp.yaml", "--trainer.strategy.init_args.sharded_checkpoints=true"],
+}
+
+
+def _record_samples(file: Path) -> None:
+    """Every rank appends what it drew: one line per prompt with its completions, texts and all."""
+    from grpo_pl.collection import Collector
+
+    collect = Collector.collect
+
+    def recording(self: Collector, *args: Any) -> Any:
+        collected = collect(self, *args)
+        samples, size = collected.samples, collected.samples.rollout.group_size
+        with file.open("a") as lines:
+            for i, prompt in enumerate(samples.prompts):
+                texts = samples.completions[i * size : (i + 1) * size]
+                lines.write(json.dumps([samples.step, prompt.question, texts]) + "\n")
+        return collected
+
+    Collector.collect = recording  # type: ignore[method-assign]  # this process ends with the command
+
+
+def grpo_pl(folder: Path, cache: Path, *args: object) -> int:
+    """``grpo-pl`` with its runs under ``folder``, where also ``samples<rank>.jsonl`` goes."""
+    from grpo_pl.cli import main
+
+    os.environ["GRPO_PL_CACHE"] = str(cache)
+    folder.mkdir(parents=True, exist_ok=True)
+    _record_samples(folder / f"samples{os.environ.get('RANK', '0')}.jsonl")
+    verb, *rest = map(str, args)
+    return main([verb, *rest, f"--runs_dir={folder}"])
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left behind."""
+
+    path: Path
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.csv"
+
+    def checkpoint(self, rollouts: int) -> Path:
+        return self.path / "checkpoints" / f"rollout-{rollouts:06d}.ckpt"
+
+    def state(self, rollouts: int) -> dict[str, Any]:
+        return read_checkpoint(self.checkpoint(rollouts))
+
+    def samples(self) -> list[Any]:
+        files = sorted(self.path.parent.glob("samples*.jsonl"))
+        return sorted(json.loads(line) for file in files for line in file.read_text().splitlines())
+
+    def copy_until(self, rollouts: int, folder: Path) -> "Run":
+        """The same run as if it had been killed at some moment after its checkpoint at ``rollouts``."""
+        shutil.copytree(self.path, folder / self.path.name, symlinks=True)
+        copy = Run(folder / self.path.name)
+        for path in copy.path.glob("checkpoints/rollout-*.ckpt"):
+            if rollouts_of(path) > rollouts:
+                remove(path)
+        return copy
+
+
+@pytest.fixture(scope="session")
+def five_rollouts() -> Path:
+    """The configuration of all these runs."""
+    return Path(__file__).with_name("five.yaml")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds the one cold start."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def completed(cache: Path, five_rollouts: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """``completed("single" | "ddp" | "fsdp" | "sharded")``: that run of five rollouts, made at most once."""
+    made: dict[str, Run] = {}
+
+    def run(name: str) -> Run:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            world = 1 if name == "single" else 2
+            flags = STRATEGIES.get(name, [])
+            args = (folder / "runs", cache, "fit", f"--config={five_rollouts}", *flags)
+            ended = join(fork(grpo_pl, *args, folder=folder, world=world), folder)
+            assert ended.status == [0] * world, "\n".join(ended.log(rank)[-4000:] for rank in range(world))
+            made[name] = Run(folder / "runs" / "five")
+        return made[name]
+
+    return run
+
+
+@pytest.fixture
+def command(cache: Path, in_processes: Callable[..., Ended]) -> Callable[..., Ended]:
+    """``command(folder, "fit", …, world=2)``: ``grpo-pl`` in that many processes."""
+
+    def run(folder: Path, *args: object, world: int = 2) -> Ended:
+        return in_processes(grpo_pl, folder, cache, *args, world=world)
 
     return run
