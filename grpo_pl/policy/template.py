@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,6 +10,16 @@ if TYPE_CHECKING:
 
 THINK_TAGS = ("<think>", "</think>")
 ANSWER_TAGS = ("<answer>", "</answer>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A question with a model answer, shown before the question that is asked."""
+
+    question: str
+    """Rendered through ``user`` like any other."""
+    completion: str
+    """All that the policy should have written, tags and prefill included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +35,12 @@ class PromptTemplate:
     chat: bool | None = None
     """Use the tokenizer's chat template; null uses it when there is one."""
 
+    examples: list[Example] = field(default_factory=list)
+    """Solved questions that come first (few-shot): earlier turns of a chat, or blocks of text with a blank line between."""
+
     def __post_init__(self) -> None:
+        read = [Example(**e) if isinstance(e, dict) else e for e in self.examples]  # as JSON gives them back
+        object.__setattr__(self, "examples", read)
         if "{question}" not in self.user:
             raise ValueError(f"template.user must contain '{{question}}', got {self.user!r}.")
 
@@ -35,14 +50,19 @@ class PromptTemplate:
         Raises:
             ValueError: ``chat`` is true and the tokenizer has no chat template.
         """
-        user = self.user.replace("{question}", question)
         if self._through_chat(tokenizer):
-            messages = [{"role": "user", "content": user}]
-            if self.system:
-                messages.insert(0, {"role": "system", "content": self.system})
+            messages = [{"role": "system", "content": self.system}] if self.system else []
+            for example in self.examples:
+                messages += [
+                    {"role": "user", "content": self._user(example.question)},
+                    {"role": "assistant", "content": example.completion},
+                ]
+            messages.append({"role": "user", "content": self._user(question)})
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             return str(text) + self.prefill
-        return (f"{self.system}\n\n" if self.system else "") + user + self.prefill
+        solved = [self._user(example.question) + example.completion for example in self.examples]
+        blocks = [self.system] if self.system else []
+        return "\n\n".join([*blocks, *solved, self._user(question) + self.prefill])
 
     def encode(self, question: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Token ids of the rendered prompt; a chat template writes its special tokens itself."""
@@ -56,6 +76,9 @@ class PromptTemplate:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as written next to an exported model; ``PromptTemplate(**d)`` reads them."""
         return asdict(self)
+
+    def _user(self, question: str) -> str:
+        return self.user.replace("{question}", question)
 
     def _through_chat(self, tokenizer: PreTrainedTokenizerBase) -> bool:
         has_template = bool(getattr(tokenizer, "chat_template", None))

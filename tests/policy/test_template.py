@@ -6,7 +6,7 @@ import json
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.template import Example, PromptTemplate
 
 CHAT = (
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
@@ -68,3 +68,28 @@ def test_user_text_without_the_question_is_refused() -> None:
 def test_plain_values_rebuild_the_template() -> None:
     template = PromptTemplate(system="s", user="{question}!", prefill="<think>", chat=False)
     assert PromptTemplate(**json.loads(json.dumps(template.to_dict()))) == template
+
+
+SHOTS = PromptTemplate(
+    system="Add.",
+    user="Q: {question}\nA: ",
+    prefill="<think>",
+    examples=[Example(question="1+2", completion="<think>easy</think>3"), Example(question="2+2", completion="4")],
+)
+
+
+def test_examples_are_blocks_of_text_before_the_question(tokenizer: PreTrainedTokenizerBase) -> None:
+    assert SHOTS.render("5+5", tokenizer) == (
+        "Add.\n\nQ: 1+2\nA: <think>easy</think>3\n\nQ: 2+2\nA: 4\n\nQ: 5+5\nA: <think>"
+    )
+
+
+def test_examples_are_earlier_turns_of_a_chat(chat_tokenizer: PreTrainedTokenizerBase) -> None:
+    assert SHOTS.render("5+5", chat_tokenizer) == (
+        "[system]Add.[user]Q: 1+2\nA: [assistant]<think>easy</think>3[user]Q: 2+2\nA: [assistant]4"
+        "[user]Q: 5+5\nA: [assistant]<think>"
+    )
+
+
+def test_examples_survive_the_way_through_json() -> None:
+    assert PromptTemplate(**json.loads(json.dumps(SHOTS.to_dict()))) == SHOTS
