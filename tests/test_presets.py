@@ -1,0 +1,110 @@
+"""Three rollouts of the quickstart under every preset, with a smaller model and shorter sums."""
+
+import csv
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+PRESETS = sorted(file.stem for file in (CONFIGS / "algorithm").glob("*.yaml"))
+SMALL: dict[str, Any] = {
+    "trainer": {"val_check_interval": 3},
+    "model": {
+        "policy": {
+            "from_scratch": {
+                "model_type": "qwen2",
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 48,
+                "tie_word_embeddings": True,
+                "initializer_range": 0.08,
+            }
+        },
+        "cold_start": {"steps": 80, "batch_size": 16, "lr": 0.01},
+        "algorithm": {"group_size": 4, "num_iterations": 2},  # with one update, clips and ratios would be idle
+        "sampling": {"max_completion_length": 24},
+        "validation": {"samples": 1, "greedy": False},
+    },
+    "data": {
+        "source": {"init_args": {"digits": 1, "min_digits": 1}},
+        "steps": 3,
+        "prompts_per_step": 8,
+        "val_prompts": 2,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Fitted:
+    steps: list[dict[str, float]]
+    moved: dict[str, bool]
+
+
+@pytest.fixture(scope="module")
+def fit(command_line: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Fitted]:
+    """All presets start from one cold start, which the first of them makes."""
+    here = type(command_line)(tmp_path_factory.mktemp("presets"))
+    small = here.folder / "small.yaml"
+    small.write_text(yaml.safe_dump(SMALL))
+
+    @cache
+    def run(preset: str) -> Fitted:
+        overlays = [CONFIGS / "quickstart.yaml", CONFIGS / "algorithm" / f"{preset}.yaml", small]
+        outcome = here("fit", *(f"--config={file}" for file in overlays), f"--name={preset}")
+        assert outcome.status == 0, outcome.err
+        with (here.runs / preset / "metrics.csv").open(newline="") as file:
+            rows = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+        (start,) = here.cache.glob("cold_start/*/model.safetensors")
+        before, after = load_file(start), load_file(here.runs / preset / "export" / "model.safetensors")
+        assert before.keys() == after.keys()
+        moved = {name: not torch.equal(tensor, after[name]) for name, tensor in before.items()}
+        return Fitted([row for row in rows if "reward" in row], moved)
+
+    return run
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_three_rollouts_are_finite_and_move_every_weight(fit: Callable[[str], Fitted], preset: str) -> None:
+    fitted = fit(preset)
+    objective = yaml.safe_load((CONFIGS / "algorithm" / f"{preset}.yaml").read_text())["model"]["algorithm"]
+    assert [row["step"] for row in fitted.steps] == [1, 2, 3]
+    for row in fitted.steps:
+        assert all(math.isfinite(value) for value in row.values()), row
+        assert row["grad_norm"] > 0
+        assert row["updates/skipped"] == 0
+        assert row["entropy"] > 0
+        assert 0 < row["rewards/math/mean"] < 1  # something to tell apart
+        assert ("kl" in row) == (objective["beta"] > 0)
+        assert abs(row["ratio/mean"] - 1) > 1e-6  # the second pass compares to the first
+        for key in ("loss", "reward_std", "completions/mean_length_correct", "completions/mean_length_wrong"):
+            assert key in row
+    assert [name for name, moved in fitted.moved.items() if not moved] == []
+
+
+def test_dynamic_sampling_leaves_no_group_of_equal_rewards(fit: Callable[[str], Fitted]) -> None:
+    steps = fit("dapo").steps
+    assert sum(row["samples/resample_attempts"] for row in steps) > 0
+    assert all(row["frac_reward_zero_std"] == 0 for row in steps)
+
+
+def test_expert_iteration_learns_from_correct_completions_alone(fit: Callable[[str], Fitted]) -> None:
+    for row in fit("expert_iteration").steps:
+        assert row["samples/dropped"] == round(32 * (1 - row["rewards/math/mean"]))
+
+
+def test_process_supervision_sees_steps(fit: Callable[[str], Fitted]) -> None:
+    outcome, process = fit("grpo").steps, fit("grpo_process").steps
+    assert "rewards/columns/mean" in process[0]
+    assert process[0]["rewards/math/mean"] == outcome[0]["rewards/math/mean"]  # one policy, one seed
+    assert process[0]["grad_norm"] != outcome[0]["grad_norm"]
