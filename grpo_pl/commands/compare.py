@@ -28,7 +28,8 @@ def compare(
     """Fits one configuration under several algorithms, one after the other, with equal seeds and prompts.
 
     Every fit is a run of its own inside ``runs_dir/name``, which also gets compare.csv and compare.png. A cold start is
-    made once and shared. A fit that fails is left out, and the exit status is 1.
+    made once and shared. KL and entropy are means over all completions that are in the loss. A fit that fails is left
+    out, and the exit status is 1.
 
     Args:
         config: the configuration of the task.
@@ -95,6 +96,7 @@ def _fit(configs: Sequence[str], folder: Path, name: str, *, steps: int, seed: i
         "seed_everything": seed,
         "data.steps": steps,
         "trainer.val_check_interval": steps,  # at both ends only
+        "model.algorithm.skip_zero_advantage": "false",  # else KL and entropy would not be over the same completions
         "runs_dir": folder,
         "name": name,
     }

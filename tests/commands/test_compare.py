@@ -34,7 +34,7 @@ def test_curves_begin_alike_and_part_afterwards(compared: tuple[Any, Path]) -> N
         rows = list(csv.DictReader(file))
     assert [row["algorithm"] for row in rows] == ["grpo"] * 3 + ["dr_grpo"] * 3
     grpo, dr_grpo = rows[:3], rows[3:]
-    same = ("rollout", "reward", "length_correct", "length_wrong")  # one policy, one seed, no update yet
+    same = ("rollout", "reward", "length_correct", "length_wrong", "entropy")  # one policy, one seed, no update yet
     assert [grpo[0][name] for name in same] == [dr_grpo[0][name] for name in same]
     assert [row["entropy"] for row in grpo[1:]] != [row["entropy"] for row in dr_grpo[1:]]
     assert all(row["kl"] != "" for row in grpo)
