@@ -36,7 +36,7 @@ class PromptTemplate:
     """Use the tokenizer's chat template; null uses it when there is one."""
 
     examples: list[Example] = field(default_factory=list)
-    """Solved questions that come first (few-shot): earlier turns of a chat, or blocks of text with a blank line between."""
+    """Solved questions that come first (few-shot): earlier turns of a chat, or blocks of text."""
 
     def __post_init__(self) -> None:
         read = [Example(**e) if isinstance(e, dict) else e for e in self.examples]  # as JSON gives them back
