@@ -147,7 +147,7 @@ class GRPOModule(LightningModule):
 
     # --- training ---------------------------------------------------------------------------------------------------
 
-    def training_step(self, batch: PromptBatch, batch_idx: int) -> None:
+    def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Experience]:
         seconds: dict[str, float] = {}
         with stopwatch(seconds, "step"):
             experience = self.collect(batch)
@@ -157,6 +157,7 @@ class GRPOModule(LightningModule):
         self._log_step(experience, result, seconds)
         self._check_divergence(result)
         self._data.completed_rollouts += 1
+        return {"experience": experience}  # for callbacks, as ``outputs``
 
     def collect(self, batch: PromptBatch) -> Experience:
         """Prompts → rollout → reward → advantage."""
