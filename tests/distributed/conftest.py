@@ -208,3 +208,14 @@ def command(cache: Path, in_processes: Callable[..., Ended]) -> Callable[..., En
         return in_processes(grpo_pl, folder, cache, *args, world=world)
 
     return run
+
+
+@pytest.fixture
+def start(cache: Path, tmp_path: Path) -> Callable[..., Any]:
+    """``start(target, folder, "fit", …)``: two running processes, and a function that waits for their end."""
+
+    def begin(target: Callable[..., int], folder: Path, *args: object) -> tuple[list[Any], Callable[..., Ended]]:
+        processes = fork(target, folder, cache, *args, folder=tmp_path / "started")
+        return processes, lambda seconds=JOIN_SECONDS: join(processes, tmp_path / "started", seconds)
+
+    return begin

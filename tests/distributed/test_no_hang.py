@@ -1,0 +1,112 @@
+"""Processes with unequal work wait for each other where they must, and end together whatever happens to one."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_pl.checkpoints import newest_whole, rollouts_of
+
+FSDP = "--config=configs/strategy/fsdp.yaml"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_dynamic_sampling_and_unequal_lengths_do_not_hang(
+    command: Callable[..., Any], five_rollouts: Path, read_metrics: Callable[..., Any], tmp_path: Path, strategy: str
+) -> None:
+    """With transformers' own ``generate`` every rank makes as many forward passes as its longest completion needs."""
+    flags = [
+        f"--config=configs/strategy/{strategy}.yaml",
+        "--model.engine=grpo_pl.rollout.plain.PlainEngine",
+        "--model.algorithm.dynamic_sampling=true",
+        "--model.algorithm.max_resample_attempts=2",
+        "--model.algorithm.beta=0",  # rows without advantage are skipped, so ranks have unequal numbers of them
+        "--data.steps=3",
+        "--data.prompts_per_step=2",
+        "--data.val_prompts=3",
+        "--data.val_batch_size=1",
+    ]
+    command(tmp_path / "runs", "fit", f"--config={five_rollouts}", *flags)
+    rows = read_metrics(tmp_path / "runs" / "five" / "metrics.csv")
+    trained = [row for row in rows if "reward" in row]
+    assert [row["step"] for row in trained] == ["1", "2", "3"]
+    assert any(float(row["samples/resample_attempts"]) > 0 for row in trained)
+    assert any(row["completions/min_length"] != row["completions/max_length"] for row in trained)
+
+
+def test_sigterm_to_one_process_ends_both_with_a_checkpoint(
+    start: Callable[..., Any],
+    command: Callable[..., Any],
+    completed: Callable[..., Any],
+    five_rollouts: Path,
+    read_metrics: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "runs" / "five"
+    flags = ["fit", f"--config={five_rollouts}", FSDP, "--checkpoint.every_n_rollouts=100"]
+    processes, finish = start(_slowly, tmp_path / "runs", *flags)
+    while not (run / "metrics.csv").exists() or ",0." not in (run / "metrics.csv").read_text().split("\n", 3)[-1]:
+        assert all(process.is_alive() for process in processes)
+        time.sleep(0.05)
+    os.kill(processes[1].pid, signal.SIGTERM)
+    ended = finish()
+    assert ended.status == [143, 143], ended.log(0) + ended.log(1)
+    checkpoint = newest_whole(run / "checkpoints", warn=pytest.fail)
+    assert checkpoint is not None
+    stopped = rollouts_of(checkpoint)
+    assert 1 <= stopped < 5
+    rows = read_metrics(run / "metrics.csv")
+    assert max(int(row["step"]) for row in rows) == stopped  # the rollout that was cut short left no trace
+    command(tmp_path / "runs", *flags, "--resume")
+    assert read_metrics(run / "metrics.csv") == read_metrics(completed("fsdp").metrics)
+
+
+def _slowly(folder: Path, cache: Path, *args: object) -> int:
+    """Stretches generation, so that a signal meets a rollout."""
+    from grpo_pl.rollout.native import _Watch
+
+    check = _Watch.check_stop
+
+    def slow(self: Any) -> None:
+        time.sleep(0.02)
+        check(self)
+
+    _Watch.check_stop = slow  # type: ignore[method-assign]
+    return _run_command(folder, cache, *args)
+
+
+def test_an_error_in_one_process_is_told_first_and_ends_both(
+    start: Callable[..., Any], five_rollouts: Path, tmp_path: Path
+) -> None:
+    _, finish = start(_broken_reward, tmp_path / "runs", "fit", f"--config={five_rollouts}", FSDP)
+    begun = time.monotonic()
+    ended = finish(60)
+    assert None not in ended.status, f"still running after {time.monotonic() - begun:.0f} s"
+    assert 0 not in ended.status
+    assert "[rank 1] RuntimeError: the judge fell ill" in ended.log(1)
+
+
+def _broken_reward(folder: Path, cache: Path, *args: object) -> int:
+    from grpo_pl.rewards import FormatReward
+
+    score = FormatReward.__call__
+    calls = iter(range(100))
+
+    def sick(self: Any, *args: Any) -> Any:
+        if os.environ["RANK"] == "1" and next(calls) == 1:
+            raise RuntimeError("the judge fell ill")
+        return score(self, *args)
+
+    FormatReward.__call__ = sick  # type: ignore[method-assign]
+    return _run_command(folder, cache, *args)
+
+
+def _run_command(folder: Path, cache: Path, *args: object) -> int:
+    from grpo_pl.cli import main
+
+    os.environ["GRPO_PL_CACHE"] = str(cache)
+    return main([*map(str, args), f"--runs_dir={folder}"])
