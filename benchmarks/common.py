@@ -1,0 +1,204 @@
+"""What the speed benchmarks share: cells, scripted lengths, interleaved timing, records."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+RESULTS = Path(__file__).resolve().parent / "results"
+EOS, PAD = 1, 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A model shape and a batch."""
+
+    name: str
+    layers: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+    heads: int
+    key_heads: int
+    dtype: str = "float32"
+    prompts: int = 8
+    group: int = 8
+    prompt_tokens: int = 64
+    completion_tokens: int = 128
+
+    @property
+    def rows(self) -> int:
+        return self.prompts * self.group
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.key_heads,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+            "bos_token_id": None,
+            "eos_token_id": EOS,
+            "pad_token_id": PAD,
+        }
+
+    def model(self, device: str) -> PreTrainedModel:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = Qwen2ForCausalLM(Qwen2Config(**self.config()))
+        return model.to(device=device, dtype=getattr(torch, self.dtype)).eval()
+
+    def prompt_ids(self) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(1)
+        return torch.randint(5, 90, (self.prompts, self.prompt_tokens), generator=generator).tolist()
+
+
+SMALL = Cell(name="L2-h64-V512", layers=2, hidden=64, intermediate=256, vocabulary=512, heads=4, key_heads=2)
+MEDIUM = Cell(name="L4-h256-V2048", layers=4, hidden=256, intermediate=1024, vocabulary=2048, heads=4, key_heads=2)
+SHORT = Cell(
+    name="L4-h256-V2048-64+64",
+    layers=4,
+    hidden=256,
+    intermediate=1024,
+    vocabulary=2048,
+    heads=4,
+    key_heads=2,
+    completion_tokens=64,
+)
+HALF_BILLION = Cell(
+    name="Qwen2.5-0.5B-shape",
+    layers=24,
+    hidden=896,
+    intermediate=4864,
+    vocabulary=151_936,
+    heads=14,
+    key_heads=2,
+    dtype="bfloat16",
+    prompts=32,
+    prompt_tokens=128,
+    completion_tokens=512,
+)
+
+
+def scripted_lengths(rows: int, limit: int, *, seed: int = 0) -> list[int]:
+    """Lognormal lengths whose longest is ``limit`` and about four times their mean; 1 at least."""
+    draws = torch.randn(rows, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    low, high = 0.0, 4.0
+    for _ in range(60):  # the ratio grows with sigma
+        sigma = (low + high) / 2
+        lengths = (draws * sigma).exp()
+        low, high = (sigma, high) if lengths.max() / lengths.mean() < 4.0 else (low, sigma)
+    return (lengths / lengths.max() * limit).round().clamp(min=1).long().tolist()
+
+
+def lengths_of(law: str, cell: Cell) -> list[int]:
+    """Completion tokens of each row: all at the limit, or scripted."""
+    if law == "fixed":
+        return [cell.completion_tokens] * cell.rows
+    return scripted_lengths(cell.rows, cell.completion_tokens)
+
+
+def force_lengths(logits: Tensor, lengths: Tensor, position: int, *, limit: int) -> Tensor:
+    """Logits that draw EOS exactly where a row's length ends; at the limit the last token is any other one."""
+    logits = logits.clone()
+    logits[:, EOS] = -torch.inf
+    ends = (lengths == position + 1) & (lengths < limit)
+    logits[ends] = -torch.inf
+    logits[ends, EOS] = 0.0
+    return logits
+
+
+class ScriptedLengths(LogitsProcessor):
+    """:func:`force_lengths` for ``generate``; ``lengths`` follow the rows of the call."""
+
+    def __init__(self, lengths: Sequence[int], prompt_tokens: int, limit: int, device: str) -> None:
+        self.lengths = torch.tensor(lengths, device=device)
+        self.prompt_tokens, self.limit = prompt_tokens, limit
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return force_lengths(scores, self.lengths, input_ids.shape[1] - self.prompt_tokens, limit=self.limit)
+
+
+def interleaved(arms: Mapping[str, Callable[[], None]], *, repetitions: int, device: str) -> dict[str, list[float]]:
+    """Seconds of every repetition of every arm, after one warm-up each; the arms take turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for repetition in range(repetitions + 1):
+        for name, arm in arms.items():
+            synchronise(device)
+            start = time.perf_counter()
+            arm()
+            synchronise(device)
+            if repetition:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def synchronise(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def summary(seconds: Sequence[float]) -> dict[str, float]:
+    """Median, fastest and slowest, in seconds."""
+    return {
+        "median": round(statistics.median(seconds), 4),
+        "min": round(min(seconds), 4),
+        "max": round(max(seconds), 4),
+        "repetitions": len(seconds),
+    }
+
+
+def ratio(theirs: Sequence[float], ours: Sequence[float]) -> float:
+    """How many times faster ours is: the median over repetitions that ran next to each other."""
+    return round(statistics.median(t / o for t, o in zip(theirs, ours, strict=True)), 2)
+
+
+def surroundings(device: str) -> dict[str, Any]:
+    """Date, machine, versions and threads: what a figure means nothing without."""
+    versions = {}
+    for package in ("torch", "transformers", "trl", "vllm", "lightning"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_before": [round(load, 2) for load in os.getloadavg()],
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def publish(record: dict[str, Any], output: Path | None) -> None:
+    """Writes the record to ``output`` and prints it as the last line."""
+    if output is not None:
+        output.write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(record), flush=True)
+
+
+def describe(cell: Cell) -> dict[str, Any]:
+    return {key: value for key, value in asdict(cell).items() if key != "name"}

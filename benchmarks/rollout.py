@@ -1,0 +1,218 @@
+"""Rollouts: tokens per second of the native engine against transformers' generate, vLLM and the products alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import (
+    EOS,
+    HALF_BILLION,
+    MEDIUM,
+    PAD,
+    SHORT,
+    SMALL,
+    Cell,
+    ScriptedLengths,
+    describe,
+    force_lengths,
+    interleaved,
+    lengths_of,
+    publish,
+    ratio,
+    summary,
+    surroundings,
+)
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+
+from grpo_pl.rollout.engine import SamplingParams
+from grpo_pl.rollout.kernels import Matrix
+from grpo_pl.rollout.native import NativeEngine
+from grpo_pl.types import SampleKey
+
+VLLM_PYTHON = "GRPO_PL_VLLM_PYTHON"
+
+
+@dataclass(kw_only=True)
+class ScriptedNative(NativeEngine):
+    """The native engine with scripted lengths; ``generate`` gets the same through a logits processor."""
+
+    lengths: Sequence[int] = field(default_factory=list)
+
+    def _choose(
+        self, logits: Tensor, uniform: Tensor, rows: Tensor, position: int, sampling: SamplingParams
+    ) -> tuple[Tensor, Tensor]:
+        lengths = torch.tensor(self.lengths, device=rows.device)[rows]
+        forced = force_lengths(logits, lengths, position, limit=sampling.max_completion_length)
+        return super()._choose(forced, uniform, rows, position, sampling)
+
+
+def ours(model: PreTrainedModel, cell: Cell, lengths: Sequence[int]) -> Callable[[], None]:
+    engine, prompts = ScriptedNative(lengths=lengths), cell.prompt_ids()
+    keys = [
+        [SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=p, sample=g) for g in range(cell.group)]
+        for p in range(cell.prompts)
+    ]
+
+    def run() -> None:
+        rollout = engine.generate(
+            model,
+            prompt_ids=prompts,
+            keys=keys,
+            sampling=SamplingParams(max_completion_length=cell.completion_tokens),
+            eos_token_ids=[EOS],
+            pad_token_id=PAD,
+        )
+        assert rollout.lengths.tolist() == list(lengths), "the engine did not follow the script"
+
+    return run
+
+
+def generate(model: PreTrainedModel, cell: Cell, lengths: Sequence[int], device: str) -> Callable[[], None]:
+    prompts = torch.tensor(cell.prompt_ids(), device=device).repeat_interleave(cell.group, dim=0)
+    config = GenerationConfig(
+        max_new_tokens=cell.completion_tokens,
+        do_sample=True,
+        top_k=0,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+    )
+    script = ScriptedLengths(lengths, cell.prompt_tokens, cell.completion_tokens, device)
+
+    @torch.no_grad()
+    def run() -> None:
+        torch.manual_seed(0)
+        ids = model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            generation_config=config,
+            logits_processor=LogitsProcessorList([script]),
+        )
+        assert ids.shape[1] == cell.prompt_tokens + max(lengths)
+
+    return run
+
+
+def products_alone(cell: Cell, lengths: Sequence[int], device: str, *, packed: bool) -> Callable[[], None]:
+    """The fused linear layers of one rollout and nothing else: prompts once, then a token for every live row.
+
+    Args:
+        packed: the engine's own kernels; else torch's ``F.linear``.
+    """
+    dtype, size = getattr(torch, cell.dtype), cell.hidden // cell.heads
+    widths = [
+        (cell.hidden, (cell.heads + 2 * cell.key_heads) * size),
+        (cell.heads * size, cell.hidden),
+        (cell.hidden, 2 * cell.intermediate),
+        (cell.intermediate, cell.hidden),
+    ] * cell.layers + [(cell.hidden, cell.vocabulary)]
+    weights = [torch.randn(out, into, device=device, dtype=dtype) for into, out in widths]
+    layers: list[Callable[[Tensor], Tensor]] = []
+    for weight in weights:
+        if packed:
+            layers.append(Matrix(weight, rows=cell.rows))
+        else:
+            layers.append(lambda x, weight=weight: torch.nn.functional.linear(x, weight))
+    inputs = {
+        width: torch.randn(cell.prompts * cell.prompt_tokens, width, device=device, dtype=dtype) for width, _ in widths
+    }
+    tokens = torch.tensor(lengths)
+    live = [int((tokens > position).sum()) for position in range(1, max(lengths))]
+
+    @torch.no_grad()
+    def run() -> None:
+        for layer, (into, _) in zip(layers[:-1], widths[:-1], strict=True):
+            layer(inputs[into])
+        layers[-1](inputs[cell.hidden][: cell.prompts])
+        for rows in live:
+            for layer, (into, _) in zip(layers, widths, strict=True):
+                layer(inputs[into][:rows])
+
+    return run
+
+
+def vllm_seconds(cell: Cell, lengths: Sequence[int], repetitions: int) -> dict[str, Any] | None:
+    """Seconds per rollout of vLLM in its own environment, or None where there is none."""
+    python = os.environ.get(VLLM_PYTHON)
+    if not python:
+        print(f"vLLM left out: set {VLLM_PYTHON} to the python of an environment that has it.", flush=True)
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        cell.model("cpu").save_pretrained(folder)
+        request = {
+            "model": folder,
+            "dtype": cell.dtype,
+            "prompts": cell.prompt_ids(),
+            "group": cell.group,
+            "lengths": list(lengths),
+            "threads": torch.get_num_threads(),
+            "repetitions": repetitions,
+        }
+        script = Path(__file__).with_name("vllm_worker.py")
+        done = subprocess.run(
+            [python, str(script)], input=json.dumps(request), capture_output=True, text=True, check=False
+        )
+    if done.returncode:
+        raise RuntimeError(f"vLLM's worker failed:\n{done.stderr[-2000:]}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def measure(cell: Cell, law: str, device: str, repetitions: int) -> dict[str, Any]:
+    lengths, model = lengths_of(law, cell), cell.model(device)
+    arms = {
+        "ours": ours(model, cell, lengths),
+        "generate": generate(model, cell, lengths, device),
+        "products": products_alone(cell, lengths, device, packed=False),
+    }
+    if device == "cpu":
+        arms["own_products"] = products_alone(cell, lengths, device, packed=True)
+    seconds = interleaved(arms, repetitions=repetitions, device=device)
+    vllm = vllm_seconds(cell, lengths, repetitions)
+    tokens = sum(lengths)
+    return {
+        "cell": cell.name,
+        "lengths": law,
+        **describe(cell),
+        "tokens": tokens,
+        "tokens_per_second": {name: round(tokens / summary(values)["median"]) for name, values in seconds.items()},
+        "seconds": {name: summary(values) for name, values in seconds.items()},
+        "ratio_vs_generate": ratio(seconds["generate"], seconds["ours"]),
+        "ratio_vs_vllm": None if vllm is None else ratio(vllm["seconds"], seconds["ours"]),
+        "vllm": vllm,
+        "fraction_of_gemm_bound": ratio(seconds["products"], seconds["ours"]),
+        "fraction_of_own_gemm_bound": ratio(seconds["own_products"], seconds["ours"]) if device == "cpu" else None,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--cells", nargs="+", help="names of cells; all of the device's by default")
+    parser.add_argument("--lengths", nargs="+", choices=["fixed", "scripted"], default=["fixed", "scripted"])
+    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    record: dict[str, Any] = {"benchmark": "rollout", **surroundings(arguments.device), "cells": []}
+    for cell in [SMALL, MEDIUM, SHORT] if arguments.device == "cpu" else [HALF_BILLION]:
+        if arguments.cells and cell.name not in arguments.cells:
+            continue
+        for law in arguments.lengths:
+            record["cells"].append(measure(cell, law, arguments.device, arguments.repetitions))
+            print(json.dumps(record["cells"][-1]), flush=True)
+    publish(record, arguments.output)
+
+
+if __name__ == "__main__":
+    main()
