@@ -87,8 +87,18 @@ class Reward(ABC):
     def close(self) -> None:  # noqa: B027 - most rewards hold nothing
         """Releases processes and connections."""
 
+    def gold_faults(self, golds: Sequence[str]) -> list[str]:
+        """What is wrong with each gold answer, empty where it can be judged against; by default nothing is known."""
+        return [""] * len(golds)
+
     def init_args(self) -> dict[str, Any]:
-        """The arguments that rebuild this reward, as written next to an exported model."""
+        """The arguments that rebuild this reward, as written next to an exported model; plain JSON values."""
         if not is_dataclass(self):
             raise TypeError(f"{type(self).__name__} is not a dataclass: make it one, or override init_args().")
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        return {name: value.spec() if isinstance(value, Reward) else value for name, value in values.items()}
+
+    def spec(self) -> dict[str, Any]:
+        """``class_path`` and ``init_args``, as a configuration file holds them."""
+        kind = type(self)
+        return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": self.init_args()}

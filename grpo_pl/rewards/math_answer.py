@@ -32,6 +32,13 @@ def _score(verdict: Verdict, answer: str) -> Score:
     return Score(value, status, f"{shown}: {verdict.detail}" if verdict.detail else shown)
 
 
+def _self_fault(verdict: Verdict) -> str:
+    """What the verdict on a gold answer against itself says about it."""
+    if verdict.status == "bad_gold":
+        return verdict.detail
+    return "" if verdict.status in ("ok", "unavailable") else "not equal to itself"
+
+
 @dataclass(kw_only=True)
 class ExactReward(Reward):
     r"""1 if the last ``\boxed{…}`` equals the gold answer as a string, else 0; range {0, 1}.
@@ -51,6 +58,9 @@ class ExactReward(Reward):
         self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> list[Score]:
         return [self._one(c, a) for c, a in zip(completions, answers, strict=True)]
+
+    def gold_faults(self, golds: Sequence[str]) -> list[str]:
+        return ["" if gold.strip() else "empty" for gold in golds]
 
     @staticmethod
     def _one(completion: str, gold: str) -> Score:
@@ -124,17 +134,27 @@ class MathReward(Reward):
     ) -> list[Score]:
         found = [text.last_boxed(completion) or "" for completion in completions]
         pairs = list(zip(answers, found, strict=True))
+        verdicts = self._judge(pairs)
+        return [_score(verdicts[pair], pair[1]) for pair in pairs]
+
+    def gold_faults(self, golds: Sequence[str]) -> list[str]:
+        """Judges every gold answer against itself."""
+        verdicts = self._judge([(gold, gold) for gold in golds])
+        return [self._gold_fault(gold) or _self_fault(verdicts[gold, gold]) for gold in golds]
+
+    def close(self) -> None:
+        """Ends the workers, for all rewards that share them; whoever needs them again starts new ones."""
+        self.pool.close()
+
+    def _judge(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Verdict]:
+        """The verdict on every distinct (gold, answer) pair."""
         plans = {pair: self._plan(*pair) for pair in dict.fromkeys(pairs)}
         hard = {pair: plan for pair, plan in plans.items() if not isinstance(plan, Verdict)}
         verdicts = {pair: plan for pair, plan in plans.items() if isinstance(plan, Verdict)}
         judged = self._clear_of_bad_golds(list(hard.values()))
         for (pair, job), verdict in zip(hard.items(), judged, strict=True):
             verdicts[pair] = self._review(job, verdict)
-        return [_score(verdicts[pair], pair[1]) for pair in pairs]
-
-    def close(self) -> None:
-        """Ends the workers, for all rewards that share them; whoever needs them again starts new ones."""
-        self.pool.close()
+        return verdicts
 
     def _plan(self, gold_text: str, answer: str) -> Verdict | tuple[str, str]:
         """The verdict where it needs no algebra, else the job for the pool."""

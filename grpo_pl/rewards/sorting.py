@@ -79,6 +79,9 @@ class SortingReward(Reward):
     ) -> list[Score]:
         return [self._one(c, a) for c, a in zip(completions, answers, strict=True)]
 
+    def gold_faults(self, golds: Sequence[str]) -> list[str]:
+        return ["" if read_numbers(gold, single_digits=False) else "no numbers" for gold in golds]
+
     def _one(self, completion: str, gold_text: str) -> Score:
         gold = sorted(read_numbers(gold_text, single_digits=False))
         if not gold:

@@ -1,0 +1,57 @@
+"""Checking all gold answers before training: one that cannot be judged against wastes every rollout spent on it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from grpo_pl import __version__
+from grpo_pl.rewards.base import Reward
+
+
+@dataclass(frozen=True)
+class BadGold:
+    """A gold answer that the reward cannot use."""
+
+    row: int
+    """Its place among the gold answers that were checked."""
+    gold: str
+    fault: str
+
+
+def check_golds(reward: Reward, golds: Sequence[str], *, cache_folder: Path | None = None) -> list[BadGold]:
+    """The gold answers that ``reward`` cannot judge against, in order.
+
+    Args:
+        reward: the correctness reward.
+        golds: the gold answers of a data set.
+        cache_folder: where the outcome is kept, so that the same check is not made twice; made if it is missing.
+    """
+    file = cache_folder / f"golds-{_fingerprint(reward, golds)}.json" if cache_folder is not None else None
+    if file is not None and file.is_file():
+        return [BadGold(row, golds[row], fault) for row, fault in json.loads(file.read_text())]
+    distinct = list(dict.fromkeys(golds))
+    faults = dict(zip(distinct, reward.gold_faults(distinct), strict=True))
+    bad = [BadGold(row, gold, faults[gold]) for row, gold in enumerate(golds) if faults[gold]]
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        staging = file.with_suffix(f".{os.getpid()}.tmp")
+        staging.write_text(json.dumps([(b.row, b.fault) for b in bad]))
+        staging.replace(file)
+    return bad
+
+
+def describe_bad_golds(bad: Sequence[BadGold], total: int) -> str:
+    """One line that says how many gold answers are bad, with the first five."""
+    first = "; ".join(f"row {b.row}: {b.gold[:60]!r} ({b.fault})" for b in bad[:5])
+    return f"{len(bad)} of {total} gold answers cannot be judged against: {first}"
+
+
+def _fingerprint(reward: Reward, golds: Sequence[str]) -> str:
+    content = [reward.spec(), __version__, version("math-verify"), list(golds)]
+    return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()[:24]

@@ -1,0 +1,96 @@
+import itertools
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from jsonargparse import ArgumentParser
+
+import grpo_pl.rewards as rewards_module
+from grpo_pl.rewards import ExactReward, LengthReward, MathReward, ProcessReward, Reward
+from grpo_pl.rewards.specs import build_reward
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "JudgeReward": {"model": "m", "base_url": "http://127.0.0.1:1/v1"},
+    "ModelReward": {"model": "folder"},
+    "ProcessModelReward": {"model": "folder"},
+}
+CLASSES = sorted(
+    name
+    for name in rewards_module.__all__
+    if isinstance(kind := getattr(rewards_module, name), type)
+    and issubclass(kind, Reward)
+    and kind not in (Reward, ProcessReward)
+)
+
+
+def parse(specs: list[dict[str, Any]]) -> list[Reward]:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--rewards", type=list[Reward])
+    return list(parser.instantiate(parser.parse_object({"rewards": specs})).rewards)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_reward_comes_from_yaml_and_goes_back_as_json(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "JudgeReward":
+        pytest.importorskip("openai")
+    arguments = {"name": "mine", "weight": 0.5, **NEEDED.get(name, {})}
+    if name == "FunctionReward":
+        arguments["function"] = "tests_of_specs:f"
+        monkeypatch.setitem(sys.modules, "tests_of_specs", SimpleNamespace(f=lambda completions: []))
+    (reward,) = parse([{"class_path": f"grpo_pl.rewards.{name}", "init_args": arguments}])
+    assert (reward.name, reward.weight) == ("mine", 0.5)
+    twin = build_reward(json.loads(json.dumps(reward.spec())))
+    assert type(twin) is type(reward)
+    assert twin.spec() == reward.spec()
+
+
+def test_a_reward_inside_a_reward_survives_the_round_trip() -> None:
+    (reward,) = parse(
+        [
+            {
+                "class_path": "grpo_pl.rewards.LengthReward",
+                "init_args": {"shape": "cosine", "correct": {"class_path": "grpo_pl.rewards.ExactReward"}},
+            }
+        ]
+    )
+    twin = build_reward(json.loads(json.dumps(reward.spec())))
+    assert isinstance(twin, LengthReward)
+    assert twin.correct == ExactReward()
+
+
+@pytest.mark.parametrize(
+    ("spec", "match"),
+    [
+        ({"class_path": "grpo_pl.rewards.NoSuch"}, "NoSuch"),
+        ({"class_path": "no_such_package.Reward"}, "no_such_package"),
+        ({"class_path": "pathlib.Path"}, "not a reward"),
+        ({"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"wait": 1}}, "wait"),
+        ({}, "imported"),
+    ],
+)
+def test_specs_that_lead_nowhere_are_refused(spec: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        build_reward(spec)
+
+
+def test_every_argument_explains_itself() -> None:
+    """The docstring under a field is its help on the command line."""
+    import ast
+    import inspect
+
+    for name in CLASSES:
+        tree = ast.parse(inspect.getsource(getattr(rewards_module, name)))
+        body = tree.body[0].body  # type: ignore[attr-defined]
+        for statement, follower in itertools.pairwise(body):
+            if isinstance(statement, ast.AnnAssign) and "init=False" not in ast.unparse(statement):
+                field = ast.unparse(statement.target)
+                is_text = isinstance(follower, ast.Expr) and isinstance(follower.value, ast.Constant)
+                assert is_text or field == "pool", f"{name}.{field} has no docstring"
+
+
+def test_rewards_with_equal_limits_share_their_workers() -> None:
+    one, two, other = MathReward(), MathReward(name="again"), MathReward(memory_limit_mb=1024)
+    assert one.pool is two.pool
+    assert one.pool is not other.pool
