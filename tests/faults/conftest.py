@@ -1,0 +1,166 @@
+"""A tiny quickstart that can be killed: ``grpo-pl fit`` in a forked process, with a death planned or not."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+
+CONFIG = Path(__file__).with_name("tiny.yaml")
+END_SECONDS = 120
+Stage = Literal["rollout", "reward", "update", "save", "seal", "validation"]
+
+
+@dataclass(frozen=True)
+class Death:
+    """SIGKILL in the middle of a stage of a rollout, counted within the process from 1."""
+
+    stage: Stage
+    visit: int
+
+
+def _plan(death: Death) -> None:
+    """Lets this process kill itself at the given visit of a stage, half-way through what the stage does."""
+    from grpo_pl.callbacks import checkpoint
+    from grpo_pl.collection import Collector
+    from grpo_pl.module import GRPOModule
+    from grpo_pl.optimization import Optimization
+    from grpo_pl.rollout.native import _Watch
+
+    visits = 0
+
+    def pass_by() -> None:
+        nonlocal visits
+        visits += 1
+        if visits == death.visit:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def before(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, lambda *args, **kwargs: (pass_by(), original(*args, **kwargs))[1])
+
+    if death.stage == "save":
+        save = torch.save
+
+        def half(state: Any, file: Path) -> None:
+            save(state, file)
+            os.truncate(file, file.stat().st_size // 2)
+            pass_by()
+            save(state, file)
+
+        torch.save = half
+    else:
+        owner, name = {
+            "rollout": (_Watch, "check_stop"),  # between two tokens
+            "reward": (Collector, "score"),
+            "update": (Optimization, "clip_gradients"),  # gradients are there, weights have not moved
+            "seal": (checkpoint, "seal"),  # the checkpoint lies there without its marker
+            "validation": (GRPOModule, "_answer"),
+        }[death.stage]
+        before(owner, name)
+
+
+def _child(folder: Path, cache: Path, log: Path, args: tuple[str, ...], death: Death | None) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    os.environ["GRPO_PL_CACHE"] = str(cache)
+    status = 1
+    try:
+        from grpo_pl.cli import main
+
+        if death is not None:
+            _plan(death)
+        status = main(["fit", f"--config={CONFIG}", f"--runs_dir={folder}", *args])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+@dataclass(frozen=True)
+class Quickstart:
+    """One run folder that processes work on one after the other."""
+
+    folder: Path
+    cache: Path
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "tiny"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def start(self, *args: str, death: Death | None = None) -> Any:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=_child, args=(self.folder, self.cache, self.folder / "log", args, death))
+        process.start()
+        return process
+
+    def fit(self, *args: str, death: Death | None = None) -> int:
+        """Exit status; −9 after SIGKILL."""
+        process = self.start(*args, death=death)
+        process.join(END_SECONDS)
+        assert process.exitcode is not None, f"still running\n{self.log}"
+        return int(process.exitcode)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def quickstart(tmp_path: Path, cache: Path) -> Quickstart:
+    return Quickstart(tmp_path / "runs", cache)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Quickstart:
+    """The run to which all others are compared."""
+    quickstart = Quickstart(tmp_path_factory.mktemp("undisturbed") / "runs", cache)
+    assert quickstart.fit() == 0, quickstart.log
+    return quickstart
+
+
+@pytest.fixture(scope="session")
+def assert_same_end(undisturbed: Quickstart, read_metrics: Callable[..., Any]) -> Callable[[Quickstart], None]:
+    """Weights, optimiser, counters and ``metrics.csv`` (clock readings left out) equal those of the undisturbed run."""
+    from grpo_pl.checkpoints import read_checkpoint
+
+    def check(quickstart: Quickstart) -> None:
+        ours, theirs = (read_checkpoint(q.run / "checkpoints" / "last.ckpt") for q in (quickstart, undisturbed))
+        assert _differences(ours, theirs) == []
+        assert read_metrics(quickstart.run / "metrics.csv") == read_metrics(undisturbed.run / "metrics.csv")
+
+    return check
+
+
+def _differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
+    if isinstance(theirs, dict):
+        if ours.keys() != theirs.keys():
+            return [f"{path}: {sorted(map(str, ours.keys() ^ theirs.keys()))}"]
+        return [line for key in theirs for line in _differences(ours[key], theirs[key], f"{path}.{key}")]
+    if isinstance(theirs, list | tuple):
+        pairs = enumerate(zip(ours, theirs, strict=True))
+        return [line for i, (a, b) in pairs for line in _differences(a, b, f"{path}.{i}")]
+    equal = torch.equal(ours, theirs) if isinstance(theirs, torch.Tensor) else ours == theirs
+    return [] if equal else [f"{path}: {ours} != {theirs}"]
+
+
+@pytest.fixture
+def death() -> Callable[[Stage, int], Death]:
+    return Death

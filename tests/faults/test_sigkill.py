@@ -1,0 +1,62 @@
+"""A run that is killed again and again ends exactly like one that is not."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+VISITS = {"rollout": 150, "reward": 5, "update": 5, "save": 5, "seal": 5, "validation": 5}
+"""Stage -> how often a run passes it, roughly; rollouts are counted in tokens."""
+
+
+def test_three_deaths_leave_no_trace(
+    quickstart: Any, death: Callable[..., Any], assert_same_end: Callable[[Any], None]
+) -> None:
+    for planned in (death("save", 2), death("rollout", 40), death("seal", 1)):
+        assert quickstart.fit("--resume", death=planned) == -signal.SIGKILL, quickstart.log
+    assert quickstart.fit("--resume") == 0, quickstart.log
+    assert_same_end(quickstart)
+    assert "is passed over: it was never completed" in quickstart.log  # the one that died before its seal
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(4))
+def test_any_number_of_planned_deaths_leaves_no_trace(
+    quickstart: Any, death: Callable[..., Any], assert_same_end: Callable[[Any], None], seed: int
+) -> None:
+    """Four runs of six deaths each, one in every stage, at random visits."""
+    rng = random.Random(seed)
+    deaths = 0
+    for stage in rng.sample(sorted(VISITS), len(VISITS)):
+        status = quickstart.fit("--resume", death=death(stage, rng.randint(1, VISITS[stage] // 2)))
+        assert status in (-signal.SIGKILL, 0), quickstart.log  # 0: what was left did not pass the stage so often
+        deaths += status != 0
+    assert deaths >= 3
+    assert quickstart.fit("--resume") == 0, quickstart.log
+    assert_same_end(quickstart)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(2))
+def test_deaths_at_random_moments_leave_no_trace(
+    quickstart: Any, undisturbed: Any, assert_same_end: Callable[[Any], None], seed: int
+) -> None:
+    """Eight kills by the clock, wherever it finds the process."""
+    rng = random.Random(seed)
+    begun = time.monotonic()
+    assert undisturbed.__class__(quickstart.folder.with_name("measured"), quickstart.cache).fit() == 0
+    whole = time.monotonic() - begun
+    for _ in range(8):
+        process = quickstart.start("--resume")
+        process.join(rng.uniform(0.2, 0.6) * whole)
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+    assert quickstart.fit("--resume") == 0, quickstart.log
+    assert_same_end(quickstart)
