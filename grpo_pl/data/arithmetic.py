@@ -13,6 +13,8 @@ from grpo_pl.types import Prompt
 
 HELD_OUT_SHARE = 10
 """One problem in this many is held out, by a hash of the problem itself."""
+ALL = 200
+"""Most held-out problems that are made when no number is asked for."""
 
 
 @dataclass(kw_only=True)
@@ -44,21 +46,25 @@ class ArithmeticPrompts(PromptSource):
         return self._distinct("train", row_key(self.seed, "train", step, attempt), count)
 
     def validation(self, count: int | None = None) -> list[Prompt]:
-        return self._distinct("val", row_key(self.seed, "val"), 200 if count is None else count)
+        return self._distinct("val", row_key(self.seed, "val"), count)
 
     def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
         a, operator, b = _parse(prompt.question)
         work = "\n".join(scratchpad(a, operator, b)) + "\n" if rng.random() < self.scratchpad_share else ""
         return f"<think>{work}</think><answer>\\boxed{{{prompt.answer}}}</answer>"
 
-    def _distinct(self, split: str, seed: int, count: int) -> list[Prompt]:
+    def _distinct(self, split: str, seed: int, count: int | None) -> list[Prompt]:
+        """``count`` different problems of a split; None asks for as many as there are, ``ALL`` at the most."""
         found: dict[int, Prompt] = {}
-        for problem in self._stream(random.Random(seed), tries=1000 * count):
+        wanted = ALL if count is None else count
+        for problem in self._stream(random.Random(seed), tries=1000 * wanted):
             prompt = _prompt(*problem)
-            if (self._is_held_out(prompt.id) == (split == "val")) and prompt.id not in found:
+            if (self._is_held_out(*problem) == (split == "val")) and prompt.id not in found:
                 found[prompt.id] = prompt
-                if len(found) == count:
-                    return list(found.values())
+                if len(found) == wanted:
+                    break
+        if len(found) == wanted or (found and count is None):
+            return list(found.values())
         raise ValueError(
             f"only {len(found)} different {split} problems found where {count} were asked for: "
             f"use more digits than {self.digits}, another difficulty than {self.difficulty!r}, or a smaller batch."
@@ -77,8 +83,10 @@ class ArithmeticPrompts(PromptSource):
             if self.difficulty == "any" or carries == (self.difficulty == "carry"):
                 yield a, operator, b
 
-    def _is_held_out(self, problem_id: int) -> bool:
-        return row_key(self.seed, "split", problem_id) % HELD_OUT_SHARE == 0
+    def _is_held_out(self, a: int, operator: str, b: int) -> bool:
+        """Both orders of a sum are held out or neither, for who knows ``285+347`` has seen ``347+285``."""
+        first, second = sorted((a, b))
+        return row_key(self.seed, "split", first, operator, second) % HELD_OUT_SHARE == 0
 
 
 def scratchpad(a: int, operator: str, b: int) -> list[str]:

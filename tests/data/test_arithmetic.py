@@ -170,3 +170,18 @@ def test_more_problems_than_there_are_is_one_clear_error() -> None:
 def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ArithmeticPrompts(**arguments)
+
+
+def test_both_orders_of_a_sum_are_in_the_same_split() -> None:
+    source = ArithmeticPrompts(digits=2, min_digits=1)
+    trained = {prompt.question for step in range(40) for prompt in source.prompts(step, count=64)}
+    for prompt in source.validation(60):
+        a, b = prompt.question.rstrip("=").split("+")
+        assert f"{b}+{a}=" not in trained
+
+
+def test_asking_for_no_number_gives_what_there_is() -> None:
+    held_out = ArithmeticPrompts(digits=1).validation(None)
+    assert 0 < len(held_out) < 30
+    with pytest.raises(ValueError, match="different val problems found where 50 were asked for"):
+        ArithmeticPrompts(digits=1).validation(50)
