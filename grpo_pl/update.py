@@ -142,7 +142,11 @@ class PolicyUpdate:
         width = mask.shape[1]
         logprobs, entropy = completion_logprobs(policy, **part, temperature=self.temperature, with_entropy=True)
         weights = self.algorithm.token_weights(
-            mask, num_sequences=totals[0], num_tokens=totals[1], max_completion_length=self.max_completion_length
+            mask,
+            num_sequences=totals[0],
+            num_tokens=totals[1],
+            max_completion_length=self.max_completion_length,
+            dtype=logprobs.dtype,
         )
         output = self.algorithm.loss(
             logprobs=logprobs,
