@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 import sys
 from collections.abc import Sequence
 
-from jsonargparse import auto_cli, set_parsing_settings
+from jsonargparse import set_parsing_settings
 
 import grpo_pl
 from grpo_pl.commands import VERBS
@@ -87,8 +88,12 @@ def _train(verb: str, args: list[str]) -> int:
 
 def _command(verb: str, args: list[str]) -> int:
     function = getattr(importlib.import_module(f"grpo_pl.commands.{verb}"), verb)
-    status = auto_cli(function, args=_python_names(args), parser_class=OneLineErrors, prog=f"grpo-pl {verb}")
-    return int(status or 0)
+    description = re.split(r"\n(?:Args|Returns|Raises):", inspect.getdoc(function) or "")[0]
+    parser = OneLineErrors(prog=f"grpo-pl {verb}", description=description)
+    # not by auto_cli, which drops whatever is given for an argument named `config`
+    parser.add_function_arguments(function, as_group=False, as_positional=True, sub_configs=True)
+    given = parser.instantiate(parser.parse_args(_python_names(args)))
+    return int(function(**given) or 0)
 
 
 def _python_names(args: list[str]) -> list[str]:

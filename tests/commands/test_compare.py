@@ -23,7 +23,9 @@ def test_each_preset_is_a_run_of_its_own(compared: tuple[Any, Path]) -> None:
     assert outcome.status == 0, outcome.err
     for preset, scale in (("grpo", "group_std"), ("dr_grpo", "none")):
         assert (folder / preset / "export" / "model.safetensors").is_file()
-        assert f"scale: {scale}" in (folder / preset / "config.yaml").read_text()
+        config = (folder / preset / "config.yaml").read_text()
+        assert f"scale: {scale}" in config
+        assert "hidden_size: 32" in config  # the configuration that was given, not the default one
     for word in ("dr_grpo", "reward", "entropy", str(folder / "compare.csv"), str(folder / "compare.png")):
         assert word in outcome.out
 
