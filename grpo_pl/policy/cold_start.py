@@ -18,6 +18,7 @@ from torch import Tensor
 
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.optimization import Optimization
+from grpo_pl.policy.demonstrations import Demonstration, draw_demonstrations, read_demonstrations
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.scoring import completion_logprobs
 from grpo_pl.policy.template import PromptTemplate
@@ -48,6 +49,9 @@ class ColdStart:
     """Peak learning rate; warmed up over the first tenth, then cosine to zero."""
     seed: int = 0
     """Names the demonstrations."""
+    demonstrations: str | None = None
+    """JSON Lines file of demonstrations (``prompt`` and ``completion``, or chat ``messages``), such as
+    ``grpo-pl predict --keep-correct`` writes; null asks the prompt source for its own."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch_size < 1:
@@ -57,8 +61,8 @@ class ColdStart:
         """Where the result lives: named by a hash of everything it depends on, under ``$GRPO_PL_CACHE``."""
         recipe = {
             "recipe": RECIPE,
-            "cold_start": asdict(self),
-            "policy": asdict(policy),
+            "cold_start": {**asdict(self), "demonstrations": _content_hash(self.demonstrations)},
+            "policy": {**asdict(policy), "folder": _folder_state(policy.path)},
             "template": template.to_dict(),
             "source": [f"{type(source).__module__}.{type(source).__qualname__}", source.init_args()],
         }
@@ -98,23 +102,34 @@ class ColdStart:
         return folder
 
     def _batches(self, template: PromptTemplate, source: PromptSource, tokenizer: Any) -> Iterator[list[Example]]:
+        given = None if self.demonstrations is None else read_demonstrations(self.demonstrations)
         for step in range(self.steps):
-            rng = random.Random(row_key(self.seed, "cold_start", step))
-            batch = []
-            for prompt in source.prompts(-1 - step, count=self.batch_size):  # steps below 0 are never rolled out
-                text = source.demonstration(prompt, rng)
-                if text is None:
-                    raise ValueError(
-                        f"{type(source).__name__} has no demonstrations: remove model.cold_start, or override "
-                        "demonstration()."
-                    )
-                if not text.startswith(template.prefill):
-                    raise ValueError(
-                        f"a demonstration does not begin with the template's prefill {template.prefill!r}."
-                    )
-                completion = tokenizer(text[len(template.prefill) :], add_special_tokens=False).input_ids
-                batch.append((template.encode(prompt.question, tokenizer), [*completion, tokenizer.eos_token_id]))
-            yield batch
+            if given is None:
+                shown = self._from_source(source, step)
+            else:
+                shown = draw_demonstrations(given, step=step, count=self.batch_size, seed=self.seed)
+            yield [_example(demonstration, template, tokenizer) for demonstration in shown]
+
+    def _from_source(self, source: PromptSource, step: int) -> list[Demonstration]:
+        rng = random.Random(row_key(self.seed, "cold_start", step))
+        shown = []
+        for prompt in source.prompts(-1 - step, count=self.batch_size):  # steps below 0 are never rolled out
+            text = source.demonstration(prompt, rng)
+            if text is None:
+                raise ValueError(
+                    f"{type(source).__name__} has no demonstrations: remove model.cold_start, name a file as its "
+                    "`demonstrations`, or override demonstration()."
+                )
+            shown.append(Demonstration(prompt.question, text))
+        return shown
+
+
+def _example(demonstration: Demonstration, template: PromptTemplate, tokenizer: Any) -> Example:
+    text = demonstration.completion
+    if not text.startswith(template.prefill):
+        raise ValueError(f"a demonstration does not begin with the template's prefill {template.prefill!r}.")
+    completion = tokenizer(text[len(template.prefill) :], add_special_tokens=False).input_ids
+    return template.encode(demonstration.question, tokenizer), [*completion, tokenizer.eos_token_id]
 
 
 def train_on_demonstrations(
@@ -151,6 +166,23 @@ def demonstration_loss(model: PreTrainedModel, batch: Sequence[Example], *, pad_
         temperature=1.0,
     )
     return -(logprobs * completion_mask).sum() / completion_mask.sum()
+
+
+def _content_hash(file: str | None) -> str | None:
+    """A demonstration file is known by what it says, wherever it lies."""
+    if file is None:
+        return None
+    if not Path(file).is_file():
+        raise ValueError(f"cold_start.demonstrations: no such file: {file}")
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def _folder_state(path: str | None) -> list[tuple[str, int, int]] | None:
+    """Names, sizes and times of a local policy's files, which a later run may have replaced; None for the hub's."""
+    if path is None or not Path(path).is_dir():
+        return None
+    stats = ((file.name, file.stat()) for file in Path(path).iterdir() if file.is_file())
+    return sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
 def cache_root() -> Path:

@@ -1,5 +1,6 @@
 """The cold start: what it learns from, when it is made again, and that no half of it is ever found."""
 
+import json
 import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -174,6 +175,45 @@ def test_two_processes_at_once_end_with_one_whole_result(cache: Path) -> None:
     assert SHORT.ensure(POLICY, TEMPLATE, source, device=CPU) == source.folder
     assert [path.name for path in source.folder.iterdir()] == ["made_by_another"]
     assert [path.name for path in cache.iterdir()] == [source.folder.name]
+
+
+def _file(path: Path, *rows: tuple[str, str]) -> str:
+    path.write_text("".join(json.dumps({"prompt": prompt, "completion": text}) + "\n" for prompt, text in rows))
+    return str(path)
+
+
+def test_a_file_of_demonstrations_is_learnt_instead_of_the_sources(tmp_path: Path) -> None:
+    cold = ColdStart(steps=60, batch_size=4, lr=1e-2, demonstrations=_file(tmp_path / "a", ("2+2=", "fish")))
+    folder = cold.ensure(POLICY, TEMPLATE, Mute(digits=1), device=CPU)  # which has none of its own
+    tokenizer = load_tokenizer(POLICY)
+    model = load_model(POLICY, tokenizer, str(folder))
+    prompt = torch.tensor([TEMPLATE.encode("2+2=", tokenizer)])
+    drawn = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=5, do_sample=False)
+    assert tokenizer.decode(drawn[0, prompt.shape[1] :]) == "fish<eos>"
+
+
+def test_a_file_of_demonstrations_is_known_by_its_content(tmp_path: Path) -> None:
+    source = ArithmeticPrompts(digits=1)
+
+    def folder(file: str | None) -> Path:
+        return replace(SHORT, demonstrations=file).folder(POLICY, TEMPLATE, source)
+
+    first = folder(_file(tmp_path / "a", ("2+2=", "fish")))
+    assert folder(_file(tmp_path / "elsewhere", ("2+2=", "fish"))) == first
+    assert folder(_file(tmp_path / "a", ("2+2=", "four"))) != first
+    assert folder(None) != first
+    with pytest.raises(ValueError, match="no such file"):
+        folder(str(tmp_path / "missing"))
+
+
+def test_a_local_policy_that_was_replaced_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+    source = ArithmeticPrompts(digits=1)
+    policy = PolicyConfig(path=str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"old")
+    before = SHORT.folder(policy, TEMPLATE, source)
+    assert SHORT.folder(policy, TEMPLATE, source) == before
+    (tmp_path / "model.safetensors").write_bytes(b"newer")
+    assert SHORT.folder(policy, TEMPLATE, source) != before
 
 
 class Mute(ArithmeticPrompts):

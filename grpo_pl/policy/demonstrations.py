@@ -1,0 +1,89 @@
+"""Demonstrations from a file: questions and the completions to be imitated, as written by ``grpo-pl predict``."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_pl.functional.sampling import row_key
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A question as it stands in a data set, before any template, and a whole completion, prefill included."""
+
+    question: str
+    completion: str
+
+
+def read_demonstrations(path: str | Path) -> list[Demonstration]:
+    """Reads JSON Lines in one of the forms that TRL's ``SFTTrainer`` reads as well.
+
+    - ``{"prompt": "347+285=", "completion": "<think>…"}``
+    - ``{"prompt": [{"role": "user", "content": "347+285="}], "completion": [{"role": "assistant", "content": "…"}]}``
+    - ``{"messages": [{"role": "user", …}, {"role": "assistant", …}]}``
+
+    What the user says is the question and goes through the run's own template; a system message is left out for the
+    same reason. Other keys are ignored.
+
+    Raises:
+        ValueError: no such file, no demonstration in it, or a line that has none of these forms, by its number.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"cold_start.demonstrations: no such file: {file}")
+    found = []
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            found.append(_demonstration(json.loads(line)))
+        except ValueError as error:  # covers JSON and UTF-8 mistakes
+            raise ValueError(f"{file}, line {number}: {error}") from error
+    if not found:
+        raise ValueError(f"{file} holds no demonstrations.")
+    return found
+
+
+def draw_demonstrations(
+    demonstrations: list[Demonstration], *, step: int, count: int, seed: int
+) -> list[Demonstration]:
+    """The ``count`` demonstrations of an SFT step: pass after pass over all of them, each pass in another order."""
+    total = len(demonstrations)
+    drawn: list[Demonstration] = []
+    for epoch in range(step * count // total, ((step + 1) * count - 1) // total + 1):
+        order = random.Random(row_key(seed, "demonstrations", epoch)).sample(range(total), total)
+        first, last = (min(max(index - epoch * total, 0), total) for index in (step * count, (step + 1) * count))
+        drawn += [demonstrations[i] for i in order[first:last]]
+    return drawn
+
+
+def _demonstration(row: Any) -> Demonstration:
+    if isinstance(row, Mapping) and "messages" in row:
+        messages = _messages(row["messages"])
+        return Demonstration(_said(messages[:-1], "user"), _said(messages[-1:], "assistant"))
+    if not isinstance(row, Mapping) or "prompt" not in row or "completion" not in row:
+        raise ValueError("needs the keys prompt and completion, or messages.")
+    prompt, completion = row["prompt"], row["completion"]
+    question = prompt if isinstance(prompt, str) else _said(_messages(prompt), "user")
+    return Demonstration(
+        question, completion if isinstance(completion, str) else _said(_messages(completion), "assistant")
+    )
+
+
+def _messages(value: Any) -> list[Mapping[str, Any]]:
+    good = isinstance(value, list) and all(isinstance(m, Mapping) and isinstance(m.get("content"), str) for m in value)
+    if not good:
+        raise ValueError("messages must be a list of objects with role and content, both text.")
+    return [message for message in value if message.get("role") != "system"]
+
+
+def _said(messages: list[Mapping[str, Any]], role: str) -> str:
+    roles = [message.get("role") for message in messages]
+    if roles != [role]:
+        raise ValueError(f"a demonstration is one turn of the user and one of the assistant; found {roles} for {role}.")
+    return str(messages[0]["content"])
