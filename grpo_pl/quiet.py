@@ -9,6 +9,7 @@ import warnings
 UNHELPFUL = (
     ".*does not have many workers.*",  # prompts are made in the main process: there is nothing to load
     ".*dataloader is not resumable.*",  # the data module is: it starts at the first uncompleted rollout
+    ".*callbacks used to create the checkpoint need to be provided.*",  # `validate` needs none of fit's
     ".*Trainer already configured with model summary.*",
     ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
     ".*``instantiate_classes`` was deprecated.*",

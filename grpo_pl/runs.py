@@ -31,6 +31,14 @@ class RunFolder:
         return self.path / "metrics.csv"
 
     @property
+    def completions(self) -> Path:
+        return self.path / "completions.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

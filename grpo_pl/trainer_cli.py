@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
+from grpo_pl.callbacks.completions import CompletionsLog
 from grpo_pl.callbacks.evaluation import ReportEvaluation
 from grpo_pl.callbacks.export import ExportPolicy
 from grpo_pl.callbacks.progress import StageProgress
+from grpo_pl.callbacks.samples import SampleTable
 from grpo_pl.callbacks.summary import ClosingTable
 from grpo_pl.callbacks.termination import StopOnSigterm
 from grpo_pl.callbacks.validation import ValidateAtBothEnds
@@ -70,6 +73,8 @@ class GRPOCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.add_lightning_class_args(RolloutCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(CompletionsLog, "completions")
+        parser.add_lightning_class_args(SampleTable, "samples")
         parser.add_argument("--runs_dir", type=str, default="runs", help="Folder that holds one folder per run.")
         parser.add_argument(
             "--name", type=str | None, default=None, help="Name of the run; by default the stem of the first --config."
@@ -171,10 +176,12 @@ class GRPOCLI(LightningCLI):
         trainer = self._get(self.config_init, "trainer")
         given = trainer["logger"]
         others = given if isinstance(given, list) else [] if given in (None, True, False) else [given]
-        trainer["logger"] = [MetricsCSV(folder.metrics), *others]
+        events = TensorBoardLogger(folder.path, name="", version="tensorboard")
+        trainer["logger"] = [MetricsCSV(folder.metrics), events, *others]
         trainer["default_root_dir"] = str(folder.path)
         checkpoint = self._get(self.config_init, "checkpoint")
         checkpoint.folder = folder.checkpoints
+        self._get(self.config_init, "completions").path = folder.completions
         flags = " ".join(f"--config {path}" for path in configs)
         return [StopOnSigterm(), ValidateAtBothEnds(), ExportPolicy(folder.export), ClosingTable(folder, flags)]
 

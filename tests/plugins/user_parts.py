@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from grpo_pl.data.arithmetic import ArithmeticPrompts
@@ -88,3 +89,28 @@ class Telling(PlainEngine):
 
     def update_weights(self, model: Any) -> None:
         EVENTS.append("update")
+
+
+TABLES: list[tuple[str, list[str], list[list[Any]], int]] = []
+"""What ``TableLogger`` was given."""
+
+
+class TableLogger(Logger):
+    """A logger with tables, called as Lightning's ``WandbLogger`` is."""
+
+    @property
+    def name(self) -> str:
+        return "tables"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        pass
+
+    def log_table(self, key: str, columns: list[str], data: list[list[Any]], step: int) -> None:
+        TABLES.append((key, columns, data, step))

@@ -1,0 +1,152 @@
+"""``CompletionsLog``: what the policy wrote and what it got for it, in ``completions.jsonl`` of the run's folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from grpo_pl.experience import Experience
+
+Row = dict[str, Any]
+"""One completion: ``step``, ``prompt``, ``completion``, ``rewards`` (name -> value, status), ``advantage`` …"""
+
+
+class CompletionsLog(Callback):
+    """Writes the first groups of every rollout, one completion a line. The file never outgrows its limit: when it
+    would, every second of the rollouts it holds is dropped, and from then on only such rollouts are written, so that
+    it covers the whole run evenly. With several processes it shows the prompts of the first.
+
+    Args:
+        groups_per_rollout: prompts of each rollout that are written, each with all of its completions; 0 writes none.
+        max_megabytes: largest size of the file.
+    """
+
+    def __init__(self, groups_per_rollout: int = 4, max_megabytes: float = 32.0) -> None:
+        super().__init__()
+        if groups_per_rollout < 0 or not max_megabytes > 0:
+            raise ValueError(
+                "completions needs groups_per_rollout >= 0 and max_megabytes > 0, got "
+                f"{groups_per_rollout} and {max_megabytes}."
+            )
+        self.groups_per_rollout, self.max_megabytes = groups_per_rollout, max_megabytes
+        self.path: Path | None = None
+        """Set by the command line to a file of the run's folder; None writes nothing."""
+        self._stride = 1  # rollouts from one that is written to the next
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"stride": self._stride}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._stride = state_dict["stride"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A resumed run writes again what its checkpoint has not seen."""
+        if self.path is not None and trainer.is_global_zero and self.path.exists():
+            completed = trainer.datamodule.completed_rollouts  # type: ignore[attr-defined]
+            self._rewrite(row for row in read_completions(self.path) if row["step"] < completed)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        experience: Experience = outputs["experience"]
+        if self.path is None or not trainer.is_global_zero or experience.samples.step % self._stride:
+            return
+        rows = completion_rows(experience, groups=self.groups_per_rollout)
+        text = "".join(_line(row) for row in rows)
+        if text and self._make_room(len(text.encode(errors="replace"))):
+            with self.path.open("a", encoding="utf-8", errors="replace") as file:
+                file.write(text)
+
+    def _make_room(self, size: int) -> bool:
+        """Thins the file out until ``size`` more bytes fit; false where nothing is left to thin out."""
+        assert self.path is not None
+        limit = self.max_megabytes * 1e6
+        before = math.inf
+        while (now := self.path.stat().st_size if self.path.exists() else 0) + size > limit:
+            if now == before or now == 0:
+                return False
+            before, self._stride = now, self._stride * 2
+            self._rewrite(row for row in read_completions(self.path) if row["step"] % self._stride == 0)
+        return True
+
+    def _rewrite(self, rows: Iterable[Row]) -> None:
+        assert self.path is not None
+        staging = self.path.with_suffix(".jsonl.partial")
+        with staging.open("w", encoding="utf-8", errors="replace") as file:
+            file.writelines(_line(row) for row in rows)
+        os.replace(staging, self.path)
+
+
+def completion_rows(experience: Experience, *, groups: int) -> list[Row]:
+    """The completions of this process's first ``groups`` prompts, in the order of the rollout."""
+    samples = experience.samples
+    size = samples.rollout.group_size
+    lengths = samples.rollout.lengths.tolist()
+    rewards = experience.statistics.rewards.flatten().tolist()
+    advantages = _per_completion(experience)
+    correct = experience.scored.correct()
+    rows = []
+    for i in range(min(groups * size, len(samples.completions))):
+        prompt = samples.prompts[i // size]
+        rows.append(
+            {
+                "step": samples.step,
+                "prompt_id": prompt.id,
+                "sample": i % size,
+                "prompt": samples.prompt_texts[i // size],
+                "question": prompt.question,
+                "answer": prompt.answer,
+                "completion": samples.completions[i],
+                "tokens": lengths[i],
+                "finish_reason": samples.rollout.finish_reasons[i],
+                "rewards": {
+                    reward.name: {"value": score.value, "status": score.status, "detail": score.detail}
+                    for reward, score in zip(
+                        experience.scored.rewards, (row[i] for row in experience.scored.scores), strict=True
+                    )
+                },
+                "correct": correct[i],
+                "reward": _finite(rewards[experience.first_row + i]),
+                "advantage": _finite(advantages[i]),
+            }
+        )
+    return rows
+
+
+def _per_completion(experience: Experience) -> list[float]:
+    """The advantage of each of this process's completions; the mean over its tokens where they differ."""
+    mask = experience.rollout.completion_mask  # (B, T)
+    advantages = experience.advantages.expand(mask.shape)
+    means: list[float] = ((advantages * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)).tolist()
+    return means
+
+
+def read_completions(path: Path) -> Iterator[Row]:
+    """The rows of a file; a last line that was cut short by a crash is left out."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def flat_row(row: Mapping[str, Any]) -> Row:
+    """A row as columns of a table: ``rewards`` becomes ``reward/<name>`` and ``status/<name>``."""
+    flat = {key: value for key, value in row.items() if key != "rewards"}
+    for name, score in row["rewards"].items():
+        flat[f"reward/{name}"], flat[f"status/{name}"] = score["value"], score["status"]
+    return flat
+
+
+def _line(row: Row) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,124 @@
+"""``completions.jsonl``: what it holds of a rollout, and that it stays within its size and survives a resume."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_pl.algorithm import GRPOAlgorithm
+from grpo_pl.callbacks.completions import CompletionsLog, completion_rows, flat_row, read_completions
+from grpo_pl.collection import Collector
+from grpo_pl.collective import Collective
+from grpo_pl.data.datamodule import PromptBatch
+from grpo_pl.experience import Experience, ExperienceMaker
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rewards import ExactReward, FormatReward
+from grpo_pl.rollout.engine import SamplingParams
+from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.types import Prompt
+
+
+@pytest.fixture
+def experience(
+    scripted_engine: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tiny_policy: PreTrainedModel
+) -> Experience:
+    collector = Collector(
+        sampler=CompletionSampler(
+            engine=scripted_engine({1: [r"\boxed{7}", "no"], 2: [r"\boxed{9}", r"\boxed{5}"]}),
+            template=PromptTemplate(user="Q {question}", prefill="<think>"),
+            tokenizer=tokenizer,
+        ),
+        rewards=[ExactReward(correctness=True, weight=2.0), FormatReward(weight=0.5, partial=True, require_box=False)],
+        algorithm=GRPOAlgorithm(group_size=2, beta=0.0, scale="none"),
+        sampling=SamplingParams(max_completion_length=10),
+        seed=0,
+        collective=Collective(),
+        report=lambda *_: None,
+    )
+    prompts = [Prompt(id=1, question="3+4", answer="7"), Prompt(id=2, question="2+3", answer="5")]
+    batch = PromptBatch(step=4, prompts=prompts, valid=[True, True])
+    return ExperienceMaker(collector=collector, micro_batch_size=4).make(
+        tiny_policy, None, batch, lambda step, attempt: batch
+    )
+
+
+def test_a_row_says_what_was_asked_written_and_given(experience: Experience) -> None:
+    right, wrong, *_ = completion_rows(experience, groups=2)
+    assert right == {
+        "step": 4,
+        "prompt_id": 1,
+        "sample": 0,
+        "prompt": "Q 3+4<think>",
+        "question": "3+4",
+        "answer": "7",
+        "completion": r"<think>\boxed{7}",
+        "tokens": 10,  # nine characters and the end
+        "finish_reason": "stop",
+        "rewards": {
+            "exact": {"value": 1.0, "status": "ok", "detail": "7"},
+            "format": {"value": 0.25, "status": "no_answer", "detail": "no think, no answer"},
+        },
+        "correct": True,
+        "reward": 2.125,
+        "advantage": 1.0,
+    }
+    assert (wrong["correct"], wrong["reward"], wrong["advantage"]) == (False, 0.125, -1.0)
+    assert flat_row(wrong)["status/exact"] == "no_answer"
+
+
+def test_only_so_many_groups_are_written_each_with_all_its_completions(experience: Experience) -> None:
+    assert [(row["prompt_id"], row["sample"]) for row in completion_rows(experience, groups=1)] == [(1, 0), (1, 1)]
+    assert len(completion_rows(experience, groups=9)) == 4
+    assert completion_rows(experience, groups=0) == []
+
+
+def test_advantages_of_steps_are_shown_as_their_mean(experience: Experience) -> None:
+    mask = experience.rollout.completion_mask
+    advantages = torch.zeros(mask.shape)
+    advantages[0, 0], advantages[0, -1] = 10.0, 10.0
+    object.__setattr__(experience, "advantages", advantages)
+    assert completion_rows(experience, groups=1)[0]["advantage"] == 2.0  # over ten tokens
+
+
+def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2')
+    assert list(read_completions(file)) == [{"step": 1}]
+
+
+@pytest.mark.parametrize("arguments", [{"groups_per_rollout": -1}, {"max_megabytes": 0.0}])
+def test_limits_that_mean_nothing_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="completions needs"):
+        CompletionsLog(**arguments)
+
+
+def test_a_file_at_its_limit_covers_the_run_with_fewer_rollouts(command_line: Any) -> None:
+    config = command_line.config("thinned", data__steps=12, checkpoint={"every_n_rollouts": 12})
+    outcome = command_line(
+        "fit", "--config", config, "--completions.max_megabytes=0.02", "--trainer.limit_val_batches=0"
+    )
+    assert outcome.status == 0, outcome.err
+    file = command_line.runs / "thinned" / "completions.jsonl"
+    assert file.stat().st_size <= 20_000
+    steps = sorted({row["step"] for row in read_completions(file)})
+    stride = steps[1]
+    assert stride > 1 and steps == list(range(0, 12, stride))
+
+
+def test_a_resumed_run_writes_each_rollout_once(command_line: Any) -> None:
+    config = command_line.config("resumed")
+    assert command_line("fit", "--config", config).status == 0
+    run = command_line.runs / "resumed"
+    whole = (run / "completions.jsonl").read_text()
+    for path in (run / "checkpoints").glob("*-000003*"), (run / "checkpoints").glob("*-000004*"):
+        for file in path:
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+    outcome = command_line("fit", "--config", config, "--resume")
+    assert outcome.status == 0, outcome.err
+    assert (run / "completions.jsonl").read_text() == whole
+    assert {json.loads(line)["step"] for line in whole.splitlines()} == {0, 1, 2, 3}

@@ -1,0 +1,72 @@
+"""The table of sample groups in the terminal, and completions for loggers with tables."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from grpo_pl.callbacks.samples import SampleTable, sample_table
+
+
+def _row(prompt: int, text: str, reward: float | None) -> dict[str, Any]:
+    return {
+        "prompt_id": prompt,
+        "question": f"[bold]q{prompt}",
+        "answer": "1",
+        "completion": text,
+        "reward": reward,
+        "advantage": -0.5,
+        "correct": None if reward is None else reward > 0,
+    }
+
+
+def _printed(table: Any) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(table)
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_the_best_and_the_worst_completions_come_first_and_markup_is_text() -> None:
+    rows = [_row(1, f"[red]c{i}", r) for i, r in enumerate([0.2, 1.0, None, 0.5])] + [_row(2, "other", 0.0)]
+    text = _printed(sample_table(rows, 7, completions=3, characters=50))
+    places = [text.find(f"[red]c{i}") for i in (1, 2, 3)]
+    assert -1 not in places and places == sorted(places)  # best, worst (no reward), second best
+    assert "[red]c0" not in text
+    assert "[bold]q1" in text and "[bold]q2" in text and "rollout 7" in text
+    assert "–" in text and "-0.50" in text
+
+
+def test_the_middle_of_a_long_completion_is_left_out() -> None:
+    text = _printed(sample_table([_row(1, "a" * 30 + "b" * 500 + "c" * 30, 1.0)], 1, completions=1, characters=60))
+    assert "a" * 30 + " […] " + "c" * 30 in text.replace("\n", "") and "b" not in text.replace("[bold]", "")
+
+
+def test_a_run_prints_tables_and_hands_them_to_loggers_that_have_tables(command_line: Any) -> None:
+    config = command_line.config("tables")
+    outcome = command_line(
+        "fit",
+        *("--config", config, "--samples.every_n_rollouts=2", "--samples.groups=1", "--trainer.limit_val_batches=0"),
+        "--trainer.logger=user_parts.TableLogger",
+    )
+    assert outcome.status == 0, outcome.err
+    assert "samples of rollout 2" in outcome.err and "samples of rollout 4" in outcome.err
+    assert "samples of rollout 3" not in outcome.err
+    import user_parts
+
+    (key, columns, data, step), *_ = user_parts.TABLES
+    assert (key, step, len(data)) == ("completions", 2, 4)
+    assert {"step", "completion", "reward/math", "status/format", "advantage"} <= set(columns)
+    assert all(len(row) == len(columns) for row in data)
+    user_parts.TABLES.clear()
+
+
+def test_zero_switches_the_table_off(command_line: Any) -> None:
+    config = command_line.config("silent", data__steps=1)
+    outcome = command_line("fit", "--config", config, "--samples.every_n_rollouts=0", "--trainer.limit_val_batches=0")
+    assert outcome.status == 0 and "samples of rollout" not in outcome.err
+
+
+def test_numbers_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="samples needs"):
+        SampleTable(completions=0)
