@@ -149,7 +149,7 @@ def read_file(path: Path, *, mmap: bool = False) -> dict[str, Any]:
             f"{path} is refused: it is no checkpoint, or it holds objects other than tensors and plain values, which "
             "could run code when read."
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # untrusted bytes can fail in any way
         raise CheckpointError(f"{path} cannot be read: it is truncated or corrupted. Take an earlier one.") from error
     if not isinstance(state, dict) or ("state_dict" not in state and path.name != META):
         raise CheckpointError(f"{path} is not a checkpoint of a run.")
