@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -27,6 +28,12 @@ class ClosingTable(Callback):
         self._started = time.monotonic()
         self._first: dict[str, float] = {}
         self._last: dict[str, float] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"first": self._first}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._first = state_dict["first"]  # what stood before the run, not before its resume
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last = {name: float(value) for name, value in trainer.callback_metrics.items() if name in SHOWN}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -66,7 +67,7 @@ def load_model(
     Args:
         weights: false builds the architecture only, for weights that a checkpoint brings.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     options: dict[str, Any] = {"attn_implementation": policy.attn_implementation} if policy.attn_implementation else {}
     source = path or policy.path
@@ -76,6 +77,9 @@ def load_model(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(policy.init_seed)
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+        if source is not None:
+            with suppress(OSError):  # a model may come without one
+                model.generation_config = GenerationConfig.from_pretrained(source)  # names what ends a completion
     else:
         with _one_clear_line(source, "model"):
             model = AutoModelForCausalLM.from_pretrained(
