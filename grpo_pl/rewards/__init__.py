@@ -8,7 +8,9 @@ from grpo_pl.rewards.language import LanguageConsistencyReward
 from grpo_pl.rewards.length import LengthReward, RepetitionReward
 from grpo_pl.rewards.math_answer import ExactReward, MathReward
 from grpo_pl.rewards.model import ModelReward
+from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.rewards.process import ColumnArithmeticReward, ProcessModelReward, ProcessReward, StepScores
+from grpo_pl.rewards.reasoning_gym import ReasoningGymReward
 from grpo_pl.rewards.sorting import SortingReward
 
 __all__ = [
@@ -21,8 +23,10 @@ __all__ = [
     "LengthReward",
     "MathReward",
     "ModelReward",
+    "PerSource",
     "ProcessModelReward",
     "ProcessReward",
+    "ReasoningGymReward",
     "RepetitionReward",
     "Reward",
     "Score",

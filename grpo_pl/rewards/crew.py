@@ -57,6 +57,8 @@ class SandboxSettings:
     """How far apart two equal numbers may be, relative to the gold one."""
     cache_size: int = 65_536
     """Verdicts remembered across batches."""
+    judge: str = "math_judge.py"
+    """File beside this one whose ``judge(gold, answer, relative_tolerance)`` returns (status, detail)."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -113,7 +115,7 @@ class Worker:
             raise WorkerStartError(f"the sandbox worker ended at start with code {error.returncode}.") from None
         if not hello["ready"]:
             self.kill()
-            raise WorkerStartError(f"the sandbox worker could not import math-verify: {hello['error']}")
+            raise WorkerStartError(f"the sandbox worker could not start {settings.judge}: {hello['error']}")
 
     def ask(self, job: Job, limit_s: float) -> dict[str, Any]:
         return self._exchange(job, limit_s)

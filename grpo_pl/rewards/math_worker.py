@@ -1,4 +1,4 @@
-"""The process that runs math-verify on untrusted answers; started by ``sandbox``, never imported by the package.
+"""The process that runs math-verify, or another judge, on untrusted answers; started by ``sandbox``, never imported.
 
 It speaks length-prefixed JSON: a settings object comes in first, ``{"ready": true}`` goes out, then one reply a job.
 A job is ``[gold, answer]``, both the text inside a box; a reply is ``{"status": …, "detail": …, "last": …}``, where
@@ -76,9 +76,14 @@ def write_message(fd: int, message: Any) -> None:
         data = data[os.write(fd, data) :]
 
 
-def _load_judge() -> Any:
-    """``judge`` of the file next to this one, loaded by path: the package need not be importable in here."""
-    return runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "math_judge.py"))["judge"]
+def _load_judge(file: str) -> Any:
+    """``judge`` of the file next to this one, loaded by path: the package need not be importable in here.
+
+    Its first job is ``WARM_UP``, which builds parser tables and imports what is imported late: no real job is charged.
+    """
+    names = runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), file))
+    names["judge"](*names.get("WARM_UP", ("x^2+1", "(x+1)^2")), 0.0)
+    return names["judge"]
 
 
 def _peak_bytes() -> int:
@@ -128,8 +133,7 @@ def main() -> None:
     os.dup2(nowhere, 1)  # what a library prints must not reach the protocol
     settings = read_message(source)
     try:
-        judge = _load_judge()
-        judge("x^2+1", "(x+1)^2", 0.0)  # builds parser tables and imports solvers: no job is charged for that
+        judge = _load_judge(settings["judge"])
     except Exception as error:  # the parent shows it to the user
         write_message(sink, {"ready": False, "error": f"{type(error).__name__}: {error}"})
         return

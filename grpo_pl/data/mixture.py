@@ -1,0 +1,114 @@
+"""``MixturePrompts``: several sources by weight, each problem marked with the name of its own."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from grpo_pl.data.sources import PromptSource
+from grpo_pl.functional.sampling import row_key
+from grpo_pl.types import Prompt
+
+PART_ID = "part_id"
+"""Column that keeps a problem's id inside its part."""
+
+
+@dataclass(kw_only=True)
+class MixturePrompts(PromptSource):
+    """Every step holds the same number of prompts of each part: its weight's share, rounded to whole prompts.
+
+    So each part keeps its own order and its own epochs, and each step's mix is the same. Rewards find the part's name
+    in the column ``source`` (see ``grpo_pl.rewards.PerSource``), and every metric is also reported per part.
+    """
+
+    parts: dict[str, PromptSource] = field(default_factory=dict)
+    """Name -> source."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Name -> relative weight in a step; parts that are not named weigh 1."""
+    seed: int = 0
+    """Names the order of prompts inside a step."""
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ValueError("a mixture needs `parts`: a name and a source for each.")
+        unknown = sorted(self.weights.keys() - self.parts.keys())
+        if unknown:
+            raise ValueError(f"weights has {unknown[0]!r}, which is not a part; the parts are {sorted(self.parts)}.")
+        nested = [name for name, source in self.parts.items() if isinstance(source, MixturePrompts)]
+        if nested:
+            raise ValueError(f"part {nested[0]!r} is a mixture itself: list its parts here instead.")
+        bad = [name for name in self.parts if not (math.isfinite(self._weight(name)) and self._weight(name) > 0)]
+        if bad:
+            raise ValueError(f"weight of {bad[0]!r} must be a positive number, got {self._weight(bad[0])}.")
+
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
+        chosen = [
+            self._own(name, prompt)
+            for name, share in self.shares(count).items()
+            if share
+            for prompt in self.parts[name].prompts(step, attempt, count=share)
+        ]
+        random.Random(row_key(self.seed, "mixture", step, attempt)).shuffle(chosen)  # so that ranks get like mixes
+        return chosen
+
+    def validation(self, count: int | None = None) -> list[Prompt]:
+        """``count`` problems in the shares of a step, or all of every part."""
+        shares = dict.fromkeys(self.parts, None) if count is None else self.shares(count)
+        return [
+            self._own(name, prompt)
+            for name, share in shares.items()
+            if share is None or share
+            for prompt in self.parts[name].validation(share)
+        ]
+
+    def shares(self, count: int) -> dict[str, int]:
+        """How many of ``count`` prompts each part gives, by largest remainder.
+
+        Raises:
+            ValueError: ``count`` is too small for every part to give one.
+        """
+        total = sum(map(self._weight, self.parts))
+        exact = {name: count * self._weight(name) / total for name in self.parts}
+        shares = {name: math.floor(share) for name, share in exact.items()}
+        by_remainder = sorted(exact, key=lambda name: shares[name] - exact[name])  # stable: first part first
+        for name in by_remainder[: count - sum(shares.values())]:
+            shares[name] += 1
+        none = [name for name, share in shares.items() if share == 0]
+        if none:
+            raise ValueError(
+                f"of {count} prompts, the part {none[0]!r} would give none: raise its weight or the number of prompts."
+            )
+        return shares
+
+    def demonstration(self, prompt: Prompt, rng: random.Random) -> str | None:
+        return self.parts[prompt.source].demonstration(replace(prompt, id=prompt.columns[PART_ID]), rng)
+
+    def problems(self, split: Literal["train", "val"]) -> Sequence[Prompt] | None:
+        lists = {name: source.problems(split) for name, source in self.parts.items()}
+        if any(rows is None for rows in lists.values()):
+            return None
+        return [self._own(name, prompt) for name, rows in lists.items() for prompt in rows or ()]
+
+    def leave_out(self, ids: Mapping[Literal["train", "val"], Set[int]]) -> None:
+        for name, source in self.parts.items():
+            own: dict[Literal["train", "val"], Set[int]] = {}
+            for split, unwanted in ids.items():
+                rows = source.problems(split) or ()
+                own[split] = {row.id for row in rows if self._identity(name, row) in unwanted}
+            if any(own.values()):
+                source.leave_out(own)
+
+    def _own(self, name: str, prompt: Prompt) -> Prompt:
+        columns = {**prompt.columns, PART_ID: prompt.id}
+        return replace(prompt, id=self._identity(name, prompt), source=name, columns=columns)
+
+    @staticmethod
+    def _identity(name: str, prompt: Prompt) -> int:
+        """Parts number their problems without knowing of each other."""
+        return row_key("part", name, prompt.id)
+
+    def _weight(self, name: str) -> float:
+        return self.weights.get(name, 1.0)

@@ -1,0 +1,63 @@
+"""``PerSource``: one reward by name, another rule for each part of a mixture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.specs import build_reward
+
+
+@dataclass(kw_only=True)
+class PerSource(Reward):
+    """Hands every completion to the reward of the source that its problem comes from; the range is theirs.
+
+    As the correctness reward of a mixture it says for each part what a right answer is. ``weight`` and ``correctness``
+    are those given here; the parts' own do not count.
+    """
+
+    name: str = "per_source"
+    """Key of this reward in metrics, tables and files."""
+    weight: float = 1.0
+    """Factor in the weighted sum of rewards."""
+    correctness: bool = False
+    """True for the one reward per config that says whether an answer is right."""
+    rewards: dict[str, Reward] = field(default_factory=dict)
+    """Source name (as in ``MixturePrompts.parts``) -> its reward."""
+
+    def __post_init__(self) -> None:
+        if not self.rewards:
+            raise ValueError(f"reward {self.name!r} has no `rewards`: give one for each source.")
+        self.rewards = {
+            source: build_reward(reward) if isinstance(reward, Mapping) else reward  # as an export wrote it down
+            for source, reward in self.rewards.items()
+        }
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        sources = columns.get("source", [""] * len(completions))
+        unknown = sorted(set(sources) - self.rewards.keys())
+        if unknown:
+            raise ValueError(
+                f"reward {self.name!r} has no reward for the source {unknown[0]!r}; it has {sorted(self.rewards)}."
+            )
+        scores: dict[int, Score] = {}
+        for source in dict.fromkeys(sources):
+            rows = [row for row, name in enumerate(sources) if name == source]
+            found = self.rewards[source](
+                [completions[row] for row in rows],
+                [answers[row] for row in rows],
+                {name: [column[row] for row in rows] for name, column in columns.items()},
+            )
+            scores.update(zip(rows, found, strict=True))
+        return [scores[row] for row in range(len(completions))]
+
+    def close(self) -> None:
+        for reward in self.rewards.values():
+            reward.close()
+
+    def init_args(self) -> dict[str, Any]:
+        return {**super().init_args(), "rewards": {name: reward.spec() for name, reward in self.rewards.items()}}
