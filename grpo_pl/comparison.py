@@ -6,7 +6,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -37,7 +37,7 @@ class RunCurves:
     held_out: Points
     """``val/pass@1``."""
     seconds: float
-    """Sum of ``step_time``."""
+    """Median ``step_time``."""
 
     def late(self, name: str) -> float | None:
         """Mean over the last fifth of a curve; None if it is empty."""
@@ -57,7 +57,7 @@ def read_run(metrics: Path) -> RunCurves:
     return RunCurves(
         curves={name: points(column) for name, column in CURVES.items()},
         held_out=points("val/pass@1"),
-        seconds=sum(value for _, value in points("step_time")),
+        seconds=median(value for _, value in points("step_time")) if points("step_time") else 0.0,
     )
 
 
@@ -73,27 +73,18 @@ def write_curves(path: Path, runs: Mapping[str, RunCurves]) -> None:
 
 
 def results_table(runs: Mapping[str, RunCurves]) -> Table:
-    """Held-out pass@1 before and after, and where each curve ended."""
-    table = Table(title="held-out pass@1, and means over the last fifth of the rollouts", title_justify="left")
-    headings = (
-        "algorithm",
-        "before",
-        "after",
-        "reward",
-        "length correct",
-        "length wrong",
-        "KL",
-        "entropy",
-        "s/rollout",
-    )
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left")
+    """Held-out pass@1 before and after, and where each curve ended; fits a terminal of 80 columns."""
+    title = "held-out pass@1, then means over the last fifth of the rollouts"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("algorithm", no_wrap=True)
+    for heading in ("pass@1", "reward", "length right", "length wrong", "KL", "entropy", "time, s"):
+        table.add_column(heading, justify="right", no_wrap=heading == "pass@1")
     for algorithm, run in runs.items():
-        first, last = (f"{run.held_out[i][1]:.3f}" if run.held_out else "–" for i in (0, -1))
         ends = {name: run.late(name) for name in CURVES}
         digits = {"length_correct": 1, "length_wrong": 1}
         cells = ["–" if value is None else f"{value:.{digits.get(name, 3)}f}" for name, value in ends.items()]
-        table.add_row(algorithm, first, last, *cells, f"{run.seconds / max(1, len(run.curves['reward'])):.2f}")
+        held_out = f"{run.held_out[0][1]:.3f} → {run.held_out[-1][1]:.3f}" if run.held_out else "–"
+        table.add_row(algorithm, held_out, *cells, f"{run.seconds:.2f}")
     return table
 
 
