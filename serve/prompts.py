@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from grpo_pl.functional.sampling import row_key
@@ -24,6 +24,7 @@ class Prompts:
     """Encodes prompts of one model and refuses what it cannot read or hold."""
 
     model: ServedModel
+    _known: dict[str, bool] = field(default_factory=dict, init=False, repr=False)  # at most as large as Unicode
 
     async def from_messages(self, messages: Sequence[Message]) -> list[int]:
         """Prompt tokens of a conversation that ends with the user's turn."""
@@ -94,25 +95,25 @@ class Prompts:
         context = self.model.context
         if context is not None and len(text) > context * _CHARS_PER_TOKEN:
             raise self._too_long(f"{len(text)} characters", param)
-        try:
-            ids = await asyncio.to_thread(encode) if len(text) > _LONG else encode()
-        except UnicodeEncodeError:
-            raise bad_request(f"{param}: the text holds a lone surrogate.", param=param) from None
-        if self.model.tokenizer.unk_token_id in ids and (unknown := self._first_unknown(text)) is not None:
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise bad_request(f"{param}: the text holds a lone surrogate.", param=param)
+        unknown = next((character for character in dict.fromkeys(text) if not self._knows(character)), None)
+        if unknown is not None:
             raise bad_request(
                 f"{param}: the model's tokenizer does not know the character {unknown!r}.",
                 param=param,
                 code="unknown_character",
             )
+        ids = await asyncio.to_thread(encode) if len(text) > _LONG else encode()
         return self._check_tokens(ids, param)
 
-    def _first_unknown(self, text: str) -> str | None:
-        tokenizer = self.model.tokenizer
-        unknown = tokenizer.unk_token_id
-        for character in dict.fromkeys(text):
-            if unknown in tokenizer(character, add_special_tokens=False).input_ids:
-                return character
-        return None
+    def _knows(self, character: str) -> bool:
+        """Whether the character leaves a trace in the tokens: tokenizers drop what they do not know, or write <unk>."""
+        if character not in self._known:
+            tokenizer = self.model.tokenizer
+            without, within = (tokenizer(text, add_special_tokens=False).input_ids for text in ("aa", f"a{character}a"))
+            self._known[character] = within != without and tokenizer.unk_token_id not in within
+        return self._known[character]
 
     def _check_tokens(self, ids: list[int], param: str) -> list[int]:
         if not ids:

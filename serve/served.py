@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from grpo_pl.checkpoints import policy_weights, read_checkpoint
 from grpo_pl.export import MANIFEST
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.quiet import quiet_libraries
-from grpo_pl.runs import RunFolder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -60,6 +58,8 @@ class ServedModel:
         quiet_libraries()
         model = load_model(self.policy, self.tokenizer, weights=self.checkpoint is None)
         if self.checkpoint is not None:
+            from grpo_pl.checkpoints import policy_weights, read_checkpoint
+
             weights = policy_weights(read_checkpoint(self.checkpoint))
             missing, unexpected = model.load_state_dict(weights, strict=False)
             tied = set(getattr(model, "_tied_weights_keys", None) or ())
@@ -87,6 +87,8 @@ def find_model(path: Path) -> ServedModel:
         return _from_checkpoint(path)
     if (path / MANIFEST).is_file():
         return _from_export(path)
+    from grpo_pl.runs import RunFolder  # with Lightning behind it, which an export does not need
+
     run = RunFolder(path)
     if (run.export / MANIFEST).is_file():
         return _from_export(run.export)
@@ -113,6 +115,8 @@ def _from_export(folder: Path) -> ServedModel:
 
 
 def _from_checkpoint(file: Path) -> ServedModel:
+    from grpo_pl.runs import RunFolder
+
     run = RunFolder(file.absolute().parent.parent)
     if not run.config.is_file():
         raise ValueError(f"{file} lies in no run folder ({run.config} is missing), so its rewards are unknown.")

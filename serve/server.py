@@ -145,12 +145,13 @@ class Server(LitServer):
     # --- workers ----------------------------------------------------------------------------------------------------
 
     def _watch_workers(self) -> None:
-        wait([worker.sentinel for worker in self.inference_workers])
+        closed = wait([worker.sentinel for worker in self.inference_workers])
         if self._stopping.is_set():
             return
         self.worker_lost = True
-        gone = [worker for worker in self.inference_workers if not worker.is_alive()]
-        log.error("worker process %s ended with code %s; the server ends too.", gone[0].pid, gone[0].exitcode)
+        gone = next(worker for worker in self.inference_workers if worker.sentinel in closed)
+        gone.join(5.0)  # its pipe closes a little before it counts as ended
+        log.error("worker process %s ended with code %s; the server ends too.", gone.pid, gone.exitcode)
         self._loop.call_soon_threadsafe(self._on_lost)
         time.sleep(_LAST_WORDS_S)
         self.stop()

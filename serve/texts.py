@@ -23,7 +23,7 @@ class TextStream:
         self.tokens: list[int] = []
         self.stopped = False
         self.text = prefix  # all of it, including what is held back
-        self._sent = 0
+        self._sent = len(prefix)  # the caller sends it
         self._anchor = self._read = 0  # tokens[anchor:read] are decoded as context of the new ones
 
     def push(self, tokens: Sequence[int]) -> str:

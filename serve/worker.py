@@ -15,6 +15,7 @@ from litserve import LitAPI
 from litserve.callbacks import CallbackRunner
 from litserve.loops import LitLoop
 from litserve.transport.base import MessageTransport
+from litserve.transport.process_transport import MPQueueTransport
 from litserve.utils import LitAPIStatus, LoopResponseType
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ _DRAINED_S = 0.2  # without requests for this long after SIGTERM, a worker ends
 class Mailbox:
     """A worker's end of LitServe's queues: requests in, answers out."""
 
-    def __init__(self, requests: Any, transport: MessageTransport) -> None:
+    def __init__(self, requests: Any, transport: MPQueueTransport) -> None:
         self._requests, self._transport = requests, transport
         self._consumers: dict[str, int] = {}
         self._stopping = threading.Event()
@@ -63,6 +64,12 @@ class Mailbox:
     def forget(self, uid: str) -> None:
         self._consumers.pop(uid, None)
 
+    def flush(self) -> None:
+        """Waits until every answer has left this process."""
+        for answers in self._transport._queues:
+            answers.close()
+            answers.join_thread()
+
     def _send(self, uid: str, data: Any, status: str, last: bool) -> None:
         consumer = self._consumers.pop(uid) if last else self._consumers[uid]
         self._transport.send((uid, (data, status, LoopResponseType.STREAMING, None)), consumer_id=consumer)
@@ -81,7 +88,13 @@ class WorkerLoop(LitLoop):
         workers_setup_status: Any,
         callback_runner: CallbackRunner,
     ) -> None:
-        lit_api.work(Mailbox(request_queue, transport))
+        assert isinstance(transport, MPQueueTransport)
+        mailbox = Mailbox(request_queue, transport)
+        try:
+            lit_api.work(mailbox)
+        except SystemExit:
+            mailbox.flush()
+            os._exit(0)  # taking an interpreter with torch apart takes seconds and nothing depends on it
 
 
 def end_with_parent() -> None:

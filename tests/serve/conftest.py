@@ -1,0 +1,169 @@
+"""A small exported policy and real server processes over it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from grpo_pl.export import export_policy
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rewards import FormatReward, MathReward
+from grpo_pl.rollout.engine import SamplingParams
+
+ROOT = Path(__file__).parents[2]
+START_S = 150.0  # importing torch three times over, on a machine that does other things too
+SHAPE = {
+    "model_type": "qwen2",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.3,  # sharp enough for texts to differ, soft enough for an end token now and then
+}
+"""Random weights: nothing here is about what the policy says."""
+
+
+@pytest.fixture(scope="session")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("serve") / "tiny" / "export"
+    policy = PolicyConfig(from_scratch=SHAPE)
+    tokenizer = load_tokenizer(policy)
+    export_policy(
+        folder,
+        model=load_model(policy, tokenizer),
+        tokenizer=tokenizer,
+        template=PromptTemplate(prefill="<think>"),
+        rewards=[MathReward(), FormatReward(weight=0.5, partial=True)],
+        sampling=SamplingParams(max_completion_length=40),
+    )
+    return folder
+
+
+class Running:
+    """One server process, as a user starts it."""
+
+    def __init__(self, model: Path, log: Path, *options: str, api_key: str | None = None) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.key, self.address, self._log = api_key, f"http://127.0.0.1:{self.port}", log
+        environment = {name: value for name, value in os.environ.items() if name != "GRPO_PL_API_KEY"}
+        environment |= {"OMP_NUM_THREADS": "1"} | ({"GRPO_PL_API_KEY": api_key} if api_key else {})
+        command = [sys.executable, "-m", "serve", "--model", str(model), "--port", str(self.port), *options]
+        with log.open("w") as out:
+            self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
+        wait_until(lambda: self.process.poll() is not None or "\ncurl " in self.log, START_S)
+        assert self.process.poll() is None, self.log
+        self.family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def worker(self, name: str) -> psutil.Process:
+        """The process that holds the model (``generate``, the larger one) or the rewards (``score``)."""
+        spawned = [p for p in self.family[1:] if "spawn_main" in " ".join(p.cmdline())]
+        by_size = sorted(spawned, key=lambda p: p.memory_info().rss)
+        return by_size[-1] if name == "generate" else by_size[0]
+
+    def call(
+        self, method: str, path: str, body: Any = None, *, key: str | None = None, timeout: float = 60.0
+    ) -> tuple[int, Any, dict[str, str]]:
+        """Status, decoded answer, headers."""
+        headers = {"Content-Type": "application/json"}
+        if key or self.key:
+            headers["Authorization"] = f"Bearer {key or self.key}"
+        data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.address + path, data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
+                status, raw, sent = answer.status, answer.read(), dict(answer.headers)
+        except urllib.error.HTTPError as error:
+            status, raw, sent = error.code, error.read(), dict(error.headers)
+        is_json = sent.get("content-type", "").startswith("application/json")
+        return status, json.loads(raw) if is_json else raw.decode(), sent
+
+    def post(self, path: str, body: Any, **options: Any) -> tuple[int, Any]:
+        return self.call("POST", path, body, **options)[:2]
+
+    def openai(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(
+            base_url=f"{self.address}/v1", api_key=self.key or "none", max_retries=0, timeout=60.0, **options
+        )
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        lines = self.call("GET", "/metrics")[1].splitlines()
+        return sum(
+            float(line.split()[-1]) for line in lines if line.startswith((f"grpo_pl_{name} ", f"grpo_pl_{name}{{"))
+        )
+
+    def is_idle(self) -> bool:
+        return all(self.metric(name) == 0 for name in ("running_sequences", "waiting_requests", "open_buffers"))
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(60.0)
+        finally:
+            for process in self.family:
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    process.kill()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def start(export: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Running]]:
+    """``start("--max-queue", "1", api_key="secret")``: a server of one's own, ended with the tests."""
+    started: list[Running] = []
+
+    def run(*options: str, model: Path = export, api_key: str | None = None) -> Running:
+        log = tmp_path_factory.mktemp("log") / "server.log"
+        server = Running(model, log, *options, api_key=api_key)
+        started.append(server)
+        return server
+
+    yield run
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def server(start: Callable[..., Running]) -> Running:
+    """The one that most tests share."""
+    return start("--deadline", "60")
+
+
+@pytest.fixture(scope="session")
+def client(server: Running) -> openai.OpenAI:
+    return server.openai()
+
+
+@pytest.fixture(scope="session")
+def crowded(start: Callable[..., Running]) -> Running:
+    """One with a key, two places, a queue of one, and little patience."""
+    return start("--max-batch-size", "2", "--max-queue", "1", "--deadline", "3", api_key="secret-1")

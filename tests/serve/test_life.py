@@ -1,0 +1,209 @@
+"""Deadlines, queues, disconnects, signals and dead workers, against real processes."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+HELLO = [{"role": "user", "content": "1+1="}]
+LONG = {"messages": HELLO, "max_tokens": 4000, "ignore_eos": True}
+
+
+def _post(server: Any, body: dict[str, Any]) -> http.client.HTTPConnection:
+    """A request whose answer nobody has read yet."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {server.key}"} if server.key else {})
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_frees_its_places(server: Any, stream: bool) -> None:
+    wait_until(server.is_idle)
+    connection = _post(server, {**LONG, "n": 8, "stream": stream})
+    if stream:
+        connection.getresponse().read(200)
+    wait_until(lambda: server.metric("running_sequences") == 8)
+    drawn = server.metric("generated_tokens_total")
+    connection.close()
+    wait_until(server.is_idle)
+    assert server.metric("generated_tokens_total") - drawn < 8 * 4000
+
+
+def test_a_full_queue_is_429_and_a_waiting_request_gets_its_turn(crowded: Any) -> None:
+    wait_until(crowded.is_idle)
+    first = _post(crowded, {**LONG, "n": 2, "stream": True})
+    wait_until(lambda: crowded.metric("running_sequences") == 2)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(crowded.post, "/v1/chat/completions", {"messages": HELLO, "max_tokens": 2})
+        wait_until(lambda: crowded.metric("waiting_requests") == 1)
+        status, answer, headers = crowded.call("POST", "/v1/chat/completions", {"messages": HELLO})
+        assert (status, answer["error"]["code"]) == (429, "queue_full")
+        assert int(headers["retry-after"]) >= 1
+        first.close()
+        assert waiting.result()[0] == 200
+    wait_until(crowded.is_idle)
+
+
+def test_what_is_not_done_by_the_deadline_is_504(crowded: Any) -> None:
+    wait_until(crowded.is_idle)
+    began = time.monotonic()
+    # a tiny model may be quick: ask for more completions than it draws in three seconds, two at a time
+    status, answer = crowded.post("/v1/chat/completions", {**LONG, "n": 64})
+    assert status == 504, answer
+    assert answer["error"]["code"] == "deadline_exceeded"
+    assert 2.5 < time.monotonic() - began < 30
+    wait_until(crowded.is_idle)
+
+
+def test_a_stream_that_is_cut_by_the_deadline_raises_in_the_client(crowded: Any) -> None:
+    wait_until(crowded.is_idle)
+    stream = crowded.openai().chat.completions.create(
+        model="tiny", messages=HELLO, n=64, max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+    )
+    with pytest.raises(openai.APIError, match="not finished within"):
+        for _ in stream:
+            pass
+    wait_until(crowded.is_idle)
+
+
+def test_reward_bombs_end_with_their_status_and_others_go_on(server: Any) -> None:
+    bombs = [
+        r"9^{9^{9^9}}",
+        r"9^{9^{9^9}}+1",
+        r"(x+y+2)^{2000}",
+        "1" * 10**6,
+        "(" * 50_000,
+        r"\frac{1}{" * 2000 + "}" * 2000,
+    ]
+    bombs += [r"\begin{pmatrix}" + "1&" * 20_000 + r"\end{pmatrix}", "\0", "\u202e5", r"__import__('os').system('x')"]
+    items = [{"completion": rf"\boxed{{{bomb}}}", "answer": "5"} for bomb in bombs]
+    items += [{"completion": "\ud800 no box", "answer": "5"}, {"completion": r"\boxed{5}", "answer": "5"}]
+    with ThreadPoolExecutor(2) as threads:
+        slow = threads.submit(server.post, "/v1/score", {"items": items})
+        quick = threads.submit(server.post, "/v1/score", {"items": items[-1:]})
+        assert quick.result()[1]["items"][0]["correct"] is True
+        status, answer = slow.result()
+    assert status == 200, answer
+    verdicts = answer["items"]
+    assert [v["rewards"]["math"]["value"] for v in verdicts[:-1]] == [0.0] * (len(items) - 1)
+    assert verdicts[-1]["correct"] is True
+    assert verdicts[0]["status"] in ("timeout", "killed", "too_long", "wrong")
+    assert verdicts[3]["status"] == "too_long"
+    assert verdicts[-2]["status"] == "no_answer"
+    assert server.call("GET", "/ready")[0] == 200
+    assert server.metric("reward_statuses_total") > 0
+
+
+def test_a_gold_answer_that_cannot_be_read_is_no_zero(server: Any) -> None:
+    items = [{"completion": r"\boxed{5}", "answer": ""}, {"completion": r"\boxed{5}", "answer": "5"}]
+    status, answer = server.post("/v1/score", {"items": items, "group": True})
+    assert status == 200
+    assert answer["items"][0]["status"] == "bad_gold"
+    assert answer["items"][0]["correct"] is None
+    assert answer["items"][0]["rewards"]["math"]["value"] is None
+
+
+def test_memory_and_buffers_stay_flat_over_many_requests(server: Any) -> None:
+    worker, front = server.worker("generate"), psutil.Process(server.process.pid)
+
+    def some(count: int) -> None:
+        with ThreadPoolExecutor(4) as threads:
+            for status, _ in threads.map(
+                lambda i: server.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 2, "seed": i}),
+                range(count),
+            ):
+                assert status == 200
+
+    some(100)
+    before = [p.memory_info().rss for p in (worker, front)]
+    some(300)
+    for process, rss in zip((worker, front), before, strict=True):
+        assert process.memory_info().rss < rss * 1.05 + (4 << 20)
+    assert server.is_idle()
+
+
+def test_sigterm_under_load_finishes_what_is_in_flight(start: Callable[..., Any]) -> None:
+    server = start()
+    body = {"messages": HELLO, "max_tokens": 400, "ignore_eos": True, "n": 8}
+    connections = [_post(server, {**body, "stream": i % 2 == 0}) for i in range(4)]
+    wait_until(lambda: server.metric("running_sequences") == 32)
+    server.process.send_signal(signal.SIGTERM)
+    for i, connection in enumerate(connections):
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        assert answer.status == 200
+        if i % 2 == 0:
+            assert text.endswith("data: [DONE]\n\n")
+            assert text.count('"finish_reason":"length"') == 8
+        else:
+            assert json.loads(text)["usage"]["completion_tokens"] == 8 * 400
+    assert server.process.wait(60) == 0
+    wait_until(lambda: not any(_lives(process) for process in server.family), 10)
+    with pytest.raises(OSError, match="refused"):
+        _post(server, body)
+
+
+@pytest.mark.parametrize("which", ["generate", pytest.param("score", marks=pytest.mark.slow)])
+def test_a_killed_worker_ends_the_server_and_everyone_hears_of_it(start: Callable[..., Any], which: str) -> None:
+    server = start("--deadline", "30")
+    connection = _post(server, {**LONG, "n": 8})
+    stream = server.openai().chat.completions.create(
+        model="tiny", messages=HELLO, max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    statuses: list[int] = []
+    polling = threading.Thread(target=_poll_ready, args=(server, statuses))
+    polling.start()
+    killed = time.monotonic()
+    server.worker(which).kill()
+    answer = connection.getresponse()
+    assert answer.status == 503
+    assert json.loads(answer.read())["error"]["code"] == "worker_lost"
+    assert time.monotonic() - killed < 20
+    with pytest.raises(openai.APIError):
+        for _ in stream:
+            pass
+    assert server.process.wait(60) != 0
+    polling.join()
+    assert 503 in statuses
+    wait_until(lambda: not any(_lives(process) for process in server.family), 10)
+
+
+@pytest.mark.slow
+def test_when_the_main_process_is_killed_no_worker_stays(start: Callable[..., Any]) -> None:
+    server = start()
+    os.kill(server.process.pid, signal.SIGKILL)
+    server.process.wait(10)
+    wait_until(lambda: not any(_lives(process) for process in server.family), 15)
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _poll_ready(server: Any, statuses: list[int]) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            statuses.append(server.call("GET", "/ready", timeout=10)[0])
+            time.sleep(0.02)
