@@ -1,0 +1,203 @@
+"""``grpo-pl predict``: completions of a trained policy with their rewards, or only the right ones as demonstrations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+
+from grpo_pl.commands.rows import RowWriter
+from grpo_pl.progress import progress_bar
+from grpo_pl.runs import RunFolder
+from grpo_pl.usage import OneLineErrors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from grpo_pl.data.sources import PromptSource
+    from grpo_pl.rewards.base import Reward
+    from grpo_pl.rollout.engine import SamplingParams
+    from grpo_pl.rollout.sampler import Samples
+    from grpo_pl.types import Prompt
+    from serve.served import ServedModel
+
+DRAW = 32
+"""Training prompts asked of the source at a time."""
+FRUITLESS = 50
+"""So many draws without a new problem, and the source is taken to have no more."""
+
+
+def predict(
+    model: str | None = None,
+    output: str = "predictions.jsonl",
+    split: Literal["train", "val"] = "val",
+    prompts: int = 200,
+    samples: int = 4,
+    keep_correct: bool = False,
+    config: str | None = None,
+    temperature: float | None = None,
+    max_completion_length: int | None = None,
+    seed: int = 0,
+    batch_size: int = 256,
+    device: str = "auto",
+) -> None:
+    """Answers problems with a trained policy and writes one JSON line per completion, with every reward.
+
+    Lines are in the chat form that TRL and `model.cold_start.demonstrations` read: prompt and completion as messages.
+    With --keep_correct true only right completions are written, each text once per problem, and none that was cut off
+    at the length limit: rejection sampling, for supervised fine-tuning afterwards.
+
+    Args:
+        model: exported folder, run folder or checkpoint.
+        output: file to write; it appears when it is complete.
+        split: train takes training problems in the order of the rollouts, val the held-out ones.
+        prompts: how many different problems; fewer where the source has fewer.
+        samples: completions per problem.
+        keep_correct: write right completions only.
+        config: configuration that names the problems (`data.source`); by default the run's own.
+        temperature: of the completions; by default the one of training, 0 is greedy.
+        max_completion_length: most tokens of a completion; by default the one of training.
+        seed: names the samples.
+        batch_size: completions decoded at once.
+        device: cpu, cuda …; auto takes a GPU where there is one.
+    """
+    if model is None:
+        raise ValueError("--model is missing: give an exported folder, a run folder or a checkpoint.")
+    for name, value in (("prompts", prompts), ("samples", samples), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}.")
+    from grpo_pl.rewards.scoring import check_rewards
+    from grpo_pl.rewards.specs import build_reward
+    from grpo_pl.rollout.engine import SamplingParams
+    from serve.app import choose_device
+    from serve.served import find_model
+
+    trained = find_model(Path(model))
+    source = load_source(Path(config) if config else _run_config(Path(model)))
+    problems = source.validation(prompts) if split == "val" else training_problems(source, prompts)
+    sampling = SamplingParams(
+        max_completion_length=max_completion_length or trained.max_completion_length,
+        temperature=trained.temperature if temperature is None else temperature,
+    )
+    policy = trained.load_policy(choose_device(device))
+    tally: Counter[str] = Counter()
+    seen: set[tuple[int, str]] = set()
+    with ExitStack() as stack:
+        rewards = [stack.enter_context(closing(build_reward(spec))) for spec in trained.rewards]
+        check_rewards(rewards)
+        file = stack.enter_context(RowWriter(Path(output)))
+        advance = stack.enter_context(progress_bar("predict", len(problems)))
+        per_batch = max(1, batch_size // samples)
+        for first in range(0, len(problems), per_batch):
+            batch = problems[first : first + per_batch]
+            drawn = _draw(trained, policy, batch, samples, sampling, seed)
+            for row in completion_rows(drawn, rewards):
+                fate = _fate(row, seen) if keep_correct else "kept"
+                tally[fate] += 1
+                tally["correct"] += row["correct"] is True
+                if fate == "kept":
+                    file.write(row)
+            advance(min(first + per_batch, len(problems)))
+    _report(tally, len(problems), samples, output)
+
+
+def load_source(config: Path) -> PromptSource:
+    """The prompt source that a configuration names under ``data.source``.
+
+    Raises:
+        ValueError: no such file, or no source in it.
+    """
+    from grpo_pl.data.sources import PromptSource
+
+    if not config.is_file():
+        raise ValueError(f"no such file: {config}: name the problems with --config, a configuration with data.source.")
+    spec = ((yaml.safe_load(config.read_text()) or {}).get("data") or {}).get("source")
+    if not spec:
+        raise ValueError(f"{config} has no data.source.")
+    parser = OneLineErrors(prog="grpo-pl predict")
+    parser.add_subclass_arguments(PromptSource, "source", required=True)
+    source: PromptSource = parser.instantiate(parser.parse_object({"source": spec})).source
+    return source
+
+
+def training_problems(source: PromptSource, count: int) -> list[Prompt]:
+    """The first ``count`` different training problems in the order of the rollouts, or as many as turn up."""
+    found: dict[int, Prompt] = {}
+    fruitless = step = 0
+    while len(found) < count and fruitless < FRUITLESS:
+        before = len(found)
+        for prompt in source.prompts(step, count=min(DRAW, count)):
+            found.setdefault(prompt.id, prompt)
+        fruitless = 0 if len(found) > before else fruitless + 1
+        step += 1
+    return list(found.values())[:count]
+
+
+def completion_rows(drawn: Samples, rewards: Sequence[Reward]) -> Iterator[dict[str, Any]]:
+    """One row per completion, in order: messages, gold answer, each reward with its status, and whether it is right."""
+    from grpo_pl.rewards.scoring import score_completions
+
+    answers = [prompt.answer for prompt in drawn.per_row]
+    scored = score_completions(rewards, completions=drawn.completions, answers=answers, columns=drawn.columns())
+    totals, correct, lengths = scored.totals(), scored.correct(), drawn.rollout.lengths.tolist()
+    for i, prompt in enumerate(drawn.per_row):
+        yield {
+            "prompt": [{"role": "user", "content": prompt.question}],
+            "completion": [{"role": "assistant", "content": drawn.completions[i]}],
+            "answer": prompt.answer,
+            "prompt_id": prompt.id,
+            "sample": i % drawn.rollout.group_size,
+            "reward": totals[i],
+            "rewards": {
+                reward.name: {"value": row[i].value, "status": row[i].status}
+                for reward, row in zip(rewards, scored.scores, strict=True)
+            },
+            "correct": correct[i],
+            "tokens": lengths[i],
+            "finish_reason": drawn.rollout.finish_reasons[i],
+        }
+
+
+def _draw(
+    trained: ServedModel,
+    policy: PreTrainedModel,
+    batch: Sequence[Prompt],
+    samples: int,
+    sampling: SamplingParams,
+    seed: int,
+) -> Samples:
+    from grpo_pl.rollout.native import NativeEngine
+    from grpo_pl.rollout.sampler import CompletionSampler
+
+    sampler = CompletionSampler(engine=NativeEngine(), template=trained.template, tokenizer=trained.tokenizer)
+    return sampler.sample(policy, batch, group_size=samples, sampling=sampling, seed=seed, split="predict")
+
+
+def _fate(row: dict[str, Any], seen: set[tuple[int, str]]) -> str:
+    """Whether rejection sampling keeps a completion, or why not."""
+    if row["correct"] is not True:
+        return "not correct"
+    if row["finish_reason"] == "length":
+        return "cut off"
+    text = (row["prompt_id"], row["completion"][0]["content"])
+    if text in seen:
+        return "repeated"
+    seen.add(text)
+    return "kept"
+
+
+def _report(tally: Counter[str], problems: int, samples: int, output: str) -> None:
+    total = problems * samples
+    print(f"{total} completions of {problems} problems, {tally['correct'] / total:.1%} correct")
+    dropped = ", ".join(f"{tally[why]} {why}" for why in ("not correct", "cut off", "repeated") if tally[why])
+    print(f"{tally['kept']} written to {output}" + (f"; left out: {dropped}" if dropped else ""))
+
+
+def _run_config(model: Path) -> Path:
+    """The resolved configuration of the run that a run folder, export or checkpoint belongs to."""
+    folders = [model, model.absolute().parent, model.absolute().parent.parent]
+    return next((RunFolder(f).config for f in folders if RunFolder(f).config.is_file()), RunFolder(model).config)
