@@ -71,13 +71,7 @@ class TablePrompts(PromptSource):
             raise ValueError("data.source: give val_split or val_path, not both.")
         if not 0.0 <= self.val_share < 1.0:
             raise ValueError(f"data.source.val_share must lie in [0, 1), got {self.val_share}.")
-        if self.answer_pattern is not None:
-            try:
-                groups = re.compile(self.answer_pattern).groups
-            except re.error as error:
-                raise ValueError(f"answer_pattern {self.answer_pattern!r} is no regular expression: {error}") from error
-            if groups < 1:
-                raise ValueError(f"answer_pattern {self.answer_pattern!r} needs a group, such as '####\\s*(.+)'.")
+        check_pattern(self.answer_pattern)
 
     def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
         rows = self.problems("train")
@@ -122,8 +116,8 @@ class TablePrompts(PromptSource):
             val = self._read(held_out, self.val_path or f"{self.path} ({self.val_split})")
         else:
             val = [row for row in everything if self._is_held_out(row)]
-        questions = {_normal(row.question) for row in val}
-        train = [row for row in everything if _normal(row.question) not in questions]
+        questions = {normal_question(row.question) for row in val}
+        train = [row for row in everything if normal_question(row.question) not in questions]
         repeated = len(everything) - len(train)
         if repeated and (self.val_split is not None or self.val_path is not None):
             self.notes.append(f"{repeated} training rows left out: their questions are held out.")
@@ -143,23 +137,14 @@ class TablePrompts(PromptSource):
         rest = [column for column in table.column_names if column not in names]
         rows, unreadable = [], []
         for number, row in enumerate(table):
-            answer = self._gold(row[self.answer])
-            if answer is None or not _is_text(row[self.question]):
+            answer = gold_in(row[self.answer], self.answer_pattern)
+            if answer is None or not is_text(row[self.question]):
                 unreadable.append((number, row[self.answer] if answer is None else row[self.question]))
                 continue
             columns = {column: row[column] for column in rest}
             rows.append(Prompt(id=number, question=str(row[self.question]), answer=answer, columns=columns))
         self._judge_unreadable(name, unreadable, len(table))
         return rows
-
-    def _gold(self, cell: Any) -> str | None:
-        """The gold answer in a cell of the answer column; None if there is none."""
-        if not _is_text(cell):
-            return None
-        if self.answer_pattern is None:
-            return str(cell).strip() or None
-        found = [match[1] for match in re.finditer(self.answer_pattern, str(cell))]
-        return (found[-1] or "").strip() or None if found else None
 
     def _judge_unreadable(self, name: str, unreadable: Sequence[tuple[int, Any]], total: int) -> None:
         if not unreadable:
@@ -172,7 +157,7 @@ class TablePrompts(PromptSource):
         self.notes.append(f"{what}; left out.")
 
     def _is_held_out(self, row: Prompt) -> bool:
-        digest = hashlib.sha256(_normal(row.question).encode()).digest()
+        digest = hashlib.sha256(normal_question(row.question).encode()).digest()
         share = row_key(self.seed, "split", int.from_bytes(digest[:8], "big")) % 10**6
         return share < self.val_share * 10**6
 
@@ -245,9 +230,37 @@ def _permutation(size: int, key: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-def _is_text(cell: Any) -> bool:
+def check_pattern(pattern: str | None) -> None:
+    """Refuses an ``answer_pattern`` that cannot find an answer.
+
+    Raises:
+        ValueError: no regular expression, or one without a group.
+    """
+    if pattern is None:
+        return
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise ValueError(f"answer_pattern {pattern!r} is no regular expression: {error}") from error
+    if groups < 1:
+        raise ValueError(f"answer_pattern {pattern!r} needs a group, such as '####\\s*(.+)'.")
+
+
+def gold_in(cell: Any, pattern: str | None) -> str | None:
+    """The gold answer in a cell: the first group of the last match of ``pattern``, or all of it; None without one."""
+    if not is_text(cell):
+        return None
+    if pattern is None:
+        return str(cell).strip() or None
+    found = [match[1] for match in re.finditer(pattern, str(cell))]
+    return (found[-1] or "").strip() or None if found else None
+
+
+def is_text(cell: Any) -> bool:
+    """Whether a cell holds something to read."""
     return isinstance(cell, str | int | float) and str(cell).strip() != ""
 
 
-def _normal(question: str) -> str:
+def normal_question(question: str) -> str:
+    """A question without what makes no difference: white space and capitals."""
     return " ".join(question.split()).casefold()

@@ -1,0 +1,134 @@
+"""A JSON Lines file read line by line: order, splits, memory, and what is wrong with it by line."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_pl.data.json_lines import JsonLinesPrompts, permuted
+
+
+def _write(file: Path, rows: Sequence[Any]) -> str:
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return str(file)
+
+
+def _rows(count: int, tag: str = "q") -> list[dict[str, Any]]:
+    return [{"question": f"{tag} {i}?", "answer": f"so #### {i}", "level": i % 3} for i in range(count)]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> JsonLinesPrompts:
+    return JsonLinesPrompts(path=_write(tmp_path / "a.jsonl", _rows(40)), val_share=0.25, answer_pattern=r"####\s*(.+)")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 17, 64, 1000])
+def test_a_permutation_hits_every_number_once(size: int) -> None:
+    assert sorted(permuted(i, size, 5) for i in range(size)) == list(range(size))
+    if size == 1000:
+        assert [permuted(i, size, 5) for i in range(20)] != [permuted(i, size, 6) for i in range(20)]
+
+
+def test_an_epoch_gives_every_training_line_once(source: JsonLinesPrompts) -> None:
+    lines, steps = len(source.problems("train")), len(source.problems("train")) // 5
+    seen = [prompt.id for step in range(steps) for prompt in source.prompts(step, count=5)]
+    assert len(set(seen)) == len(seen) == 5 * steps
+    assert lines - 5 < len(seen) <= lines
+    again = [prompt.id for step in range(steps, 2 * steps) for prompt in source.prompts(step, count=5)]
+    assert again != seen  # the next epoch has another order
+
+
+def test_questions_answers_columns_and_splits(source: JsonLinesPrompts) -> None:
+    everyone = [*source.problems("train"), *source.problems("val")]
+    assert sorted(prompt.id for prompt in everyone) == list(range(1, 41))
+    for prompt in everyone:
+        number = prompt.id - 1
+        assert (prompt.question, prompt.answer, prompt.columns) == (f"q {number}?", str(number), {"level": number % 3})
+    assert 1 <= len(source.validation()) < 20
+    assert source.validation(2) == source.validation()[:2]
+
+
+def test_attempts_of_a_step_take_other_lines(source: JsonLinesPrompts) -> None:
+    drawn = [{prompt.id for prompt in source.prompts(1, attempt, count=6)} for attempt in range(3)]
+    assert len(set.union(*drawn)) == 18
+
+
+def test_held_out_questions_are_left_out_of_training(tmp_path: Path) -> None:
+    train = _write(tmp_path / "t.jsonl", [*_rows(5), {"question": "  W  0? ", "answer": "1"}])
+    val = _write(tmp_path / "v.jsonl", _rows(2, tag="w"))
+    source = JsonLinesPrompts(path=train, val_path=val)
+    assert [p.question for p in source.validation()] == ["w 0?", "w 1?"]
+    assert len(source.problems("train")) == 5
+    assert source.notes == ["1 training rows left out: their questions are held out."]
+
+
+def test_lines_can_be_left_out(source: JsonLinesPrompts) -> None:
+    first = source.problems("train")[0].id
+    source.leave_out({"train": {first}})
+    assert first not in {prompt.id for prompt in source.problems("train")}
+
+
+def _bad(tmp_path: Path, content: bytes, **arguments: Any) -> JsonLinesPrompts:
+    file = tmp_path / "bad.jsonl"
+    file.write_bytes(content)
+    return JsonLinesPrompts(path=str(file), **arguments)
+
+
+GOOD = b'{"question": "a", "answer": "1"}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "message"),
+    [
+        (GOOD + b'{"question": "\xff", "answer": "1"}\n', {}, r"line 2 of .* is not UTF-8: its byte 14 is 0xff"),
+        (GOOD + b"\n{]\n", {}, r"line 3 of .* is not JSON"),
+        (GOOD + b"[1]\n", {}, r"line 2 of .* is not a JSON object"),
+        (GOOD, {"question": "problem"}, r"line 1 of .* has no column 'problem'; its columns are question, answer"),
+        (GOOD, {"answer_pattern": "#### (.*)"}, r"1 of 1 rows .* \(lines 1\) with answer_pattern '#### \(\.\*\)'"),
+        (GOOD + b'{"question": "b", "answer": ""}\n', {}, r"1 of 2 rows .* \(lines 2\)\. Mend"),
+        (b"\n", {}, "is empty: it has no rows"),
+        (GOOD, {"val_share": 0.999999}, "no training rows: all are held out"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_one_clear_line(
+    tmp_path: Path, content: bytes, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        _bad(tmp_path, content, **arguments).problems("train")
+    assert "\n" not in str(caught.value)
+
+
+def test_arguments_that_cannot_work_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs a group"):
+        JsonLinesPrompts(path="x", answer_pattern="####")
+    with pytest.raises(ValueError, match="is no regular expression"):
+        JsonLinesPrompts(path="x", answer_pattern="(")
+    with pytest.raises(ValueError, match=r"cannot read the data file '.*none\.jsonl': No such file"):
+        JsonLinesPrompts(path=str(tmp_path / "none.jsonl")).problems("train")
+
+
+def test_bad_lines_can_be_dropped(tmp_path: Path) -> None:
+    source = _bad(tmp_path, GOOD + b'{"question": "b", "answer": ""}\n', bad_rows="drop", val_share=0.0)
+    assert [prompt.question for prompt in source.problems("train")] == ["a"]
+    assert "1 of 2 rows" in source.notes[0]
+
+
+@pytest.mark.slow
+def test_a_file_of_a_gigabyte_takes_a_few_megabytes(tmp_path: Path) -> None:
+    file = tmp_path / "large.jsonl"
+    padding = "x" * 2000
+    with file.open("w") as out:
+        for i in range(500_000):
+            out.write(f'{{"question": "{i} {padding}", "answer": "{i}"}}\n')
+    assert file.stat().st_size > 10**9
+    code = (
+        "import resource, sys; from grpo_pl.data.json_lines import JsonLinesPrompts as J;"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024; before = peak();"
+        "s = J(path=sys.argv[1]); [s.prompts(i, count=32) for i in range(20)]; print(peak() - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 64  # MiB beside the interpreter and its libraries
