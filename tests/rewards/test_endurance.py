@@ -52,7 +52,7 @@ def test_a_minute_of_random_latex_neither_hangs_nor_crashes_the_parent() -> None
     seen = set()
 
     @settings(
-        max_examples=100_000,
+        max_examples=20,
         deadline=None,
         database=None,
         phases=[Phase.generate],
@@ -60,8 +60,6 @@ def test_a_minute_of_random_latex_neither_hangs_nor_crashes_the_parent() -> None
     )
     @given(st.lists(st.tuples(TEXT, TEXT), min_size=8, max_size=8))
     def judge(pairs: list[tuple[str, str]]) -> None:
-        if time.monotonic() > deadline:
-            return
         started = time.monotonic()
         texts = [rf"\boxed{{{answer}}}" for answer, _ in pairs]
         scores = reward([*texts, r"\boxed{1+x}"], [*(gold for _, gold in pairs), "x+1"], {})
@@ -73,6 +71,7 @@ def test_a_minute_of_random_latex_neither_hangs_nor_crashes_the_parent() -> None
             json.dumps(score.detail, ensure_ascii=False).encode("utf-8")
             seen.add(score.status)
 
-    judge()
+    while time.monotonic() < deadline:
+        judge()
     reward.close()
     assert {"ok", "wrong", "bad_gold", "no_answer"} <= seen

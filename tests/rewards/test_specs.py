@@ -14,6 +14,7 @@ from grpo_pl.rewards.specs import build_reward
 NEEDED: dict[str, dict[str, Any]] = {
     "JudgeReward": {"model": "m", "base_url": "http://127.0.0.1:1/v1"},
     "ModelReward": {"model": "folder"},
+    "PerSource": {"rewards": {"a": {"class_path": "grpo_pl.rewards.ExactReward"}}},
     "ProcessModelReward": {"model": "folder"},
 }
 CLASSES = sorted(
