@@ -16,6 +16,7 @@ from grpo_pl.callbacks.completions import CompletionsLog
 from grpo_pl.callbacks.evaluation import ReportEvaluation
 from grpo_pl.callbacks.export import ExportPolicy
 from grpo_pl.callbacks.progress import StageProgress
+from grpo_pl.callbacks.report import WriteReport
 from grpo_pl.callbacks.samples import SampleTable
 from grpo_pl.callbacks.summary import ClosingTable
 from grpo_pl.callbacks.termination import StopOnSigterm
@@ -183,7 +184,13 @@ class GRPOCLI(LightningCLI):
         checkpoint.folder = folder.checkpoints
         self._get(self.config_init, "completions").path = folder.completions
         flags = " ".join(f"--config {path}" for path in configs)
-        return [StopOnSigterm(), ValidateAtBothEnds(), ExportPolicy(folder.export), ClosingTable(folder, flags)]
+        return [
+            StopOnSigterm(),
+            ValidateAtBothEnds(),
+            ExportPolicy(folder.export),
+            WriteReport(folder),
+            ClosingTable(folder, flags),
+        ]
 
     def _resolved_config(self) -> str:
         parser = self._parser(self.subcommand)

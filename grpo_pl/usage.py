@@ -36,6 +36,9 @@ class OneLineErrors(ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, allow_abbrev=False, **kwargs)  # an abbreviation is a typo that happens to work
 
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
+        return super().format_help(*args, **kwargs).replace("``", "`")  # docstrings are written for documentation pages
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # jsonargparse tries types one after the other with parsers that raise
             super().error(message, ex)

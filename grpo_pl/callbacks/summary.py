@@ -54,6 +54,7 @@ class ClosingTable(Callback):
         console.print(
             f"time        {minutes} min {seconds:02d} s\n"
             f"metrics     {self.folder.metrics}\n"
+            f"report      {self.folder.report}\n"
             f"checkpoint  {self.folder.last_checkpoint}\n"
             f"model       {self.folder.export}\n"
             f"next        grpo-pl validate {self.config} --ckpt_path {self.folder.last_checkpoint}",

@@ -1,0 +1,30 @@
+"""``WriteReport``: ``report.html`` in the run's folder, at the end of ``fit`` or where it broke off."""
+
+from __future__ import annotations
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from grpo_pl.report.page import write_report
+from grpo_pl.runs import RunFolder
+
+
+class WriteReport(Callback):
+    """Writes the report of ``folder``.
+
+    Args:
+        folder: the run's folder.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._write(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
+        if trainer.is_global_zero and self.folder.metrics.exists():
+            write_report(self.folder)

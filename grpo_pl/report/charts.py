@@ -1,0 +1,113 @@
+"""Which curves a report shows, from the rows of ``metrics.csv``."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Points = list[tuple[int, float]]
+"""(completed rollouts, value)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One line of a chart."""
+
+    label: str
+    points: Points
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """One picture."""
+
+    title: str
+    note: str
+    """What the numbers mean, in a few words."""
+    series: Sequence[Series]
+    kind: Literal["line", "stack"] = "line"
+    unit: Literal["", "share", "s"] = ""
+    """``share`` is drawn from 0 to 1; ``s`` are seconds."""
+    smooth: bool = False
+    """Also draw a running mean: single rollouts are noisy."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for the page's script."""
+        return asdict(self)
+
+
+def read_metrics(path: Path) -> dict[str, Points]:
+    """The columns of ``metrics.csv``, each with its own rows only."""
+    columns: dict[str, Points] = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            step = int(float(row["step"]))
+            for name, cell in row.items():
+                if name not in ("step", None) and cell:
+                    columns.setdefault(name, []).append((step, float(cell)))
+    return columns
+
+
+def charts(columns: Mapping[str, Points]) -> list[Chart]:
+    """The charts for which there are numbers, in reading order."""
+    rewards = {name: name.split("/")[1] for name in columns if name.startswith("rewards/") and name.endswith("/mean")}
+    times = {name: name.removeprefix("time/") for name in columns if name.startswith("time/")}
+    clipped = {name: _clip_label(name) for name in columns if name.startswith("clip_ratio/") and "region" not in name}
+    stages = ["rollout", "reward", "logprobs", "update"]
+    ordered = dict(sorted(times.items(), key=lambda item: (*[item[1] != stage for stage in stages], item[1])))
+    wanted = [
+        *_held_out(columns),
+        _chart(columns, "Reward", "mean over a rollout, weighted sum", {"reward": "reward"}, smooth=True),
+        _chart(columns, "Rewards by name", "mean of each, before its weight", rewards, smooth=True),
+        _chart(
+            columns,
+            "Length of completions",
+            "tokens, right and wrong answers apart",
+            {"completions/mean_length_correct": "correct", "completions/mean_length_wrong": "wrong"},
+            smooth=True,
+        ),
+        _chart(columns, "KL to the reference", "per token", {"kl": "KL"}, smooth=True),
+        _chart(columns, "Entropy", "of the policy, nats per token", {"entropy": "entropy"}, smooth=True),
+        _chart(columns, "Clipped ratios", "share of tokens", clipped, smooth=True),
+        _chart(
+            columns,
+            "Groups and endings",
+            "share without a difference in reward; cut off at the limit; with a word of reflection",
+            {
+                "frac_reward_zero_std": "equal rewards",
+                "completions/clipped_ratio": "cut off",
+                "completions/reflection_rate": "reflecting",
+            },
+            unit="share",
+            smooth=True,
+        ),
+        _chart(columns, "Gradient norm", "before clipping", {"grad_norm": "norm"}, smooth=True),
+        _chart(columns, "Learning rate", "", {"lr": "rate"}),
+        _chart(columns, "Time per rollout", "seconds by stage", ordered, kind="stack", unit="s"),
+    ]
+    return [chart for chart in wanted if chart.series]
+
+
+def _held_out(columns: Mapping[str, Points]) -> Iterable[Chart]:
+    """One chart for ``val/…`` and one for each named set ``val/<name>/…``."""
+    sets = dict.fromkeys(name.rpartition("/")[0] for name in columns if name.startswith("val/"))
+    for place in sets:
+        names = {}
+        for name in columns:
+            leaf = name.removeprefix(f"{place}/")
+            if name.rpartition("/")[0] == place and leaf.startswith(("pass@", "maj@", "greedy", "avg@")):
+                names[name] = leaf
+        title = "Held-out problems" if place == "val" else f"Held-out: {place.removeprefix('val/')}"
+        yield _chart(columns, title, "share answered correctly", names, unit="share")
+
+
+def _chart(columns: Mapping[str, Points], title: str, note: str, names: Mapping[str, str], **options: Any) -> Chart:
+    series = [Series(label=label, points=columns[name]) for name, label in names.items() if name in columns]
+    return Chart(title=title, note=note, series=series, **options)
+
+
+def _clip_label(name: str) -> str:
+    return name.removeprefix("clip_ratio/").removesuffix("_mean")

@@ -1,0 +1,117 @@
+"""Builds ``report.html``: one file without outside resources, in which all that a run wrote is data, not markup."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from grpo_pl.callbacks.completions import Row, read_completions
+from grpo_pl.report.charts import Points, charts, read_metrics
+from grpo_pl.runs import RunFolder
+
+LARGEST_SAMPLES = 8_000_000
+"""Characters of completions in a report; of longer files every second rollout is left out, or every fourth …"""
+
+
+def write_report(run: RunFolder) -> Path:
+    """Writes ``report.html`` into a run's folder, whole or not at all, and returns its path.
+
+    Raises:
+        ValueError: the folder holds no ``metrics.csv``, so it is no run.
+    """
+    if not run.metrics.is_file():
+        raise ValueError(f"{run.path} holds no metrics.csv: give the folder of a run, such as runs/quickstart.")
+    staging = run.report.with_suffix(".html.partial")
+    staging.write_text(build_page(run), encoding="utf-8", errors="replace")
+    os.replace(staging, run.report)
+    return run.report
+
+
+def build_page(run: RunFolder) -> str:
+    """The text of the page."""
+    name = run.path.resolve().name
+    columns = read_metrics(run.metrics)
+    samples = list(read_completions(run.completions)) if run.completions.is_file() else []
+    data = {
+        "name": name,
+        "tiles": _tiles(columns),
+        "charts": [chart.to_dict() for chart in charts(columns)],
+        "samples": _rollouts(_thinned(samples)),
+        "config": run.config.read_text(errors="replace") if run.config.is_file() else "",
+    }
+    page = _asset("page.html")
+    parts = {
+        "{{title}}": html.escape(f"{name} – grpo-pl"),
+        "{{style}}": _asset("style.css"),
+        "{{script}}": "\n".join(_asset(file) for file in ("charts.js", "samples.js", "page.js")),
+        "{{data}}": _json_in_html(data),
+    }
+    before, *rest = page.split("{{")
+    for piece in rest:  # one pass: data that looks like a placeholder stays as it is
+        key, _, text = piece.partition("}}")
+        before += parts["{{" + key + "}}"] + text
+    return before
+
+
+def _json_in_html(data: Any) -> str:
+    """JSON that cannot end the script element it stands in, whatever its strings hold."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _tiles(columns: dict[str, Points]) -> list[dict[str, str]]:
+    """The few numbers at the top of the page."""
+    tiles = []
+    for name, label in (("val/pass@1", "pass@1, sampled"), ("val/greedy", "greedy")):
+        if name in columns:
+            first, last = columns[name][0][1], columns[name][-1][1]
+            tiles.append({"label": label, "value": f"{last:.3f}", "note": f"from {first:.3f}"})
+    if "reward" in columns:
+        first, last = columns["reward"][0][1], columns["reward"][-1][1]
+        tiles.append({"label": "reward", "value": f"{last:.3f}", "note": f"from {first:.3f}"})
+    if "step_time" in columns:
+        seconds = sum(value for _, value in columns["step_time"])
+        rollouts = len(columns["step_time"])
+        minutes = f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+        tiles.append({"label": "rollouts", "value": str(rollouts), "note": f"{minutes} without validation"})
+    if "num_tokens" in columns:
+        tokens = columns["num_tokens"][-1][1]
+        tiles.append({"label": "tokens written", "value": _short(tokens), "note": "by the policy, in training"})
+    return tiles
+
+
+def _rollouts(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Rows by rollout and prompt, as the page's browser walks through them; long repeated fields stand once."""
+    rollouts: dict[int, dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        group = rollouts.setdefault(row["step"], {}).setdefault(
+            row["prompt_id"], {key: row[key] for key in ("prompt", "question", "answer")} | {"completions": []}
+        )
+        kept = ("completion", "tokens", "finish_reason", "rewards", "correct", "reward", "advantage")
+        group["completions"].append({key: row[key] for key in kept})
+    return [{"step": step + 1, "groups": list(groups.values())} for step, groups in sorted(rollouts.items())]
+
+
+def _thinned(rows: list[Row]) -> list[Row]:
+    steps = sorted({row["step"] for row in rows})
+    while sum(len(row["completion"]) + len(row["prompt"]) for row in rows) > LARGEST_SAMPLES and len(steps) > 1:
+        steps = steps[::2]
+        kept = set(steps)
+        rows = [row for row in rows if row["step"] in kept]
+    return rows
+
+
+def _asset(name: str) -> str:
+    return resources.files("grpo_pl.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _short(number: float) -> str:
+    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.1f} {letter}"
+    return f"{number:.0f}"

@@ -1,0 +1,35 @@
+"""The report of a run that broke off."""
+
+from pathlib import Path
+from typing import Any
+
+
+def test_a_run_that_breaks_off_still_has_a_report(command_line: Any, tmp_path: Path) -> None:
+    (tmp_path / "fragile.py").write_text(
+        "calls = []\n"
+        "def fragile(completions, **kwargs):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) > 2:\n"
+        "        raise ValueError('broke')\n"
+        "    return [0.5] * len(completions)\n"
+    )
+    rewards = [
+        {"class_path": "grpo_pl.rewards.MathReward"},
+        {"class_path": "grpo_pl.rewards.FunctionReward", "init_args": {"function": f"{tmp_path}/fragile.py:fragile"}},
+    ]
+    outcome = command_line("fit", "--config", command_line.config("broken", model__rewards=rewards))
+    assert outcome.status == 1 and "broke" in outcome.err.splitlines()[-1]
+    page = (command_line.runs / "broken" / "report.html").read_text()
+    assert '"step":2' in page and '"step":3' not in page
+
+
+def test_the_report_of_any_run_can_be_written_again(command_line: Any) -> None:
+    assert command_line("fit", "--config", command_line.config("again")).status == 0
+    run = command_line.runs / "again"
+    written = (run / "report.html").read_text()
+    (run / "report.html").unlink()
+    from grpo_pl.cli import main
+
+    assert main(["report", str(run)]) == 0
+    assert (run / "report.html").read_text() == written
+    assert main(["report", str(run / "export")]) == 1
