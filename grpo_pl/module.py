@@ -31,7 +31,7 @@ from grpo_pl.rewards.scoring import check_rewards
 from grpo_pl.rollout.engine import RolloutEngine, SamplingParams
 from grpo_pl.rollout.native import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
-from grpo_pl.step_metrics import REFLECTION_WORDS, broken_share, experience_metrics
+from grpo_pl.step_metrics import REFLECTION_WORDS, broken_share, experience_metrics, pass_rates
 from grpo_pl.stopwatch import stopwatch
 from grpo_pl.strategies import FSDP2Strategy
 from grpo_pl.update import PolicyUpdate, UpdateResult
@@ -151,6 +151,7 @@ class GRPOModule(LightningModule):
         seconds: dict[str, float] = {}
         with stopwatch(seconds, "step"):
             experience = self.collect(batch)
+            self._data.source.observe(pass_rates(experience, self.rewards, self.collective))
             with stopwatch(seconds, "update"):
                 result = self.update(experience)
         self.engine.update_weights(self.require_policy())

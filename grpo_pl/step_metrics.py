@@ -40,8 +40,35 @@ def experience_metrics(
         values = experience.values[index]  # (P, G)
         metrics["completions/mean_length_correct"] = _mean(lengths[values >= 1.0])
         metrics["completions/mean_length_wrong"] = _mean(lengths[values < 1.0])
+    metrics |= _source_metrics(experience, rewards, collective)
     metrics |= _text_metrics(experience, collective, reflection_words)
     return {name: value for name, value in metrics.items() if value == value}  # NaN: a mean over nothing
+
+
+def _source_metrics(experience: Experience, rewards: Sequence[Reward], collective: Collective) -> dict[str, float]:
+    """The main numbers for each part of a mixture, as ``sources/<name>/…``; nothing where there are no parts."""
+    mine = [prompt.source for prompt in experience.samples.prompts]
+    if not all(mine):
+        return {}
+    sources = [source for part in collective.gather_objects(mine) for source in part]  # P, in the order of the batch
+    statistics, metrics = experience.statistics, {}
+    for name in sorted(set(sources)):
+        rows = torch.tensor([source == name for source in sources], device=statistics.rewards.device)
+        metrics[f"sources/{name}/reward"] = _mean(statistics.rewards[rows][statistics.valid[rows]])
+        metrics[f"sources/{name}/frac_reward_zero_std"] = 1.0 - _mean(statistics.informative[rows])
+        metrics[f"sources/{name}/mean_length"] = _mean(experience.lengths[rows])
+        for reward, values in zip(rewards, experience.values[:, rows], strict=True):
+            metrics[f"sources/{name}/rewards/{reward.name}/mean"] = _mean(values[~values.isnan()])
+    return metrics
+
+
+def pass_rates(experience: Experience, rewards: Sequence[Reward], collective: Collective) -> dict[int, float]:
+    """Share of right completions of each problem of the global batch, by id, where any could be judged."""
+    mine = torch.tensor([prompt.id for prompt in experience.samples.prompts], device=experience.keep.device)
+    ids = collective.gather_rows(mine).tolist()
+    values = experience.values[next(i for i, reward in enumerate(rewards) if reward.correctness)]  # (P, G)
+    right, judged = (values >= 1.0).sum(dim=1).tolist(), (~values.isnan()).sum(dim=1).tolist()
+    return {i: r / n for i, r, n in zip(ids, right, judged, strict=True) if n}
 
 
 def _text_metrics(experience: Experience, collective: Collective, words: Sequence[str]) -> dict[str, float]:

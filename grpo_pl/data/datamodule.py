@@ -109,10 +109,11 @@ class RolloutDataModule(LightningDataModule):
         return list(dict.fromkeys(group for groups in members for group in groups))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"completed_rollouts": self.completed_rollouts}
+        return {"completed_rollouts": self.completed_rollouts, "source": self.source.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.completed_rollouts = state_dict["completed_rollouts"]
+        self.source.load_state_dict(state_dict["source"])
 
     def _rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)

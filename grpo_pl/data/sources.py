@@ -37,6 +37,16 @@ class PromptSource(ABC):
         """Never gives these problems, named by split and ``Prompt.id``, again; only for a fixed list."""
         raise TypeError(f"{type(self).__name__} makes its problems up: there is no list to leave any out of.")
 
+    def observe(self, rates: Mapping[int, float]) -> None:  # noqa: B027 - most sources do not care
+        """Told after each rollout which share of the completions of each problem, by id, was right."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What ``observe`` taught, as tensors and plain values for the checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most sources have none
+        """Takes back what :meth:`state_dict` gave."""
+
     def init_args(self) -> dict[str, Any]:
         """The arguments that rebuild this source; they name cached results that depend on it."""
         if not is_dataclass(self):

@@ -61,7 +61,7 @@ def test_prompts_that_do_not_divide_among_the_processes_are_refused() -> None:
 def test_completed_rollouts_are_the_whole_state() -> None:
     data = RolloutDataModule(Numbered(), steps=4, prompts_per_step=1)
     data.completed_rollouts = 2
-    assert data.state_dict() == {"completed_rollouts": 2}
+    assert data.state_dict() == {"completed_rollouts": 2, "source": {}}
     restored = RolloutDataModule(Numbered(), steps=4, prompts_per_step=1)
     restored.load_state_dict(data.state_dict())
     assert [batch.step for batch in restored.train_dataloader()] == [2, 3]

@@ -1,0 +1,109 @@
+"""What the curriculum prefers, passes over, remembers and restores."""
+
+import io
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_pl.data.curriculum import CurriculumPrompts
+from grpo_pl.data.sources import PromptSource
+from grpo_pl.types import Prompt
+
+
+@dataclass(kw_only=True)
+class Ten(PromptSource):
+    """The same ten problems at every step."""
+
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
+        return [Prompt(id=i, question=f"{i}?", answer="") for i in range(10)][:count]
+
+    def validation(self, count: int | None = None) -> list[Prompt]:
+        return []
+
+
+def _ids(source: CurriculumPrompts, step: int, count: int = 3) -> list[int]:
+    return [prompt.id for prompt in source.prompts(step, count=count)]
+
+
+def test_problems_solved_half_of_the_time_come_most_and_solved_ones_never() -> None:
+    source = CurriculumPrompts(source=Ten(), pool=10)
+    rates = {0: 0.0, 1: 0.5, **dict.fromkeys(range(2, 10), 1.0)}
+    for _ in range(2):
+        source.observe(rates)
+    seen = Counter(source.prompts(step, count=1)[0].id for step in range(300))
+    assert set(seen) == {0, 1}
+    assert seen[1] / 300 == pytest.approx(0.27 / (0.27 + 0.02), abs=0.05)
+
+
+def test_solved_ones_fill_up_where_there_are_too_few_others() -> None:
+    source = CurriculumPrompts(source=Ten(), pool=10, solved_after=1)
+    source.observe(dict.fromkeys(range(8), 1.0))
+    assert set(_ids(source, 0)[:2]) == {8, 9}
+    assert len(set(_ids(source, 0, count=5))) == 5
+
+
+def test_running_rate_by_hand_and_the_first_visit_counts_whole() -> None:
+    source = CurriculumPrompts(source=Ten(), memory=0.75, solved_at=0.9, solved_after=2)
+    source.observe({3: 1.0})
+    assert not source.is_solved(3)  # one visit
+    source.observe({3: 0.5})  # 0.75 * 1 + 0.25 * 0.5
+    assert source.state_dict()["rates"].tolist() == [0.875]
+    source.observe({3: 1.0})
+    assert source.is_solved(3)  # 0.90625
+
+
+def test_draws_are_a_function_of_step_and_statistics_which_survive_a_checkpoint() -> None:
+    source, fresh = CurriculumPrompts(source=Ten(), pool=3), CurriculumPrompts(source=Ten(), pool=3)
+    source.observe({1: 1.0, 2: 0.1, 7: 1 / 3})
+    buffer = io.BytesIO()
+    torch.save(source.state_dict(), buffer)
+    buffer.seek(0)
+    fresh.load_state_dict(torch.load(buffer, weights_only=True))
+    assert [_ids(source, step) for step in range(20)] == [_ids(fresh, step) for step in range(20)]
+    assert [_ids(source, step) for step in range(5)] != [_ids(source, step) for step in range(5, 10)]
+    fresh.observe({1: 0.0})
+    assert fresh.state_dict()["rates"].tolist() == [0.5, 0.1, 1 / 3]
+
+
+def test_the_cold_start_does_not_see_statistics() -> None:
+    source = CurriculumPrompts(source=Ten(), pool=10, solved_after=1)
+    before = _ids(source, -4)
+    source.observe(dict.fromkeys(range(10), 1.0))
+    assert _ids(source, -4) == before
+
+
+def test_arguments_out_of_range_are_refused() -> None:
+    for arguments, message in [({"pool": 0}, "pool"), ({"memory": 1.0}, "memory"), ({"solved_at": 0.0}, "solved_at")]:
+        with pytest.raises(ValueError, match=message):
+            CurriculumPrompts(source=Ten(), **arguments)
+
+
+def test_a_resumed_run_draws_what_one_run_would_have(
+    fresh_command_line: Any, read_metrics: Callable[..., list[dict[str, str]]]
+) -> None:
+    source = {
+        "class_path": "grpo_pl.data.curriculum.CurriculumPrompts",
+        "init_args": {
+            "pool": 4,
+            "source": {
+                "class_path": "grpo_pl.data.arithmetic.ArithmeticPrompts",
+                "init_args": {"digits": 1, "scratchpad_share": 0.0},
+            },
+        },
+    }
+    config = fresh_command_line.config("curriculum", data__source=source)
+    done = fresh_command_line("fit", f"--config={config}")
+    assert done.status == 0, done.err
+    run = fresh_command_line.runs / "curriculum"
+    middle = fresh_command_line("fit", f"--config={config}", f"--ckpt_path={run}/checkpoints/rollout-000002.ckpt")
+    assert middle.status == 0, middle.err
+    whole = [row for row in read_metrics(run / "metrics.csv") if "reward" in row]
+    half = [row for row in read_metrics(fresh_command_line.runs / "curriculum-2" / "metrics.csv") if "reward" in row]
+    assert half == whole[-2:]
+    saved = torch.load(run / "checkpoints" / "rollout-000004.ckpt", weights_only=True)
+    (state,) = [value for value in saved.values() if isinstance(value, dict) and "completed_rollouts" in value]
+    assert len(state["source"]["ids"]) > 0
