@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def products_alone(cell: Cell, lengths: Sequence[int], device: str, *, packed: b
         if packed:
             layers.append(Matrix(weight, rows=cell.rows))
         else:
-            layers.append(lambda x, weight=weight: torch.nn.functional.linear(x, weight))
+            layers.append(partial(torch.nn.functional.linear, weight=weight))
     inputs = {
         width: torch.randn(cell.prompts * cell.prompt_tokens, width, device=device, dtype=dtype) for width, _ in widths
     }

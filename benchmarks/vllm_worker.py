@@ -12,7 +12,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("OMP_NUM_THREADS", str(request["threads"]))
-    import vllm
+    import vllm  # type: ignore[import-not-found]
 
     longest = len(request["prompts"][0]) + max(request["lengths"])
     engine = vllm.LLM(

@@ -12,6 +12,7 @@ from grpo_pl.functional.gemm import gram, product
 
 _CHUNK_TOKENS = 1024  # most tokens whose logits exist at one time …
 _CHUNK_ELEMENTS = 1 << 25  # … and most logits: 128 MiB in float32
+_BLOCK_ELEMENTS = 1 << 24  # of the weight's gradient, 64 MiB, made at one time
 _KEPT_ELEMENTS = 1 << 26  # probabilities kept for the backward pass; those of further chunks are computed again
 
 
@@ -140,7 +141,7 @@ class _HeadLogprobs(torch.autograd.Function):
                 if to_hidden is not None:
                     to_hidden[rows] = product(slope, narrow).to(hidden.dtype)
                 if to_weight is not None:
-                    to_weight += gram(slope, inputs)
+                    _add_gram(to_weight, slope, inputs)
         to_weight = None if to_weight is None else to_weight.to(weight.dtype)
         to_bias = None if to_bias is None else to_bias.to(bias.dtype)
         return to_hidden, to_weight, to_bias, None, None, None, None
@@ -172,6 +173,13 @@ def _logits(inputs: Tensor, weight: Tensor, bias: Tensor | None, temperature: fl
         logits += bias.to(logits.dtype)
     logits = logits.to(_wide(logits.dtype))
     return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def _add_gram(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total (V, H) += leftᵀ right, a block of the vocabulary at a time: no second tensor of the weight's size."""
+    block = max(1, _BLOCK_ELEMENTS // right.shape[-1])
+    for start in range(0, total.shape[0], block):
+        total[start : start + block] += gram(left[:, start : start + block], right)
 
 
 def _chunks(tokens: int, vocabulary: int) -> list[slice]:

@@ -1,0 +1,93 @@
+"""Peak memory of log-probabilities and their backward pass as tokens times vocabulary grow, chunked and materialised.
+
+Every figure comes from a process of its own. What counts is the memory beyond the inputs and the weight's gradient.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import publish, surroundings
+
+from grpo_pl.functional.gemm import FastLinear
+from grpo_pl.functional.logprobs import head_logprobs, token_entropy, token_logprobs
+
+GRID = [(1024, 32_000), (4096, 32_000), (16_384, 32_000), (4096, 152_000), (16_384, 152_000)]
+MIB = 2**20
+
+
+def peak(device: str) -> float:
+    """Most memory this process has used so far, in MiB."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / MIB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # KiB on Linux
+
+
+def one(way: str, tokens: int, vocabulary: int, hidden_size: int, device: str) -> dict[str, Any]:
+    """MiB beyond inputs and weight gradient, and seconds, of one forward and backward pass."""
+    generator = torch.Generator(device).manual_seed(0)
+    hidden = torch.randn(tokens, hidden_size, generator=generator, device=device).requires_grad_()
+    weight = (torch.randn(vocabulary, hidden_size, generator=generator, device=device) * 0.02).requires_grad_()
+    token_ids = torch.randint(vocabulary, (tokens,), generator=generator, device=device)
+    head_logprobs(hidden[:2], weight[:8], token_ids[:2] % 8)[0].sum().backward()  # loads the libraries
+    hidden.grad, weight.grad = None, torch.zeros_like(weight)
+    weight.grad.fill_(0.0)
+    before, start = peak(device), time.perf_counter()
+    weight.grad = None  # its gradient takes the place that was measured
+    if way == "chunked":
+        logprobs, entropy = head_logprobs(hidden, weight, token_ids, with_entropy=True)
+    else:
+        logits = hidden @ weight.t()
+        logprobs, entropy = token_logprobs(logits, token_ids), token_entropy(logits.detach())
+    assert entropy is not None
+    logprobs.sum().backward()
+    return {
+        "mib": round(max(0.0, peak(device) - before), 1),
+        "seconds": round(time.perf_counter() - start, 2),
+        "entropy": round(float(entropy.detach().mean()), 4),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--materialised-limit-gib", type=float, default=4.0, help="logits above this are not tried")
+    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
+    parser.add_argument("--one", nargs=3, metavar=("WAY", "TOKENS", "VOCABULARY"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.one:
+        way, tokens, vocabulary = arguments.one
+        with FastLinear():
+            print(json.dumps(one(way, int(tokens), int(vocabulary), arguments.hidden, arguments.device)))
+        return
+    record: dict[str, Any] = {"benchmark": "memory", **surroundings(arguments.device), "hidden": arguments.hidden}
+    record["cells"] = []
+    shared = [f"--device={arguments.device}", f"--threads={arguments.threads}", f"--hidden={arguments.hidden}"]
+    for tokens, vocabulary in GRID:
+        cell: dict[str, Any] = {"tokens": tokens, "vocabulary": vocabulary}
+        cell["logits_mib"] = round(tokens * vocabulary * 4 / MIB)
+        for way in ("chunked", "materialised"):
+            if way == "materialised" and cell["logits_mib"] > 1024 * arguments.materialised_limit_gib:
+                cell[way] = None
+                continue
+            command = [sys.executable, __file__, *shared, "--one", way, str(tokens), str(vocabulary)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            cell[way] = json.loads(done.stdout.splitlines()[-1])
+        record["cells"].append(cell)
+        print(json.dumps(cell), flush=True)
+    publish(record, arguments.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""How the time of a GRPO step grows with group size, completion length, model size and ranks."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import HALF_BILLION, SMALL, Cell, lengths_of, publish, summary, surroundings
+from step import our_steps
+
+
+def sweep(device: str) -> list[tuple[str, int, Cell]]:
+    """(axis, value, cell), one axis at a time around a base cell."""
+    base = SMALL if device == "cpu" else replace(HALF_BILLION, prompts=8, completion_tokens=128)
+    cells = [("group", group, replace(base, group=group)) for group in (4, 8, 16, 32)]
+    cells += [("completion", tokens, replace(base, completion_tokens=tokens)) for tokens in (64, 128, 256, 512)]
+    cells += [
+        ("hidden", hidden, replace(base, hidden=hidden, intermediate=4 * hidden, heads=hidden // 16))
+        for hidden in ((64, 128, 256) if device == "cpu" else ())
+    ]
+    cells += [("layers", layers, replace(base, layers=layers)) for layers in (2, 4, 8)]
+    return cells
+
+
+def time_cell(cell: Cell, device: str, steps: int) -> dict[str, Any]:
+    lengths = lengths_of("fixed", cell)
+    watch = our_steps(cell, lengths, device=device, steps=steps + 1, peers={}, micro_batch_size=min(64, cell.rows))
+    stages = {name: summary([stage[name] for stage in watch.stages])["median"] for name in watch.stages[0]}
+    median = summary(watch.seconds)["median"]
+    return {"seconds": summary(watch.seconds), "stages": stages, "tokens_per_second": round(sum(lengths) / median)}
+
+
+def ranks(counts: list[int], steps: int) -> list[dict[str, Any]]:
+    """Step time of the quickstart on several processes of one thread each; needs as many cores to mean anything."""
+    config = Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml"
+    results = []
+    for count in counts:
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "grpo_pl", "fit", f"--config={config}", f"--runs_dir={folder}"]
+            command += [f"--data.steps={steps + 1}", "--data.val_prompts=8", "--model.cold_start=null"]
+            command += [f"--trainer.devices={count}"] + (["--trainer.strategy=ddp"] if count > 1 else [])
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+            with (Path(folder) / "quickstart" / "metrics.csv").open(newline="") as file:
+                seconds = [float(row["step_time"]) for row in csv.DictReader(file) if row.get("step_time")]
+        results.append({"axis": "ranks", "value": count, "seconds": summary(seconds[1:])})
+        print(json.dumps(results[-1]), flush=True)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--steps", type=int, default=3, help="measured steps of each cell, after one warm-up")
+    parser.add_argument("--axes", nargs="+", choices=["group", "completion", "hidden", "layers", "ranks"])
+    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    record: dict[str, Any] = {"benchmark": "scaling", **surroundings(arguments.device), "cells": []}
+    for axis, value, cell in sweep(arguments.device):
+        if arguments.axes and axis not in arguments.axes:
+            continue
+        found = {"axis": axis, "value": value, **time_cell(cell, arguments.device, arguments.steps)}
+        record["cells"].append(found)
+        print(json.dumps(found), flush=True)
+    if arguments.device == "cpu" and (not arguments.axes or "ranks" in arguments.axes):
+        record["cells"] += ranks([1, 2], arguments.steps)
+    publish(record, arguments.output)
+
+
+if __name__ == "__main__":
+    main()
