@@ -55,6 +55,12 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def shape() -> dict[str, Any]:
+    """The configuration that the exported policy was made from."""
+    return SHAPE
+
+
 class Running:
     """One server process, as a user starts it."""
 

@@ -1,0 +1,284 @@
+"""The server against the in-process engine, over loopback: ``python benchmarks/serve.py`` prints JSON.
+
+The model is the quickstart's architecture with random weights and room for 512 tokens; speed does not depend on what
+the weights say, and end tokens are ignored so that every completion has the same length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from grpo_pl.export import export_policy
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rewards import FormatReward, MathReward
+from grpo_pl.rollout.engine import SamplingParams
+from grpo_pl.rollout.native import NativeEngine
+from grpo_pl.types import SampleKey
+
+ROOT = Path(__file__).parents[1]
+CLIENTS, SAMPLES, TOKENS = 4, 8, 256
+STREAMS = 8
+PROMPT = "347+285="
+
+
+def build_export(folder: Path) -> Path:
+    """The quickstart's architecture, exported."""
+    config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())["model"]["policy"]["from_scratch"]
+    policy = PolicyConfig(from_scratch={**config, "max_position_embeddings": 512})
+    tokenizer = load_tokenizer(policy)
+    export_policy(
+        folder,
+        model=load_model(policy, tokenizer),
+        tokenizer=tokenizer,
+        template=PromptTemplate(),
+        rewards=[MathReward(), FormatReward(weight=0.1)],
+        sampling=SamplingParams(max_completion_length=TOKENS),
+    )
+    return folder
+
+
+class Server:
+    """A server process and plain clients of it."""
+
+    def __init__(self, model: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        command = [sys.executable, "-m", "serve", "--model", str(model), "--port", str(self.port)]
+        began = time.perf_counter()
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        while not (line := self.process.stdout.readline()).startswith("curl"):
+            if not line:
+                raise RuntimeError("the server did not start.")
+        self.ready_s = time.perf_counter() - began
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
+
+    def post(self, connection: http.client.HTTPConnection, path: str, body: Any) -> Any:
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        data = answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f"{path} answered {answer.status}: {data[:300]!r}")
+        return json.loads(data)
+
+    def rss_mb(self) -> dict[str, float]:
+        """Resident memory of the front process and its workers."""
+        import psutil
+
+        front = psutil.Process(self.process.pid)
+        sizes = {"front": front.memory_info().rss / 2**20}
+        spawned = [c for c in front.children() if "spawn_main" in " ".join(c.cmdline())]
+        by_size = sorted(spawned, key=lambda child: child.memory_info().rss)
+        for name, child in zip(("score", "generate"), by_size, strict=True):
+            sizes[name] = child.memory_info().rss / 2**20
+        return sizes
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+@contextlib.contextmanager
+def running(model: Path) -> Iterator[Server]:
+    server = Server(model)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.stop()
+
+
+def engine_rate(policy: Any, prompt_ids: list[int]) -> float:
+    """Tokens per second of one rollout with as many rows as the clients ask for together."""
+    keys = [
+        [SampleKey(seed=c, split="predict", step=0, attempt=0, prompt_id=c, sample=s) for s in range(SAMPLES)]
+        for c in range(CLIENTS)
+    ]
+    began = time.perf_counter()
+    NativeEngine().generate(
+        policy,
+        prompt_ids=[prompt_ids] * CLIENTS,
+        keys=keys,
+        sampling=SamplingParams(max_completion_length=TOKENS),
+        eos_token_ids=[],
+        pad_token_id=0,
+    )
+    return CLIENTS * SAMPLES * TOKENS / (time.perf_counter() - began)
+
+
+def server_rate(server: Server, requests: int) -> float:
+    """Tokens per second over ``requests`` from each client."""
+    body = {"messages": [{"role": "user", "content": PROMPT}], "n": SAMPLES, "max_tokens": TOKENS, "ignore_eos": True}
+
+    def client(number: int) -> int:
+        connection = server.connect()
+        answers = [server.post(connection, "/v1/chat/completions", {**body, "seed": number}) for _ in range(requests)]
+        return sum(answer["usage"]["completion_tokens"] for answer in answers)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        tokens = sum(threads.map(client, range(CLIENTS)))
+    return tokens / (time.perf_counter() - began)
+
+
+def first_token_ms(server: Server, rounds: int) -> list[float]:
+    """Milliseconds to the first token, with ``STREAMS`` clients that stream one completion after the other."""
+    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+
+    def client(_: int) -> list[float]:
+        times = []
+        for _ in range(rounds):
+            connection = server.connect()
+            began = time.perf_counter()
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            while True:
+                line = answer.readline()
+                if line.startswith(b"data: {") and json.loads(line[6:])["choices"][0]["delta"].get("content"):
+                    break
+            times.append((time.perf_counter() - began) * 1000)
+            answer.read()
+            connection.close()
+        return times
+
+    with ThreadPoolExecutor(STREAMS) as threads:
+        return [ms for times in threads.map(client, range(STREAMS)) for ms in times]
+
+
+def score_rate(server: Server, pairs: int, part: int = 64) -> float:
+    """Pairs per second of ``/v1/score``; every pair is different and takes algebra, so no cache helps."""
+    rng = random.Random(0)
+    items = []
+    for _ in range(pairs):
+        a, b, c = (rng.randrange(2, 10_000) for _ in range(3))
+        work = " ".join(f"step {i}: {a}x+{b}={i * c}." for i in range(30))
+        answer = rf"{a}x+\frac{{{b}}}{{{c}}}" if rng.random() < 0.5 else rf"{a + 1}x+\frac{{{b}}}{{{c}}}"
+        items.append(
+            {
+                "completion": rf"<think>{work}</think><answer>\boxed{{{answer}}}</answer>",
+                "answer": rf"\frac{{{a * c}x+{b}}}{{{c}}}",
+            }
+        )
+    parts = [items[i : i + part] for i in range(0, pairs, part)]
+
+    def client(mine: list[list[dict[str, str]]]) -> int:
+        connection = server.connect()
+        return sum(len(server.post(connection, "/v1/score", {"items": some})["items"]) for some in mine)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(2) as threads:
+        scored = sum(threads.map(client, [parts[::2], parts[1::2]]))
+    return scored / (time.perf_counter() - began)
+
+
+def memory_growth(server: Server, requests: int) -> dict[str, Any]:
+    """Resident memory after a fifth of the requests, when everything has been used once, and after all of them."""
+    body = {"messages": [{"role": "user", "content": PROMPT}], "n": 2, "max_tokens": 8}
+    score = {"items": [{"completion": r"\boxed{632}", "answer": "632"}]}
+    counter = iter(range(requests))
+    lock = threading.Lock()
+    marks: dict[int, dict[str, float]] = {}
+
+    def client(_: int) -> None:
+        connection = server.connect()
+        while True:
+            with lock:
+                number = next(counter, None)
+            if number is None:
+                return
+            if number == requests // 5:
+                marks[number] = server.rss_mb()
+            if number % 5 == 4:
+                server.post(connection, "/v1/score", score)
+            else:
+                server.post(connection, "/v1/chat/completions", {**body, "seed": number})
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(client, range(4)))
+    before, after = marks[requests // 5], server.rss_mb()
+    growth = {name: round(100 * (after[name] / before[name] - 1), 2) for name in before}
+    return {"requests": requests, "before_mb": _rounded(before), "after_mb": _rounded(after), "growth_percent": growth}
+
+
+def _ninth(values: list[float]) -> float:
+    return sorted(values)[len(values) * 9 // 10]
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 1) for name, value in values.items()}
+
+
+def medians(measure: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Each measurement ``rounds`` times, in turns, so that a busy spell of the machine meets all of them."""
+    values: dict[str, list[float]] = {name: [] for name in measure}
+    for _ in range(rounds):
+        for name, run in measure.items():
+            values[name].append(run())
+    return values
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--memory-requests", type=int, default=5000)
+    parser.add_argument("--pairs", type=int, default=1024)
+    args = parser.parse_args()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # as in the server's worker
+    with tempfile.TemporaryDirectory() as temporary:
+        model = build_export(Path(temporary) / "quickstart" / "export")
+        policy = PolicyConfig(path=str(model))
+        tokenizer = load_tokenizer(policy)
+        engine = load_model(policy, tokenizer)
+        ids = list(tokenizer(PROMPT).input_ids)
+        with running(model) as server:
+            engine_rate(engine, ids)
+            server_rate(server, 1)
+            rates = medians(
+                {"engine": lambda: engine_rate(engine, ids), "server": lambda: server_rate(server, 2)}, args.rounds
+            )
+            ratios = [s / e for s, e in zip(rates["server"], rates["engine"], strict=True)]
+            times = first_token_ms(server, args.rounds)
+            pairs = score_rate(server, args.pairs)
+            memory = memory_growth(server, args.memory_requests)
+            ready = server.ready_s
+    result = {
+        "date": time.strftime("%Y-%m-%d"),
+        "cpus": os.cpu_count(),
+        "load_average": [round(load, 1) for load in os.getloadavg()],
+        "torch": torch.__version__,
+        "ready_s": round(ready, 1),
+        "tokens_per_s": {name: round(statistics.median(values)) for name, values in rates.items()},
+        "server_over_engine": {"median": round(statistics.median(ratios), 3), "all": [round(r, 3) for r in ratios]},
+        "first_token_ms": {"p50": round(statistics.median(times), 1), "p90": round(_ninth(times), 1)},
+        "score_pairs_per_s": round(pairs),
+        "memory": memory,
+    }
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

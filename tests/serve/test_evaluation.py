@@ -1,0 +1,184 @@
+"""``/v1/evaluate``, ``grpo-pl evaluate`` and the parity of rewards between training, commands and server."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_pl.cli import main
+from grpo_pl.commands.score import score
+from grpo_pl.functional.advantages import subtract_baseline
+from grpo_pl.functional.estimates import estimate_mean
+from grpo_pl.metrics import MajorityAtK, PassAtK
+from grpo_pl.rewards.scoring import score_completions
+from serve.reward_list import build_rewards
+from serve.served import find_model
+from serve.summary import ks_of, summarise
+
+COMPLETIONS = [
+    r"<think>so</think><answer>\boxed{1/2}</answer>",
+    r"<think>so</think><answer>\boxed{0.5}</answer>",
+    r"<think>\boxed{0.5}",
+    r"\boxed{6=5}",
+    "nothing",
+    r"<think></think><answer>\boxed{\frac{1}{2}}",
+    r"\boxed{9^{9^{9^9}}}",
+    "",
+]
+
+
+def _rows(status_and_answer: tuple[int, Any]) -> Any:
+    status, answer = status_and_answer
+    assert status == 200, answer
+    return answer
+
+
+def test_the_route_scores_as_training_does(server: Any, export: Path) -> None:
+    items = [{"completion": text, "answer": "0.5"} for text in COMPLETIONS]
+    verdicts = _rows(server.post("/v1/score", {"items": items}))["items"]
+    rewards = build_rewards(find_model(export).rewards)
+    trained = score_completions(
+        rewards,
+        completions=COMPLETIONS,
+        answers=["0.5"] * len(COMPLETIONS),
+        columns={"prompt": [""] * len(COMPLETIONS)},
+    )
+    for reward in rewards:
+        reward.close()
+    assert [v["value"] for v in verdicts] == trained.totals()
+    assert [v["correct"] for v in verdicts] == trained.correct()
+    for row, reward in zip(trained.scores, rewards, strict=True):
+        told = [v["rewards"][reward.name] for v in verdicts]
+        assert [(t["value"], t["status"], t["detail"]) for t in told] == [(s.value, s.status, s.detail) for s in row]
+    assert [v["extracted"] for v in verdicts[:4]] == ["1/2", "0.5", "0.5", "6=5"]
+    assert verdicts[4]["extracted"] is None
+    assert all(v["ms"] >= 0 for v in verdicts)
+
+
+def test_the_score_command_agrees_with_the_route(server: Any, export: Path, tmp_path: Path) -> None:
+    items = [{"completion": text, "answer": "0.5"} for text in COMPLETIONS]
+    verdicts = _rows(server.post("/v1/score", {"items": items}))["items"]
+    file, config, out = tmp_path / "rows.jsonl", tmp_path / "config.yaml", tmp_path / "scored.jsonl"
+    file.write_text("".join(json.dumps(item) + "\n" for item in items))
+    config.write_text(json.dumps({"rewards": list(find_model(export).rewards)}))
+    assert score(str(file), config=str(config), output=str(out)) == 0
+    scored = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["reward"] for row in scored] == [v["value"] for v in verdicts]
+    assert [row["correct"] for row in scored] == [v["correct"] for v in verdicts]
+
+
+def test_a_group_gets_the_advantages_of_training(server: Any) -> None:
+    items = [{"completion": text, "answer": "0.5"} for text in COMPLETIONS]
+    answer = _rows(server.post("/v1/score", {"items": items, "group": True}))
+    values = torch.tensor([[item["value"] for item in answer["items"]]], dtype=torch.float64)
+    assert answer["group"]["mean"] == pytest.approx(values.mean().item())
+    assert answer["group"]["std"] == pytest.approx(values.std().item())
+    centred = subtract_baseline(values, torch.ones_like(values, dtype=torch.bool), baseline="group_mean")
+    expected = centred / (values.std() + 1e-5)
+    assert [item["advantage"] for item in answer["items"]] == pytest.approx(expected[0].tolist())
+
+
+def _held_out() -> list[dict[str, Any]]:
+    return [{"id": 10 + i, "problem": f"{i}+{i}=", "answer": str(2 * i)} for i in range(11)]
+
+
+def test_the_route_generates_scores_and_sums_up(server: Any, export: Path) -> None:
+    answer = _rows(server.post("/v1/evaluate", {"items": _held_out(), "n": 4, "seed": 3, "max_tokens": 20}))
+    assert [item["problem"] for item in answer["items"]] == [row["problem"] for row in _held_out()]
+    for item in answer["items"]:
+        assert len(item["samples"]) == 4
+        for sample in item["samples"]:
+            assert sample["completion"].startswith("<think>")
+            assert 1 <= sample["tokens"] <= 20
+            assert sample["finish_reason"] == "stop" or sample["tokens"] == 20
+    assert set(answer["summary"]["metrics"]) == {"pass@1", "pass@2", "pass@4", "maj@4"}
+    again = _rows(server.post("/v1/evaluate", {"items": _held_out(), "n": 4, "seed": 3, "max_tokens": 20}))
+    assert [_texts(a) for a in again["items"]] == [_texts(a) for a in answer["items"]]
+
+
+def _texts(item: dict[str, Any]) -> list[str]:
+    return [sample["completion"] for sample in item["samples"]]
+
+
+def test_the_command_draws_the_same_in_process_and_through_a_server(
+    server: Any, export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "held_out.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in _held_out()))
+    results, summaries = [], []
+    for name, where in (("local", ["--model", str(export)]), ("remote", ["--server", server.address])):
+        out = tmp_path / f"{name}.jsonl"
+        options = ["--data", str(data), "-n", "3", "--seed", "5", "--max-completion-length=24", f"--output={out}"]
+        assert main(["evaluate", *where, *options]) == 0
+        results.append([json.loads(line) for line in out.read_text().splitlines()])
+        printed = capsys.readouterr().out
+        assert "pass@1" in printed
+        summaries.append(json.loads(printed.splitlines()[-1]))
+    assert [_texts(a) for a in results[0]] == [_texts(a) for a in results[1]]
+    assert summaries[0] == summaries[1]
+    assert summaries[0]["problems"] == 11
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "--data is missing"),
+        (["--data", "DATA"], "either --model"),
+        (["--data", "DATA", "--model", "x", "--server", "y"], "either --model"),
+        (["--data", "DATA", "--server", "http://127.0.0.1:9"], "no server at"),
+        (["--data", "BROKEN", "--server", "http://127.0.0.1:9"], "BROKEN:2"),
+        (["--data", "DATA", "--model", "/nowhere"], "no such model"),
+    ],
+)
+def test_mistakes_of_the_command_are_one_line(
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("DATA").write_text(json.dumps({"question": "1+1=", "answer": 2}) + "\n")
+    Path("BROKEN").write_text(json.dumps({"problem": "1+1=", "answer": "2"}) + '\n{"problem": "x"}\n')
+    assert main(["evaluate", *options]) == 1
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert message in errors[-1]
+
+
+def _result(correct: list[bool | None], classes: list[int]) -> dict[str, Any]:
+    return {
+        "samples": [
+            {"correct": c, "answer_class": a, "tokens": 10, "finish_reason": "stop"}
+            for c, a in zip(correct, classes, strict=True)
+        ]
+    }
+
+
+def test_the_summary_is_that_of_the_metrics() -> None:
+    results = [
+        _result([True, True, False, False], [0, 0, 1, 2]),
+        _result([False, False, False, False], [1, 1, 2, -1]),
+        _result([True, True, True, True], [0, 0, 0, 0]),
+        _result([None, None, None, None], [-1, -1, -1, -1]),
+    ]
+    summary = summarise(results, n=4)
+    correct = torch.tensor([[True, True, False, False], [False] * 4, [True] * 4])
+    classes = torch.tensor([[0, 0, 1, 2], [1, 1, 2, -1], [0] * 4])
+    for k in (1, 2, 4):
+        metric = PassAtK(k)
+        metric.update(correct)
+        assert summary["metrics"][f"pass@{k}"]["value"] == pytest.approx(metric.compute().item())
+    majority = MajorityAtK(4)
+    majority.update(classes)
+    assert summary["metrics"]["maj@4"]["value"] == pytest.approx(majority.compute().item())
+    assert summary["metrics"]["pass@1"]["low"] == estimate_mean(torch.tensor([0.5, 0.0, 1.0])).low
+    assert summary["problems"] == 4
+    assert summary["unscored"] == 1
+
+
+def test_ks_are_powers_of_two_and_n() -> None:
+    assert ks_of(1) == [1]
+    assert ks_of(8) == [1, 2, 4, 8]
+    assert ks_of(6) == [1, 2, 4, 6]
