@@ -67,6 +67,15 @@ def batch(seed: int, *, prompts: int, group: int, bomb_share: float = 0.0) -> tu
     return texts, rows
 
 
+def cpu_seconds(reward: MathReward) -> float:
+    """CPU time that this process and its live workers have used; tells a slow program from a busy machine."""
+    ticks = 0
+    for pid in reward.pool.pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK") + time.process_time()
+
+
 def pairs_per_second(reward: MathReward, texts: list[str], rows: list[str]) -> tuple[float, dict[str, int]]:
     started = time.perf_counter()
     scores = reward(texts, rows, {})
@@ -89,7 +98,7 @@ def in_process_pairs_per_second(texts: list[str], rows: list[str]) -> float:
 
 def measure(repeats: int) -> dict[str, Any]:
     """The figures of one pool; ``SYMPY_GROUND_TYPES`` in the environment decides whether it computes with gmpy2."""
-    starts, grpo, distinct, bombs = [], [], [], []
+    starts, grpo, per_cpu_second, distinct, bombs = [], [], [], [], []
     counts: dict[str, int] = {}
     reward = MathReward(soft_limit_s=1.0, hard_limit_s=2.5, workers=2)
     for _ in range(repeats):
@@ -98,7 +107,9 @@ def measure(repeats: int) -> dict[str, Any]:
         reward.pool.start()
         starts.append(time.perf_counter() - started)
     for seed in range(repeats):
+        used = cpu_seconds(reward)
         grpo.append(pairs_per_second(reward, *batch(seed, prompts=PROMPTS, group=GROUP))[0])
+        per_cpu_second.append(PROMPTS * GROUP / (cpu_seconds(reward) - used))
         distinct.append(pairs_per_second(reward, *batch(100 + seed, prompts=300, group=1))[0])
         speed, counts = pairs_per_second(reward, *batch(200 + seed, prompts=32, group=GROUP, bomb_share=0.02))
         bombs.append(speed)
@@ -107,6 +118,7 @@ def measure(repeats: int) -> dict[str, Any]:
     return {
         "pool_start_s": round(statistics.median(starts), 3),
         "grpo_pairs_per_s": round(statistics.median(grpo)),
+        "grpo_pairs_per_cpu_s": round(statistics.median(per_cpu_second)),
         "distinct_pairs_per_s": round(statistics.median(distinct)),
         "bombs_2_percent_pairs_per_s": round(statistics.median(bombs)),
         "bombs_last_batch": counts,

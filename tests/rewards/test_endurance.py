@@ -33,9 +33,9 @@ def test_memory_of_the_pool_is_flat_over_20k_pairs() -> None:
     sizes, pids = [], []
     for block in range(10):
         rows = range(2000 * block, 2000 * (block + 1))
-        golds = [f"{i % 97}x^2+{i}" for i in rows]
-        scores = reward([rf"\boxed{{{i}+{i % 97}x^2}}" for i in rows], golds, {})
-        assert {score.status for score in scores} == {"ok"}
+        golds = [f"{i % 97}x+{i % 89}" for i in rows]
+        scores = reward([rf"\boxed{{{i % 89}+{i}x}}" for i in rows], golds, {})
+        assert {score.status for score in scores} == ({"ok", "wrong"} if block == 0 else {"wrong"})
         sizes.append(sum(map(resident_kib, reward.pool.pids)))
         pids.append(reward.pool.pids)
     reward.close()
