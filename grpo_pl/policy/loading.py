@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,18 +46,26 @@ class PolicyConfig:
 
 def load_tokenizer(policy: PolicyConfig, path: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of ``policy``, or the one saved under ``path``. It always has a padding token."""
-    from transformers import AutoTokenizer
-
     source = path or policy.path
     if source is None:
         return character_tokenizer(policy.tags, CHARACTERS if policy.characters is None else policy.characters)
     with _one_clear_line(source, "tokenizer"):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, padding_side="left")
+        tokenizer: PreTrainedTokenizerBase = _tokenizer_class(source).from_pretrained(source, padding_side="left")
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ValueError(f"the tokenizer of {source!r} has neither a padding nor an EOS token.")
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _tokenizer_class(source: str) -> Any:
+    """What reads the tokenizer under ``source``. ``AutoTokenizer`` would build Qwen2's own for every ``qwen2`` folder,
+    also where the folder says that its ``tokenizer.json`` is complete; ours would then lose spaces and newlines."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    file = Path(source).expanduser() / "tokenizer_config.json"
+    declared = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class") if file.is_file() else None
+    return PreTrainedTokenizerFast if declared in ("TokenizersBackend", "PreTrainedTokenizerFast") else AutoTokenizer
 
 
 def load_model(

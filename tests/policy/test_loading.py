@@ -135,3 +135,15 @@ def test_from_scratch_wants_a_model_type_that_transformers_knows(tokenizer: PreT
         PolicyConfig(from_scratch={"hidden_size": 4})
     with pytest.raises(ValueError, match="transformers refuses 'qwem2'"):
         load_model(PolicyConfig(from_scratch={"model_type": "qwem2"}), tokenizer)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "llama"])
+def test_a_saved_from_scratch_model_keeps_its_spaces_and_newlines(model_type: str, tmp_path: Path) -> None:
+    policy = PolicyConfig(from_scratch={**SCRATCH, "model_type": model_type})
+    tokenizer = load_tokenizer(policy)
+    load_model(policy, tokenizer).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_tokenizer(PolicyConfig(path=str(tmp_path)))
+    text = "1 + 2 =\n3"
+    assert loaded(text).input_ids == tokenizer(text).input_ids
+    assert loaded.decode(loaded(text).input_ids) == text
