@@ -126,7 +126,7 @@ class GRPOModule(LightningModule):
             self._reference = Reference(self.policy, self.algorithm.ref_update_every)
         if sharding:
             shard(self.policy, sharding)
-            if self._reference is not None:
+            if self._reference is not None and self._reference.model is not self.policy:
                 shard(self._reference.model, sharding)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -197,9 +197,12 @@ class GRPOModule(LightningModule):
         return update.run(self.require_policy(), optimizer, experience, self._backward)
 
     def _backward(self, loss: Tensor, last: bool) -> None:
-        """Adds gradients; those of other processes join in the last micro-batch of an optimiser step only."""
-        set_gradient_sync(self.require_policy(), last)
-        wrapped = self.trainer.strategy.model
+        """Adds gradients. Those of other processes join in the last micro-batch of an optimiser step, or, where whole
+        gradients would take too much memory, in every one."""
+        strategy = self.trainer.strategy
+        if isinstance(strategy, FSDP2Strategy):
+            set_gradient_sync(self.require_policy(), last or not strategy.defer_gradient_sync)
+        wrapped = strategy.model
         with nullcontext() if last or not isinstance(wrapped, DistributedDataParallel) else wrapped.no_sync():
             self.manual_backward(loss)
 

@@ -36,6 +36,8 @@ class FSDP2Strategy(ModelParallelStrategy):
         reduce_dtype: type in which gradients are summed over processes.
         cpu_offload: keep parameters, gradients and optimiser state in main memory; slow, for models that fit no other
             way.
+        defer_gradient_sync: sum gradients over processes once an optimiser step instead of after every micro-batch: less
+            traffic, but each process holds whole gradients meanwhile.
         sharded_checkpoints: every process writes its part into a folder; otherwise the first one writes a single file,
             which needs the whole training state in its main memory.
         timeout_minutes: how long processes wait for each other before the run ends with an error.
@@ -46,6 +48,7 @@ class FSDP2Strategy(ModelParallelStrategy):
         param_dtype: Precision = "float32",
         reduce_dtype: Precision = "float32",
         cpu_offload: bool = False,
+        defer_gradient_sync: bool = False,
         sharded_checkpoints: bool = False,
         timeout_minutes: float = 30.0,
     ) -> None:
@@ -57,7 +60,7 @@ class FSDP2Strategy(ModelParallelStrategy):
             timeout=timedelta(minutes=timeout_minutes),
         )
         self.param_dtype, self.reduce_dtype = getattr(torch, param_dtype), getattr(torch, reduce_dtype)
-        self.cpu_offload = cpu_offload
+        self.cpu_offload, self.defer_gradient_sync = cpu_offload, defer_gradient_sync
         self.checkpoint_io = CheckpointFiles()
 
     @property

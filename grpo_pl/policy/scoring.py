@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -56,10 +56,10 @@ def completion_logprobs(
         "completion_ids": completion_ids,
         "completion_mask": completion_mask,
     }
-    way = _way(model)
-    if way == "packed" and _recomputes_activations(model):
+    way, again = _way(model), _recomputes_activations(model)
+    if way == "packed" and again:
         way = "chunked"  # the second forward pass of a checkpointed layer would not find the packing
-    with FastLinear():
+    with nullcontext() if again else FastLinear():  # nor the other products
         if way == "materialised":
             return _materialised(model, rows, temperature, with_entropy)
         score = _packed if way == "packed" else _chunked

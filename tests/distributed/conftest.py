@@ -106,7 +106,11 @@ def in_processes(tmp_path: Path) -> Callable[..., Ended]:
 STRATEGIES = {
     "ddp": ["--config=configs/strategy/ddp.yaml"],
     "fsdp": ["--config=configs/strategy/fsdp.yaml"],
-    "sharded": ["--config=configs/strategy/fsdp.yaml", "--trainer.strategy.init_args.sharded_checkpoints=true"],
+    "sharded": [
+        "--config=configs/strategy/fsdp.yaml",
+        "--trainer.strategy.init_args.sharded_checkpoints=true",
+        "--trainer.strategy.init_args.defer_gradient_sync=true",
+    ],
 }
 
 

@@ -11,7 +11,11 @@ STRATEGIES = {
     "single": [],
     "ddp": ["--config=configs/strategy/ddp.yaml"],
     "fsdp": ["--config=configs/strategy/fsdp.yaml"],
-    "sharded": ["--config=configs/strategy/fsdp.yaml", "--trainer.strategy.init_args.sharded_checkpoints=true"],
+    "sharded": [
+        "--config=configs/strategy/fsdp.yaml",
+        "--trainer.strategy.init_args.sharded_checkpoints=true",
+        "--trainer.strategy.init_args.defer_gradient_sync=true",
+    ],
 }
 
 
