@@ -11,6 +11,7 @@ from torch import Tensor
 from grpo_pl.algorithm import Advantages
 from grpo_pl.collection import Collected, Collector, FetchPrompts
 from grpo_pl.data.datamodule import PromptBatch
+from grpo_pl.policy.lora import adapters_off
 from grpo_pl.policy.scoring import completion_logprobs
 from grpo_pl.rewards.scoring import ScoredBatch
 from grpo_pl.rollout.sampler import Samples
@@ -150,7 +151,8 @@ class ExperienceMaker:
         if algorithm.needs_old_logprobs or algorithm.needs_entropy_mask:
             old, entropy = self._score_rows(policy, rollout, with_entropy=algorithm.needs_entropy_mask)
         if reference is not None:
-            ref, _ = self._score_rows(reference, rollout, with_entropy=False)
+            with adapters_off(reference):
+                ref, _ = self._score_rows(reference, rollout, with_entropy=False)
         return _Scored(old=old if algorithm.needs_old_logprobs else None, entropy=entropy, ref=ref)
 
     def _score_rows(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpo_pl
 from grpo_pl.policy.loading import eos_ids
+from grpo_pl.policy.lora import has_adapters, merged
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rollout.engine import SamplingParams
@@ -31,12 +32,25 @@ def export_policy(
     template: PromptTemplate,
     rewards: Sequence[Reward],
     sampling: SamplingParams,
+    merge: bool = True,
 ) -> None:
-    """Writes safetensors, tokenizer, generation config and ``grpo_pl.json``; the folder appears whole or not at all."""
+    """Writes safetensors, tokenizer, generation config and ``grpo_pl.json``; the folder appears whole or not at all.
+
+    Args:
+        merge: add LoRA adapters to the weights; false writes the adapters alone, which need their base model.
+
+    Raises:
+        ValueError: ``folder`` holds something else than an earlier export.
+    """
     from transformers import GenerationConfig
 
+    if folder.exists() and not (folder / MANIFEST).is_file() and any(folder.iterdir()):
+        raise ValueError(f"{folder} exists and is no earlier export ({MANIFEST} is missing): choose another folder.")
+    if merge and has_adapters(model):
+        model = merged(model)
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    staging.chmod(0o755)  # a temporary folder is private, an export is for others
     try:
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)

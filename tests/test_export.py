@@ -57,6 +57,7 @@ def test_an_older_export_is_replaced_as_a_whole(
     tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "grpo_pl.json").touch()
     (tmp_path / "export" / "leftover").touch()
     _export(tmp_path / "export", tiny_policy, tokenizer)
     assert not (tmp_path / "export" / "leftover").exists()
@@ -90,3 +91,12 @@ def test_the_manifest_holds_plain_values_that_rebuild_template_and_rewards() -> 
         module, _, name = reward["class_path"].rpartition(".")
         built.append(getattr(__import__(module, fromlist=[name]), name)(**reward["init_args"]))
     assert built == rewards
+
+
+def test_a_folder_that_is_no_export_is_never_replaced(
+    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    (tmp_path / "precious").touch()
+    with pytest.raises(ValueError, match="is no earlier export"):
+        _export(tmp_path, tiny_policy, tokenizer)
+    assert (tmp_path / "precious").exists()

@@ -9,7 +9,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,7 @@ class ColdStart:
 
     def folder(self, policy: PolicyConfig, template: PromptTemplate, source: PromptSource) -> Path:
         """Where the result lives: named by a hash of everything it depends on, under ``$GRPO_PL_CACHE``."""
+        policy = replace(policy, lora=None)  # a cold start trains all weights
         recipe = {
             "recipe": RECIPE,
             "cold_start": {**asdict(self), "demonstrations": _content_hash(self.demonstrations)},
@@ -81,7 +82,7 @@ class ColdStart:
         if folder.is_dir():
             return folder
         tokenizer = load_tokenizer(policy)
-        model = load_model(policy, tokenizer).to(device)
+        model = load_model(replace(policy, lora=None), tokenizer).to(device)
         train_on_demonstrations(
             model,
             self._batches(template, source, tokenizer),

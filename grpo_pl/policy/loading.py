@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from grpo_pl.hub import prefer_cache_without_network
+from grpo_pl.policy.lora import Lora, add_adapters
 from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS
 from grpo_pl.policy.tokenizer import CHARACTERS, character_tokenizer
 
@@ -36,8 +37,12 @@ class PolicyConfig:
     """Characters of a from-scratch model's tokenizer, one token each; null takes newline and printable ASCII."""
     tags: list[str] = field(default_factory=lambda: [*THINK_TAGS, *ANSWER_TAGS])
     """Single tokens of a from-scratch model's tokenizer, beside the characters."""
+    lora: Lora | None = None
+    """Train low-rank adapters and leave the model's own weights alone; null trains all weights."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.lora, dict):  # as YAML and JSON give it back
+            object.__setattr__(self, "lora", Lora(**self.lora))
         if (self.path is None) == (self.from_scratch is None):
             raise ValueError("policy: give exactly one of `path` (hub name or folder) and `from_scratch` (a config).")
         if self.from_scratch is not None and "model_type" not in self.from_scratch:
@@ -95,6 +100,8 @@ def load_model(
                 source, dtype="auto" if policy.dtype == "auto" else getattr(torch, policy.dtype), **options
             )
     _disable_dropout(model)
+    if policy.lora is not None:
+        add_adapters(model, policy.lora, seed=policy.init_seed)
     return model.train()  # from_pretrained leaves it in eval mode
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from grpo_pl.policy.lora import has_adapters
 from grpo_pl.policy.sharding import load_whole_state_dict, whole_state_dict
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 class Reference:
     """A copy of the policy that takes no gradient. Not a module: it stays out of checkpoints and of ``.train()``.
+    Of a policy with adapters it is no copy, but that policy, to be asked with its adapters off.
 
     Args:
         policy: copied as it is now.
@@ -22,8 +24,16 @@ class Reference:
     """
 
     def __init__(self, policy: PreTrainedModel, update_every: int | None) -> None:
-        self.model = copy.deepcopy(policy).requires_grad_(False).eval()
         self.update_every = update_every
+        if not has_adapters(policy):
+            self.model = copy.deepcopy(policy).requires_grad_(False).eval()
+        elif update_every is None:
+            self.model = policy  # scored with its adapters off
+        else:
+            raise ValueError(
+                "algorithm.reference refreshed needs a copy of the policy, which policy.lora does without: "
+                "set reference frozen and ref_update_every null, or lora null."
+            )
 
     def renew(self, policy: PreTrainedModel, rollout: int) -> None:
         """Copies the policy's weights if a renewal is due before rollout ``rollout``."""

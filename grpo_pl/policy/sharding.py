@@ -14,6 +14,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from grpo_pl.policy.lora import has_adapters
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -130,6 +132,8 @@ def whole_model(model: PreTrainedModel) -> PreTrainedModel | None:
     from transformers import AutoModelForCausalLM
 
     copy: PreTrainedModel = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
+    if has_adapters(model):
+        copy.add_adapter(model.peft_config["default"])
     copy.load_state_dict(weights)
     copy.generation_config = model.generation_config
     return copy

@@ -1,0 +1,74 @@
+"""``grpo-pl export``: any checkpoint of a run as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from grpo_pl.runs import RunFolder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def export(checkpoint: Path, out: Path, merge: bool = True) -> None:
+    """Writes the policy of a checkpoint with its tokenizer, generation config, prompt template and rewards.
+
+    The run's config.yaml, two folders above the checkpoint, says what the policy is.
+
+    Args:
+        checkpoint: a checkpoint of a run, or the run's folder for its last one.
+        out: the folder to write; an earlier export there is replaced as a whole.
+        merge: add LoRA adapters to the weights; false writes the adapters alone, beside the name of their base model.
+    """
+    from grpo_pl.export import export_policy
+    from grpo_pl.policy.lora import has_adapters
+    from grpo_pl.rewards.specs import build_reward
+    from grpo_pl.rollout.engine import SamplingParams
+    from serve.served import find_model
+
+    run = RunFolder(checkpoint)
+    trained = find_model(run.last_checkpoint if run.config.is_file() else checkpoint)
+    model = trained.load_policy("cpu")
+    if not merge:
+        if not has_adapters(model):
+            raise ValueError(f"{checkpoint} has no adapters (policy.lora is null): leave --merge at true.")
+        _name_base(model, _run_config(checkpoint, run))
+    with ExitStack() as stack:
+        export_policy(
+            out,
+            model=model,
+            tokenizer=trained.tokenizer,
+            template=trained.template,
+            rewards=[stack.enter_context(closing(build_reward(spec))) for spec in trained.rewards],
+            sampling=SamplingParams(
+                max_completion_length=trained.max_completion_length, temperature=trained.temperature
+            ),
+            merge=merge,
+        )
+    print(out)
+
+
+def _run_config(checkpoint: Path, run: RunFolder) -> dict[str, Any]:
+    run = run if run.config.is_file() else RunFolder(checkpoint.absolute().parent.parent)
+    return dict(yaml.safe_load(run.config.read_text())["model"])
+
+
+def _name_base(model: PreTrainedModel, config: dict[str, Any]) -> None:
+    """Writes into the adapters which model they belong to.
+
+    Raises:
+        ValueError: there is no model that others could load and that the adapters fit.
+    """
+    path = config["policy"].get("path")
+    if path is None or config.get("cold_start") is not None:
+        raise ValueError(
+            "these adapters belong to a model that nobody else has (made from scratch or by a cold start): "
+            "leave --merge at true."
+        )
+    base = str(Path(path).resolve()) if Path(path).is_dir() else path
+    for adapters in model.peft_config.values():
+        adapters.base_model_name_or_path = base

@@ -1,0 +1,96 @@
+"""Low-rank adapters (Hu et al., arXiv:2106.09685) by ``peft``: a few trained weights beside frozen ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """W x becomes W x + (alpha / rank) · B A x, with W frozen, A random and B zero at the start."""
+
+    rank: int = 16
+    """Rows of A and columns of B."""
+    alpha: float = 32.0
+    """Scale of what the adapters add."""
+    targets: list[str] | None = None
+    """Names of the linear layers that get one, such as q_proj; null takes all but the output head."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or not self.alpha > 0:
+            raise ValueError(f"policy.lora needs rank >= 1 and alpha > 0, got {self.rank} and {self.alpha}.")
+
+
+def add_adapters(model: PreTrainedModel, lora: Lora, *, seed: int) -> None:
+    """Freezes ``model`` and puts adapters beside its linear layers, in place; it computes the same until they train.
+
+    Raises:
+        ImportError: peft is not installed.
+        ValueError: no layer has one of the names in ``targets``.
+    """
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise ImportError("policy.lora needs the package peft: pip install 'grpo_pl[lora]'.") from error
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        target_modules=lora.targets or "all-linear",
+        lora_dropout=0.0,  # rollout and scoring must see one distribution
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model.add_adapter(config)
+        except ValueError as error:
+            raise ValueError(f"policy.lora.targets: {' '.join(str(error).split())}") from error
+
+
+def has_adapters(model: Any) -> bool:
+    """Whether any layer of ``model`` has adapters."""
+    return any(True for _ in _adapted(model))
+
+
+@contextmanager
+def adapters_off(model: Any) -> Iterator[None]:
+    """``model`` as it was before it got adapters; inside, no gradient reaches them. Does nothing without adapters."""
+    layers = [layer for _, layer in _adapted(model)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def merged(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy on the CPU with adapters added to the weights: W + (alpha / rank) · B A, and no adapters any more."""
+    from transformers import AutoModelForCausalLM
+
+    weights = {key.replace(".base_layer.", "."): value for key, value in model.state_dict().items()}
+    for name, layer in _adapted(model):
+        for adapter in layer.active_adapters:
+            weight = weights[f"{name}.weight"]
+            weights[f"{name}.weight"] = (weight.float() + layer.get_delta_weight(adapter).float()).to(weight.dtype)
+    plain = {key: value for key, value in weights.items() if ".lora_" not in key}
+    copy: PreTrainedModel = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
+    copy.load_state_dict(plain)
+    copy.generation_config = model.generation_config
+    return copy
+
+
+def _adapted(model: Any) -> Iterator[tuple[str, Any]]:
+    """Name and module of each layer with adapters; asks for what it can do, so that peft need not be there."""
+    for name, module in model.named_modules():
+        if hasattr(module, "base_layer") and hasattr(module, "get_delta_weight"):
+            yield name, module

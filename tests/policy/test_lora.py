@@ -1,0 +1,144 @@
+"""Adapters: the policy at the start, the reference with them off, merged and unmerged exports."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+pytest.importorskip("peft", reason="LoRA needs peft: pip install 'grpo_pl[lora]'")
+
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.lora import Lora, adapters_off, add_adapters, has_adapters, merged
+from grpo_pl.policy.reference import Reference
+
+SCRATCH: dict[str, Any] = {
+    "model_type": "qwen2",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 48,
+    "initializer_range": 0.3,
+}
+IDS = torch.tensor([[5, 6, 7, 8, 9]])
+
+
+@pytest.fixture
+def adapted(tiny_policy: PreTrainedModel) -> PreTrainedModel:
+    """With adapters that do something, as after training."""
+    add_adapters(tiny_policy, Lora(rank=2, alpha=8.0), seed=3)
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in tiny_policy.named_parameters():
+        if "lora_B" in name:
+            weight.data = torch.randn(weight.shape, generator=generator) * 0.3
+    return tiny_policy
+
+
+def _logits(model: PreTrainedModel) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+def test_new_adapters_change_nothing_and_are_all_that_trains(tiny_policy: PreTrainedModel) -> None:
+    before = _logits(tiny_policy)
+    add_adapters(tiny_policy, Lora(rank=2), seed=0)
+    assert torch.equal(_logits(tiny_policy), before)
+    trained = {name.rsplit(".", 3)[1] for name, weight in tiny_policy.named_parameters() if weight.requires_grad}
+    assert trained == {"lora_A", "lora_B"}
+    assert not any("lm_head" in name for name, w in tiny_policy.named_parameters() if w.requires_grad)
+
+
+def test_the_seed_names_the_adapters(tokenizer: PreTrainedTokenizerBase) -> None:
+    def first(seed: int) -> torch.Tensor:
+        scratch = {**SCRATCH, "num_hidden_layers": 1}
+        policy = PolicyConfig(from_scratch=scratch, lora=Lora(rank=2), init_seed=seed)
+        model = load_model(policy, tokenizer)
+        return next(w for name, w in model.named_parameters() if "lora_A" in name)
+
+    assert torch.equal(first(1), first(1)) and not torch.equal(first(1), first(2))
+
+
+def test_named_layers_alone_get_adapters(tiny_policy: PreTrainedModel) -> None:
+    add_adapters(tiny_policy, Lora(targets=["q_proj"]), seed=0)
+    assert {n.split(".")[-4] for n, w in tiny_policy.named_parameters() if w.requires_grad} == {"q_proj"}
+
+
+def test_a_name_that_no_layer_has_is_refused_in_one_line(tiny_policy: PreTrainedModel) -> None:
+    with pytest.raises(ValueError, match=r"policy\.lora\.targets: .*nose_proj") as caught:
+        add_adapters(tiny_policy, Lora(targets=["nose_proj"]), seed=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_reference_is_the_policy_with_its_adapters_off(adapted: PreTrainedModel) -> None:
+    reference = Reference(adapted, update_every=None)
+    assert reference.model is adapted
+    with_adapters = _logits(adapted)
+    with adapters_off(reference.model):
+        start = _logits(adapted)
+    assert not torch.allclose(start, with_adapters, atol=1e-3)
+    assert torch.equal(_logits(adapted), with_adapters)
+    assert all(w.requires_grad for name, w in adapted.named_parameters() if "lora_" in name)
+    base = {k.replace(".base_layer", ""): v for k, v in adapted.state_dict().items() if "lora_" not in k}
+    plain = AutoModelForCausalLM.from_config(adapted.config)
+    plain.load_state_dict(base)
+    torch.testing.assert_close(_logits(plain), start, rtol=0, atol=1e-6)
+
+
+def test_a_renewed_reference_and_adapters_exclude_each_other(adapted: PreTrainedModel) -> None:
+    with pytest.raises(ValueError, match=r"which policy\.lora does without"):
+        Reference(adapted, update_every=2)
+
+
+def test_merged_weights_are_w_plus_scaled_b_a_and_compute_the_same(adapted: PreTrainedModel) -> None:
+    copy = merged(adapted)
+    assert not has_adapters(copy) and has_adapters(adapted)
+    torch.testing.assert_close(_logits(copy.eval()), _logits(adapted.eval()), rtol=0, atol=1e-5)
+    layer = adapted.model.layers[0].mlp.up_proj
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    expected = layer.base_layer.weight + (8.0 / 2) * b @ a
+    torch.testing.assert_close(copy.model.layers[0].mlp.up_proj.weight, expected)
+
+
+def test_a_run_with_adapters_keeps_the_base_and_exports_both_ways(command_line: Any, tmp_path: Path) -> None:
+    from grpo_pl.cli import main
+
+    policy = PolicyConfig(from_scratch={**SCRATCH, "num_hidden_layers": 1})
+    tokenizer = load_tokenizer(policy)
+    tokenizer.save_pretrained(tmp_path / "base")
+    base = load_model(policy, tokenizer)
+    base.save_pretrained(tmp_path / "base")
+    config = command_line.config(
+        "adapted",
+        model__policy={"path": str(tmp_path / "base"), "lora": {"rank": 2, "alpha": 4.0}},
+        model__cold_start=None,
+        model__algorithm={"group_size": 4, "beta": 0.1},
+        model__rewards=[
+            {"class_path": "user_parts.Listening", "init_args": {"correctness": True}},
+        ],
+        data__steps=3,
+    )
+    outcome = command_line("fit", "--config", config, "--trainer.limit_val_batches=0")
+    assert outcome.status == 0, outcome.err
+    run = command_line.runs / "adapted"
+    merged_model = AutoModelForCausalLM.from_pretrained(run / "export")
+    assert not has_adapters(merged_model)
+    moved = [n for n, w in merged_model.named_parameters() if not torch.equal(w, base.get_parameter(n))]
+    assert moved and all("proj" in name for name in moved)
+
+    assert main(["export", str(run / "checkpoints" / "last.ckpt"), str(tmp_path / "merged")]) == 0
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(_logits(again), _logits(merged_model), rtol=0, atol=1e-6)
+
+    assert main(["export", str(run), str(tmp_path / "unmerged"), "--merge=false"]) == 0
+    assert not (tmp_path / "unmerged" / "model.safetensors").exists()
+    both = AutoModelForCausalLM.from_pretrained(tmp_path / "unmerged")
+    assert has_adapters(both)
+    torch.testing.assert_close(_logits(both), _logits(merged_model), rtol=0, atol=1e-5)
+
+    with (run / "metrics.csv").open() as file:
+        header, *rows = (line.rstrip("\n").split(",") for line in file)
+    kl = [float(row[header.index("kl")]) for row in rows]
+    assert kl[0] == 0.0 and kl[-1] > 0.0 and all(map(math.isfinite, kl))
