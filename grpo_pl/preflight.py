@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.module import GRPOModule
+from grpo_pl.policy.cold_start import cache_root
 from grpo_pl.policy.loading import context_length, load_tokenizer, model_config
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.golds import check_golds, describe_bad_golds
 from grpo_pl.types import Prompt
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
         if context is not None:
             limit = context - module.sampling.max_completion_length
             _leave_out_long_prompts(source, _Fits(module.template, tokenizer, limit), say)
+        _check_golds(source, module.rewards, say)
     data.source.prompts(0, count=data.prompts_per_step)
     for source in sources:
         if not source.validation(1):
@@ -53,6 +57,22 @@ def _leave_out_long_prompts(source: PromptSource, fits: _Fits, say: Callable[[st
                 raise ValueError(f"{what}: {fits}. Lower max_completion_length.")
             source.leave_out({split: too_long})
             say(f"{what} and are left out: {fits}.")
+
+
+def _check_golds(source: PromptSource, rewards: Sequence[Reward], say: Callable[[str], None]) -> None:
+    """Gold answers that the correctness reward cannot judge against end the start, or are left out where the source's
+    ``bad_rows`` says so."""
+    judge = next(reward for reward in rewards if reward.correctness)
+    for split in SPLITS:
+        problems = source.problems(split) or ()
+        bad = check_golds(judge, [prompt.answer for prompt in problems], cache_folder=cache_root() / "golds")
+        if not bad:
+            continue
+        what = f"{split}: {describe_bad_golds(bad, len(problems))}"
+        if getattr(source, "bad_rows", "refuse") == "refuse" or len(bad) == len(problems):
+            raise ValueError(f"{what}. Mend them, or set data.source.bad_rows to drop.")
+        source.leave_out({split: {problems[gold.row].id for gold in bad}})
+        say(f"{what}; left out.")
 
 
 class _Fits:

@@ -85,3 +85,14 @@ def test_prompts_too_long_for_the_context_are_left_out_and_counted(command_line:
         "1 of 14 train prompts leave no room for a completion and are left out: "
         "the model's context has 16 tokens beside max_completion_length."
     )
+
+
+def test_gold_answers_that_cannot_be_judged_against_are_refused_or_left_out(command_line: Any, tmp_path: Path) -> None:
+    rows = [*_sums(24), {"question": "a", "answer": r"\frac{1}{0}"}, {"question": "b", "answer": "nan"}]
+    line = _refused(command_line, model__cold_start=None, data__source=_source(tmp_path, rows))
+    assert "gold answers cannot be judged against: row " in line and "bad_rows to drop" in line
+    source = _source(tmp_path, rows, bad_rows="drop")
+    config = command_line.config("dropped", model__cold_start=None, data__source=source, data__steps=1)
+    outcome = command_line("fit", "--config", config)
+    assert outcome.status == 0, outcome.err
+    assert sum("; left out." in line for line in outcome.err.splitlines()) >= 1
