@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from grpo_pl.data.datamodule import PromptBatch
 from grpo_pl.functional.estimates import Estimate, estimate_mean
 from grpo_pl.metrics import AverageAtK, GroupMetric, MajorityAtK, PassAtK
-from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.rewards.scoring import score_completions
 from grpo_pl.rewards.voting import answer_classes
 from grpo_pl.rollout.engine import SamplingParams
@@ -68,20 +69,12 @@ def judge(rewards: Sequence[Reward], samples: Samples, *, vote: bool = True) -> 
     Args:
         vote: also find out which wrong answers are the same; without it each is a class of its own.
     """
-    reward = next(reward for reward in rewards if reward.correctness)
     columns, n = samples.columns(), samples.rollout.group_size
-    scored = score_completions(
-        [reward],
-        completions=samples.completions,
-        answers=[prompt.answer for prompt in samples.per_row],
-        columns=columns,
-    )
-    correct = [bool(c) for c in scored.correct()]
+    reward, scores = _correctness_scores(rewards, samples, columns)
+    correct = [score.value is not None and score.value >= 1.0 for score in scores]
     classes = [0 if c else row + 1 for row, c in enumerate(correct)]
     if vote:
-        classes = answer_classes(
-            reward, completions=samples.completions, scores=scored.scores[0], columns=columns, group_size=n
-        )
+        classes = answer_classes(reward, completions=samples.completions, scores=scores, columns=columns, group_size=n)
     device = samples.rollout.completion_ids.device
     truncated = [reason == "length" for reason in samples.rollout.finish_reasons]
     return Answers(
@@ -90,6 +83,21 @@ def judge(rewards: Sequence[Reward], samples: Samples, *, vote: bool = True) -> 
         lengths=samples.rollout.lengths.view(-1, n),
         truncated=torch.tensor(truncated, device=device).view(-1, n),
     )
+
+
+def correctness(rewards: Sequence[Reward], samples: Samples) -> list[bool | None]:
+    """Whether each completion is right, in order; None where the reward could not say."""
+    _, scores = _correctness_scores(rewards, samples, samples.columns())
+    return [None if score.value is None else score.value >= 1.0 for score in scores]
+
+
+def _correctness_scores(
+    rewards: Sequence[Reward], samples: Samples, columns: Mapping[str, Sequence[Any]]
+) -> tuple[Reward, Sequence[Score]]:
+    reward = next(reward for reward in rewards if reward.correctness)
+    answers = [prompt.answer for prompt in samples.per_row]
+    scored = score_completions([reward], completions=samples.completions, answers=answers, columns=columns)
+    return reward, scored.scores[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,243 @@
+"""``grpo-pl filter``: keeps the training problems that a policy solves now and then, with the rates it measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from grpo_pl.commands.predict import load_source, training_problems
+from grpo_pl.commands.rows import RowWriter
+from grpo_pl.data.rules import is_multiple_choice, is_true_or_false
+from grpo_pl.progress import progress_bar
+from grpo_pl.usage import OneLineErrors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from grpo_pl.data.sources import PromptSource
+    from grpo_pl.rewards.base import Reward
+    from grpo_pl.rollout.engine import SamplingParams
+    from grpo_pl.rollout.sampler import CompletionSampler
+    from grpo_pl.types import Prompt
+
+RATE = "pass_rate"
+"""Column that the written problems have besides those they came with."""
+_RANGE = re.compile(r"\s*(\d*\.?\d+)\s*\.\.\s*(\d*\.?\d+)\s*")
+
+
+def filter(
+    config: str | None = None,
+    model: str | None = None,
+    output: str = "filtered.jsonl",
+    keep: str = "0.1..0.9",
+    samples: int = 8,
+    prompts: int | None = None,
+    drop_multiple_choice: bool = False,
+    drop_true_false: bool = False,
+    seed: int = 0,
+    batch_size: int = 256,
+    device: str = "auto",
+) -> None:
+    """Answers every training problem a few times and keeps those whose share of right answers lies in a range.
+
+    A problem that is always or never solved teaches nothing. The kept ones are written as JSONL with the columns
+    question, answer and pass_rate, for TablePrompts or JsonLinesPrompts. What was measured is written down at once
+    beside the output; the same command goes on where it was interrupted.
+
+    Args:
+        config: configuration with the problems (data.source) and, unless --model is given, the policy (model).
+        model: exported folder, run folder or checkpoint to measure with instead of the configuration's policy.
+        output: file to write; it appears when it is complete.
+        keep: least and largest share of right answers, such as 0.1..0.9; both ends count.
+        samples: completions per problem; 0 measures nothing and applies the rules only.
+        prompts: how many different problems to look at; by default all where there is a list of them, else 1000.
+        drop_multiple_choice: leave out problems that list options and ask for a letter.
+        drop_true_false: leave out problems whose answer is yes or no, true or false.
+        seed: names the samples.
+        batch_size: completions decoded at once.
+        device: cpu, cuda …; auto takes a GPU where there is one.
+    """
+    if config is None:
+        raise ValueError("--config is missing: give a configuration with data.source.")
+    if samples < 0 or batch_size < 1:
+        raise ValueError(f"need --samples >= 0 and --batch_size >= 1, got {samples} and {batch_size}.")
+    low, high = read_range(keep)
+    source = load_source(Path(config))
+    problems = _problems(source, prompts)
+    asked = [p for p in problems if not (drop_multiple_choice and is_multiple_choice(p.question, p.answer))]
+    asked = [p for p in asked if not (drop_true_false and is_true_or_false(p.answer))]
+    if len(asked) < len(problems):
+        print(f"{len(problems) - len(asked)} of {len(problems)} problems left out by rule")
+    rates: Mapping[int, float | None] = {}
+    if samples:
+        notes = _Notes(Path(output), [_digest(config), model, samples, seed])
+        rates = notes.rates
+        todo = [p for p in asked if p.id not in rates]
+        if len(todo) < len(asked):
+            print(f"{len(asked) - len(todo)} problems were measured before ({notes.path})")
+        if todo:
+            _measure(_load(Path(config), model, source, device), todo, notes, samples, seed, batch_size)
+    kept = [p for p in asked if not samples or _within(rates[p.id], low, high)]
+    if not kept:
+        raise ValueError(f"no problem is left of {len(problems)}: {_spread(rates)}. Widen --keep {keep}.")
+    with RowWriter(Path(output)) as file:
+        for prompt in kept:
+            rate = {RATE: rates[prompt.id]} if samples else {}
+            file.write({"question": prompt.question, "answer": prompt.answer, **prompt.columns, **rate})
+    if samples:
+        notes.path.unlink()
+    print(f"{len(kept)} of {len(problems)} problems kept ({_spread(rates)}), written to {output}")
+
+
+def read_range(text: str) -> tuple[float, float]:
+    """``0.1..0.9`` as two numbers.
+
+    Raises:
+        ValueError: anything else, or ends that are not 0 <= low <= high <= 1.
+    """
+    found = _RANGE.fullmatch(text)
+    low, high = (float(found[1]), float(found[2])) if found else (math.nan, math.nan)
+    if not 0.0 <= low <= high <= 1.0:
+        raise ValueError(f"--keep must be a range such as 0.1..0.9, got {text!r}.")
+    return low, high
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Policy:
+    """What answers and what judges."""
+
+    sampler: CompletionSampler
+    model: PreTrainedModel
+    sampling: SamplingParams
+    rewards: Sequence[Reward]
+
+
+class _Notes:
+    """The rates measured so far, a line each, flushed at once; they count for one policy and way of measuring only."""
+
+    def __init__(self, output: Path, measured_with: Sequence[Any]) -> None:
+        self.path = output.with_name(f"{output.name}.measured")
+        self.rates: dict[int, float | None] = {}
+        header = json.dumps(measured_with)
+        lines = self.path.read_text().splitlines() if self.path.is_file() else []
+        if lines and lines[0] != header:
+            raise ValueError(
+                f"{self.path} holds rates of another configuration, model, --samples or --seed: "
+                "delete it, or choose another --output."
+            )
+        if not lines:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(header + "\n")
+        for line in lines[1:]:
+            try:
+                identity, rate = json.loads(line)
+            except ValueError:  # cut short by the interruption: measured again
+                continue
+            self.rates[identity] = rate
+
+    def add(self, rates: Mapping[int, float | None]) -> None:
+        self.rates.update(rates)
+        with self.path.open("a") as file:
+            file.write("".join(json.dumps(item) + "\n" for item in rates.items()))
+
+
+def _measure(
+    policy: _Policy, problems: Sequence[Prompt], notes: _Notes, samples: int, seed: int, batch_size: int
+) -> None:
+    from grpo_pl.evaluation import correctness
+
+    per_batch = max(1, batch_size // samples)
+    with ExitStack() as stack:
+        for reward in policy.rewards:
+            stack.enter_context(closing(reward))
+        advance = stack.enter_context(progress_bar("filter", len(problems)))
+        for first in range(0, len(problems), per_batch):
+            batch = problems[first : first + per_batch]
+            drawn = policy.sampler.sample(
+                policy.model, batch, group_size=samples, sampling=policy.sampling, seed=seed, split="predict"
+            )
+            correct = correctness(policy.rewards, drawn)
+            groups = [correct[i * samples : (i + 1) * samples] for i in range(len(batch))]
+            notes.add({p.id: _rate(group) for p, group in zip(batch, groups, strict=True)})
+            advance(first + len(batch))
+
+
+def _rate(correct: Sequence[bool | None]) -> float | None:
+    """Share of right completions among those that could be judged; None where none could."""
+    judged = [c for c in correct if c is not None]
+    return sum(judged) / len(judged) if judged else None
+
+
+def _load(config: Path, model: str | None, source: PromptSource, device: str) -> _Policy:
+    from grpo_pl.rewards.specs import build_reward
+    from grpo_pl.rollout.engine import SamplingParams
+    from grpo_pl.rollout.native import NativeEngine
+    from grpo_pl.rollout.sampler import CompletionSampler
+    from serve.app import choose_device
+
+    place = choose_device(device)
+    if model is None:
+        return _configured(config, source, place)
+    from serve.served import find_model
+
+    trained = find_model(Path(model))
+    return _Policy(
+        sampler=CompletionSampler(engine=NativeEngine(), template=trained.template, tokenizer=trained.tokenizer),
+        model=trained.load_policy(place),
+        sampling=SamplingParams(max_completion_length=trained.max_completion_length, temperature=trained.temperature),
+        rewards=[build_reward(spec) for spec in trained.rewards],
+    )
+
+
+def _configured(config: Path, source: PromptSource, device: str) -> _Policy:
+    """The policy that ``fit`` with this configuration would start from, its cold start included."""
+    import torch
+
+    from grpo_pl.module import GRPOModule
+    from grpo_pl.policy.loading import load_model, load_tokenizer
+
+    tree = (yaml.safe_load(config.read_text()) or {}).get("model")
+    if not tree:
+        raise ValueError(f"{config} has no model: name the policy there, or give --model.")
+    parser = OneLineErrors(prog="grpo-pl filter")
+    parser.add_class_arguments(GRPOModule, "model")
+    module: GRPOModule = parser.instantiate(parser.parse_object({"model": tree})).model
+    tokenizer, path = load_tokenizer(module.policy_config), None
+    if module.cold_start is not None:
+        place = torch.device(device)
+        path = str(module.cold_start.ensure(module.policy_config, module.template, source, device=place))
+    policy = load_model(module.policy_config, tokenizer, path).to(device).eval()  # type: ignore[arg-type]
+    module.policy, module.tokenizer = policy, tokenizer
+    return _Policy(sampler=module.sampler, model=policy, sampling=module.sampling, rewards=module.rewards)
+
+
+def _problems(source: PromptSource, prompts: int | None) -> Sequence[Prompt]:
+    listed = source.problems("train")
+    if listed is None:
+        return training_problems(source, prompts or 1000)
+    return listed[:prompts]
+
+
+def _within(rate: float | None, low: float, high: float) -> bool:
+    return rate is not None and low <= rate <= high
+
+
+def _spread(rates: Mapping[int, float | None]) -> str:
+    measured = [rate for rate in rates.values() if rate is not None]
+    if not measured:
+        return "nothing measured"
+    never, always = sum(r == 0.0 for r in measured), sum(r == 1.0 for r in measured)
+    return f"mean pass rate {sum(measured) / len(measured):.3f}, {never} never solved, {always} always"
+
+
+def _digest(config: str) -> str:
+    return hashlib.sha256(Path(config).read_bytes()).hexdigest()[:16]
