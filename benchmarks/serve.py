@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
+import importlib.util
 import json
 import os
-import random
 import signal
 import socket
 import statistics
@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import yaml
 
@@ -73,6 +74,8 @@ class Server:
             if not line:
                 raise RuntimeError("the server did not start.")
         self.ready_s = time.perf_counter() - began
+        family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+        self.ready_cpu_s = sum(sum(process.cpu_times()[:2]) for process in family)
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
@@ -87,8 +90,6 @@ class Server:
 
     def rss_mb(self) -> dict[str, float]:
         """Resident memory of the front process and its workers."""
-        import psutil
-
         front = psutil.Process(self.process.pid)
         sizes = {"front": front.memory_info().rss / 2**20}
         spawned = [c for c in front.children() if "spawn_main" in " ".join(c.cmdline())]
@@ -169,21 +170,20 @@ def first_token_ms(server: Server, rounds: int) -> list[float]:
         return [ms for times in threads.map(client, range(STREAMS)) for ms in times]
 
 
-def score_rate(server: Server, pairs: int, part: int = 64) -> float:
-    """Pairs per second of ``/v1/score``; every pair is different and takes algebra, so no cache helps."""
-    rng = random.Random(0)
-    items = []
-    for _ in range(pairs):
-        a, b, c = (rng.randrange(2, 10_000) for _ in range(3))
-        work = " ".join(f"step {i}: {a}x+{b}={i * c}." for i in range(30))
-        answer = rf"{a}x+\frac{{{b}}}{{{c}}}" if rng.random() < 0.5 else rf"{a + 1}x+\frac{{{b}}}{{{c}}}"
-        items.append(
-            {
-                "completion": rf"<think>{work}</think><answer>\boxed{{{answer}}}</answer>",
-                "answer": rf"\frac{{{a * c}x+{b}}}{{{c}}}",
-            }
-        )
-    parts = [items[i : i + part] for i in range(0, pairs, part)]
+def grpo_batch(seed: int, pairs: int) -> list[dict[str, str]]:
+    """Items shaped like rollouts: 16 completions of about 800 characters a problem, as benchmarks/rewards.py makes."""
+    spec = importlib.util.spec_from_file_location("rewards_benchmark", Path(__file__).with_name("rewards.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    texts, golds = module.batch(seed, prompts=pairs // 16, group=16)
+    return [{"completion": text, "answer": gold} for text, gold in zip(texts, golds, strict=True)]
+
+
+def score_rate(server: Server, pairs: int, *, seed: int, part: int = 64) -> float:
+    """Pairs per second of ``/v1/score`` over two connections; a new ``seed`` brings pairs that no cache has seen."""
+    items = grpo_batch(seed, pairs)
+    parts = [items[i : i + part] for i in range(0, len(items), part)]
 
     def client(mine: list[list[dict[str, str]]]) -> int:
         connection = server.connect()
@@ -262,19 +262,19 @@ def main() -> None:
             )
             ratios = [s / e for s, e in zip(rates["server"], rates["engine"], strict=True)]
             times = first_token_ms(server, args.rounds)
-            pairs = score_rate(server, args.pairs)
+            pairs = [score_rate(server, args.pairs, seed=seed) for seed in range(args.rounds)]
             memory = memory_growth(server, args.memory_requests)
-            ready = server.ready_s
+            ready = {"wall": round(server.ready_s, 1), "cpu": round(server.ready_cpu_s, 1)}
     result = {
         "date": time.strftime("%Y-%m-%d"),
         "cpus": os.cpu_count(),
         "load_average": [round(load, 1) for load in os.getloadavg()],
         "torch": torch.__version__,
-        "ready_s": round(ready, 1),
+        "ready_s": ready,
         "tokens_per_s": {name: round(statistics.median(values)) for name, values in rates.items()},
         "server_over_engine": {"median": round(statistics.median(ratios), 3), "all": [round(r, 3) for r in ratios]},
         "first_token_ms": {"p50": round(statistics.median(times), 1), "p90": round(_ninth(times), 1)},
-        "score_pairs_per_s": round(pairs),
+        "score_pairs_per_s": {"median": round(statistics.median(pairs)), "all": [round(p) for p in pairs]},
         "memory": memory,
     }
     print(json.dumps(result, indent=2))

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi import Request, Response
-from litserve.specs.base import LitSpec
 
 from serve.completions import CompletionRoutes
 from serve.dispatch import Generator, Scorer
@@ -30,6 +29,7 @@ from serve.scoring import ScoreRoute
 from serve.served import ServedModel, find_model
 from serve.server import Server, WorkerFailed
 from serve.settings import ServeSettings
+from serve.spec import RouteSpec
 
 CHAT, COMPLETIONS, SCORE, EVALUATE = "/v1/chat/completions", "/v1/completions", "/v1/score", "/v1/evaluate"
 ROUTES = {
@@ -43,24 +43,6 @@ ROUTES = {
     "GET /metrics": "Prometheus metrics",
     "GET /": "a page to try it out",
 }
-
-
-class RouteSpec(LitSpec):
-    """Routes of the front process that are fed by one worker; the worker itself gets none of them."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        self.api_path = path
-
-    @property
-    def stream(self) -> bool:
-        return True  # every answer goes through a response queue, whatever its length
-
-    def setup(self, server: Any) -> None:
-        """The routes know the server already; nothing of it may travel to the worker."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"api_path": self.api_path}
 
 
 class Application:
