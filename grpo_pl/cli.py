@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -80,9 +81,14 @@ def _train(verb: str, args: list[str]) -> int:
     quiet_libraries()
     try:
         GRPOCLI([verb, *args])
-    except RolloutInterrupted:
-        print(f"grpo-pl {verb}: stopped by SIGTERM; --resume goes on.", file=sys.stderr)
-        return TERMINATED
+    except RolloutInterrupted as stop:
+        by_hand = stop.signal == signal.SIGINT
+        print(f"grpo-pl {verb}: stopped by {'Ctrl-C' if by_hand else 'SIGTERM'}; --resume goes on.", file=sys.stderr)
+        return INTERRUPTED if by_hand else TERMINATED
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning makes a status of 1 out of it
+            return INTERRUPTED
+        raise
     return 0
 
 

@@ -19,7 +19,7 @@ from grpo_pl.callbacks.progress import StageProgress
 from grpo_pl.callbacks.report import WriteReport
 from grpo_pl.callbacks.samples import SampleTable
 from grpo_pl.callbacks.summary import ClosingTable
-from grpo_pl.callbacks.termination import StopOnSigterm
+from grpo_pl.callbacks.termination import StopOnSignal
 from grpo_pl.callbacks.validation import ValidateAtBothEnds
 from grpo_pl.checkpoints import CheckpointFiles
 from grpo_pl.data.datamodule import RolloutDataModule
@@ -185,7 +185,7 @@ class GRPOCLI(LightningCLI):
         self._get(self.config_init, "completions").path = folder.completions
         flags = " ".join(f"--config {path}" for path in configs)
         return [
-            StopOnSigterm(),
+            StopOnSignal(),
             ValidateAtBothEnds(),
             ExportPolicy(folder.export),
             WriteReport(folder),

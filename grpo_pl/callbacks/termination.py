@@ -1,4 +1,4 @@
-"""``StopOnSigterm``: a run that its scheduler asks to go saves its last completed rollout and goes."""
+"""``StopOnSignal``: a run that its scheduler or Ctrl-C asks to go saves its last completed rollout and goes."""
 
 from __future__ import annotations
 
@@ -15,30 +15,43 @@ from grpo_pl.module import GRPOModule
 from grpo_pl.rollout.engine import RolloutInterrupted
 
 
-class StopOnSigterm(Callback):
-    """SIGTERM ends generation at the next token, or an update once it is complete, by ``RolloutInterrupted``.
+class StopOnSignal(Callback):
+    """SIGTERM and Ctrl-C end generation at the next token, or an update once it is complete, by ``RolloutInterrupted``.
+    A second Ctrl-C ends the process at once.
 
     The handler only sets a flag: Lightning's own talks to other processes from inside the handler and can hang. The
     processes agree on the flag after each rollout and before each step, so one that was signalled alone suffices.
     """
 
     def __init__(self) -> None:
-        self.received = False
+        self.received: signal.Signals | None = None
+        self._before: Any = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        cast(GRPOModule, pl_module).should_stop = lambda: self.received
+        cast(GRPOModule, pl_module).should_stop = lambda: self.received is not None
         signal.signal(signal.SIGTERM, self._receive)  # in place of Lightning's, which restores what was there before
+        self._before = signal.signal(signal.SIGINT, self._receive)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if cast(GRPOModule, pl_module).collective.any(self.received, pl_module.device):
-            raise RolloutInterrupted("stopped by SIGTERM")
+        if cast(GRPOModule, pl_module).collective.any(self.received is not None, pl_module.device):
+            raise RolloutInterrupted("stopped by a signal")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """One process's error soon makes the others fail too; this says at once which was first, and why."""
+        """Says which signal it was; of errors at once which process was first, for it soon makes the others fail."""
+        if isinstance(exception, RolloutInterrupted):
+            exception.signal = self.received
         if trainer.world_size > 1 and not isinstance(exception, RolloutInterrupted | KeyboardInterrupt):
             text = "".join(traceback.format_exception(exception))
             lines = "".join(f"[rank {trainer.global_rank}] {line}\n" for line in text.splitlines())
             print(lines, end="", file=sys.stderr, flush=True)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
-        self.received = True
+        self.received = signal.Signals(signum)
+        if signum == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            print("\nstopping after this rollout's work; Ctrl-C again stops at once", file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from signal import Signals
 from typing import TYPE_CHECKING
 
 import torch
@@ -91,6 +92,9 @@ class RolloutEngine(ABC):
 
 class RolloutInterrupted(RuntimeError):
     """``should_stop`` turned true in the middle of a rollout; its completions are gone and must not be counted."""
+
+    signal: Signals | None = None
+    """Which signal asked this process to stop, if one did."""
 
 
 def row_keys(keys: Sequence[Sequence[SampleKey]]) -> list[int]:

@@ -1,0 +1,52 @@
+"""Ctrl-C: the last completed rollout is kept and the status is 130, wherever it comes; a second one ends it at once."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from grpo_pl.checkpoints import newest_whole, rollouts_of
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_reaches_children() -> Iterator[None]:
+    """Shells start background jobs with Ctrl-C ignored, and children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def _wait_until(process: Any, condition: Callable[[], bool]) -> None:
+    while not condition():
+        assert process.is_alive()
+        time.sleep(0.002)
+
+
+def test_ctrl_c_saves_the_last_completed_rollout_and_exits_130(
+    quickstart: Any, assert_same_end: Callable[[Any], None]
+) -> None:
+    metrics = quickstart.run / "metrics.csv"
+    process = quickstart.start("--resume", "--checkpoint.every_n_rollouts=100", "--checkpoint.keep_best=0")
+    _wait_until(process, lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 4)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(60)
+    assert process.exitcode == 130, quickstart.log
+    assert "stopped by Ctrl-C; --resume goes on." in quickstart.log and "Traceback" not in quickstart.log
+    checkpoint = newest_whole(quickstart.run / "checkpoints", warn=pytest.fail)
+    assert checkpoint is not None and 0 < rollouts_of(checkpoint) < 6
+    assert quickstart.fit("--resume") == 0, quickstart.log
+    assert_same_end(quickstart)
+
+
+def test_ctrl_c_before_training_leaves_no_run_folder(quickstart: Any) -> None:
+    process = quickstart.start("--model.cold_start.steps=100000")
+    log = quickstart.folder / "log"
+    _wait_until(process, lambda: log.exists() and "cold start: " in quickstart.log)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(60)
+    assert process.exitcode == 130, quickstart.log
+    assert not quickstart.run.exists()
+    assert "Traceback" not in quickstart.log
