@@ -5,6 +5,7 @@ VERBS: dict[str, str] = {
     "evaluate": "Answers the problems of a file, in process or through a server, and says how many are right.",
     "export": "Writes a checkpoint's policy as a Hugging Face folder, with its prompt template and rewards.",
     "filter": "Keeps the training problems that a policy solves now and then, with the rates it measured.",
+    "plan": "Says whether a configuration fits into the memory of so many GPUs, and how large a micro-batch may be.",
     "predict": "Writes completions of a trained policy with their rewards, or the right ones as demonstrations.",
     "report": "Writes report.html for a run: its curves, and a browser of what the policy wrote.",
     "serve": "Serves a trained policy over HTTP, with the rewards it was trained on.",
