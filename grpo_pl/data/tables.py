@@ -36,13 +36,15 @@ class TablePrompts(PromptSource):
     """
 
     path: str
-    """Name on the hub (``openai/gsm8k``), a local file (.jsonl, .json, .parquet, .csv, .tsv), or a folder of such."""
+    """Name on the hub (``openai/gsm8k``), a local file (.jsonl, .json, .parquet, .csv, .tsv), or a folder of such that
+    ``datasets`` can read, with splits by the names of its files."""
     subset: str | None = None
     """Configuration of a hub data set (``main`` of GSM8K)."""
     train_split: str = "train"
     """Split to train on."""
     val_split: str | None = None
-    """Split to validate on; null holds out ``val_share`` of the training split."""
+    """Split to validate on; null holds out ``val_share`` of the training split. The same as ``train_split`` makes a
+    source for validation only."""
     val_path: str | None = None
     """A further local file or folder to validate on, instead of ``val_split``."""
     val_share: float = 0.05
@@ -119,9 +121,10 @@ class TablePrompts(PromptSource):
         questions = {normal_question(row.question) for row in val}
         train = [row for row in everything if normal_question(row.question) not in questions]
         repeated = len(everything) - len(train)
-        if repeated and (self.val_split is not None or self.val_path is not None):
+        validates_only = self.val_split == self.train_split and self.val_path is None
+        if repeated and not validates_only and (self.val_split is not None or self.val_path is not None):
             self.notes.append(f"{repeated} training rows left out: their questions are held out.")
-        if not train:
+        if not train and not validates_only:
             raise ValueError(f"{self.path!r} has no training rows: all {len(everything)} are held out.")
         if self.worked is not None:
             self._worked = dict(enumerate(map(str, table[self.worked])))
@@ -173,9 +176,16 @@ def load_table(path: str, subset: str | None, split: str) -> Dataset:
     local = Path(path).expanduser()
     if not local.exists() and (local.suffix in FORMATS or path.startswith((".", "/", "~"))):
         raise ValueError(f"there is no file {path!r}.")
+    if local.is_file() and split != "train":
+        raise ValueError(
+            f"the file {path!r} has no split {split!r}: set val_split null and give val_path or val_share."
+        )
     try:
-        if local.exists():
-            return _read_files(_data_files(local))
+        if local.is_file():
+            return _read_file(local)
+        if local.is_dir():
+            with _without_chatter():
+                return datasets.load_dataset(str(local), subset, split=split)
         prefer_cache_without_network()
         return datasets.load_dataset(path, subset, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
@@ -183,16 +193,17 @@ def load_table(path: str, subset: str | None, split: str) -> Dataset:
         raise ValueError(f"cannot load the data set {path!r}: {' '.join(str(reason).split())}") from error
 
 
-def _read_files(files: Sequence[Path]) -> Dataset:
+def _read_file(file: Path) -> Dataset:
     import datasets
 
-    if not any(file.stat().st_size for file in files):
+    if file.suffix not in FORMATS:
+        raise ValueError(f"its name must end in one of {', '.join(FORMATS)}")
+    if not file.stat().st_size:
         raise ValueError("it is empty")
-    options: dict[str, Any] = {"sep": "\t"} if files[0].suffix == ".tsv" else {}
-    reader = FORMATS[files[0].suffix]
+    options: dict[str, Any] = {"sep": "\t"} if file.suffix == ".tsv" else {}
     with _without_chatter():
         try:
-            return datasets.load_dataset(reader, data_files=[str(f) for f in files], split="train", **options)
+            return datasets.load_dataset(FORMATS[file.suffix], data_files=str(file), split="train", **options)
         except ValueError as error:
             if "corresponds to no data" in str(error):
                 raise ValueError("it is empty") from error
@@ -212,15 +223,6 @@ def _without_chatter() -> Iterator[None]:
     finally:
         datasets.enable_progress_bars()
         datasets.logging.set_verbosity(level)
-
-
-def _data_files(local: Path) -> list[Path]:
-    files = [local] if local.is_file() else sorted(file for file in local.iterdir() if file.suffix in FORMATS)
-    suffixes = {file.suffix for file in files}
-    if len(suffixes) != 1 or not suffixes <= FORMATS.keys():
-        found = ", ".join(sorted(suffixes)) or "no files"
-        raise ValueError(f"need files of one kind of {', '.join(FORMATS)}; found {found}.")
-    return files
 
 
 @lru_cache(maxsize=8)

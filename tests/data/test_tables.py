@@ -143,3 +143,18 @@ def test_a_batch_larger_than_the_table_is_refused(jsonl: Callable[..., str]) -> 
 def test_a_missing_file_is_not_looked_for_on_the_hub(path: str) -> None:
     with pytest.raises(ValueError, match="there is no file"):
         TablePrompts(path=path).problems("train")
+
+
+def test_a_folder_has_the_splits_that_its_files_are_named_after(jsonl: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    jsonl(_rows(6), "set/train.jsonl")
+    jsonl(_rows(8)[6:], "set/test.jsonl")
+    source = TablePrompts(path=str(tmp_path / "set"), val_split="test", answer_pattern=GSM8K_PATTERN)
+    assert [len(source.problems(split)) for split in ("train", "val")] == [6, 2]
+    with pytest.raises(ValueError, match=r"cannot load the data set .*nosplit"):
+        TablePrompts(path=str(tmp_path / "set"), val_split="nosplit").problems("train")
+
+
+def test_a_split_of_a_single_file_is_refused(jsonl: Callable[..., str]) -> None:
+    with pytest.raises(ValueError, match="has no split 'test': give val_path or val_share"):
+        TablePrompts(path=jsonl(_rows(6)), val_split="test").problems("train")
