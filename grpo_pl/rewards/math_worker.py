@@ -86,9 +86,14 @@ def _load_judge(file: str) -> Any:
     return names["judge"]
 
 
-def _peak_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+def _resident_bytes() -> int:
+    """Memory in use. ``ru_maxrss`` would begin with the peak of the process that started this one, which may be a
+    training process of many GiB."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:  # not Linux: macOS counts bytes, and from the start of the program
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _limit_process(memory_bytes: int) -> None:
@@ -121,7 +126,7 @@ def _run_job(judge: Any, job: list[str], settings: dict[str, Any]) -> dict[str, 
         status, detail = "crashed", "nested too deeply"
     except Exception as error:  # SymPy raises all kinds of exceptions on malformed input; none may end the worker
         status, detail = "wrong", f"cannot be compared ({type(error).__name__})"
-    last = last or _peak_bytes() > settings["memory_limit_mb"] * 2**19
+    last = last or _resident_bytes() > settings["memory_limit_mb"] * 2**19
     return {"status": status, "detail": detail, "last": last}
 
 

@@ -277,3 +277,20 @@ def test_a_worker_that_cannot_be_replaced_is_not_the_completions_fault(
     for pid in pool.pids:
         os.kill(pid, signal.SIGKILL)
     assert statuses(pool.run(JOBS[:2])) == ["unavailable"] * 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands the peak of memory on to children")
+def test_workers_of_a_large_process_live_on() -> None:
+    code = (
+        "ballast = bytearray(b'1') * (400 * 2**20)\n"
+        "from grpo_pl.rewards.sandbox import SandboxSettings, WorkerPool\n"
+        "pool = WorkerPool(SandboxSettings(workers=1, memory_limit_mb=512))\n"
+        "pool.run([('x+1', '1+x')])\n"
+        "first = pool.pids\n"
+        "for i in range(3):\n"
+        "    assert pool.run([(f'x+{i}', f'{i}+x')])[0].status == 'ok'\n"
+        "assert pool.pids == first, 'a worker was replaced'\n"
+        "pool.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
