@@ -19,7 +19,6 @@ import runpy
 import select
 import signal
 import struct
-import sys
 from typing import Any
 
 IDLE_CHECK_S = 1.0
