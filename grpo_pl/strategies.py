@@ -38,7 +38,7 @@ class FSDP2Strategy(ModelParallelStrategy):
             way.
         defer_gradient_sync: sum gradients over processes once an optimiser step instead of after every micro-batch: less
             traffic, but each process holds whole gradients meanwhile.
-        sharded_checkpoints: every process writes its part into a folder; otherwise the first one writes a single file,
+        sharded_checkpoints: every process writes its part into a folder; otherwise the first writes a single file,
             which needs the whole training state in its main memory.
         timeout_minutes: how long processes wait for each other before the run ends with an error.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -47,7 +48,9 @@ def read_metrics(path: Path) -> dict[str, Points]:
             step = int(float(row["step"]))
             for name, cell in row.items():
                 if name not in ("step", None) and cell:
-                    columns.setdefault(name, []).append((step, float(cell)))
+                    value = float(cell)
+                    if math.isfinite(value):  # a skipped update logs its loss as NaN: nothing to draw
+                        columns.setdefault(name, []).append((step, value))
     return columns
 
 

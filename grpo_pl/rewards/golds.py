@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from grpo_pl import __version__
 from grpo_pl.rewards.base import Reward
 
 
@@ -53,5 +52,5 @@ def describe_bad_golds(bad: Sequence[BadGold], total: int) -> str:
 
 
 def _fingerprint(reward: Reward, golds: Sequence[str]) -> str:
-    content = [reward.spec(), __version__, version("math-verify"), list(golds)]
+    content = [reward.spec(), version("grpo_pl"), version("math-verify"), list(golds)]
     return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()[:24]
