@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from grpo_pl.rewards.base import Status
 
 WORKER_FILE = Path(__file__).with_name("math_worker.py")
-START_LIMIT_S = 60.0
+START_LIMIT_S = 180.0
 """A worker that has not reported by then will not: importing SymPy takes half a second, more on a busy machine."""
 OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
 """Signals that a worker does not send itself: somebody outside ended it."""
