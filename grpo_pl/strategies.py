@@ -36,7 +36,7 @@ class FSDP2Strategy(ModelParallelStrategy):
         reduce_dtype: type in which gradients are summed over processes.
         cpu_offload: keep parameters, gradients and optimiser state in main memory; slow, for models that fit no other
             way.
-        defer_gradient_sync: sum gradients over processes once an optimiser step instead of after every micro-batch: less
+        defer_gradient_sync: sum gradients over processes once an optimiser step, not after every micro-batch: less
             traffic, but each process holds whole gradients meanwhile.
         sharded_checkpoints: every process writes its part into a folder; otherwise the first writes a single file,
             which needs the whole training state in its main memory.
