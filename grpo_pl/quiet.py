@@ -10,6 +10,7 @@ UNHELPFUL = (
     ".*does not have many workers.*",  # prompts are made in the main process: there is nothing to load
     ".*dataloader is not resumable.*",  # the data module is: it starts at the first uncompleted rollout
     ".*callbacks used to create the checkpoint need to be provided.*",  # `validate` needs none of fit's
+    ".*recommended to use `self.log.*sync_dist=True.*",  # what is logged is over all processes already
     ".*Trainer already configured with model summary.*",
     ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
     ".*``instantiate_classes`` was deprecated.*",
