@@ -156,5 +156,5 @@ def test_a_folder_has_the_splits_that_its_files_are_named_after(jsonl: Callable[
 
 
 def test_a_split_of_a_single_file_is_refused(jsonl: Callable[..., str]) -> None:
-    with pytest.raises(ValueError, match="has no split 'test': give val_path or val_share"):
+    with pytest.raises(ValueError, match="has no split 'test': set val_split null and give val_path or val_share"):
         TablePrompts(path=jsonl(_rows(6)), val_split="test").problems("train")
