@@ -129,7 +129,7 @@ def measure(repeats: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="batches per figure; the median counts")
-    parser.add_argument("--record", metavar="DATE", help="write the result to benchmarks/results/rewards-DATE.json")
+    parser.add_argument("--record", metavar="DATE", help="write the result to benchmarks/results/DATE-rewards.json")
     options = parser.parse_args()
     figures = {}
     if importlib.util.find_spec("gmpy2") is not None:
@@ -155,7 +155,7 @@ def main() -> None:
         "sympy": version("sympy"),
     }
     if options.record:
-        path = Path(__file__).parent / "results" / f"rewards-{options.record}.json"
+        path = Path(__file__).parent / "results" / f"{options.record}-rewards.json"
         path.write_text(json.dumps({"date": options.record, **result}, indent=2) + "\n")
     print(json.dumps(result))
 
