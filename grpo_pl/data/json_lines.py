@@ -37,8 +37,8 @@ class JsonLinesPrompts(PromptSource):
     """Key of the question."""
     answer: str = "answer"
     """Key of the gold answer."""
-    answer_pattern: str | None = None
-    """Regular expression whose first group is the gold answer inside ``answer``, last match; null takes all of it."""
+    answer_pattern: str = ""
+    """Regular expression whose first group is the gold answer inside ``answer``, last match; empty takes all of it."""
     bad_rows: Literal["refuse", "drop"] = "refuse"
     """What to do with lines whose answer cannot be read: refuse to start, or leave them out and say how many."""
     seed: int = 0
@@ -160,7 +160,7 @@ class JsonLinesPrompts(PromptSource):
         which = f"lines {', '.join(map(str, unreadable[:5]))}"
         what = f"{len(unreadable)} of {total} rows of {path!r} have no question or answer that can be read ({which})"
         if self.bad_rows == "refuse" or len(unreadable) == total:
-            hint = "" if self.answer_pattern is None else f" with answer_pattern {self.answer_pattern!r}"
+            hint = "" if not self.answer_pattern else f" with answer_pattern {self.answer_pattern!r}"
             raise ValueError(f"{what}{hint}. Mend the columns or the pattern, or set data.source.bad_rows to drop.")
         self.notes.append(f"{what}; left out.")
 

@@ -53,9 +53,9 @@ class TablePrompts(PromptSource):
     """Column of the question."""
     answer: str = "answer"
     """Column of the gold answer."""
-    answer_pattern: str | None = None
+    answer_pattern: str = ""
     r"""Regular expression whose first group is the gold answer inside ``answer``, last match; ``####\s*(.+)`` reads
-    GSM8K's. Null takes the whole column."""
+    GSM8K's. Empty takes the whole column."""
     bad_rows: Literal["refuse", "drop"] = "refuse"
     """What to do with rows whose answer cannot be read: refuse to start, or leave them out and say how many."""
     worked: str | None = None
@@ -155,7 +155,7 @@ class TablePrompts(PromptSource):
         first = "; ".join(f"row {number}: {str(cell)[:60]!r}" for number, cell in unreadable[:EXAMPLES_SHOWN])
         what = f"{len(unreadable)} of {total} rows of {name!r} have no question or answer that can be read ({first})"
         if self.bad_rows == "refuse" or len(unreadable) == total:
-            hint = "" if self.answer_pattern is None else f" with answer_pattern {self.answer_pattern!r}"
+            hint = "" if not self.answer_pattern else f" with answer_pattern {self.answer_pattern!r}"
             raise ValueError(f"{what}{hint}. Mend the columns or the pattern, or set data.source.bad_rows to drop.")
         self.notes.append(f"{what}; left out.")
 
@@ -232,13 +232,13 @@ def _permutation(size: int, key: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-def check_pattern(pattern: str | None) -> None:
+def check_pattern(pattern: str) -> None:
     """Refuses an ``answer_pattern`` that cannot find an answer.
 
     Raises:
         ValueError: no regular expression, or one without a group.
     """
-    if pattern is None:
+    if not pattern:
         return
     try:
         groups = re.compile(pattern).groups
@@ -248,11 +248,11 @@ def check_pattern(pattern: str | None) -> None:
         raise ValueError(f"answer_pattern {pattern!r} needs a group, such as '####\\s*(.+)'.")
 
 
-def gold_in(cell: Any, pattern: str | None) -> str | None:
+def gold_in(cell: Any, pattern: str) -> str | None:
     """The gold answer in a cell: the first group of the last match of ``pattern``, or all of it; None without one."""
     if not is_text(cell):
         return None
-    if pattern is None:
+    if not pattern:
         return str(cell).strip() or None
     found = [match[1] for match in re.finditer(pattern, str(cell))]
     return (found[-1] or "").strip() or None if found else None

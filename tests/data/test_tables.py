@@ -158,3 +158,22 @@ def test_a_folder_has_the_splits_that_its_files_are_named_after(jsonl: Callable[
 def test_a_split_of_a_single_file_is_refused(jsonl: Callable[..., str]) -> None:
     with pytest.raises(ValueError, match="has no split 'test': set val_split null and give val_path or val_share"):
         TablePrompts(path=jsonl(_rows(6)), val_split="test").problems("train")
+
+
+def test_a_pattern_that_begins_with_a_hash_is_no_comment_in_yaml(tmp_path: Path) -> None:
+    from jsonargparse import ArgumentParser
+
+    from grpo_pl.data.sources import PromptSource
+
+    (tmp_path / "source.yaml").write_text(
+        "source: {class_path: grpo_pl.data.tables.TablePrompts, init_args: {path: x, answer_pattern: '####\\s*(.+)'}}"
+    )
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action="config")
+    parser.add_subclass_arguments(PromptSource, "source")
+    for again in (
+        parser.parse_args([f"--config={tmp_path}/source.yaml"]),
+        parser.parse_string((tmp_path / "source.yaml").read_text()),
+    ):
+        dumped = parser.parse_string(parser.dump(again))  # as the run's config.yaml gives it back
+        assert parser.instantiate(dumped).source.answer_pattern == GSM8K_PATTERN
