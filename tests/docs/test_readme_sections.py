@@ -1,4 +1,5 @@
-"""The commands of the README's section on one's own reward, run as they are written, on a smaller quickstart."""
+"""The commands of the README's sections on one's own data, reward and model, run as they are written, on stand-ins: a
+smaller quickstart, and a small model and data set in local folders of the names that the commands ask the hub for."""
 
 import os
 import re
@@ -8,8 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import yaml
+
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "README.md"
@@ -66,6 +70,45 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+def test_own_data(folder: Path) -> None:
+    _run(_commands("Your own data"), folder)
+    completions = (folder / "runs" / "my_data" / "completions.jsonl").read_text()
+    assert completions.startswith('{"step": 0') and '"answer": "' in completions
+    assert "####" not in completions  # the pattern took the answer out of its sentence
+
+
 def test_own_reward(folder: Path) -> None:
     _run(_commands("Your own reward"), folder)
     assert "rewards/brevity/mean" in (folder / "runs" / "my_reward" / "metrics.csv").read_text().splitlines()[0]
+
+
+def test_own_model(folder: Path) -> None:
+    pytest.importorskip("peft", reason="needs peft: pip install 'grpo_pl[lora]'")
+    policy = PolicyConfig(
+        from_scratch={"model_type": "qwen2", **SMALL, "num_key_value_heads": 2, "max_position_embeddings": 1024}
+    )
+    tokenizer = load_tokenizer(policy)
+    tokenizer.save_pretrained(folder / "Qwen" / "Qwen2.5-1.5B-Instruct")
+    load_model(policy, tokenizer).save_pretrained(folder / "Qwen" / "Qwen2.5-1.5B-Instruct")
+    rows = [{"question": f"What is {i} plus {i}?", "answer": f"{i}+{i}={2 * i}\n#### {2 * i}"} for i in range(40)]
+    for split, part in (("train", rows[:32]), ("test", rows[32:])):
+        file = folder / "openai" / "gsm8k" / "main" / f"{split}-00000-of-00001.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        datasets.Dataset.from_list(part).to_parquet(file)
+    files = "\n".join(f"  - split: {split}\n    path: main/{split}-*" for split in ("train", "test"))
+    (folder / "openai" / "gsm8k" / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: main\n  data_files:\n{files}\n---\n"
+    )
+    _smaller(
+        folder / "configs" / "gsm8k.yaml",
+        data__steps=2,
+        data__prompts_per_step=2,
+        data__val_prompts=2,
+        model__algorithm__group_size=2,
+        model__sampling__max_completion_length=8,
+        model__validation__samples=1,
+        trainer__accelerator="cpu",
+    )
+    _run(_commands("Your own model"), folder)
+    assert (folder / "runs" / "gsm8k" / "export" / "model.safetensors").is_file()
+    assert {"adapter_model.safetensors", "grpo_pl.json"} <= {path.name for path in (folder / "my_model").iterdir()}
