@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
-from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.data.datamodule import RolloutDataModule, check_distinct
+from grpo_pl.data.overlap import find_overlaps, refuse_repeats
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.module import GRPOModule
 from grpo_pl.policy.cold_start import cache_root
@@ -13,62 +15,92 @@ from grpo_pl.policy.loading import context_length, load_tokenizer, model_config
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds
+from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SPLITS: tuple[Literal["train", "val"], ...] = ("train", "val")
+MADE_UP = 500
+"""Prompts of a source without a list that are compared with the held-out ones."""
 
 
 def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str], None]) -> None:
     """Loads tokenizer, model config and prompts; leaves out problems that cannot be trained on, and says so.
 
     Raises:
-        ValueError: a model or data set that cannot be loaded, too few problems, or none that fits the context.
+        ValueError: a model or data set that cannot be loaded, too few problems, none that fits the context, or
+            held-out problems that are trained on.
     """
     tokenizer = load_tokenizer(module.policy_config)
     context = context_length(model_config(module.policy_config, tokenizer))
-    sources = [data.source, *data.validation_sets.values()]
-    for source in sources:
-        for split in SPLITS:
-            source.problems(split)  # reads files and downloads
-        for note in getattr(source, "notes", ()):
-            say(note)
-        if context is not None:
-            limit = context - module.sampling.max_completion_length
-            _leave_out_long_prompts(source, _Fits(module.template, tokenizer, limit), say)
-        _check_golds(source, module.rewards, say)
-    data.source.prompts(0, count=data.prompts_per_step)
-    for source in sources:
-        if not source.validation(1):
-            raise ValueError(
-                "the data source has no held-out problems: give it a validation split, or a larger val_share."
-            )
+    fits = None
+    if context is not None:
+        fits = _Fits(module.template, tokenizer, context - module.sampling.max_completion_length)
+    judge = next(reward for reward in module.rewards if reward.correctness)
+    for source in (data.source, *data.validation_sets.values()):
+        for name, leaf in source.leaves().items():
+            own = judge.rewards.get(name, judge) if isinstance(judge, PerSource) else judge
+            _check_source(leaf, f"{name}: " if name else "", fits, own, say)
+    check_distinct(data.source.prompts(0, count=data.prompts_per_step), "the first rollout")
+    _check_splits(data, say)
 
 
-def _leave_out_long_prompts(source: PromptSource, fits: _Fits, say: Callable[[str], None]) -> None:
+def _check_source(
+    source: PromptSource, part: str, fits: _Fits | None, judge: Reward, say: Callable[[str], None]
+) -> None:
+    for split in SPLITS:
+        source.problems(split)  # reads files and downloads
+    for note in getattr(source, "notes", ()):
+        say(f"{part}{note}")
+    if fits is not None:
+        _leave_out_long_prompts(source, part, fits, say)
+    _check_golds(source, part, judge, say)
+
+
+def _check_splits(data: RolloutDataModule, say: Callable[[str], None]) -> None:
+    """Held-out problems are there, and are not trained on."""
+    held_out = data.held_out()
+    lists = [leaf.problems("train") for leaf in data.source.leaves().values()]
+    overlaps = find_overlaps(chain.from_iterable(rows for rows in lists if rows is not None), held_out)
+    for name, overlap in overlaps.items():
+        if overlap.alike:
+            say(f"{name}: {overlap}")
+    if data.allow_overlap:
+        return
+    refuse_repeats(overlaps)
+    if any(rows is None for rows in lists):
+        refuse_repeats(find_overlaps(_first_prompts(data), held_out))
+
+
+def _first_prompts(data: RolloutDataModule) -> Iterator[Prompt]:
+    """Some of what a source without a list trains on; enough to find a small task that is held out as a whole."""
+    for step in range(min(data.steps, -(-MADE_UP // data.prompts_per_step))):
+        yield from data.source.prompts(step, count=data.prompts_per_step)
+
+
+def _leave_out_long_prompts(source: PromptSource, part: str, fits: _Fits, say: Callable[[str], None]) -> None:
     for split in SPLITS:
         problems = source.problems(split)
         too_long = {prompt.id for prompt in problems or () if not fits(prompt)}
         if problems and too_long:
-            what = f"{len(too_long)} of {len(problems)} {split} prompts leave no room for a completion"
+            what = f"{part}{len(too_long)} of {len(problems)} {split} prompts leave no room for a completion"
             if len(too_long) == len(problems):
                 raise ValueError(f"{what}: {fits}. Lower max_completion_length.")
             source.leave_out({split: too_long})
             say(f"{what} and are left out: {fits}.")
 
 
-def _check_golds(source: PromptSource, rewards: Sequence[Reward], say: Callable[[str], None]) -> None:
+def _check_golds(source: PromptSource, part: str, judge: Reward, say: Callable[[str], None]) -> None:
     """Gold answers that the correctness reward cannot judge against end the start, or are left out where the source's
     ``bad_rows`` says so."""
-    judge = next(reward for reward in rewards if reward.correctness)
     for split in SPLITS:
         problems = source.problems(split) or ()
         bad = check_golds(judge, [prompt.answer for prompt in problems], cache_folder=cache_root() / "golds")
         if not bad:
             continue
-        what = f"{split}: {describe_bad_golds(bad, len(problems))}"
+        what = f"{part}{split}: {describe_bad_golds(bad, len(problems))}"
         if getattr(source, "bad_rows", "refuse") == "refuse" or len(bad) == len(problems):
             raise ValueError(f"{what}. Mend them, or set data.source.bad_rows to drop.")
         source.leave_out({split: {problems[gold.row].id for gold in bad}})

@@ -96,3 +96,20 @@ def test_gold_answers_that_cannot_be_judged_against_are_refused_or_left_out(comm
     outcome = command_line("fit", "--config", config)
     assert outcome.status == 0, outcome.err
     assert sum("; left out." in line for line in outcome.err.splitlines()) >= 1
+
+
+def test_every_part_of_a_mixture_is_looked_at_by_its_own_rules(command_line: Any, tmp_path: Path) -> None:
+    rows = [*_sums(24), {"question": "a", "answer": "nan"}, {"question": "1" * 17, "answer": "1"}]
+    table = _source(tmp_path, rows, val_share=0.0, val_path=str(tmp_path / "val.jsonl"), bad_rows="drop")
+    (tmp_path / "val.jsonl").write_text(json.dumps({"question": "x", "answer": "1"}))
+    made_up = {"class_path": "grpo_pl.data.arithmetic.ArithmeticPrompts", "init_args": {"digits": 2, "min_digits": 2}}
+    mixture = {
+        "class_path": "grpo_pl.data.mixture.MixturePrompts",
+        "init_args": {"parts": {"read": table, "made_up": made_up}},
+    }
+    config = command_line.config("mixed", model__cold_start=None, data__source=mixture)
+    outcome = command_line("validate", "--config", config)
+    assert outcome.status == 0, outcome.err
+    assert "read: 1 of 26 train prompts leave no room for a completion" in outcome.err
+    assert "read: train: 1 of 25 gold answers cannot be judged against: row 24: 'nan'" in outcome.err
+    assert "val/made_up/pass@1" in outcome.out

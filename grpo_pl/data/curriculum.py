@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ class CurriculumPrompts(PromptSource):
     source: PromptSource
     """Where candidates come from; it should repeat its problems, or there is nothing to learn about them."""
     pool: int = 4
-    """Candidates for each prompt of a step; the source's epochs pass that much faster."""
+    """Candidates for each prompt of a step, as far as the source has so many; its epochs pass that much faster."""
     memory: float = 0.5
     """How much of the running pass rate a new visit leaves: p ← memory · p + (1 − memory) · observed."""
     solved_at: float = 0.95
@@ -55,7 +55,9 @@ class CurriculumPrompts(PromptSource):
             )
 
     def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
-        candidates = list({p.id: p for p in self.source.prompts(step, attempt, count=self.pool * count)}.values())
+        listed = self.source.problems("train")
+        wanted = self.pool * count if listed is None else max(count, min(self.pool * count, len(listed)))
+        candidates = list({p.id: p for p in self.source.prompts(step, attempt, count=wanted)}.values())
         if step < 0:  # the cold start's, which must not depend on statistics
             return candidates[:count]
         open_ones = [prompt for prompt in candidates if not self.is_solved(prompt.id)]
@@ -74,8 +76,8 @@ class CurriculumPrompts(PromptSource):
     def problems(self, split: Literal["train", "val"]) -> Sequence[Prompt] | None:
         return self.source.problems(split)
 
-    def leave_out(self, ids: Mapping[Literal["train", "val"], Set[int]]) -> None:
-        self.source.leave_out(ids)
+    def leaves(self) -> dict[str, PromptSource]:
+        return self.source.leaves()
 
     # --- statistics -------------------------------------------------------------------------------------------------
 

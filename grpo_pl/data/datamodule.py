@@ -44,6 +44,7 @@ class RolloutDataModule(LightningDataModule):
         val_prompts: held-out problems to validate on; null takes all that the source offers.
         val_batch_size: held-out problems per validation batch and rank.
         validation_sets: further sources whose held-out problems are measured by themselves, as ``val/<name>/…``.
+        allow_overlap: measure on problems whose very question is trained on.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class RolloutDataModule(LightningDataModule):
         val_prompts: int | None = None,
         val_batch_size: int = 64,
         validation_sets: dict[str, PromptSource] | None = None,
+        allow_overlap: bool = False,
     ) -> None:
         super().__init__()
         for name, value in (("steps", steps), ("prompts_per_step", prompts_per_step), ("val_batch", val_batch_size)):
@@ -65,6 +67,7 @@ class RolloutDataModule(LightningDataModule):
         self.val_prompts = val_prompts
         self.val_batch_size = val_batch_size
         self.validation_sets = validation_sets or {}
+        self.allow_overlap = allow_overlap
         self._held_out: dict[str, list[Prompt]] | None = None
         self.completed_rollouts = 0
 
@@ -98,7 +101,8 @@ class RolloutDataModule(LightningDataModule):
             check_distinct(prompts, name)
         if not any(sets.values()):
             raise ValueError(
-                "the source has no held-out problems: give it a validation split, or set data.validation_sets."
+                "the data source has no held-out problems: give it a validation split or a larger val_share, or set "
+                "data.validation_sets."
             )
         self._held_out = {name: prompts for name, prompts in sets.items() if prompts}
         return self._held_out

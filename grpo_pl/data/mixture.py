@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -40,6 +40,12 @@ class MixturePrompts(PromptSource):
         nested = [name for name, source in self.parts.items() if isinstance(source, MixturePrompts)]
         if nested:
             raise ValueError(f"part {nested[0]!r} is a mixture itself: list its parts here instead.")
+        learners = [name for name, source in self.parts.items() if type(source).observe is not PromptSource.observe]
+        if learners:
+            raise ValueError(
+                f"part {learners[0]!r} chooses by what was solved, which it would not be told: put the mixture into a "
+                "CurriculumPrompts instead."
+            )
         bad = [name for name in self.parts if not (math.isfinite(self._weight(name)) and self._weight(name) > 0)]
         if bad:
             raise ValueError(f"weight of {bad[0]!r} must be a positive number, got {self._weight(bad[0])}.")
@@ -92,14 +98,8 @@ class MixturePrompts(PromptSource):
             return None
         return [self._own(name, prompt) for name, rows in lists.items() for prompt in rows or ()]
 
-    def leave_out(self, ids: Mapping[Literal["train", "val"], Set[int]]) -> None:
-        for name, source in self.parts.items():
-            own: dict[Literal["train", "val"], Set[int]] = {}
-            for split, unwanted in ids.items():
-                rows = source.problems(split) or ()
-                own[split] = {row.id for row in rows if self._identity(name, row) in unwanted}
-            if any(own.values()):
-                source.leave_out(own)
+    def leaves(self) -> dict[str, PromptSource]:
+        return dict(self.parts)
 
     def _own(self, name: str, prompt: Prompt) -> Prompt:
         columns = {**prompt.columns, PART_ID: prompt.id}

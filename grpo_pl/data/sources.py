@@ -29,6 +29,10 @@ class PromptSource(ABC):
         """A worked completion for the cold start, or None if this source knows none. Never part of a ``Prompt``."""
         return None
 
+    def leaves(self) -> dict[str, PromptSource]:
+        """The sources that this one puts together, by the names their problems bear; itself where there are none."""
+        return {"": self}
+
     def problems(self, split: Literal["train", "val"]) -> Sequence[Prompt] | None:
         """Every problem of a split, where there is a fixed list of them; None from a source that makes them up."""
         return None

@@ -46,6 +46,19 @@ def test_solved_ones_fill_up_where_there_are_too_few_others() -> None:
     assert len(set(_ids(source, 0, count=5))) == 5
 
 
+def test_a_list_shorter_than_the_pool_is_the_pool() -> None:
+    @dataclass(kw_only=True)
+    class Listed(Ten):
+        def problems(self, split: str) -> list[Prompt]:
+            return Ten.prompts(self, 0, count=10)
+
+        def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
+            assert count <= 10
+            return super().prompts(step, attempt, count=count)
+
+    assert len(set(_ids(CurriculumPrompts(source=Listed(), pool=100), 0, count=5))) == 5
+
+
 def test_running_rate_by_hand_and_the_first_visit_counts_whole() -> None:
     source = CurriculumPrompts(source=Ten(), memory=0.75, solved_at=0.9, solved_after=2)
     source.observe({3: 1.0})

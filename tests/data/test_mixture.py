@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from grpo_pl.data.curriculum import CurriculumPrompts
 from grpo_pl.data.mixture import MixturePrompts
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.types import Prompt
@@ -71,3 +72,5 @@ def test_mistakes_are_one_clear_error() -> None:
         _mixture(a=100, b=1).prompts(0, count=8)
     with pytest.raises(ValueError, match="'m' is a mixture itself"):
         MixturePrompts(parts={"m": _mixture(a=1)})
+    with pytest.raises(ValueError, match="part 'c' chooses by what was solved"):
+        MixturePrompts(parts={"c": CurriculumPrompts(source=Counting())})

@@ -1,0 +1,87 @@
+"""Do training and held-out problems overlap? Exact repeats are refused, shared n-grams are reported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from grpo_pl.data.tables import normal_question
+from grpo_pl.types import Prompt
+
+WORDS = 13
+"""Words of an n-gram (Brown et al. 2020, "Language models are few-shot learners", appendix C)."""
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """What the training problems have in common with one set of held-out problems."""
+
+    held_out: int
+    repeated: Sequence[Prompt]
+    """Held-out problems whose very question is trained on."""
+    alike: Sequence[Prompt]
+    """Further held-out problems that share an n-gram with a training problem."""
+
+    def __str__(self) -> str:
+        ids = ", ".join(str(prompt.id) for prompt in self.alike[:5])
+        more = " …" if len(self.alike) > 5 else ""
+        return (
+            f"{len(self.alike)} of {self.held_out} held-out problems share {WORDS} words in a row with a training "
+            f"problem (ids {ids}{more})."
+        )
+
+
+def find_overlaps(
+    train: Iterable[Prompt], held_out: Mapping[str, Sequence[Prompt]], *, words: int = WORDS
+) -> dict[str, Overlap]:
+    """Compares every held-out problem with all training problems, set by set.
+
+    The training problems may be a stream; what stays in memory is a number for each n-gram that is held out.
+    Questions shorter than ``words`` can only repeat as a whole.
+
+    Args:
+        words: length of an n-gram in words; numbers and punctuation marks are words of their own.
+    """
+    everything = [prompt.question for prompts in held_out.values() for prompt in prompts]
+    whole = {normal_question(question) for question in everything}
+    grams = {gram for question in everything for gram in n_grams(question, words)}
+    repeated: set[str] = set()
+    shared: set[int] = set()
+    for prompt in train:
+        question = normal_question(prompt.question)
+        if question in whole:
+            repeated.add(question)
+        shared |= grams & n_grams(prompt.question, words)
+    return {name: _overlap(prompts, repeated, shared, words) for name, prompts in held_out.items()}
+
+
+def n_grams(question: str, words: int) -> set[int]:
+    """All runs of ``words`` words of a question, as hashes."""
+    split = _WORD.findall(question.casefold())
+    return {hash(run) for run in zip(*(split[start:] for start in range(words)), strict=False)}
+
+
+def _overlap(prompts: Sequence[Prompt], repeated: Set[str], shared: Set[int], words: int) -> Overlap:
+    is_repeat = [normal_question(prompt.question) in repeated for prompt in prompts]
+    others = [prompt for prompt, repeat in zip(prompts, is_repeat, strict=True) if not repeat]
+    return Overlap(
+        held_out=len(prompts),
+        repeated=[prompt for prompt, repeat in zip(prompts, is_repeat, strict=True) if repeat],
+        alike=[prompt for prompt in others if shared & n_grams(prompt.question, words)],
+    )
+
+
+def refuse_repeats(overlaps: Mapping[str, Overlap]) -> None:
+    """Refuses to measure on questions that are trained on.
+
+    Raises:
+        ValueError: the set, how many, and the first of them.
+    """
+    for name, overlap in overlaps.items():
+        if overlap.repeated:
+            raise ValueError(
+                f"{len(overlap.repeated)} of {overlap.held_out} problems of {name} are training problems as well, such "
+                f"as {overlap.repeated[0].question[:80]!r}: remove them, or set data.allow_overlap to true."
+            )

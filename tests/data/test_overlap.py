@@ -1,0 +1,83 @@
+"""Repeats and shared n-grams between the splits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_pl.data.overlap import find_overlaps, n_grams, refuse_repeats
+from grpo_pl.types import Prompt
+
+STORY = "A farmer has 12 cows and buys 5 more at the market on a cold Monday morning."
+
+
+def _prompts(*questions: str) -> list[Prompt]:
+    return [Prompt(id=i, question=question, answer="1") for i, question in enumerate(questions)]
+
+
+def test_n_grams_by_hand() -> None:
+    assert n_grams("One, two  THREE", 3) == {hash(("one", ",", "two")), hash((",", "two", "three"))}
+    assert n_grams("one two", 3) == set()
+
+
+def test_repeats_ignore_case_and_spaces_and_near_copies_share_n_grams() -> None:
+    train = _prompts(f"First: {STORY} How many?", "  1 +  1 ")
+    held_out = {"val": _prompts("1 + 1", STORY, "3 + 4"), "val/other": _prompts("What is 7?")}
+    found = find_overlaps(train, held_out)
+    assert [p.question for p in found["val"].repeated] == ["1 + 1"]
+    assert [p.question for p in found["val"].alike] == [STORY]
+    assert not found["val/other"].repeated
+    assert not found["val/other"].alike
+    assert str(found["val"]) == ("1 of 3 held-out problems share 13 words in a row with a training problem (ids 1).")
+    with pytest.raises(ValueError, match=r"1 of 3 problems of val are training problems as well, such as '1 \+ 1'"):
+        refuse_repeats(found)
+
+
+ARITHMETIC = "grpo_pl.data.arithmetic.ArithmeticPrompts"
+
+
+def _table(folder: Path, name: str, questions: list[str], **arguments: Any) -> dict[str, Any]:
+    file = folder / f"{name}.jsonl"
+    file.write_text("".join(json.dumps({"question": q, "answer": "2"}) + "\n" for q in questions))
+    return {"class_path": "grpo_pl.data.tables.TablePrompts", "init_args": {"path": str(file), **arguments}}
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate"])
+@pytest.mark.parametrize("made_up", [False, True])
+def test_a_validation_set_that_repeats_training_questions_is_refused_unless_allowed(
+    command_line: Any, tmp_path: Path, verb: str, made_up: bool
+) -> None:
+    numbers = [f"{i}+{i}=" for i in range(9)]
+    if made_up:  # the same sums, others of them held out
+        source, more = ({"class_path": ARITHMETIC, "init_args": {"digits": 1, "seed": seed}} for seed in (0, 1))
+    else:
+        source = _table(tmp_path, "a", [*numbers, "1+2="], val_share=0.4)
+        more = _table(tmp_path, "b", numbers[:3], train_split="train", val_split="train")
+    config = command_line.config(
+        f"overlap-{verb}-{made_up}",
+        data__source=source,
+        data__validation_sets={"more": more},
+        data__val_prompts=8,
+        data__steps=3,
+        data__prompts_per_step=24 if made_up else 1,
+        model__cold_start=None,
+    )
+    done = command_line(verb, f"--config={config}")
+    assert done.status == 1
+    assert "problems of val/more are training problems as well, such as '" in done.err
+    assert "remove them, or set data.allow_overlap to true" in done.err
+    done = command_line(verb, f"--config={config}", "--data.allow_overlap=true")
+    assert done.status == 0, done.err
+
+
+def test_likeness_is_a_note_that_names_the_set_and_the_problems(command_line: Any, tmp_path: Path) -> None:
+    train = ["1+2+3+4+5+6+7=", "1+1=", "2+2="]  # thirteen words, and the equals sign
+    source = _table(
+        tmp_path, "a", train, val_path=_table(tmp_path, "v", ["3+3=", "9-1+2+3+4+5+6+7"])["init_args"]["path"]
+    )
+    config = command_line.config("alike", data__source=source, model__cold_start=None)
+    done = command_line("validate", f"--config={config}", "--data.prompts_per_step=1")
+    assert done.status == 0, done.err
+    note = "val: 1 of 2 held-out problems share 13 words in a row with a training problem (ids 1)."
+    assert note in done.err.splitlines()
