@@ -29,7 +29,7 @@ OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, sign
 """Signals that a worker does not send itself: somebody outside ended it."""
 MAX_ATTEMPTS = 3
 """A pair whose worker is ended from outside this many times is to blame itself: the system ran out of memory on it."""
-WALL_FACTOR = 4.0
+WALL_FACTOR = 6.0
 """A worker that got so little of the machine that it is not done after this many times its hard limit is killed too."""
 Job = tuple[str, str]
 
@@ -49,7 +49,7 @@ class SandboxSettings:
     """Worker processes."""
     soft_limit_s: float = 1.0
     """CPU seconds after which a comparison is interrupted (status ``timeout``)."""
-    hard_limit_s: float = 2.5
+    hard_limit_s: float = 1.5
     """CPU seconds after which a worker that ignores the interruption is killed (status ``killed``)."""
     memory_limit_mb: int = 2048
     """Address space of one worker (``RLIMIT_AS``)."""

@@ -102,7 +102,7 @@ class MathReward(Reward):
     """Worker processes; rewards with the same limits share them."""
     soft_limit_s: float = 1.0
     """CPU seconds after which a comparison is interrupted (status ``timeout``)."""
-    hard_limit_s: float = 2.5
+    hard_limit_s: float = 1.5
     """CPU seconds after which a worker that cannot be interrupted is killed (status ``killed``)."""
     memory_limit_mb: int = 2048
     """Address space of one worker in MiB."""
