@@ -11,6 +11,7 @@ from grpo_pl.rewards.model import ModelReward
 from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.rewards.process import ColumnArithmeticReward, ProcessModelReward, ProcessReward, StepScores
 from grpo_pl.rewards.reasoning_gym import ReasoningGymReward
+from grpo_pl.rewards.second_opinion import LenientAnswerReward, StrictAnswerReward
 from grpo_pl.rewards.sorting import SortingReward
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "JudgeReward",
     "LanguageConsistencyReward",
     "LengthReward",
+    "LenientAnswerReward",
     "MathReward",
     "ModelReward",
     "PerSource",
@@ -33,4 +35,5 @@ __all__ = [
     "SortingReward",
     "Status",
     "StepScores",
+    "StrictAnswerReward",
 ]
