@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -90,6 +90,8 @@ class GRPOModule(LightningModule):
         self.policy: PreTrainedModel | None = None
         self.report: Report = _unwatched
         """Where stages of a step report their progress; a progress bar puts itself here."""
+        self.further_metrics: Callable[[Experience], Mapping[str, float]] = _nothing_further
+        """Asked for more to log after every step; a watch puts itself here."""
         self.should_stop: Callable[[], bool] = _never
         """Asked between the tokens of a rollout; once true, the rollout ends by ``RolloutInterrupted``."""
         self.held_out: dict[str, Measured] = {}
@@ -261,6 +263,7 @@ class GRPOModule(LightningModule):
         metrics = experience_metrics(experience, self.rewards, self.collective, self.reflection_words)
         self._warn_of_broken_rewards(broken_share(metrics, self.rewards, experience.lengths.numel()))
         metrics |= self.collective.ratios(result.sums)
+        metrics |= self.further_metrics(experience)
         self._tokens_seen += int(experience.lengths.sum())
         metrics |= {
             "num_tokens": float(self._tokens_seen),
@@ -316,6 +319,11 @@ class GRPOModule(LightningModule):
 def _never() -> bool:
     """The answer of a module that nobody wants to stop."""
     return False
+
+
+def _nothing_further(experience: Experience) -> dict[str, float]:
+    """What a module logs beside its own metrics if nobody asked for more."""
+    return {}
 
 
 def _unwatched(stage: str, done: int, total: int, note: str = "") -> None:

@@ -35,6 +35,10 @@ class RunFolder:
         return self.path / "completions.jsonl"
 
     @property
+    def suspicious(self) -> Path:
+        return self.path / "suspicious.jsonl"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 

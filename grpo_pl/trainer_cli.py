@@ -21,6 +21,7 @@ from grpo_pl.callbacks.samples import SampleTable
 from grpo_pl.callbacks.summary import ClosingTable
 from grpo_pl.callbacks.termination import StopOnSignal
 from grpo_pl.callbacks.validation import ValidateAtBothEnds
+from grpo_pl.callbacks.watch import RewardWatch
 from grpo_pl.checkpoints import CheckpointFiles
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.loggers import MetricsCSV
@@ -76,6 +77,7 @@ class GRPOCLI(LightningCLI):
         parser.add_lightning_class_args(RolloutCheckpoint, "checkpoint")
         parser.add_lightning_class_args(CompletionsLog, "completions")
         parser.add_lightning_class_args(SampleTable, "samples")
+        parser.add_lightning_class_args(RewardWatch, "watch")
         parser.add_argument("--runs_dir", type=str, default="runs", help="Folder that holds one folder per run.")
         parser.add_argument(
             "--name", type=str | None, default=None, help="Name of the run; by default the stem of the first --config."
@@ -183,6 +185,7 @@ class GRPOCLI(LightningCLI):
         checkpoint = self._get(self.config_init, "checkpoint")
         checkpoint.folder = folder.checkpoints
         self._get(self.config_init, "completions").path = folder.completions
+        self._get(self.config_init, "watch").path = folder.suspicious
         flags = " ".join(f"--config {path}" for path in configs)
         return [
             StopOnSignal(),

@@ -87,13 +87,19 @@ class CompletionsLog(Callback):
 def completion_rows(experience: Experience, *, groups: int) -> list[Row]:
     """The completions of this process's first ``groups`` prompts, in the order of the rollout."""
     samples = experience.samples
+    return rows_of(experience, range(min(groups * samples.rollout.group_size, len(samples.completions))))
+
+
+def rows_of(experience: Experience, numbers: Iterable[int]) -> list[Row]:
+    """This process's completions of these numbers."""
+    samples = experience.samples
     size = samples.rollout.group_size
     lengths = samples.rollout.lengths.tolist()
     rewards = experience.statistics.rewards.flatten().tolist()
     advantages = _per_completion(experience)
     correct = experience.scored.correct()
     rows = []
-    for i in range(min(groups * size, len(samples.completions))):
+    for i in numbers:
         prompt = samples.prompts[i // size]
         rows.append(
             {

@@ -1,0 +1,220 @@
+"""``RewardWatch``: signs that a policy games its reward, as metrics and in ``suspicious.jsonl``."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from grpo_pl.callbacks.completions import Row, rows_of
+from grpo_pl.experience import Experience
+from grpo_pl.module import GRPOModule
+from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.length import repeated_share
+from grpo_pl.stopwatch import stopwatch
+from grpo_pl.suspicion import Look, Sign, Suspicion, judge_metrics, sample_rows, suspicions
+
+FEWEST = 8
+"""Rewarded completions in a sample that are enough to warn of."""
+
+
+class RewardWatch(Callback):
+    """Looks at a sample of each rollout with judges that training does not use, and for drift. What it finds are
+    indications, no proof: a strict judge refuses right answers in another form, a policy that learns to reason writes
+    more, and a reward can be gamed in ways that leave no trace here. It tells a person where to look. Training never
+    sees it: it takes part in no gradient, draws no random number and exchanges nothing between processes.
+
+    Metrics, over the sample where nothing else is said; "rewarded" means that the correctness reward gave full value:
+
+    - ``watch/agreement``: share of completions on which ``strict`` and ``lenient`` agree.
+    - ``watch/rewarded_but_strict_wrong``, ``watch/rewarded_but_lenient_wrong``: share of the rewarded completions that
+      the judge refuses. A rise says that the reward pays for answers of another kind than at first.
+    - ``watch/length_drift``: mean tokens of a completion, over all processes, divided by those of the first
+      rollouts, less 1.
+    - ``watch/repetition_drift``: repeated share of n-grams (see ``RepetitionReward``) less that of the first rollouts.
+
+    ``suspicious.jsonl`` in the run's folder holds the most suspicious completions of the run, at most one of each sign
+    a rollout: rewarded ones that a judge refuses, repetitive ones, and much longer or shorter ones than at first. With
+    several processes the sample is of the first.
+
+    Args:
+        strict: judge that accepts right answers in the plainest form only; null does without.
+        lenient: judge that accepts whatever may pass for a right answer; null does without.
+        completions: size of the sample; 0 switches the watch off.
+        first_rollouts: rollouts that drift is measured against; there is none while they last.
+        ngram: words per n-gram, or characters.
+        unit: what an n-gram is made of: word or character.
+        keep: completions that ``suspicious.jsonl`` holds of each of the three signs.
+        characters: longest prompt or completion in that file; the middle of longer ones is left out.
+        warn_above: share of rewarded completions refused by a judge that is worth one warning.
+    """
+
+    def __init__(
+        self,
+        strict: Reward | None = None,
+        lenient: Reward | None = None,
+        completions: int = 32,
+        first_rollouts: int = 10,
+        ngram: int = 4,
+        unit: Literal["word", "character"] = "word",
+        keep: int = 20,
+        characters: int = 8000,
+        warn_above: float = 0.5,
+    ) -> None:
+        super().__init__()
+        if min(completions, keep) < 0 or min(first_rollouts, ngram, characters) < 1:
+            raise ValueError(
+                "watch needs completions and keep >= 0, first_rollouts, ngram and characters >= 1, got "
+                f"{completions}, {keep}, {first_rollouts}, {ngram} and {characters}."
+            )
+        if unit not in ("word", "character"):
+            raise ValueError(f"watch.unit must be 'word' or 'character', got {unit!r}.")
+        self.strict, self.lenient, self.completions = strict, lenient, completions
+        self.first_rollouts, self.ngram, self.unit = first_rollouts, ngram, unit
+        self.keep, self.characters, self.warn_above = keep, characters, warn_above
+        self.path: Path | None = None
+        """Set by the command line to a file of the run's folder; None writes nothing."""
+        self._rollouts, self._tokens, self._repeated = 0, 0.0, 0.0  # of the first rollouts: count and sums
+        self._rows: dict[str, list[Row]] = {}
+        self._warned = False
+
+    # --- when -------------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and self.completions > 0 and trainer.is_global_zero:
+            module = cast(GRPOModule, pl_module)
+            module.further_metrics = lambda experience: self.look(experience, seed=module.seed)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A resumed run goes on with the rows of its checkpoint, not with those that came after."""
+        if trainer.is_global_zero and self.path is not None and (self._rows or self.path.exists()):
+            self._write()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for judge in (self.strict, self.lenient):
+            if judge is not None:
+                judge.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        first = {"rollouts": self._rollouts, "tokens": self._tokens, "repeated": self._repeated}
+        return {"first": first, "rows": self._rows, "warned": self._warned}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        first = state_dict["first"]
+        self._rollouts, self._tokens, self._repeated = first["rollouts"], first["tokens"], first["repeated"]
+        self._rows, self._warned = state_dict["rows"], state_dict["warned"]
+
+    # --- what -------------------------------------------------------------------------------------------------------
+
+    def look(self, experience: Experience, *, seed: int) -> dict[str, float]:
+        """The metrics of one rollout; notes what is suspicious in it."""
+        seconds: dict[str, float] = {}
+        with stopwatch(seconds, "watch"):
+            looks = self._examine(experience, seed)
+            metrics = judge_metrics(looks)
+            tokens = experience.lengths.double().mean().item()
+            repeated = sum(look.repeated for look in looks) / len(looks)
+            if self._rollouts < self.first_rollouts:
+                self._rollouts += 1
+                self._tokens += tokens
+                self._repeated += repeated
+                found = suspicions(looks)
+            else:
+                usual_tokens, usual_repeated = self._tokens / self._rollouts, self._repeated / self._rollouts
+                metrics["watch/length_drift"] = tokens / usual_tokens - 1.0
+                metrics["watch/repetition_drift"] = repeated - usual_repeated
+                found = suspicions(looks, usual_tokens=usual_tokens, usual_repeated=usual_repeated)
+            self._note(experience, {look.row: look for look in looks}, found)
+        self._warn(metrics, looks)
+        return {**metrics, "time/watch": seconds["watch"]}
+
+    def _examine(self, experience: Experience, seed: int) -> list[Look]:
+        samples = experience.samples
+        rows = sample_rows(len(samples.completions), self.completions, seed=seed, step=samples.step)
+        texts = [samples.completions[row] for row in rows]
+        prompts, columns, lengths = samples.per_row, samples.columns(), samples.rollout.lengths.tolist()
+
+        def ask(judge: Reward | None) -> Sequence[Score | None]:
+            if judge is None:
+                return [None] * len(rows)
+            few = {name: [column[row] for row in rows] for name, column in columns.items()}
+            return judge(texts, [prompts[row].answer for row in rows], few)
+
+        correct = experience.scored.correct()
+        return [
+            Look(
+                row=row,
+                rewarded=correct[row] is True,
+                strict=strict,
+                lenient=lenient,
+                repeated=repeated_share(text, n=self.ngram, unit=self.unit),
+                tokens=lengths[row],
+            )
+            for row, text, strict, lenient in zip(rows, texts, ask(self.strict), ask(self.lenient), strict=True)
+        ]
+
+    def _warn(self, metrics: Mapping[str, float], looks: Sequence[Look]) -> None:
+        shares = {name: metrics.get(f"watch/rewarded_but_{name}_wrong", 0.0) for name in ("strict", "lenient")}
+        name = max(shares, key=lambda name: shares[name])
+        enough = sum(look.rewarded for look in looks) >= FEWEST
+        if enough and shares[name] > self.warn_above and not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"The {name} judge of the watch refuses {shares[name]:.0%} of the rewarded completions it looked at. "
+                f"The policy may game the reward, or the judge does not suit these answers: read {self.path}."
+            )
+
+    # --- the file ---------------------------------------------------------------------------------------------------
+
+    def _note(self, experience: Experience, looks: Mapping[int, Look], found: Sequence[Suspicion]) -> None:
+        """Keeps the heaviest suspicion of each sign, if it is among the heaviest of the run; the newest where equal."""
+        rewards = [total if total is not None else -math.inf for total in experience.scored.totals()]
+        changed = False
+        for sign in dict.fromkeys(suspicion.sign for suspicion in found):
+            rivals = [suspicion for suspicion in found if suspicion.sign == sign]
+            heaviest = max(rivals, key=lambda s: (s.weight, rewards[s.row], -s.row))
+            kept = self._rows.setdefault(sign, [])
+            if len(kept) < self.keep or (kept and heaviest.weight >= kept[-1]["weight"]):
+                kept.append(self._row(experience, looks[heaviest.row], heaviest))
+                kept.sort(key=lambda row: (row["weight"], row["step"]), reverse=True)
+                del kept[self.keep :]
+                changed = True
+        if changed and self.path is not None:
+            self._write()
+
+    def _row(self, experience: Experience, look: Look, suspicion: Suspicion) -> Row:
+        (row,) = rows_of(experience, [look.row])
+        judges = {"strict": look.strict, "lenient": look.lenient}
+        return {
+            "sign": suspicion.sign,
+            "weight": suspicion.weight,
+            "reason": suspicion.reason,
+            **row,
+            **{key: _shortened(row[key], self.characters) for key in ("prompt", "question", "completion")},
+            "repeated": look.repeated,
+            "judges": {
+                name: {"value": score.value, "status": score.status, "detail": score.detail[:200]}
+                for name, score in judges.items()
+                if score is not None
+            },
+        }
+
+    def _write(self) -> None:
+        assert self.path is not None
+        staging = self.path.with_suffix(".jsonl.partial")
+        with staging.open("w", encoding="utf-8", errors="replace") as file:
+            for sign in get_args(Sign):
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows.get(sign, []))
+        os.replace(staging, self.path)
+
+
+def _shortened(text: str, characters: int) -> str:
+    half = characters // 2
+    return text if len(text) <= characters else f"{text[:half]} […] {text[-half:]}"
