@@ -35,7 +35,7 @@ def sweep(device: str) -> list[tuple[str, int, Cell]]:
 
 def time_cell(cell: Cell, device: str, steps: int) -> dict[str, Any]:
     lengths = lengths_of("fixed", cell)
-    watch = our_steps(cell, lengths, device=device, steps=steps + 1, peers={}, micro_batch_size=min(64, cell.rows))
+    watch = our_steps(cell, lengths, device=device, steps=steps + 1, peers={})
     stages = {name: summary([stage[name] for stage in watch.stages])["median"] for name in watch.stages[0]}
     median = summary(watch.seconds)["median"]
     return {"seconds": summary(watch.seconds), "stages": stages, "tokens_per_second": round(sum(lengths) / median)}

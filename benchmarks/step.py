@@ -114,7 +114,7 @@ class Ours(Callback):
         if batch_idx < self.warmup:
             return
         self.seconds.append(seconds)
-        names = ("time/rollout", "time/reward", "time/logprobs", "time/update")
+        names = ("time/rollout", "time/reward", "time/logprobs", "time/backward", "time/optimizer")
         self.stages.append({name: float(trainer.callback_metrics[name]) for name in names})
         for name, value in theirs.items():
             self.theirs[name].append(value)
@@ -129,7 +129,6 @@ def our_steps(
     peers: Mapping[str, TrlArm],
     equal_share: float = 0.0,
     skip: bool = True,
-    micro_batch_size: int,
 ) -> Ours:
     module = GRPOModule(
         policy=PolicyConfig(from_scratch={"model_type": "qwen2", **scratch(cell)}, dtype=cell.dtype),  # type: ignore[arg-type]
@@ -138,7 +137,6 @@ def our_steps(
         engine=ScriptedNative(lengths=lengths),
         sampling=SamplingParams(max_completion_length=cell.completion_tokens),
         optimization=Optimization(lr=1e-6),
-        micro_batch_size=micro_batch_size,
     )
     data = RolloutDataModule(source=Letters(length=cell.prompt_tokens), steps=steps, prompts_per_step=cell.prompts)
     watch = Ours(peers, warmup=1)
@@ -247,7 +245,6 @@ def measure(cell: Cell, law: str, device: str, steps: int) -> dict[str, Any]:
             device=device,
             steps=steps + 1,
             peers={"trl_tuned": peer, "trl_default": default},
-            micro_batch_size=cell.rows,
         )
     return {
         "cell": cell.name,
@@ -275,9 +272,8 @@ def zero_variance(cell: Cell, device: str, steps: int) -> dict[str, Any]:
             peers={},
             equal_share=0.5,
             skip=skip,
-            micro_batch_size=cell.rows,
         )
-        update[skip] = [stage["time/update"] for stage in ours.stages]
+        update[skip] = [stage["time/backward"] + stage["time/optimizer"] for stage in ours.stages]
     return {
         "cell": cell.name,
         "update_seconds": {"skipped": summary(update[True]), "kept": summary(update[False])},

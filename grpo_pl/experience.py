@@ -11,6 +11,7 @@ from torch import Tensor
 from grpo_pl.algorithm import Advantages
 from grpo_pl.collection import Collected, Collector, FetchPrompts
 from grpo_pl.data.datamodule import PromptBatch
+from grpo_pl.microbatches import TokenBudget
 from grpo_pl.policy.lora import adapters_off
 from grpo_pl.policy.scoring import completion_logprobs
 from grpo_pl.rewards.scoring import ScoredBatch
@@ -66,7 +67,7 @@ class ExperienceMaker:
     """Turns a batch of prompts into an :class:`Experience`."""
 
     collector: Collector
-    micro_batch_size: int
+    budget: TokenBudget
 
     def make(
         self, policy: PreTrainedModel, reference: PreTrainedModel | None, batch: PromptBatch, fetch: FetchPrompts
@@ -162,7 +163,10 @@ class ExperienceMaker:
         logprobs = torch.zeros_like(rollout.sampling_logprobs)
         entropies = torch.zeros_like(logprobs) if with_entropy else None
         with torch.no_grad():
-            for rows in torch.arange(len(logprobs), device=logprobs.device).split(self.micro_batch_size):
+            parts = self.budget.cut(rollout, torch.arange(len(logprobs), device=logprobs.device), model)
+            # every rank makes equally many forwards, or collectives inside them would hang: the last part again
+            for number in range(self.collector.collective.max(len(parts), logprobs.device)):
+                rows = parts[min(number, len(parts) - 1)]
                 part = rollout_rows(rollout, rows)
                 width = part["completion_ids"].shape[1]
                 logprobs[rows, :width], entropy = completion_logprobs(

@@ -20,6 +20,7 @@ from grpo_pl.collective import Collective
 from grpo_pl.data.datamodule import PromptBatch, RolloutDataModule
 from grpo_pl.evaluation import Answers, HeldOutMetrics, Measured, Validation, judge
 from grpo_pl.experience import Experience, ExperienceMaker
+from grpo_pl.microbatches import TokenBudget
 from grpo_pl.optimization import Optimization, TrainingDiverged
 from grpo_pl.policy.cold_start import ColdStart
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
@@ -53,7 +54,8 @@ class GRPOModule(LightningModule):
         optimization: AdamW, learning-rate schedule, clipping.
         validation: how held-out problems are answered.
         cold_start: supervised fine-tuning before RL, made once and cached; null starts from the policy as it is.
-        micro_batch_size: completions per forward and backward pass.
+        max_tokens_per_microbatch: most tokens per forward and backward pass, a group's prompt counted once; null finds
+            what fits into memory.
         activation_checkpointing: compute activations again in the backward pass instead of keeping them.
         reflection_words: completions with one of these count in ``completions/reflection_rate``.
         seed: names every sample of the run.
@@ -70,7 +72,7 @@ class GRPOModule(LightningModule):
         optimization: Optimization = Optimization(),  # noqa: B008 - frozen
         validation: Validation = Validation(),  # noqa: B008 - frozen
         cold_start: ColdStart | None = None,
-        micro_batch_size: int = 32,
+        max_tokens_per_microbatch: int | None = None,
         activation_checkpointing: bool = False,
         reflection_words: tuple[str, ...] = REFLECTION_WORDS,
         seed: int = 0,
@@ -78,14 +80,13 @@ class GRPOModule(LightningModule):
         super().__init__()
         check_rewards(rewards, steps_needed=algorithm.needs_step_rewards)
         sampling.require_on_policy()
-        if micro_batch_size < 1:
-            raise ValueError(f"model.micro_batch_size must be at least 1, got {micro_batch_size}.")
+        self.budget = TokenBudget(configured=max_tokens_per_microbatch)
         self.automatic_optimization = False
         self.policy_config, self.template, self.cold_start = policy, template, cold_start
         self.rewards, self.algorithm, self.sampling = rewards, algorithm, sampling
         self.optimization, self.validation = optimization, validation
         self.engine = engine or NativeEngine()
-        self.micro_batch_size, self.reflection_words, self.seed = micro_batch_size, reflection_words, seed
+        self.reflection_words, self.seed = reflection_words, seed
         self.activation_checkpointing = activation_checkpointing
         self.policy: PreTrainedModel | None = None
         self.report: Report = _unwatched
@@ -154,8 +155,7 @@ class GRPOModule(LightningModule):
         with stopwatch(seconds, "step"):
             experience = self.collect(batch)
             self._data.source.observe(pass_rates(experience, self.rewards, self.collective))
-            with stopwatch(seconds, "update"):
-                result = self.update(experience)
+            result = self.update(experience)
         self.engine.update_weights(self.require_policy())
         self._log_step(experience, result, seconds)
         self._check_divergence(result)
@@ -165,6 +165,8 @@ class GRPOModule(LightningModule):
     def collect(self, batch: PromptBatch) -> Experience:
         """Prompts → rollout → reward → advantage."""
         policy, reference = self.require_policy(), self._reference
+        optimizer = cast(torch.optim.Optimizer, self.optimizers())
+        self.budget.settle(policy, trained_before=bool(optimizer.state), collective=self.collective)
         if reference is not None:
             reference.renew(policy, batch.step)
         collector = Collector(
@@ -177,7 +179,7 @@ class GRPOModule(LightningModule):
             report=self.report,
             should_stop=self.should_stop,
         )
-        maker = ExperienceMaker(collector=collector, micro_batch_size=self.micro_batch_size)
+        maker = ExperienceMaker(collector=collector, budget=self.budget)
         frozen = None if reference is None else reference.model
         with gathered(policy):
             return maker.make(policy, frozen, batch, self._data.prompts)
@@ -191,7 +193,7 @@ class GRPOModule(LightningModule):
             optimization=self.optimization,
             temperature=self.sampling.temperature,
             max_completion_length=self.sampling.max_completion_length,
-            micro_batch_size=self.micro_batch_size,
+            budget=self.budget,
             seed=self.seed,
             collective=self.collective,
             report=self.report,
@@ -270,8 +272,7 @@ class GRPOModule(LightningModule):
             "lr": self.optimization.lr_at(experience.samples.step, self._data.steps),
             "updates/skipped": float(result.skipped),
             "step_time": seconds["step"],
-            "time/update": seconds["update"],
-            **{f"time/{stage}": value for stage, value in experience.seconds.items()},
+            **{f"time/{stage}": value for stage, value in (experience.seconds | result.seconds).items()},
         }
         for name, values in (("loss", result.losses), ("grad_norm", result.grad_norms)):
             if values:
@@ -307,11 +308,13 @@ class GRPOModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["tokens_seen"] = self._tokens_seen
+        checkpoint["token_budget"] = self.budget.state_dict()
         checkpoint["skipped_in_a_row"] = self._skipped_in_a_row
         checkpoint["reference"] = {} if self._reference is None else self._reference.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._tokens_seen, self._skipped_in_a_row = checkpoint["tokens_seen"], checkpoint["skipped_in_a_row"]
+        self.budget.load_state_dict(checkpoint["token_budget"])
         if self._reference is not None:
             self._reference.load_state_dict(checkpoint["reference"])
 

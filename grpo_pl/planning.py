@@ -45,8 +45,8 @@ class Workload:
     group_size: int
     prompt_tokens: int
     completion_tokens: int
-    micro_batch: int
-    """Completions per forward and backward pass."""
+    micro_batch_tokens: int
+    """Most tokens per forward and backward pass."""
     weight_bytes: int
     """Per parameter; gradients and both moments of AdamW have the same type."""
     compute_bytes: int
@@ -59,12 +59,21 @@ class Workload:
     deferred: bool
 
     @property
+    def longest(self) -> int:
+        """Tokens of a prompt and a completion at full length."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def all_tokens(self) -> int:
+        """Tokens of all completions of one process, at full length."""
+        if self.packed and not self.checkpointing:
+            return self.rows // self.group_size * self.prompt_tokens + self.rows * self.completion_tokens
+        return self.rows * self.longest
+
+    @property
     def tokens(self) -> int:
         """Most tokens in a micro-batch."""
-        rows = min(self.micro_batch, self.rows)
-        if self.packed and not self.checkpointing:
-            return -(-rows // self.group_size) * self.prompt_tokens + rows * self.completion_tokens
-        return rows * (self.prompt_tokens + self.completion_tokens)
+        return min(self.micro_batch_tokens, self.all_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +150,7 @@ def activation_bytes(shape: Shape, work: Workload) -> float:
 
 def head_bytes(shape: Shape, work: Workload) -> float:
     """Kept probabilities, and two chunks of logits; independent of the number of tokens once there are many."""
-    positions = min(work.micro_batch, work.rows) * work.completion_tokens
+    positions = min(work.tokens, work.rows * work.completion_tokens)
     chunk = min(positions, head._CHUNK_TOKENS, max(1, head._CHUNK_ELEMENTS // shape.vocabulary)) * shape.vocabulary
     kept = min(positions * shape.vocabulary, head._KEPT_ELEMENTS)
     return 4.0 * (kept + 2 * chunk)
@@ -160,18 +169,15 @@ def rollout_bytes(shape: Shape, work: Workload) -> dict[str, float]:
     return parts
 
 
-def token_budget(shape: Shape, work: Workload, memory: float) -> tuple[int, int]:
-    """(completions, tokens) of the largest micro-batch with which the plan stays within ``memory`` bytes; (0, 0) where
-    not even one completion does."""
-    best = (0, 0)
-    rows = 1
-    while rows <= work.rows:
-        tried = replace(work, micro_batch=rows)
-        if memory_plan(shape, tried).peak > memory:
-            break
-        best = (rows, tried.tokens)
-        rows += 1
-    return best
+def token_budget(shape: Shape, work: Workload, memory: float) -> int:
+    """Tokens of the largest micro-batch with which the plan stays within ``memory`` bytes: a power of two, or all
+    tokens; 0 where not even one completion does."""
+
+    def fits(tokens: int) -> bool:
+        return memory_plan(shape, replace(work, micro_batch_tokens=tokens)).peak <= memory
+
+    powers = [2**n for n in range(work.all_tokens.bit_length()) if 2**n >= work.longest]
+    return max((tokens for tokens in [work.longest, *powers, work.all_tokens] if fits(tokens)), default=0)
 
 
 def rollout_budget(shape: Shape, work: Workload, memory: float) -> int:

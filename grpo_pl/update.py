@@ -15,8 +15,10 @@ from grpo_pl.collection import Report
 from grpo_pl.collective import Collective
 from grpo_pl.experience import Experience, rollout_rows
 from grpo_pl.functional.sampling import row_key
+from grpo_pl.microbatches import TokenBudget, is_out_of_memory
 from grpo_pl.optimization import Optimization
 from grpo_pl.policy.scoring import completion_logprobs
+from grpo_pl.stopwatch import stopwatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,6 +45,17 @@ class UpdateResult:
     """Gradient norm of each optimiser step before clipping."""
     skipped: int
     """Steps not taken because their loss or gradient was not finite."""
+    seconds: dict[str, float]
+    """Wall time of forward and backward passes, and of optimiser steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gradient:
+    """What an optimiser step goes by; the gradients themselves are in the parameters."""
+
+    loss: Tensor
+    """Over all ranks."""
+    sums: Sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +66,7 @@ class PolicyUpdate:
     optimization: Optimization
     temperature: float
     max_completion_length: int
-    micro_batch_size: int
+    budget: TokenBudget
     seed: int
     collective: Collective
     report: Report
@@ -67,24 +80,46 @@ class PolicyUpdate:
     ) -> UpdateResult:
         """Takes the optimiser steps in place. A step whose loss or gradient is not finite is skipped and counted."""
         sums: Sums = {}
+        seconds: dict[str, float] = {}
         losses, norms, skipped = [], [], 0
         steps = self.algorithm.num_iterations * self.algorithm.num_minibatches
         for number, rows in enumerate(self._minibatches(experience)):
             self.report("update", number, steps)
-            optimizer.zero_grad(set_to_none=True)
-            loss = self._accumulate(policy, experience, rows, backward, sums)
-            if loss is None:
+            with stopwatch(seconds, "backward"):
+                found = self._gradient(policy, optimizer, experience, rows, backward)
+            if found is None:
                 continue  # no completion of the minibatch carries a gradient, on any rank
-            norm = self.optimization.clip_gradients(policy.parameters())
-            losses.append(float(loss))
-            norms.append(float(norm))
-            if torch.isfinite(norm) and torch.isfinite(loss):
-                optimizer.step()
-            else:
-                skipped += 1
+            sums = _added(sums, found.sums)
+            with stopwatch(seconds, "optimizer"):
+                norm = self.optimization.clip_gradients(policy.parameters())
+                losses.append(float(found.loss))
+                norms.append(float(norm))
+                if torch.isfinite(norm) and torch.isfinite(found.loss):
+                    optimizer.step()
+                else:
+                    skipped += 1
         optimizer.zero_grad(set_to_none=True)
         self.report("update", steps, steps)
-        return UpdateResult(sums=sums, losses=losses, grad_norms=norms, skipped=skipped)
+        return UpdateResult(sums=sums, losses=losses, grad_norms=norms, skipped=skipped, seconds=seconds)
+
+    def _gradient(
+        self,
+        policy: PreTrainedModel,
+        optimizer: torch.optim.Optimizer,
+        experience: Experience,
+        rows: Tensor,
+        backward: Backward,
+    ) -> _Gradient | None:
+        """Gradients of one optimiser step, made again from the start with half the budget when memory runs out."""
+        while True:
+            optimizer.zero_grad(set_to_none=True)
+            try:
+                return self._accumulate(policy, experience, rows, backward)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = error.with_traceback(None)  # its frames hold the tensors that take up the memory
+            self.budget.halve(experience.rollout, self.collective, reason)
 
     def _minibatches(self, experience: Experience) -> Iterator[Tensor]:
         """Row indices of the global batch, one tensor per optimiser step; the same on every rank."""
@@ -104,27 +139,28 @@ class PolicyUpdate:
         experience: Experience,
         rows: Tensor,
         backward: Backward,
-        sums: Sums,
-    ) -> Tensor | None:
-        """Gradients of one optimiser step. Returns its loss over all ranks, or None if nothing carries a gradient."""
+    ) -> _Gradient | None:
+        """Gradients of one optimiser step, or None if nothing carries a gradient."""
         device = experience.keep.device
         rows = rows.to(device)
         sequences, tokens = experience.statistics.totals(experience.lengths, rows)
         local = rows - experience.first_row
         local = local[(local >= 0) & (local < len(experience.keep))]
         local = local[experience.active[local]]
-        parts = list(local.split(self.micro_batch_size)) if len(local) else []
+        parts = self.budget.cut(experience.rollout, local, policy)
         # every rank makes equally many forwards and backwards, or collectives inside them would hang
         rounds = self.collective.max(len(parts), device)
         if rounds == 0:
             return None
-        total = torch.zeros((), device=device, dtype=torch.float64)
+        total, sums = torch.zeros((), device=device, dtype=torch.float64), Sums()
         for number in range(rounds):
             part = parts[number] if number < len(parts) else torch.zeros(1, dtype=torch.int64, device=device)
             weight = float(number < len(parts))
             add = partial(backward, last=number + 1 == rounds)
-            total += self._backward_rows(policy, experience, part, weight, (sequences, tokens), add, sums)
-        return self.collective.sum(total)
+            loss, stats = self._backward_rows(policy, experience, part, weight, (sequences, tokens), add)
+            total += loss
+            sums = _added(sums, stats)
+        return _Gradient(loss=self.collective.sum(total), sums=sums)
 
     def _backward_rows(
         self,
@@ -134,9 +170,8 @@ class PolicyUpdate:
         weight: float,
         totals: tuple[int, int],
         backward: Callable[[Tensor], None],
-        sums: Sums,
-    ) -> Tensor:
-        """Adds the gradient of one micro-batch and its metrics; returns its share of the loss."""
+    ) -> tuple[Tensor, Sums]:
+        """Adds the gradient of one micro-batch; returns its share of the loss, and its metrics."""
         part = rollout_rows(experience.rollout, rows)
         mask = part["completion_mask"]  # (b, t)
         width = mask.shape[1]
@@ -162,10 +197,14 @@ class PolicyUpdate:
             else None,
         )
         backward(output.loss * self.collective.world)  # gradients are averaged over ranks, the loss is a sum
-        for name, (value, count) in output.stats.items():
-            value_before, count_before = sums.get(name, (torch.zeros_like(value), torch.zeros_like(count)))
-            sums[name] = (value_before + weight * value, count_before + int(weight) * count)
-        return output.loss.detach().double()
+        stats = {name: (weight * value, int(weight) * count) for name, (value, count) in output.stats.items()}
+        return output.loss.detach().double(), stats
+
+
+def _added(sums: Sums, more: Sums) -> Sums:
+    if not sums:
+        return more
+    return {name: (value + more[name][0], count + more[name][1]) for name, (value, count) in sums.items()}
 
 
 def _cut(tensor: Tensor | None, rows: Tensor, width: int) -> Tensor | None:

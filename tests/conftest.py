@@ -54,7 +54,7 @@ def _tiny_config() -> dict[str, Any]:
             "sampling": {"max_completion_length": 32},
             "optimization": {"lr": 3e-3, "warmup_rollouts": 1, "schedule": "linear"},
             "validation": {"samples": 2},
-            "micro_batch_size": 8,
+            "max_tokens_per_microbatch": 150,
         },
         "data": {
             "source": {

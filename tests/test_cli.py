@@ -87,7 +87,7 @@ def test_every_rollout_logs_the_metrics_of_the_glossary(first: Fitted, read_metr
     header = (first.folder / "metrics.csv").read_text().splitlines()[0].split(",")
     always = {"reward", "reward_std", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio"}
     always |= {"rewards/math/mean", "rewards/format/mean", "num_tokens", "lr", "updates/skipped"}
-    assert {"step_time", "time/rollout", "time/reward", "time/update"} <= set(header)
+    assert {"step_time", "time/rollout", "time/reward", "time/backward", "time/optimizer"} <= set(header)
     rows = [row for row in read_metrics(first.folder / "metrics.csv") if "reward" in row]
     for row in rows:
         assert always <= set(row)
@@ -283,7 +283,7 @@ MISTAKES = {
     "--model.sampling.top_k=5": "top_k=5",
     "--model.sampling.max_completion_length=47": "model's context of 48",
     "--model.optimization.lr=-1": "lr must be positive, got -1",
-    "--model.micro_batch_size=0": "micro_batch_size must be at least 1, got 0",
+    "--model.max_tokens_per_microbatch=0": "max_tokens_per_microbatch must be at least 1, got 0",
     "--model.cold_start.steps=0": "steps and batch_size >= 1",
     "--model.policy.path=nowhere": "exactly one of `path`",
     "--model.template.user=Solve.": "{question}",

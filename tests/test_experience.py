@@ -14,6 +14,7 @@ from grpo_pl.collection import Collector
 from grpo_pl.collective import Collective
 from grpo_pl.data.datamodule import PromptBatch
 from grpo_pl.experience import Experience, ExperienceMaker, rollout_rows
+from grpo_pl.microbatches import TokenBudget
 from grpo_pl.policy.scoring import completion_logprobs
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward, Score
@@ -61,7 +62,7 @@ def make(
         reference: PreTrainedModel | None = None,
         fetch: Callable[[int, int], PromptBatch] | None = None,
         engine: Any = None,
-        micro_batch_size: int = 2,
+        max_tokens: int = 30,
     ) -> Experience:
         collector = Collector(
             sampler=CompletionSampler(
@@ -74,7 +75,7 @@ def make(
             collective=Collective(),
             report=lambda *_: None,
         )
-        maker = ExperienceMaker(collector=collector, micro_batch_size=micro_batch_size)
+        maker = ExperienceMaker(collector=collector, budget=TokenBudget(configured=max_tokens))
         return maker.make(tiny_policy, reference, batch, fetch or _never)
 
     return build
@@ -123,7 +124,7 @@ def test_the_reference_scores_the_same_tokens(make: Callable[..., Experience], t
     mask = same.rollout.completion_mask
     assert same.ref_logprobs is not None
     torch.testing.assert_close(same.ref_logprobs[mask], same.rollout.sampling_logprobs[mask])
-    whole = make(algorithm, reference=tiny_policy, micro_batch_size=100)
+    whole = make(algorithm, reference=tiny_policy, max_tokens=1000)
     torch.testing.assert_close(same.ref_logprobs[mask], whole.ref_logprobs[mask])
 
 

@@ -11,6 +11,7 @@ from grpo_pl.collection import Collector
 from grpo_pl.collective import Collective
 from grpo_pl.data.datamodule import PromptBatch
 from grpo_pl.experience import ExperienceMaker
+from grpo_pl.microbatches import TokenBudget
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import ExactReward, FormatReward
 from grpo_pl.rewards.base import Reward
@@ -43,7 +44,7 @@ def metrics(
         )
         prompts = [Prompt(id=i, question="3+4=", answer=answer) for i, answer in enumerate(answers, 1)]
         batch = PromptBatch(step=0, prompts=prompts, valid=[True, True])
-        maker = ExperienceMaker(collector=collector, micro_batch_size=8)
+        maker = ExperienceMaker(collector=collector, budget=TokenBudget(configured=100))
         experience = maker.make(tiny_policy, None, batch, lambda step, attempt: batch)
         return experience_metrics(experience, rewards, Collective(), words)
 

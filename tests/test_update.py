@@ -1,9 +1,15 @@
 """The update against a naive loss, in every split; what is skipped; what a step that is not finite leaves alone."""
 
 import copy
+import ctypes
+import multiprocessing
+import os
+import resource
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +20,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from grpo_pl.algorithm import GRPOAlgorithm
 from grpo_pl.collective import Collective
 from grpo_pl.experience import Experience
+from grpo_pl.microbatches import TokenBudget
 from grpo_pl.optimization import Optimization
 from grpo_pl.policy import scoring
 from grpo_pl.rewards.scoring import ScoredBatch
@@ -127,7 +134,7 @@ def _run(
     experience: Experience,
     algorithm: GRPOAlgorithm = PLAIN,
     *,
-    micro_batch_size: int = 100,
+    max_tokens: int = 1000,
     optimizer: torch.optim.Optimizer | None = None,
     backward: Callable[[Tensor, bool], None] = lambda loss, last: loss.backward(),
     max_grad_norm: float = 0.0,
@@ -137,7 +144,7 @@ def _run(
         optimization=Optimization(max_grad_norm=max_grad_norm),
         temperature=1.0,
         max_completion_length=LIMIT,
-        micro_batch_size=micro_batch_size,
+        budget=TokenBudget(configured=max_tokens),
         seed=0,
         collective=Collective(),
         report=lambda *_: None,
@@ -215,14 +222,12 @@ def test_two_passes_with_clipping_and_kl_are_two_steps_on_the_naive_loss(start: 
     assert 0 < clipped < tokens  # the clip took part
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 3, 5])
+@pytest.mark.parametrize("max_tokens", [13, 20, 40])
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
-def test_micro_batches_do_not_change_the_gradient(
-    start: PreTrainedModel, aggregation: Any, micro_batch_size: int
-) -> None:
+def test_micro_batches_do_not_change_the_gradient(start: PreTrainedModel, aggregation: Any, max_tokens: int) -> None:
     algorithm = replace(PLAIN, aggregation=aggregation)
     whole, result = _step(start, _experience(algorithm), algorithm)
-    split, split_result = _step(start, _experience(algorithm), algorithm, micro_batch_size=micro_batch_size)
+    split, split_result = _step(start, _experience(algorithm), algorithm, max_tokens=max_tokens)
     assert _relative(split, whole) < 1e-10
     assert split_result.losses == pytest.approx(result.losses, rel=1e-10)
     assert {k: v[0].item() for k, v in split_result.sums.items()} == pytest.approx(
@@ -234,10 +239,10 @@ def test_micro_batches_do_not_change_the_weights_after_several_adam_steps(start:
     algorithm = GRPOAlgorithm(group_size=GROUP, beta=0.1, num_iterations=2, num_minibatches=2)
     experience = _experience(algorithm, old=start, reference=_model(1))
     ends = []
-    for size in (1, 3, 100):
+    for size in (13, 30, 1000):
         model = copy.deepcopy(start)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        _run(model, experience, algorithm, optimizer=optimizer, micro_batch_size=size, max_grad_norm=0.5)
+        _run(model, experience, algorithm, optimizer=optimizer, max_tokens=size, max_grad_norm=0.5)
         ends.append(_weights(model))
     for end in ends[1:]:
         assert _relative(end, ends[0]) < 1e-10
@@ -256,7 +261,7 @@ def test_rows_with_zero_advantage_are_not_forwarded_and_the_gradient_stays(start
         algorithm = replace(PLAIN, skip_zero_advantage=skip)
         model = copy.deepcopy(start)
         counts = _count_rows(model)
-        _run(model, _experience(algorithm), algorithm, micro_batch_size=3)
+        _run(model, _experience(algorithm), algorithm, max_tokens=30)
         moves.append(_weights(model) - _weights(start))
         forwarded[skip] = len(counts)
     assert _relative(moves[0], moves[1]) < 1e-10
@@ -283,7 +288,7 @@ def test_every_pass_covers_every_row_once(start: PreTrainedModel, minibatches: i
     algorithm = replace(PLAIN, num_iterations=2, num_minibatches=minibatches, skip_zero_advantage=False)
     model = copy.deepcopy(start)
     counts = _count_rows(model)
-    result = _run(model, _experience(algorithm, old=start), algorithm, micro_batch_size=2)
+    result = _run(model, _experience(algorithm, old=start), algorithm, max_tokens=20)
     expected = [tuple(p + c) for i, (p, c) in enumerate(_rows()) if i != 11]  # the row without a reward stays out
     assert counts == Counter({row: 2 for row in expected})
     assert len(result.losses) == 2 * minibatches
@@ -353,3 +358,70 @@ def test_a_skipped_step_does_not_stop_the_next(start: PreTrainedModel) -> None:
     assert (result.skipped, len(result.losses)) == (1, 3)
     assert _weights(model).isfinite().all()
     assert not torch.equal(_weights(model), _weights(start))
+
+
+def _address_space() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
+
+
+def _large_update(headroom: int | None, pipe: Any) -> None:
+    """The weights' move in an update of 12 long completions, with so many bytes of memory left; and its budget."""
+    torch.set_num_threads(1)  # those of the parent are not here
+    ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD: what is freed goes back to the system at once
+    config = Qwen2Config(
+        vocab_size=19,
+        hidden_size=64,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+    )
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(config)
+    start = _weights(model)
+    small = _experience()
+    longer = replace(
+        small.rollout,
+        completion_ids=small.rollout.completion_ids.repeat(1, 64).clamp(min=1),
+        completion_mask=small.rollout.completion_mask.new_ones(12, 64 * LIMIT),
+        sampling_logprobs=torch.zeros(12, 64 * LIMIT),
+    )
+    experience = replace(small, samples=replace(small.samples, rollout=longer), lengths=small.lengths * 0 + 64 * LIMIT)
+    scoring.shares_prompts(model)  # tried with memory at hand
+    if headroom is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (_address_space() + headroom, resource.RLIM_INFINITY))
+    budget = TokenBudget(configured=10_000)
+    update = PolicyUpdate(
+        algorithm=PLAIN,
+        optimization=Optimization(max_grad_norm=0.0),
+        temperature=1.0,
+        max_completion_length=64 * LIMIT,
+        budget=budget,
+        seed=0,
+        collective=Collective(),
+        report=lambda *_: None,
+    )
+    result = update.run(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), experience, lambda loss, last: loss.backward()
+    )
+    pipe.send((budget.tokens, (_weights(model) - start).tolist(), result.losses))
+    os._exit(0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory the way Linux does")
+def test_an_update_that_runs_out_of_memory_goes_on_with_half_and_loses_nothing() -> None:
+    found = []
+    for headroom in (None, 250 * 2**20):
+        here, there = multiprocessing.Pipe()
+        process = multiprocessing.get_context("fork").Process(target=_large_update, args=(headroom, there))
+        process.start()
+        assert here.poll(100), "the update did not end"
+        tokens, move, losses = here.recv()
+        process.join()
+        found.append((tokens, torch.tensor(move), losses))
+    (whole, move, losses), (halved, limited_move, limited_losses) = found
+    assert whole == 10_000 and halved < 5_000
+    assert _relative(limited_move, move) < 1e-5
+    assert limited_losses == pytest.approx(losses, rel=1e-5)

@@ -65,7 +65,7 @@ def test_a_mistake_in_an_option_is_one_line_and_status_2(
     ("text", "expected"),
     [
         ("data: {stps: 3}", "unknown key 'data.stps'; did you mean data.steps?"),
-        ("modle: {micro_batch_size: 3}", "unknown key 'modle.micro_batch_size'; did you mean model.micro_batch_size?"),
+        ("modle: {engine: null}", "unknown key 'modle.engine'; did you mean model.engine?"),
         (
             "model: {rewards: [{class_path: grpo_pl.rewards.MathReward, init_args: {worker: 3}}]}",
             "model.rewards: grpo_pl.rewards.MathReward has no argument 'worker'; did you mean workers?",

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo_pl.algorithm import GRPOAlgorithm
+from grpo_pl.microbatches import MOST_TOKENS
 from grpo_pl.planning import (
     GIB,
     Layout,
@@ -56,8 +57,10 @@ def plan(
             raise ValueError(f"no such file: {file}")
     settings = resolved_settings(files)
     shape, work = shape_of(meta_model(settings)), workload(settings, gpus=gpus, prompt_tokens=prompt_tokens)
-    memory = memory_plan(shape, work)
     usable = USABLE * gpu_memory * GIB
+    if settings.model.max_tokens_per_microbatch is None:  # a run would look for one that fits
+        work = replace(work, micro_batch_tokens=min(MOST_TOKENS, token_budget(shape, work, usable) or work.longest))
+    memory = memory_plan(shape, work)
     console = Console()
     console.print(_table(shape, work, memory, f"{' + '.join(files)}: GiB for each of {gpus}"))
     fits = memory.peak <= usable
@@ -121,7 +124,7 @@ def workload(settings: Any, *, gpus: int, prompt_tokens: int) -> Workload:
         group_size=algorithm.group_size,
         prompt_tokens=prompt_tokens,
         completion_tokens=model.sampling.max_completion_length,
-        micro_batch=model.micro_batch_size,
+        micro_batch_tokens=model.max_tokens_per_microbatch or MOST_TOKENS,
         weight_bytes=weights,
         compute_bytes=compute,
         reference=algorithm.needs_reference,
@@ -150,14 +153,14 @@ def _table(shape: Shape, work: Workload, memory: MemoryPlan, title: str) -> Tabl
 
 
 def _advice(shape: Shape, work: Workload, usable: float, fits: bool) -> list[str]:
-    rows, tokens = token_budget(shape, work, usable)
+    tokens = token_budget(shape, work, usable)
     decoded = rollout_budget(shape, work, usable)
     lines = []
-    if rows:
-        lines.append(f"update      model.micro_batch_size up to {rows} ({tokens:,} tokens in a micro-batch)")
+    if tokens:
+        lines.append(f"update      model.max_tokens_per_microbatch up to {tokens} (assumed: {work.tokens})")
     if 0 < decoded < work.rows:
         lines.append(f"rollout     model.engine.init_args.max_batch_rows: {decoded} (of {work.rows} completions)")
-    if not fits and not work.checkpointing and token_budget(shape, replace(work, checkpointing=True), usable)[0]:
+    if not fits and not work.checkpointing and token_budget(shape, replace(work, checkpointing=True), usable):
         lines.append("try         model.activation_checkpointing: true")
     if not fits and work.layout != "fsdp" and work.processes > 1:
         cut = memory_plan(shape, replace(work, layout="fsdp")).peak / GIB

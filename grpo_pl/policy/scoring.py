@@ -56,10 +56,9 @@ def completion_logprobs(
         "completion_ids": completion_ids,
         "completion_mask": completion_mask,
     }
-    way, again = _way(model), _recomputes_activations(model)
-    if way == "packed" and again:
-        way = "chunked"  # the second forward pass of a checkpointed layer would not find the packing
-    with nullcontext() if again else FastLinear():  # nor the other products
+    way = _way(model)
+    # the second forward pass of a checkpointed layer would not find the other products
+    with nullcontext() if _recomputes_activations(model) else FastLinear():
         if way == "materialised":
             return _materialised(model, rows, temperature, with_entropy)
         score = _packed if way == "packed" else _chunked
@@ -149,10 +148,17 @@ def _through_head(
     return logprobs, entropies[0] if with_entropy else None
 
 
+def shares_prompts(model: PreTrainedModel) -> bool:
+    """Whether neighbouring rows with equal prompts share them, and padding is left out."""
+    return _way(model) == "packed"
+
+
 def _way(model: PreTrainedModel) -> Way:
     if model not in _ways:
         _ways[model] = _try_ways(model)
         log.info("%s is scored in the %s way.", type(model).__name__, _ways[model])
+    if _ways[model] == "packed" and _recomputes_activations(model):
+        return "chunked"  # the second forward pass of a checkpointed layer would not find the packing
     return _ways[model]
 
 

@@ -16,6 +16,7 @@ from grpo_pl.collection import Collector
 from grpo_pl.collective import Collective
 from grpo_pl.data.datamodule import PromptBatch
 from grpo_pl.experience import Experience, ExperienceMaker
+from grpo_pl.microbatches import TokenBudget
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import ExactReward, FormatReward
 from grpo_pl.rollout.engine import SamplingParams
@@ -42,7 +43,7 @@ def experience(
     )
     prompts = [Prompt(id=1, question="3+4", answer="7"), Prompt(id=2, question="2+3", answer="5")]
     batch = PromptBatch(step=4, prompts=prompts, valid=[True, True])
-    return ExperienceMaker(collector=collector, micro_batch_size=4).make(
+    return ExperienceMaker(collector=collector, budget=TokenBudget(configured=100)).make(
         tiny_policy, None, batch, lambda step, attempt: batch
     )
 

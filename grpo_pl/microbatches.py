@@ -1,0 +1,220 @@
+"""How many completions go through a forward and backward pass at once: a budget of tokens, kept by cutting."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from grpo_pl.collective import Collective
+from grpo_pl.policy.scoring import completion_logprobs, shares_prompts
+from grpo_pl.types import Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+log = logging.getLogger(__name__)
+
+MOST_TOKENS = 16_384
+"""A budget that is found stays below this: products of matrices gain nothing from more rows."""
+_SHARE_OF_FREE_MEMORY = 0.5  # the rest: temporaries of the backward pass, the LM head, fragmentation
+_PROBE_TOKENS = (32, 96)
+
+
+def micro_batches(rollout: Rollout, rows: Tensor, budget: int, *, share_prompts: bool) -> list[Tensor]:
+    """Cuts ``rows`` into parts of at most ``budget`` tokens each.
+
+    A row costs its completion and, where the row before it in the part has another one, its prompt; in their order, so
+    that groups stay together. Without ``share_prompts``, a part costs its number of rows times its longest prompt plus
+    its longest completion, padding included; then rows of similar length come together, the longest first.
+
+    Args:
+        rows: (b,) indices into the rollout.
+
+    Raises:
+        ValueError: a single row is longer than the budget.
+    """
+    prompts = rollout.prompt_mask[rows].sum(dim=1).tolist()
+    completions = rollout.completion_mask[rows].sum(dim=1).tolist()
+    longest = max((p + c for p, c in zip(prompts, completions, strict=True)), default=0)
+    if longest > budget:
+        raise ValueError(
+            f"model.max_tokens_per_microbatch is {budget}, but a prompt with its completion has {longest} tokens: set "
+            f"it to {longest} at least."
+        )
+    if not share_prompts:
+        order = sorted(range(len(rows)), key=lambda i: (-completions[i] - prompts[i], i))
+        return [rows[part] for part in _cut_padded(order, prompts, completions, budget)]
+    same = _same_prompt_as_before(rollout, rows).tolist()
+    return [rows[part] for part in _cut_shared(prompts, completions, same, budget)]
+
+
+def _cut_shared(prompts: list[int], completions: list[int], same: list[bool], budget: int) -> list[list[int]]:
+    parts: list[list[int]] = []
+    tokens = 0
+    for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        cost = completion if parts and same[i] else prompt + completion
+        if parts and tokens + cost <= budget:
+            parts[-1].append(i)
+            tokens += cost
+        else:
+            parts.append([i])
+            tokens = prompt + completion
+    return parts
+
+
+def _cut_padded(order: list[int], prompts: list[int], completions: list[int], budget: int) -> list[list[int]]:
+    parts: list[list[int]] = []
+    prompt = completion = 0
+    for i in order:
+        prompt, completion = max(prompt, prompts[i]), max(completion, completions[i])
+        if parts and (len(parts[-1]) + 1) * (prompt + completion) <= budget:
+            parts[-1].append(i)
+        else:
+            parts.append([i])
+            prompt, completion = prompts[i], completions[i]
+    return parts
+
+
+def _same_prompt_as_before(rollout: Rollout, rows: Tensor) -> Tensor:
+    """(b,) bool; the first row has no other before it."""
+    ids, mask = rollout.prompt_ids[rows], rollout.prompt_mask[rows]
+    same = ((ids == ids.roll(1, 0)) & (mask == mask.roll(1, 0))).all(dim=1)
+    same[:1] = False
+    return same
+
+
+def longest_row(rollout: Rollout) -> int:
+    """Tokens of the longest prompt with its completion."""
+    return int((rollout.prompt_mask.sum(dim=1) + rollout.completion_mask.sum(dim=1)).max())
+
+
+@dataclass(kw_only=True)
+class TokenBudget:
+    """Most tokens in a micro-batch of a run: as configured, or found before the first step; halved when memory ends."""
+
+    configured: int | None = None
+    tokens: int | None = None
+    """None until it is settled."""
+
+    def __post_init__(self) -> None:
+        if self.configured is not None and self.configured < 1:
+            raise ValueError(f"model.max_tokens_per_microbatch must be at least 1, got {self.configured}.")
+        self.tokens = self.tokens or self.configured
+
+    def cut(self, rollout: Rollout, rows: Tensor, policy: PreTrainedModel) -> list[Tensor]:
+        """:func:`micro_batches` of ``rows`` for this policy; a budget that was found gives way to a longer row."""
+        assert self.tokens is not None, "the budget is not settled"
+        budget = self.tokens if self.configured else max(self.tokens, longest_row(rollout))
+        return micro_batches(rollout, rows, budget, share_prompts=shares_prompts(policy))
+
+    def settle(self, policy: PreTrainedModel, *, trained_before: bool, collective: Collective) -> None:
+        """Finds the budget where neither the configuration nor a checkpoint has one; the same on every rank.
+
+        A dry forward pass counts the bytes that wait for the backward pass, per token. The budget is the largest power
+        of two, at most ``MOST_TOKENS``, that takes up half of the memory that is free.
+
+        Args:
+            trained_before: gradients' and optimiser's memory is in use already.
+        """
+        if self.tokens is not None:
+            return
+        each = saved_bytes_per_token(policy)
+        free = free_memory(policy.device, processes=collective.world)
+        if not trained_before:
+            free -= 3 * sum(_local_bytes(p) for p in policy.parameters() if p.requires_grad)
+        fitting = int(max(1.0, min(float(MOST_TOKENS), _SHARE_OF_FREE_MEMORY * free / each)))
+        power = fitting.bit_length() - 1
+        self.tokens = 2 ** -collective.max(-power, policy.device)
+        log.info("Micro-batches of up to %d tokens, of which each keeps %.0f KiB.", self.tokens, each / 1024)
+
+    def halve(self, rollout: Rollout, collective: Collective, error: BaseException) -> None:
+        """After memory ran out.
+
+        Raises:
+            OutOfMemory: there is nothing left to halve, or other ranks have gone on already.
+        """
+        assert self.tokens is not None
+        longest = longest_row(rollout)
+        largest = int(rollout.prompt_mask.sum() + rollout.completion_mask.sum())
+        before, self.tokens = self.tokens, max(min(self.tokens, largest) // 2, longest)
+        if collective.world > 1 or self.tokens == before:
+            advice = (
+                f"set model.max_tokens_per_microbatch to {self.tokens} or less"
+                if self.tokens < before
+                else "it is one completion already; set model.activation_checkpointing to true, or shorten completions"
+            )
+            raise OutOfMemory(f"Memory ran out in a micro-batch of up to {before} tokens: {advice}.") from error
+        log.warning("Memory ran out: micro-batches of up to %d tokens from now on (before: %d).", self.tokens, before)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def state_dict(self) -> dict[str, int | None]:
+        return {"configured": self.configured, "tokens": self.tokens}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what was found or halved, unless the run has been told otherwise since."""
+        if state["configured"] == self.configured:
+            self.tokens = state["tokens"]
+
+
+def _local_bytes(parameter: Tensor) -> int:
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return local.numel() * local.element_size()
+
+
+class OutOfMemory(RuntimeError):
+    """Memory does not suffice for the update."""
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an allocation failed, on a GPU or, where the system refuses rather than kills, on the CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def saved_bytes_per_token(policy: PreTrainedModel) -> float:
+    """Bytes that autograd keeps for each token of a micro-batch: what a dry forward pass of more tokens keeps more."""
+    with torch.random.fork_rng():  # a policy with dropout draws the same afterwards
+        fewer, more = (_saved_bytes(policy, tokens) for tokens in _PROBE_TOKENS)
+    return max(1.0, (more - fewer) / (_PROBE_TOKENS[1] - _PROBE_TOKENS[0]))
+
+
+def _saved_bytes(policy: PreTrainedModel, tokens: int) -> int:
+    ids = torch.arange(tokens + 1, device=policy.device).unsqueeze(0) % policy.config.vocab_size
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    kept: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        logprobs, _ = completion_logprobs(
+            policy,
+            prompt_ids=ids[:, :1],
+            prompt_mask=mask[:, :1],
+            completion_ids=ids[:, 1:],
+            completion_mask=mask[:, 1:],
+            temperature=1.0,
+        )
+    del logprobs
+    return sum(kept.values())
+
+
+def free_memory(device: torch.device, *, processes: int) -> float:
+    """Bytes that this process may still take: of its GPU, or its share of the machine's or container's memory."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    free = float(psutil.virtual_memory().available)
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file() and limit.read_text().strip().isdigit():
+        free = min(free, float(limit.read_text()) - float(used.read_text()))
+    return free / processes
