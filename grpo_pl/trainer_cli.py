@@ -15,6 +15,7 @@ from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.callbacks.completions import CompletionsLog
 from grpo_pl.callbacks.evaluation import ReportEvaluation
 from grpo_pl.callbacks.export import ExportPolicy
+from grpo_pl.callbacks.profile import StageProfile
 from grpo_pl.callbacks.progress import StageProgress
 from grpo_pl.callbacks.report import WriteReport
 from grpo_pl.callbacks.samples import SampleTable
@@ -81,6 +82,9 @@ class GRPOCLI(LightningCLI):
         parser.add_argument("--runs_dir", type=str, default="runs", help="Folder that holds one folder per run.")
         parser.add_argument(
             "--name", type=str | None, default=None, help="Name of the run; by default the stem of the first --config."
+        )
+        parser.add_argument(
+            "--profile", action="store_true", help="Print where the time of a step goes, at the end of `fit`."
         )
         parser.add_argument(
             "--resume",
@@ -193,6 +197,7 @@ class GRPOCLI(LightningCLI):
             ExportPolicy(folder.export),
             WriteReport(folder),
             ClosingTable(folder, flags),
+            *([StageProfile()] if self._get(self.config, "profile") else []),
         ]
 
     def _resolved_config(self) -> str:

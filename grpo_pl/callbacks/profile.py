@@ -1,0 +1,170 @@
+"""``StageProfile``: where the time of a step goes, and how close rollout and update come to what the machine can do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from rich.console import Console
+from rich.table import Table
+
+from grpo_pl.experience import Experience
+from grpo_pl.functional.gemm import product
+from grpo_pl.module import GRPOModule
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+STAGES = {
+    "rollout": "rollout",
+    "reward": "reward",
+    "logprobs": "old and reference log-probabilities",
+    "backward": "forward and backward",
+    "optimizer": "optimiser",
+}
+"""Key of ``time/<key>`` -> what the table calls it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a device reaches at best with the policy's dtype, measured."""
+
+    flops: float
+    """Floating-point operations per second, in a product of large square matrices."""
+    weights_per_second: float
+    """Parameters per second, in the product of a matrix as large as the policy with a vector."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a step has to compute at least."""
+
+    decoding: tuple[int, ...]
+    """Rows that are alive at each token of the rollout."""
+    prefilled: int
+    """Prompt tokens, once per group."""
+    updated: int
+    """Tokens of forward and backward passes, a group's prompt once, over all passes."""
+
+
+class StageProfile(Callback):
+    """Prints, at the end of ``fit``, seconds per step and stage, without the first step, which warms up.
+
+    The limits are rooflines: decoding reads all weights for each token position or computes 2·N for each living row,
+    whichever takes longer; a prompt token costs 2·N, a token of the update 6·N (8·N with activation checkpointing, 4·N
+    where only adapters learn), N being the parameters in matrix products. Attention itself is left out.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.wall = 0.0
+        self.steps = 0
+        self.works: list[Work] = []
+        self._start: float | None = None
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, GRPOModule)
+        if self._start is None:  # the step that has ended was the first
+            self._start = time.perf_counter()
+            return
+        metrics = trainer.callback_metrics
+        for stage in ("step", *STAGES):
+            value = metrics.get("step_time" if stage == "step" else f"time/{stage}")
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + (float(value) if value is not None else 0.0)
+        self.steps += 1
+        self.works.append(work_of(outputs["experience"], passes=pl_module.algorithm.num_iterations))
+        self.wall = time.perf_counter() - self._start
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, GRPOModule)
+        if not trainer.is_global_zero:
+            return
+        if not self.steps:
+            Console().print("profile     needs two steps at least: the first one warms up")
+            return
+        policy = pl_module.require_policy()
+        limits = measure_limits(policy)
+        bounds = [bound(work, policy, limits) for work in self.works]
+        Console().print(self.table(rollout=sum(b[0] for b in bounds), backward=sum(b[1] for b in bounds)))
+
+    def table(self, **bounds: float) -> Table:
+        """Seconds per step, share of the time, and the ``bounds`` of all steps over the time that their stage took."""
+        table = Table(title=f"time of a step, mean of {self.steps}", title_justify="left")
+        for heading in ("", "seconds", "share", "of the machine's limit"):
+            table.add_column(heading, justify="right" if heading else "left")
+        step, stages = self.seconds["step"], sum(self.seconds[stage] for stage in STAGES)
+        rows = {stage: self.seconds[stage] for stage in STAGES}
+        rows |= {"idle": step - stages, "between steps": max(0.0, self.wall - step)}
+        for stage, seconds in rows.items():
+            reached = f"{bounds[stage] / seconds:.0%}" if stage in bounds and seconds else ""
+            share = f"{seconds / max(self.wall, step):.1%}"
+            table.add_row(STAGES.get(stage, stage), f"{seconds / self.steps:.3f}", share, reached)
+        return table
+
+
+def work_of(experience: Experience, *, passes: int) -> Work:
+    """The work of this rank in one step."""
+    rollout = experience.rollout
+    lengths, active = rollout.lengths, experience.active
+    prompts = rollout.prompt_mask.sum(dim=1).view(-1, rollout.group_size)
+    any_active = active.view(-1, rollout.group_size).any(dim=1)
+    alive = rollout.completion_mask.sum(dim=0).tolist()
+    return Work(
+        decoding=tuple(int(rows) for rows in alive if rows),
+        prefilled=int(prompts[:, 0].sum()),
+        updated=passes * int(lengths[active].sum() + prompts[any_active, 0].sum()),
+    )
+
+
+def bound(work: Work, policy: PreTrainedModel, limits: Limits) -> tuple[float, float]:
+    """Seconds that the rollout and the passes of the update take at least."""
+    parameters = multiplied_parameters(policy)
+    trains_all = all(p.requires_grad for p in policy.parameters())
+    checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in policy.modules())
+    cost = (6 if trains_all else 4) + (2 if checkpointing else 0)
+    read = parameters / limits.weights_per_second
+    decoding = sum(max(read, 2 * parameters * rows / limits.flops) for rows in work.decoding[1:])
+    rollout = decoding + 2 * parameters * work.prefilled / limits.flops
+    return rollout, cost * parameters * work.updated / limits.flops
+
+
+def multiplied_parameters(policy: PreTrainedModel) -> int:
+    """Parameters in matrix products: all matrices, the head once, an embedding that is not the head left out."""
+    matrices = {id(p): p.numel() for p in policy.parameters() if p.dim() >= 2}
+    embedding = policy.get_input_embeddings().weight
+    if policy.get_output_embeddings().weight is not embedding:
+        matrices.pop(id(embedding), None)
+    return sum(matrices.values())
+
+
+def measure_limits(policy: PreTrainedModel) -> Limits:
+    """Times products of matrices on the policy's device; less than a second."""
+    device, dtype = policy.device, policy.dtype
+    size = 8192 if device.type == "cuda" else 1024
+    square = torch.randn(size, size, device=device, dtype=dtype)
+    width = 1024
+    matrix = torch.randn(max(1, multiplied_parameters(policy) // width), width, device=device, dtype=dtype)
+    vector = torch.randn(width, device=device, dtype=dtype)
+    fastest = min(_fastest(lambda: square @ square, device), _fastest(lambda: product(square, square), device))
+    return Limits(
+        flops=2 * size**3 / fastest,
+        weights_per_second=matrix.numel() / _fastest(lambda: matrix @ vector, device),
+    )
+
+
+def _fastest(run: Callable[[], object], device: torch.device, repetitions: int = 5) -> float:
+    seconds = []
+    for _ in range(repetitions):
+        start = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
