@@ -179,8 +179,7 @@ class Places:
             if turn.done() and not turn.cancelled():
                 self.give_back(count)
             else:
-                self._line.remove((count, turn))
-                self._serve_line()
+                self._serve_line()  # which passes over it
             raise
 
     def give_back(self, count: int) -> None:
@@ -188,6 +187,7 @@ class Places:
         self._serve_line()
 
     def _serve_line(self) -> None:
+        self._line = deque((count, turn) for count, turn in self._line if not turn.cancelled())
         while self._line and self._line[0][0] <= self.free:
             count, turn = self._line.popleft()
             self.free -= count

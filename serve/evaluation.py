@@ -53,15 +53,13 @@ class EvaluateRoute:
             async with at_once:
                 return await self._one(body, body.items[i], prompts[i], seed, deadline, bounded=i == 0)
 
-        async with asyncio.TaskGroup() as group:
-            try:
-                tasks = [group.create_task(one(i)) for i in range(len(prompts))]
-                return list(await asyncio.gather(*tasks))
-            except Exception as error:  # raised again from outside the group, which would wrap it
-                failure = error
-                for task in tasks:
-                    task.cancel()
-        raise failure
+        tasks = [asyncio.ensure_future(one(i)) for i in range(len(prompts))]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:  # after a failure, or when the client hangs up, the others must not go on
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _one(
         self, body: EvaluateRequest, problem: Problem, ids: list[int], seed: int, deadline: Deadline, *, bounded: bool

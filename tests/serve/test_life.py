@@ -85,6 +85,25 @@ def test_a_stream_that_is_cut_by_the_deadline_raises_in_the_client(crowded: Any)
     wait_until(crowded.is_idle)
 
 
+def test_an_evaluation_that_is_too_large_for_its_deadline_is_504(crowded: Any) -> None:
+    wait_until(crowded.is_idle)
+    items = [{"problem": f"{i}+1=", "answer": str(i + 1)} for i in range(200)]
+    status, answer = crowded.post("/v1/evaluate", {"items": items, "n": 64, "max_tokens": 4000})
+    assert status == 504, answer
+    wait_until(crowded.is_idle)
+
+
+def test_an_evaluation_whose_client_hangs_up_is_cancelled(server: Any) -> None:
+    wait_until(server.is_idle)
+    items = [{"problem": f"{i}+1=", "answer": str(i + 1)} for i in range(200)]
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    body = json.dumps({"items": items, "n": 64, "max_tokens": 4000})
+    connection.request("POST", "/v1/evaluate", body, {"Content-Type": "application/json"})
+    wait_until(lambda: server.metric("running_sequences") > 0)
+    connection.close()
+    wait_until(server.is_idle)
+
+
 def test_reward_bombs_end_with_their_status_and_others_go_on(server: Any) -> None:
     bombs = [
         r"9^{9^{9^9}}",
