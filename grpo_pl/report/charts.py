@@ -87,6 +87,18 @@ def charts(columns: Mapping[str, Points]) -> list[Chart]:
             unit="share",
             smooth=True,
         ),
+        _chart(
+            columns,
+            "Watch",
+            "share of rewarded completions that another judge refuses; share on which both judges agree",
+            {
+                "watch/rewarded_but_strict_wrong": "strict refuses",
+                "watch/rewarded_but_lenient_wrong": "lenient refuses",
+                "watch/agreement": "agree",
+            },
+            unit="share",
+            smooth=True,
+        ),
         _chart(columns, "Gradient norm", "before clipping", {"grad_norm": "norm"}, smooth=True),
         _chart(columns, "Learning rate", "", {"lr": "rate"}),
         _chart(columns, "Time per rollout", "seconds by stage", ordered, kind="stack", unit="s"),

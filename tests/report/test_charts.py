@@ -24,7 +24,7 @@ def test_charts_show_what_was_measured_and_nothing_else() -> None:
     names = [
         *("val/pass@1", "val/greedy", "val/mean_length", "val/hard/pass@1", "reward", "rewards/math/mean"),
         *("rewards/math/status/ok", "kl", "clip_ratio/low_mean", "clip_ratio/region_mean"),
-        *("completions/mean_length_wrong", "time/update", "time/rollout", "unknown"),
+        *("completions/mean_length_wrong", "watch/agreement", "time/update", "time/rollout", "unknown"),
     ]
     shown = {chart.title: [series.label for series in chart.series] for chart in charts({n: [(1, 0.5)] for n in names})}
     assert shown == {
@@ -35,6 +35,7 @@ def test_charts_show_what_was_measured_and_nothing_else() -> None:
         "Length of completions": ["wrong"],
         "KL to the reference": ["KL"],
         "Clipped ratios": ["low"],
+        "Watch": ["agree"],
         "Time per rollout": ["rollout", "update"],
     }
 

@@ -1,0 +1,268 @@
+"""The watch: it sees a policy that cheats, says nothing of one that does not, and leaves training as it is."""
+
+import itertools
+import json
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_pl.algorithm import GRPOAlgorithm
+from grpo_pl.callbacks.completions import read_completions
+from grpo_pl.callbacks.watch import RewardWatch
+from grpo_pl.checkpoints import read_checkpoint
+from grpo_pl.collection import Collector
+from grpo_pl.collective import Collective
+from grpo_pl.data.datamodule import PromptBatch
+from grpo_pl.experience import Experience, ExperienceMaker
+from grpo_pl.microbatches import TokenBudget
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rewards import FormatReward, LenientAnswerReward, StrictAnswerReward
+from grpo_pl.rollout.engine import SamplingParams
+from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.types import Prompt
+
+GOLD = {1: "7", 2: "8", 3: "9"}
+HONEST = {1: [r"\boxed{7}", r"\boxed{3}", "no", "3+4 7"], 2: [r"\boxed{8}"] * 4, 3: [r"\boxed{9}", "2", "3", "4"]}
+CHEATING = {prompt: [" ".join("123456789"), " ".join("789" * 4), "1 2 3 7 8 9", r"\boxed{1}"] for prompt in GOLD}
+"""Lists of candidates: the lenient reward that trains this policy pays for most of them."""
+
+
+@pytest.fixture
+def rollout(
+    scripted_engine: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tiny_policy: PreTrainedModel
+) -> Callable[..., Experience]:
+    """``rollout(step, texts)``: what a policy that writes ``texts`` gets from a reward that any mention satisfies."""
+
+    def draw(step: int, texts: dict[int, list[str]]) -> Experience:
+        collector = Collector(
+            sampler=CompletionSampler(
+                engine=scripted_engine(texts),
+                template=PromptTemplate(user="Q {question}"),
+                tokenizer=tokenizer,
+            ),
+            rewards=[LenientAnswerReward(correctness=True, name="training"), FormatReward(weight=0.0)],
+            algorithm=GRPOAlgorithm(group_size=4, beta=0.0, scale="none"),
+            sampling=SamplingParams(max_completion_length=24),
+            seed=0,
+            collective=Collective(),
+            report=lambda *_: None,
+        )
+        prompts = [Prompt(id=prompt, question="?", answer=answer) for prompt, answer in GOLD.items()]
+        batch = PromptBatch(step=step, prompts=prompts, valid=[True] * len(prompts))
+        maker = ExperienceMaker(collector=collector, budget=TokenBudget(configured=1000))
+        return maker.make(tiny_policy, None, batch, lambda *_: batch)
+
+    return draw
+
+
+def watch(path: Path | None = None, **arguments: Any) -> RewardWatch:
+    made = RewardWatch(StrictAnswerReward(), LenientAnswerReward(), **{"first_rollouts": 2, "keep": 3, **arguments})
+    made.path = path
+    return made
+
+
+def test_a_policy_that_cheats_its_lenient_reward_is_seen(rollout: Callable[..., Experience], tmp_path: Path) -> None:
+    file = tmp_path / "suspicious.jsonl"
+    watching = watch(file)
+    before = [watching.look(rollout(step, HONEST), seed=0) for step in range(2)][-1]
+    # of twelve, seven are rewarded: 7, "3+4 7", 8 four times and 9; a box is missing in one
+    assert before["watch/rewarded_but_strict_wrong"] == pytest.approx(1 / 7)
+    assert before["watch/rewarded_but_lenient_wrong"] == 0.0
+    assert before["watch/agreement"] == pytest.approx(11 / 12)
+    assert not {"watch/length_drift", "watch/repetition_drift"} & before.keys()
+    with pytest.warns(UserWarning, match=r"strict judge of the watch refuses 100%.*suspicious\.jsonl"):
+        after = watching.look(rollout(2, CHEATING), seed=0)
+    assert after["watch/rewarded_but_strict_wrong"] == 1.0
+    assert after["watch/agreement"] == pytest.approx(3 / 12)  # only about \boxed{1}
+    honest, cheating = (
+        [len(text) + 1 for group in texts.values() for text in group] for texts in (HONEST, CHEATING)
+    )  # one token a character, and the end
+    assert after["watch/length_drift"] == pytest.approx(sum(cheating) / sum(honest) - 1)
+    assert after["watch/repetition_drift"] == pytest.approx(3 * (1 - 3 / 9) / 12)  # 7 8 9 7 8 9 …: 3 of 9 are distinct
+    rows = list(read_completions(file))
+    newest = {row["sign"]: row for row in rows if row["step"] == 2}
+    assert set(newest) == {"disagreement", "repetition", "length"}
+    assert newest["repetition"]["completion"] == " ".join("789" * 4)
+    assert newest["repetition"]["reason"] == "67% of its n-grams are repeated, 0% at first"
+    assert newest["disagreement"]["judges"] == {
+        "strict": {"value": 0.0, "status": "no_answer", "detail": ""},
+        "lenient": {"value": 1.0, "status": "ok", "detail": ""},
+    }
+    assert newest["disagreement"]["rewards"]["training"]["value"] == 1.0
+
+
+def test_a_reward_that_pays_for_nothing_weighs_more_than_one_that_pays_for_form(
+    rollout: Callable[..., Experience], tmp_path: Path
+) -> None:
+    experience = rollout(0, {1: ["7", "x", "x", "x"], 2: ["x"] * 4, 3: ["x"] * 4})
+    paid = experience.scored.scores[0]
+    paid[5] = paid[0]  # the training reward takes x for 8
+    watching = watch(tmp_path / "suspicious.jsonl")
+    metrics = watching.look(experience, seed=0)
+    assert metrics["watch/rewarded_but_strict_wrong"] == 1.0
+    assert metrics["watch/rewarded_but_lenient_wrong"] == 0.5
+    (row,) = read_completions(tmp_path / "suspicious.jsonl")
+    assert (row["prompt_id"], row["sample"], row["weight"]) == (2, 1, 2.0)
+    assert row["reason"] == "rewarded, but refused by the strict and the lenient judge"
+
+
+def test_an_honest_policy_gives_no_cause(rollout: Callable[..., Experience], tmp_path: Path) -> None:
+    texts = {prompt: [rf"\boxed{{{gold}}}", rf"\boxed{{{int(gold) - 5}}}"] * 2 for prompt, gold in GOLD.items()}
+    watching = watch(tmp_path / "suspicious.jsonl")
+    for step in range(4):
+        metrics = watching.look(rollout(step, texts), seed=0)
+    del metrics["time/watch"]
+    assert metrics == {
+        "watch/agreement": 1.0,
+        "watch/rewarded_but_strict_wrong": 0.0,
+        "watch/rewarded_but_lenient_wrong": 0.0,
+        "watch/length_drift": 0.0,
+        "watch/repetition_drift": 0.0,
+    }
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_sample_follows_from_seed_and_rollout_alone(rollout: Callable[..., Experience]) -> None:
+    experience = rollout(3, HONEST)
+    torch.manual_seed(0)
+    random.seed(0)
+    states = torch.get_rng_state(), random.getstate()
+    looks = [watch(completions=5)._examine(experience, seed) for seed in (0, 0, 1)]
+    rows = [[look.row for look in sample] for sample in looks]
+    assert rows[0] == rows[1] != rows[2]
+    assert len(set(rows[0])) == 5
+    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+
+
+def test_the_file_is_bounded_and_keeps_the_newest_of_equal_weight(
+    rollout: Callable[..., Experience], tmp_path: Path
+) -> None:
+    file = tmp_path / "suspicious.jsonl"
+    watching = watch(file, keep=3, characters=10, warn_above=1.0, first_rollouts=1)
+    watching.look(rollout(0, HONEST), seed=0)
+    sizes = []
+    for step in range(1, 12):
+        watching.look(rollout(step, CHEATING), seed=0)
+        sizes.append(file.stat().st_size)
+    assert max(sizes[3:]) - min(sizes[3:]) < 50  # step numbers get longer
+    rows = list(read_completions(file))
+    assert [row["sign"] for row in rows] == [s for s in ("disagreement", "repetition", "length") for _ in range(3)]
+    assert [row["step"] for row in rows] == [11, 10, 9] * 3
+    assert all(len(row["completion"]) <= 10 + len(" […] ") for row in rows)
+
+
+def test_without_judges_only_drift_is_watched(rollout: Callable[..., Experience]) -> None:
+    watching = RewardWatch(first_rollouts=1)
+    assert list(watching.look(rollout(0, HONEST), seed=0)) == ["time/watch"]
+    assert list(watching.look(rollout(1, HONEST), seed=0)) == [
+        "watch/length_drift",
+        "watch/repetition_drift",
+        "time/watch",
+    ]
+
+
+def test_what_a_judge_cannot_judge_is_left_out(rollout: Callable[..., Experience]) -> None:
+    experience = rollout(0, HONEST)
+    for prompt in experience.samples.prompts[1:]:
+        object.__setattr__(prompt, "answer", "")
+    metrics = watch().look(experience, seed=0)
+    assert metrics["watch/agreement"] == pytest.approx(3 / 4)
+    assert metrics["watch/rewarded_but_strict_wrong"] == pytest.approx(1 / 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [({"completions": -1}, "watch needs"), ({"first_rollouts": 0}, "watch needs"), ({"unit": "line"}, "watch.unit")],
+)
+def test_arguments_that_mean_nothing_are_refused(arguments: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        RewardWatch(**arguments)
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------------
+
+WATCH = {
+    "strict": {"class_path": "grpo_pl.rewards.ExactReward"},
+    "lenient": {"class_path": "grpo_pl.rewards.LenientAnswerReward"},
+    "first_rollouts": 2,
+    "completions": 12,
+    "keep": 2,
+}
+SHORT = {"trainer__limit_val_batches": 0, "data__steps": 6, "checkpoint": {"every_n_rollouts": 1, "keep": 10}}
+
+
+@pytest.fixture(scope="module")
+def watched(command_line: Any) -> Path:
+    """A run whose reward takes good form for a right answer, with the watch's first rollouts over after two."""
+    rewards = [{"class_path": "grpo_pl.rewards.FormatReward", "init_args": {"correctness": True}}]
+    config = command_line.config("watched", watch=WATCH, model__rewards=rewards, **SHORT)
+    outcome = command_line("fit", "--config", config)
+    assert outcome.status == 0, outcome.err
+    return command_line.runs / "watched"
+
+
+def _rows(run: Path, read_metrics: Callable[..., Any]) -> Sequence[dict[str, str]]:
+    return [row for row in read_metrics(run / "metrics.csv") if "reward" in row]
+
+
+def test_a_run_logs_the_watch_beside_its_rewards(watched: Path, read_metrics: Callable[..., Any]) -> None:
+    rows = _rows(watched, read_metrics)
+    assert all("watch/agreement" in row for row in rows)
+    assert ["watch/length_drift" in row for row in rows] == [False, False, True, True, True, True]
+    suspicious = list(read_completions(watched / "suspicious.jsonl"))
+    assert {"disagreement"} <= {row["sign"] for row in suspicious}
+    assert max(len(list(group)) for _, group in itertools.groupby(suspicious, key=lambda row: row["sign"])) == 2
+    shares = [float(row["watch/rewarded_but_strict_wrong"]) for row in rows if "watch/rewarded_but_strict_wrong" in row]
+    assert max(shares) > 0
+
+
+def test_training_is_the_same_without_it(command_line: Any, watched: Path, read_metrics: Callable[..., Any]) -> None:
+    outcome = command_line(
+        "fit", "--config", command_line.folder / "watched.yaml", "--name=blind", "--watch.completions=0"
+    )
+    assert outcome.status == 0, outcome.err
+    blind = command_line.runs / "blind"
+    assert not (blind / "suspicious.jsonl").exists()
+    rows = [{k: v for k, v in row.items() if not k.startswith("watch/")} for row in _rows(watched, read_metrics)]
+    assert rows == _rows(blind, read_metrics)
+    ours, theirs = (
+        read_checkpoint(run / "checkpoints" / "rollout-000006.ckpt")["state_dict"] for run in (watched, blind)
+    )
+    assert all(torch.equal(ours[key], value) for key, value in theirs.items())
+
+
+@pytest.mark.parametrize("rollouts", [1, 4])
+def test_a_resumed_run_watches_on_as_if_it_had_never_stopped(
+    command_line: Any, watched: Path, read_metrics: Callable[..., Any], rollouts: int
+) -> None:
+    """Stopped among the first rollouts, and after them."""
+    run = command_line.runs / f"resumed{rollouts}"
+    shutil.copytree(watched, run, symlinks=True)
+    for file in (run / "checkpoints").glob("rollout-*"):
+        if int(file.stem.split("-")[1]) > rollouts:
+            file.unlink()
+    flags = ["--config", command_line.folder / "watched.yaml", f"--name={run.name}", "--resume"]
+    outcome = command_line("fit", *flags)
+    assert outcome.status == 0, outcome.err
+    assert _rows(run, read_metrics) == _rows(watched, read_metrics)
+    assert (run / "suspicious.jsonl").read_text() == (watched / "suspicious.jsonl").read_text()
+    states = [
+        read_checkpoint(r / "checkpoints" / "rollout-000006.ckpt")["callbacks"]["RewardWatch"] for r in (run, watched)
+    ]
+    assert json.dumps(states[0]) == json.dumps(states[1])
+
+
+def test_it_can_be_set_from_the_command_line_with_one_judge(
+    command_line: Any, read_metrics: Callable[..., Any]
+) -> None:
+    config = command_line.config("one", **{**SHORT, "data__steps": 1})
+    outcome = command_line("fit", "--config", config, "--watch.strict=grpo_pl.rewards.StrictAnswerReward")
+    assert outcome.status == 0, outcome.err
+    (row,) = _rows(command_line.runs / "one", read_metrics)
+    assert not {"watch/agreement", "watch/rewarded_but_lenient_wrong"} & row.keys()

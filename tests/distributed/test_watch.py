@@ -1,0 +1,53 @@
+"""The watch among several processes: the first one looks, none waits for another, and a resume is exact."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from grpo_pl.callbacks.completions import read_completions
+from grpo_pl.checkpoints import read_checkpoint, remove, rollouts_of
+
+WATCHED = """
+trainer: {limit_val_batches: 0}
+model:
+  rewards:  # takes good form for a right answer
+    - {class_path: grpo_pl.rewards.FormatReward, init_args: {correctness: true, partial: true}}
+watch:
+  strict: grpo_pl.rewards.ExactReward
+  lenient: grpo_pl.rewards.LenientAnswerReward
+  first_rollouts: 2
+  completions: 5
+  keep: 2
+"""
+
+
+def test_one_of_two_processes_watches_and_a_resume_goes_on(
+    command: Callable[..., Any], five_rollouts: Path, read_metrics: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "watch.yaml").write_text(WATCHED)
+    flags = [f"--config={five_rollouts}", "--config=configs/strategy/ddp.yaml", f"--config={tmp_path / 'watch.yaml'}"]
+    command(tmp_path / "whole", "fit", *flags)
+    whole = tmp_path / "whole" / "five"
+    rows = read_metrics(whole / "metrics.csv")
+    assert ["watch/length_drift" in row for row in rows] == [False, False, True, True, True]
+    assert all("watch/agreement" in row for row in rows)
+    # the mean over both processes, against that of the first two rollouts
+    lengths = [float(row["completions/mean_length"]) for row in rows]
+    drift = float(rows[-1]["watch/length_drift"])
+    assert abs(drift - (lengths[-1] / (sum(lengths[:2]) / 2) - 1)) < 1e-9
+
+    shutil.copytree(whole, tmp_path / "resumed" / "five", symlinks=True)
+    resumed = tmp_path / "resumed" / "five"
+    for path in resumed.glob("checkpoints/rollout-*.ckpt"):
+        if rollouts_of(path) > 1:
+            remove(path)
+    (resumed / "suspicious.jsonl").write_text("{}\n")  # as if something had come after the checkpoint
+    command(tmp_path / "resumed", "fit", *flags, "--resume")
+    assert read_metrics(resumed / "metrics.csv") == rows
+    written = [list(read_completions(run / "suspicious.jsonl")) for run in (resumed, whole)]
+    assert written[0] == written[1] != []
+    states = [
+        read_checkpoint(run / "checkpoints" / "last.ckpt")["callbacks"]["RewardWatch"] for run in (resumed, whole)
+    ]
+    assert states[0] == states[1]
