@@ -1,4 +1,5 @@
-"""How fast MathReward judges: start of the pool, GRPO-shaped batches, all-distinct pairs, and batches with bombs.
+"""How fast MathReward judges: start of the pool, GRPO-shaped batches, all-distinct pairs, and batches with bombs; and
+what share of a quickstart step goes into rewards.
 
 Prints one JSON line last; ``--record`` also writes it to ``benchmarks/results``. The in-process figure is math-verify
 alone on the same pairs, without limits of any kind: what the sandbox costs is the difference.
@@ -7,12 +8,16 @@ alone on the same pairs, without limits of any kind: what the sandbox costs is t
 from __future__ import annotations
 
 import argparse
+import csv
 import importlib.util
 import json
 import os
 import platform
 import random
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +25,9 @@ from typing import Any
 
 from grpo_pl.rewards import MathReward
 
+ROOT = Path(__file__).resolve().parents[1]
 PROMPTS, GROUP = 64, 16
+SOFT_LIMIT_S = 1.0
 BOMBS = ["9^{9^{9^9}}", r"\binom{10^9}{5\cdot10^8}", "9^{9^{9^9}}+1", "(x+y+2)^{2000}"]
 FILLER = "We expand the product, collect like terms, and check the sign of each of them before going on. "
 
@@ -56,15 +63,12 @@ def completion(answer: str) -> str:
 
 
 def batch(seed: int, *, prompts: int, group: int, bomb_share: float = 0.0) -> tuple[list[str], list[str]]:
-    """(completions, golds), ``prompts`` × ``group`` rows; a share of the completions are bombs."""
+    """(completions, golds), ``prompts`` × ``group`` rows; exactly a share of them are bombs, the kinds in turn."""
     rng = random.Random(seed)
-    texts: list[str] = []
-    rows: list[str] = []
-    for gold in golds(rng, prompts):
-        for answer in answers(rng, gold, group):
-            texts.append(completion(f"{rng.choice(BOMBS)}+{len(texts)}" if rng.random() < bomb_share else answer))
-            rows.append(gold)
-    return texts, rows
+    pairs = [(answer, gold) for gold in golds(rng, prompts) for answer in answers(rng, gold, group)]
+    for i, row in enumerate(rng.sample(range(len(pairs)), round(bomb_share * len(pairs)))):
+        pairs[row] = (f"{BOMBS[(seed + i) % len(BOMBS)]}+{row}", pairs[row][1])
+    return [completion(answer) for answer, _ in pairs], [gold for _, gold in pairs]
 
 
 def cpu_seconds(reward: MathReward) -> float:
@@ -100,7 +104,7 @@ def measure(repeats: int) -> dict[str, Any]:
     """The figures of one pool; ``SYMPY_GROUND_TYPES`` in the environment decides whether it computes with gmpy2."""
     starts, grpo, per_cpu_second, distinct, bombs = [], [], [], [], []
     counts: dict[str, int] = {}
-    reward = MathReward(soft_limit_s=1.0, hard_limit_s=2.5, workers=2)
+    reward = MathReward(soft_limit_s=SOFT_LIMIT_S, workers=2)
     for _ in range(repeats):
         reward.close()
         started = time.perf_counter()
@@ -126,12 +130,29 @@ def measure(repeats: int) -> dict[str, Any]:
     }
 
 
+def share_of_quickstart(rollouts: int) -> dict[str, float]:
+    """Seconds of a quickstart step, and the shares of it that rewards and the watch take, which comes on top."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "grpo_pl", "fit", f"--config={ROOT / 'configs' / 'quickstart.yaml'}"]
+        command += [f"--runs_dir={folder}", f"--data.steps={rollouts}", "--trainer.limit_val_batches=0"]
+        subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+        with (Path(folder) / "quickstart" / "metrics.csv").open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["step_time"]]
+    total = {key: sum(float(row[key]) for row in rows) for key in ("step_time", "time/reward", "time/watch")}
+    return {
+        "step_s": round(total["step_time"] / len(rows), 3),
+        "reward_share": round(total["time/reward"] / total["step_time"], 4),
+        "watch_share": round(total["time/watch"] / total["step_time"], 4),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="batches per figure; the median counts")
     parser.add_argument("--record", metavar="DATE", help="write the result to benchmarks/results/DATE-rewards.json")
     options = parser.parse_args()
-    figures = {}
+    figures: dict[str, dict[str, Any]] = {}
+    quickstart = share_of_quickstart(rollouts=30)
     if importlib.util.find_spec("gmpy2") is not None:
         figures["gmpy2"] = measure(options.repeats)
         os.environ.update(SYMPY_GROUND_TYPES="python", MPMATH_NOGMPY="1")
@@ -144,9 +165,16 @@ def main() -> None:
         "benchmark": "rewards",
         "pools_by_ground_types": figures,
         "math_verify_in_process_pairs_per_s": round(statistics.median(peer)),
-        "targets": {"pool_start_s": 1.0, "grpo_pairs_per_s": 1500, "bombs_2_percent_pairs_per_s": 80},
-        "soft_limit_s": 1.0,
-        "hard_limit_s": 2.5,
+        "quickstart": quickstart,
+        "targets": {
+            "pool_start_s": 1.0,
+            "grpo_pairs_per_s": 1500,
+            "bombs_2_percent_pairs_per_s": 80,
+            "quickstart_reward_share": 0.05,
+            "quickstart_watch_share": 0.01,
+        },
+        "soft_limit_s": SOFT_LIMIT_S,
+        "hard_limit_s": MathReward.hard_limit_s,
         "workers": 2,
         "cores": os.cpu_count(),
         "load_average_1min": round(os.getloadavg()[0], 2),
