@@ -14,8 +14,9 @@ from litserve.utils import LitAPIStatus, ResponseBufferItem
 
 from grpo_pl.rollout.continuous import SequenceOptions
 from serve import generate_worker, score_worker
-from serve.errors import ApiError, worker_lost
+from serve.errors import ApiError, bad_request, worker_lost
 from serve.generate_worker import Chunk, Generate
+from serve.worker import Refusal
 
 if TYPE_CHECKING:
     from litserve import LitServer
@@ -91,7 +92,7 @@ class WorkerLine:
             on_end: called when the worker is done with it, which may be before everything has been read.
 
         Raises:
-            ApiError: worker lost (503), its own failure (500), or too late (504).
+            ApiError: refused (400), worker lost (503), its own failure (500), or too late (504).
         """
         if self.lost:
             on_end()
@@ -124,7 +125,7 @@ class WorkerLine:
             while inbox:
                 data, status = inbox.popleft()
                 if status == LitAPIStatus.ERROR:
-                    raise worker_lost() if data is None else ApiError(500, str(data), code="worker_error")
+                    raise _failure(data)
                 yield data
                 if status == LitAPIStatus.FINISH_STREAMING:
                     return
@@ -192,6 +193,13 @@ class Places:
             count, turn = self._line.popleft()
             self.free -= count
             turn.set_result(None)
+
+
+def _failure(data: Any) -> ApiError:
+    """What a worker's last words mean; none at all come from one that is gone."""
+    if isinstance(data, Refusal):
+        return bad_request(data.message, param="items", code="missing_column")
+    return worker_lost() if data is None else ApiError(500, str(data), code="worker_error")
 
 
 class Generator:

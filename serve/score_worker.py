@@ -13,11 +13,11 @@ from litserve import LitAPI
 from litserve.specs.base import LitSpec
 
 from grpo_pl.rewards.answer_text import last_boxed
-from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.base import MissingColumn, Reward
 from grpo_pl.rewards.scoring import ScoredBatch, score_completions
 from grpo_pl.rewards.voting import answer_classes
 from serve.reward_list import build_rewards
-from serve.worker import Mailbox, WorkerLoop, end_with_parent
+from serve.worker import Mailbox, Refusal, WorkerLoop, end_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,8 @@ class ScoreAPI(LitAPI):
     def setup(self, device: str) -> None:
         end_with_parent()
         self._rewards = build_rewards(self._specs)
-        score_completions(self._rewards, completions=[r"\boxed{x}"], answers=["x+0"], columns={"prompt": [""]})
+        for reward in self._rewards:
+            reward.start()
 
     def work(self, mailbox: Mailbox) -> None:
         cancelled: dict[str, Event] = {}
@@ -87,6 +88,8 @@ class ScoreAPI(LitAPI):
                     return
                 items += score_items(self._rewards, job, slice(first, first + step))
             mailbox.answer(uid, items, last=True)
+        except MissingColumn as error:  # the client's to mend
+            mailbox.fail(uid, Refusal(str(error)))
         except Exception as error:  # a reward is foreign code: its fault is this request's, not the server's
             log.exception("a reward failed")
             mailbox.fail(uid, f"a reward failed: {type(error).__name__}; the server's log has the details.")

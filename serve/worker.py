@@ -9,7 +9,7 @@ import queue
 import signal
 import threading
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, NamedTuple
 
 from litserve import LitAPI
 from litserve.callbacks import CallbackRunner
@@ -22,6 +22,12 @@ log = logging.getLogger(__name__)
 
 _IDLE_S = 0.5  # how often an idle worker looks whether it should end
 _DRAINED_S = 0.2  # without requests for this long after SIGTERM, a worker ends
+
+
+class Refusal(NamedTuple):
+    """What a worker answers to a request that the client has to mend."""
+
+    message: str
 
 
 class Mailbox:
@@ -58,7 +64,7 @@ class Mailbox:
     def answer(self, uid: str, data: Any, *, last: bool) -> None:
         self._send(uid, data, LitAPIStatus.FINISH_STREAMING if last else LitAPIStatus.OK, last)
 
-    def fail(self, uid: str, message: str) -> None:
+    def fail(self, uid: str, message: str | Refusal) -> None:
         self._send(uid, message, LitAPIStatus.ERROR, True)
 
     def forget(self, uid: str) -> None:

@@ -58,6 +58,10 @@ class Score:
     """The parts of ``value``, from a reward that scores steps."""
 
 
+class MissingColumn(ValueError):
+    """The rows lack a column that a reward needs, or hold something there that it has no rule for."""
+
+
 class Reward(ABC):
     """Scores a batch of completions. Subclass as a ``@dataclass(kw_only=True)``: its fields are the YAML arguments.
 
@@ -82,7 +86,13 @@ class Reward(ABC):
             answers: one gold answer per completion.
             columns: further columns of the data set, each as long as ``completions``; always holds ``prompt``,
                 the rendered prompt text.
+
+        Raises:
+            MissingColumn: whoever made the rows left something out.
         """
+
+    def start(self) -> None:  # noqa: B027 - most rewards hold nothing
+        """Starts processes now instead of when they are first needed."""
 
     def close(self) -> None:  # noqa: B027 - most rewards hold nothing
         """Releases processes and connections."""
@@ -96,9 +106,18 @@ class Reward(ABC):
         if not is_dataclass(self):
             raise TypeError(f"{type(self).__name__} is not a dataclass: make it one, or override init_args().")
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
-        return {name: value.spec() if isinstance(value, Reward) else value for name, value in values.items()}
+        return {name: _described(value) for name, value in values.items()}
 
     def spec(self) -> dict[str, Any]:
         """``class_path`` and ``init_args``, as a configuration file holds them."""
         kind = type(self)
         return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": self.init_args()}
+
+
+def _described(value: Any) -> Any:
+    """``value`` with every reward in it, however deep, as its ``spec``."""
+    if isinstance(value, Reward):
+        return value.spec()
+    if isinstance(value, Mapping):
+        return {key: _described(inner) for key, inner in value.items()}
+    return [_described(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.base import MissingColumn, Reward, Score
 
 
 def overlong_punishment(length: int, *, max_length: int, cache_length: int) -> float:
@@ -85,7 +85,7 @@ class LengthReward(Reward):
         self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> list[Score]:
         if "completion_length" not in columns:
-            raise ValueError(
+            raise MissingColumn(
                 f"reward {self.name!r} needs the column 'completion_length' (tokens of each completion); "
                 f"there are only {sorted(columns)}. Rows scored from a file must carry it."
             )
@@ -97,6 +97,10 @@ class LengthReward(Reward):
             return [self._overlong(n) for n in lengths]
         budgets = columns.get("token_budget", [self.max_length] * len(lengths))
         return [self._budget(n, int(budget)) for n, budget in zip(lengths, budgets, strict=True)]
+
+    def start(self) -> None:
+        if self.correct is not None:
+            self.correct.start()
 
     def close(self) -> None:
         if self.correct is not None:

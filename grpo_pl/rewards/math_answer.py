@@ -142,6 +142,9 @@ class MathReward(Reward):
         verdicts = self._judge([(gold, gold) for gold in golds])
         return [self._gold_fault(gold) or _self_fault(verdicts[gold, gold]) for gold in golds]
 
+    def start(self) -> None:
+        self.pool.start()
+
     def close(self) -> None:
         """Ends the workers, for all rewards that share them; whoever needs them again starts new ones."""
         self.pool.close()

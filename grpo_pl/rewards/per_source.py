@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_pl.rewards.base import Reward, Score
-from grpo_pl.rewards.specs import build_reward
+from grpo_pl.rewards.base import MissingColumn, Reward, Score
 
 
 @dataclass(kw_only=True)
@@ -30,10 +29,6 @@ class PerSource(Reward):
     def __post_init__(self) -> None:
         if not self.rewards:
             raise ValueError(f"reward {self.name!r} has no `rewards`: give one for each source.")
-        self.rewards = {
-            source: build_reward(reward) if isinstance(reward, Mapping) else reward  # as an export wrote it down
-            for source, reward in self.rewards.items()
-        }
 
     def __call__(
         self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
@@ -41,8 +36,9 @@ class PerSource(Reward):
         sources = columns.get("source", [""] * len(completions))
         unknown = sorted(set(sources) - self.rewards.keys())
         if unknown:
-            raise ValueError(
-                f"reward {self.name!r} has no reward for the source {unknown[0]!r}; it has {sorted(self.rewards)}."
+            raise MissingColumn(
+                f"reward {self.name!r} has no reward for the source {unknown[0]!r}: the column 'source' must be one of "
+                f"{', '.join(map(repr, sorted(self.rewards)))}."
             )
         scores: dict[int, Score] = {}
         for source in dict.fromkeys(sources):
@@ -55,9 +51,10 @@ class PerSource(Reward):
             scores.update(zip(rows, found, strict=True))
         return [scores[row] for row in range(len(completions))]
 
+    def start(self) -> None:
+        for reward in self.rewards.values():
+            reward.start()
+
     def close(self) -> None:
         for reward in self.rewards.values():
             reward.close()
-
-    def init_args(self) -> dict[str, Any]:
-        return {**super().init_args(), "rewards": {name: reward.spec() for name, reward in self.rewards.items()}}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_pl.rewards import answer_text as text
-from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.base import MissingColumn, Reward, Score
 from grpo_pl.rewards.format import answer_block
 from grpo_pl.rewards.sandbox import SandboxSettings, Verdict, WorkerPool, shared_pool
 
@@ -64,7 +64,7 @@ class ReasoningGymReward(Reward):
         self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> list[Score]:
         if COLUMN not in columns:
-            raise ValueError(
+            raise MissingColumn(
                 f"reward {self.name!r} scores problems of grpo_pl.data.reasoning_gym.ReasoningGymPrompts only; "
                 f"there is no column {COLUMN!r}. In a mixture, give each source its own by grpo_pl.rewards.PerSource."
             )
@@ -78,6 +78,9 @@ class ReasoningGymReward(Reward):
                 jobs.append(found)
         verdicts = iter(self.pool.run(jobs))
         return [scores[row] if row in scores else self._score(next(verdicts)) for row in range(len(completions))]
+
+    def start(self) -> None:
+        self.pool.start()
 
     def close(self) -> None:
         """Ends the workers, for all rewards that share them."""

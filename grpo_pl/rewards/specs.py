@@ -31,4 +31,7 @@ def build_reward(spec: Mapping[str, Any]) -> Reward:
 
 
 def _build_nested(value: Any) -> Any:
-    return build_reward(value) if isinstance(value, Mapping) and "class_path" in value else value
+    if isinstance(value, Mapping):
+        is_spec = "class_path" in value
+        return build_reward(value) if is_spec else {key: _build_nested(inner) for key, inner in value.items()}
+    return [_build_nested(inner) for inner in value] if isinstance(value, list) else value

@@ -9,6 +9,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from grpo_pl.rewards import ExactReward, LengthReward, PerSource
 from serve.reward_list import build_rewards
 from serve.served import find_model
 
@@ -88,8 +89,17 @@ def test_nothing_to_serve_is_said_in_one_line(tmp_path: Path) -> None:
         find_model(tmp_path / "lone.ckpt")
 
 
+def test_rewards_inside_rewards_are_rebuilt() -> None:
+    exact = {"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"name": "inner"}}
+    length = {"class_path": "grpo_pl.rewards.LengthReward", "init_args": {"shape": "cosine", "correct": exact}}
+    parts = {"class_path": "grpo_pl.rewards.PerSource", "init_args": {"correctness": True, "rewards": {"a": exact}}}
+    longer, right = build_rewards([length, parts])
+    assert isinstance(longer, LengthReward) and longer.correct == ExactReward(name="inner")
+    assert isinstance(right, PerSource) and right.rewards == {"a": ExactReward(name="inner")}
+
+
 def test_a_reward_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot import"):
+    with pytest.raises(ValueError, match="cannot be imported"):
         build_rewards([{"class_path": "grpo_pl.rewards.NoSuch"}])
-    with pytest.raises(ValueError, match="is not a Reward"):
+    with pytest.raises(ValueError, match="is not a reward"):
         build_rewards([{"class_path": "collections.OrderedDict"}])
