@@ -3,51 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from grpo_pl.commands.rows import RowWriter, count_rows, read_rows, require_rows
-from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.commands.score_summary import ScoreSummary, print_summary
+from grpo_pl.rewards.base import Reward, Score, Status
 from grpo_pl.rewards.scoring import ScoredBatch, check_rewards, score_completions
+from grpo_pl.usage import nearest
 
-SHOWN = 5
-"""Bad gold answers and disagreements that are printed; the output file has them all."""
-
-
-@dataclass
-class ScoreSummary:
-    """Counts over all rows; their number does not depend on the number of rows."""
-
-    rows: int = 0
-    total: float = 0.0
-    valued: int = 0
-    correct: int = 0
-    judged: int = 0
-    sums: Counter[str] = field(default_factory=Counter)
-    values: Counter[str] = field(default_factory=Counter)
-    statuses: Counter[tuple[str, str]] = field(default_factory=Counter)
-    bad_golds: int = 0
-    expectations: int = 0
-    disagreements: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    @property
-    def passed(self) -> bool:
-        """True if all gold answers could be read and all expectations were met."""
-        return self.bad_golds == 0 and self.disagreements == 0
-
-    def add_example(self, text: str) -> None:
-        if len(self.examples) < SHOWN:
-            self.examples.append(text)
+STATUSES = get_args(Status)
 
 
 def score(
@@ -63,10 +35,11 @@ def score(
     Prints a table and writes one JSON object a row: the row itself, its `scores` by reward, their weighted `reward`
     and whether it is `correct`. A row may carry `expected`: a number, true or false for the value of the correctness
     reward, null for no value, or the name of a status such as timeout. The exit status is 1 if an expectation was not
-    met or a gold answer could not be judged against without that being expected.
+    met or a gold answer could not be judged against without that being expected. Ctrl-C leaves no output behind.
 
     Args:
         file: JSONL (.jsonl, .json) or Parquet (.parquet) with a completion, an answer, and other columns for rewards.
+            Prompts and completions may be text or lists of chat messages, as `grpo-pl predict` writes them.
         config: YAML with `rewards`, or `model.rewards` as in the configuration of a training run.
         output: JSONL file to write; beside the input by default, as NAME.scores.jsonl.
         completion_column: column of the completions, prefilled text included.
@@ -106,9 +79,12 @@ def load_rewards(config: Path) -> list[Reward]:
 
     if not config.is_file():
         raise ValueError(f"no such file: {config}")
-    content = yaml.safe_load(config.read_text()) or {}
-    model = content.get("model") or {}
-    specs = content.get("rewards") or model.get("rewards")
+    try:
+        content = yaml.safe_load(config.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{config} is not YAML: {error}") from error
+    tree = content if isinstance(content, dict) else {}
+    specs = tree.get("rewards") or (tree.get("model") or {}).get("rewards")
     if not specs:
         raise ValueError(f"{config} has neither `rewards` nor `model.rewards`.")
     parser = ArgumentParser(exit_on_error=False)
@@ -138,6 +114,9 @@ def score_file(
         ValueError: a file of another kind, a row without completion or answer, or a reward that broke its contract.
     """
     require_rows(file)
+    total = count_rows(file)
+    if total == 0:
+        raise ValueError(f"{file} holds no rows.")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
     if output is not None and output.resolve() == file.resolve():
@@ -153,12 +132,12 @@ def score_file(
         disable=console is None,
     )
     with bar, RowWriter(output) as writer, closing(read_rows(file)) as rows:
-        task = bar.add_task("rows", total=count_rows(file))
+        task = bar.add_task("rows", total=total)
         for batch in _batched(rows, batch_size):
             first = summary.rows + 1
             texts, golds, columns = _arrange(batch, names, first)
             scored = score_completions(rewards, completions=texts, answers=golds, columns=columns)
-            for row in _describe(batch, scored, summary, first):
+            for row in _describe(batch, scored, summary, first, answer_column):
                 writer.write(row)
             bar.advance(task, len(batch))
     return summary
@@ -184,25 +163,35 @@ def _arrange(
         for name in (names.completion, names.answer):
             if row.get(name) is None:
                 raise ValueError(f"row {number} has no {name!r}; its columns are {sorted(row)}.")
-        if not isinstance(row[names.completion], str):
-            raise ValueError(f"row {number}: {names.completion!r} must be text, got {row[names.completion]!r}.")
-        texts.append(row[names.completion])
+        text = _message_text(row[names.completion])
+        if text is None:
+            raise ValueError(
+                f"row {number}: {names.completion!r} must be text or a list of messages, got {row[names.completion]!r}."
+            )
+        texts.append(text)
         golds.append(str(row[names.answer]))
     further = dict.fromkeys(key for row in batch for key in row)
     columns = {key: [row.get(key) for row in batch] for key in further if key not in (names.completion, names.answer)}
-    columns["prompt"] = [row.get("prompt") or "" for row in batch]
+    columns["prompt"] = [_message_text(row.get("prompt")) or "" for row in batch]
     return texts, golds, columns
 
 
+def _message_text(value: Any) -> str | None:
+    """The text itself, or that of the last message of a chat; None for anything else."""
+    last = value[-1] if isinstance(value, list) and value else value
+    text = last.get("content") if isinstance(last, dict) else value
+    return text if isinstance(text, str) else None
+
+
 def _describe(
-    batch: Sequence[dict[str, Any]], scored: ScoredBatch, summary: ScoreSummary, first: int
+    batch: Sequence[dict[str, Any]], scored: ScoredBatch, summary: ScoreSummary, first: int, answer_column: str
 ) -> Iterator[dict[str, Any]]:
     """The rows to write, counted on the way."""
     index = next(i for i, reward in enumerate(scored.rewards) if reward.correctness)
     for offset, (row, total, correct) in enumerate(zip(batch, scored.totals(), scored.correct(), strict=True)):
         scores = {r.name: s[offset] for r, s in zip(scored.rewards, scored.scores, strict=True)}
         judged = scored.scores[index][offset]
-        _count(summary, scores, total, correct)
+        summary.count(scores, total, correct)
         written = {
             **row,
             "scores": {n: {"value": s.value, "status": s.status, "detail": s.detail} for n, s in scores.items()},
@@ -210,31 +199,31 @@ def _describe(
             "correct": correct,
         }
         if "expected" in row:
-            written["agrees"] = meets(row["expected"], judged)
+            written["agrees"] = meets(_expectation(row["expected"], first + offset), judged)
             summary.expectations += 1
             summary.disagreements += not written["agrees"]
         if judged.status == "bad_gold" and not written.get("agrees", False):
             summary.bad_golds += 1
-            summary.add_example(f"row {first + offset}: bad gold answer ({judged.detail})")
+            summary.add_example(f"row {first + offset}: bad gold answer {row[answer_column]!r}: {judged.detail}")
         elif not written.get("agrees", True):
             got = f"{judged.value} ({judged.status})"
             summary.add_example(f"row {first + offset}: expected {row['expected']!r}, got {got}: {judged.detail}")
         yield written
 
 
-def _count(summary: ScoreSummary, scores: Mapping[str, Score], total: float | None, correct: bool | None) -> None:
-    summary.rows += 1
-    if total is not None:
-        summary.total += total
-        summary.valued += 1
-    if correct is not None:
-        summary.correct += correct
-        summary.judged += 1
-    for name, one in scores.items():
-        summary.statuses[name, one.status] += 1
-        if one.value is not None:
-            summary.sums[name] += one.value  # type: ignore[assignment]  # Counter holds floats as well
-            summary.values[name] += 1
+def _expectation(given: Any, number: int) -> float | str | None:
+    """What a row expects: a value, a status or nothing. Tables whose columns have one type hold numbers as text."""
+    if given is None or isinstance(given, bool | int | float):
+        return given
+    if given in STATUSES:
+        return str(given)
+    try:
+        return float({"true": 1, "false": 0}.get(str(given).lower(), given))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"row {number}: expected {given!r} is neither a value nor a status{nearest(str(given), STATUSES)} "
+            f"(statuses: {', '.join(STATUSES)})"
+        ) from None
 
 
 def meets(expected: Any, score: Score) -> bool:
@@ -244,29 +233,3 @@ def meets(expected: Any, score: Score) -> bool:
     if expected is None or score.value is None:
         return expected is None and score.value is None
     return abs(float(expected) - score.value) < 1e-9
-
-
-def print_summary(summary: ScoreSummary, rewards: Sequence[Reward], console: Console) -> None:
-    """A table of all rewards, with the share of right answers, and what went wrong below it."""
-    statuses = sorted({status for _, status in summary.statuses})
-    table = Table(title=f"{summary.rows} completions")
-    table.add_column("reward")
-    for column in ("weight", "mean", *statuses):
-        table.add_column(column, justify="right")
-    for reward in rewards:
-        values = summary.values[reward.name]
-        mean = f"{summary.sums[reward.name] / values:.4f}" if values else "–"
-        counts = [str(summary.statuses[reward.name, status] or "") for status in statuses]
-        table.add_row(f"{reward.name}{' *' if reward.correctness else ''}", f"{reward.weight:g}", mean, *counts)
-    if summary.valued:
-        table.add_row("total", "", f"{summary.total / summary.valued:.4f}", *[""] * len(statuses))
-    console.print(table)
-    if summary.judged:
-        console.print(f"correct (*): {summary.correct} of {summary.judged} = {summary.correct / summary.judged:.2%}")
-    if summary.expectations:
-        met = summary.expectations - summary.disagreements
-        console.print(f"expected: {met} of {summary.expectations} agree")
-    if summary.bad_golds:
-        console.print(f"gold answers that cannot be judged against: {summary.bad_golds}")
-    for example in summary.examples:
-        console.print(f"  {example}", markup=False, highlight=False)

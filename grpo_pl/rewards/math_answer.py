@@ -27,7 +27,9 @@ def _shown(answer: str) -> str:
 def _score(verdict: Verdict, answer: str) -> Score:
     """The score of a verdict: 1 for ``ok``, nothing where the completion is not to blame, else 0."""
     status = verdict.status
-    value = 1.0 if status == "ok" else None if status in ("bad_gold", "unavailable") else 0.0
+    value = 1.0 if status == "ok" else None if status == "unavailable" else 0.0
+    if status == "bad_gold":
+        return Score(None, status, verdict.detail)  # the answer has nothing to do with it
     shown = _shown(answer)
     return Score(value, status, f"{shown}: {verdict.detail}" if verdict.detail else shown)
 

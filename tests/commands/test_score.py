@@ -1,9 +1,12 @@
 """``grpo-pl score``: right, wrong, hostile and unparseable rows, expectations, files of many rows."""
 
 import json
+import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 
 from grpo_pl.commands.score import load_rewards, meets, score, score_file
-from grpo_pl.rewards import ExactReward, FormatReward, MathReward, Score
+from grpo_pl.rewards import ExactReward, FormatReward, FunctionReward, MathReward, Score
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds
 
 CONFIG = """
@@ -89,7 +92,7 @@ def test_a_disagreement_fails_and_is_shown(tmp_path: Path, config: Path, capsys:
 def test_an_unexpected_bad_gold_fails(tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = {key: value for key, value in ROWS[4].items() if key != "expected"}
     assert score(str(write(tmp_path / "rows.jsonl", [row])), config=str(config)) == 1
-    assert "row 1: bad gold answer" in capsys.readouterr().out
+    assert r"row 1: bad gold answer '\\frac{': cannot be parsed" in capsys.readouterr().out
 
 
 def test_parquet_and_jsonl_give_the_same(tmp_path: Path, math_reward: MathReward) -> None:
@@ -137,6 +140,69 @@ def test_what_meets_an_expectation(expected: Any, given: Score, same: bool) -> N
     assert meets(expected, given) is same
 
 
+def test_a_typo_in_an_expectation_is_no_disagreement(tmp_path: Path, math_reward: MathReward) -> None:
+    row = {"completion": "\\boxed{5}", "answer": "5"}
+    for typo, hint in [("timout", "did you mean timeout"), ("yes", "neither a value nor a status"), ([1], "neither")]:
+        with pytest.raises(ValueError, match=f"row 2: .*{hint}"):
+            score_file(write(tmp_path / "rows.jsonl", [row, {**row, "expected": typo}]), [math_reward])
+
+
+def test_expectations_may_be_text_as_a_column_of_a_table_has_one_type(tmp_path: Path, math_reward: MathReward) -> None:
+    right, wrong = ({"completion": f"\\boxed{{{x}}}", "answer": "5"} for x in (5, 6))
+    rows = [{**right, "expected": e} for e in ("1", "1.0", "true", "ok")]
+    rows += [{**wrong, "expected": e} for e in ("0", "False", "wrong")]
+    rows += [{**right, "expected": "0"}]
+    summary = score_file(write(tmp_path / "rows.parquet", rows), [math_reward])
+    assert (summary.expectations, summary.disagreements) == (8, 1)
+    assert summary.examples == ["row 8: expected '0', got 1.0 (ok): 5"]
+
+
+def test_chats_are_scored_by_their_last_message(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def f(completions, prompts, **columns):\n"
+        "    return [float((c, p) == ('5', '2+3=')) for c, p in zip(completions, prompts)]\n"
+    )
+    rewards = [FunctionReward(function=f"{tmp_path}/mine.py:f", correctness=True)]
+    row = {"prompt": [{"role": "user", "content": "2+3="}], "completion": [{"role": "assistant", "content": "5"}]}
+    plain = {"prompt": "2+3=", "completion": "5"}
+    file = write(tmp_path / "rows.jsonl", [{**row, "answer": "5"}, {**plain, "answer": "5"}])
+    assert score_file(file, rewards).correct == 2
+
+
+def test_ctrl_c_ends_it_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import pathlib, time\n"
+        "def f(completions, **columns):\n"
+        f"    pathlib.Path({str(tmp_path / 'begun')!r}).touch(); time.sleep(60)\n"
+    )
+    (tmp_path / "c.yaml").write_text(
+        "rewards:\n- class_path: grpo_pl.rewards.FunctionReward\n"
+        f"  init_args: {{function: '{tmp_path}/mine.py:f', correctness: true}}\n"
+    )
+    write(tmp_path / "rows.jsonl", ROWS)
+    command = [sys.executable, "-m", "grpo_pl", "score", "rows.jsonl", "--config=c.yaml"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "begun").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
+    assert left == {"begun", "c.yaml", "mine.py", "rows.jsonl"}
+
+
+def test_a_second_run_replaces_the_first(tmp_path: Path, config: Path) -> None:
+    file = write(tmp_path / "rows.jsonl", ROWS)
+    assert score(str(file), config=str(config)) == 0
+    first = (tmp_path / "rows.scores.jsonl").read_text()
+    write(file, ROWS[:2])
+    assert score(str(file), config=str(config)) == 0
+    assert (tmp_path / "rows.scores.jsonl").read_text() == "".join(first.splitlines(keepends=True)[:2])
+
+
 @pytest.mark.parametrize(
     ("content", "match"),
     [
@@ -159,6 +225,8 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path, config: Path) -> 
     rewards = [ExactReward(correctness=True)]
     with pytest.raises(ValueError, match="no such file"):
         score_file(tmp_path / "none.jsonl", rewards)
+    with pytest.raises(ValueError, match="holds no rows"):
+        score_file(write(tmp_path / "empty.jsonl", []), rewards)
     with pytest.raises(ValueError, match=r"neither \.jsonl"):
         score_file(config, rewards)
     file = write(tmp_path / "rows.jsonl", ROWS)
@@ -174,6 +242,8 @@ def test_configs_without_usable_rewards_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     for content, match in [
         ("data: {}", "neither `rewards` nor"),
+        ("- a\n- b", "neither `rewards` nor"),
+        ('{"a": 1}\n{"b": 2}', "is not YAML"),
         ("rewards: [{class_path: grpo_pl.rewards.FormatReward}]", "correctness"),
         ("rewards: [{class_path: grpo_pl.rewards.MathReward, init_args: {soft_limit_s: -1}}]", "soft_limit_s"),
     ]:
