@@ -98,19 +98,23 @@ def _command(verb: str, args: list[str]) -> int:
     parser = OneLineErrors(prog=f"grpo-pl {verb}", description=description)
     # not by auto_cli, which drops whatever is given for an argument named `config`
     parser.add_function_arguments(function, as_group=False, as_positional=True, sub_configs=True)
-    given = parser.instantiate(parser.parse_args(_python_names(args)))
+    switches = {name for name, p in inspect.signature(function).parameters.items() if isinstance(p.default, bool)}
+    given = parser.instantiate(parser.parse_args(_python_names(args, switches)))
     return int(function(**given) or 0)
 
 
-def _python_names(args: list[str]) -> list[str]:
-    """``--max-batch-size=8`` as ``--max_batch_size=8`` and ``-n`` as ``--n``: options are named after arguments."""
+def _python_names(args: list[str], switches: set[str]) -> list[str]:
+    """``--max-batch-size=8`` as ``--max_batch_size=8`` and ``-n`` as ``--n``: options are named after arguments. One of
+    ``switches`` that is given no value is true."""
     named = []
-    for arg in args:
+    for arg, after in zip(args, [*args[1:], "-"], strict=True):
         flag, equals, value = arg.partition("=")
         if re.fullmatch(r"-[a-zA-Z]", flag):
             flag = "--help" if flag == "-h" else f"-{flag}"
         elif flag.startswith("--"):
             flag = "--" + flag[2:].replace("-", "_")
+        if flag[2:] in switches and not equals and after.startswith("-"):
+            equals, value = "=", "true"
         named.append(flag + equals + value)
     return named
 
