@@ -10,8 +10,8 @@ from itertools import count as count_from
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from grpo_pl.data.cells import check_pattern, gold_in, is_text, normal_question, note_kept, read_kept
 from grpo_pl.data.sources import PromptSource
-from grpo_pl.data.tables import check_pattern, gold_in, is_text, normal_question
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Prompt
 
@@ -41,6 +41,8 @@ class JsonLinesPrompts(PromptSource):
     """Regular expression whose first group is the gold answer inside ``answer``, last match; empty takes all of it."""
     bad_rows: Literal["refuse", "drop"] = "refuse"
     """What to do with lines whose answer cannot be read: refuse to start, or leave them out and say how many."""
+    kept: str | None = None
+    """File that ``grpo-pl filter`` wrote: of the training problems only those in it are taken."""
     seed: int = 0
     """Names the order of the lines, and which are held out."""
 
@@ -94,21 +96,31 @@ class JsonLinesPrompts(PromptSource):
             for number, offset, prompt in self._scan(self.val_path):
                 val.add(number, offset)
                 held_out.add(row_key(normal_question(prompt.question)))
-        train, repeated = _Lines(self, self.path), 0
+        wanted = None if self.kept is None else {row_key(question) for question in read_kept(self.kept)}
+        train, repeated, unwanted = _Lines(self, self.path), 0, 0
         for number, offset, prompt in self._scan(self.path):
             key = row_key(normal_question(prompt.question))
             if self.val_path is not None:
                 repeated += key in held_out
-                if key not in held_out:
-                    train.add(number, offset)
+            elif self._is_held_out(key):
+                val.add(number, offset)
+                continue
+            if key in held_out:
+                continue
+            if wanted is not None and key not in wanted:
+                unwanted += 1
             else:
-                is_held_out = row_key(self.seed, "split", key) % 10**6 < self.val_share * 10**6
-                (val if is_held_out else train).add(number, offset)
+                train.add(number, offset)
         if repeated:
             self.notes.append(f"{repeated} training rows left out: their questions are held out.")
-        if not len(train):
+        if not len(train) + unwanted:
             raise ValueError(f"{self.path!r} has no training rows: all are held out.")
+        if self.kept is not None:
+            self.notes.append(note_kept(self.kept, self.path, len(train), len(train) + unwanted))
         return {"train": train, "val": val}
+
+    def _is_held_out(self, key: int) -> bool:
+        return row_key(self.seed, "split", key) % 10**6 < self.val_share * 10**6
 
     def _scan(self, path: str) -> Iterator[tuple[int, int, Prompt]]:
         """(number, offset, problem) of every line, in one pass.

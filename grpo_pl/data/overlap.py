@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from grpo_pl.data.tables import normal_question
+from grpo_pl.data.cells import normal_question
 from grpo_pl.types import Prompt
 
 WORDS = 13

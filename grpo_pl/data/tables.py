@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_pl.data.cells import check_pattern, gold_in, is_text, normal_question, note_kept, read_kept
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.hub import prefer_cache_without_network
@@ -58,6 +58,8 @@ class TablePrompts(PromptSource):
     GSM8K's. Empty takes the whole column."""
     bad_rows: Literal["refuse", "drop"] = "refuse"
     """What to do with rows whose answer cannot be read: refuse to start, or leave them out and say how many."""
+    kept: str | None = None
+    """File that ``grpo-pl filter`` wrote: of the training problems only those in it are taken."""
     worked: str | None = None
     """Column of worked completions, demonstrations for the cold start; never shown to rewards."""
     seed: int = 0
@@ -126,6 +128,10 @@ class TablePrompts(PromptSource):
             self.notes.append(f"{repeated} training rows left out: their questions are held out.")
         if not train and not validates_only:
             raise ValueError(f"{self.path!r} has no training rows: all {len(everything)} are held out.")
+        if self.kept is not None:
+            wanted = read_kept(self.kept)
+            before, train = len(train), [row for row in train if normal_question(row.question) in wanted]
+            self.notes.append(note_kept(self.kept, self.path, len(train), before))
         if self.worked is not None:
             self._worked = dict(enumerate(map(str, table[self.worked])))
         return {"train": train, "val": val}
@@ -230,39 +236,3 @@ def _permutation(size: int, key: int) -> tuple[int, ...]:
     order = list(range(size))
     random.Random(key).shuffle(order)
     return tuple(order)
-
-
-def check_pattern(pattern: str) -> None:
-    """Refuses an ``answer_pattern`` that cannot find an answer.
-
-    Raises:
-        ValueError: no regular expression, or one without a group.
-    """
-    if not pattern:
-        return
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as error:
-        raise ValueError(f"answer_pattern {pattern!r} is no regular expression: {error}") from error
-    if groups < 1:
-        raise ValueError(f"answer_pattern {pattern!r} needs a group, such as '####\\s*(.+)'.")
-
-
-def gold_in(cell: Any, pattern: str) -> str | None:
-    """The gold answer in a cell: the first group of the last match of ``pattern``, or all of it; None without one."""
-    if not is_text(cell):
-        return None
-    if not pattern:
-        return str(cell).strip() or None
-    found = [match[1] for match in re.finditer(pattern, str(cell))]
-    return (found[-1] or "").strip() or None if found else None
-
-
-def is_text(cell: Any) -> bool:
-    """Whether a cell holds something to read."""
-    return isinstance(cell, str | int | float) and str(cell).strip() != ""
-
-
-def normal_question(question: str) -> str:
-    """A question without what makes no difference: white space and capitals."""
-    return " ".join(question.split()).casefold()

@@ -66,6 +66,15 @@ def test_held_out_questions_are_left_out_of_training(tmp_path: Path) -> None:
     assert source.notes == ["1 training rows left out: their questions are held out."]
 
 
+def test_of_the_training_lines_those_that_a_filter_kept_are_taken(source: JsonLinesPrompts, tmp_path: Path) -> None:
+    chosen = [source.problems("train")[i] for i in (2, 7)]
+    kept = _write(tmp_path / "kept.jsonl", [{"question": prompt.question.upper()} for prompt in chosen])
+    filtered = JsonLinesPrompts(path=source.path, val_share=0.25, answer_pattern=source.answer_pattern, kept=kept)
+    assert list(filtered.problems("train")) == chosen
+    assert filtered.validation() == source.validation()
+    assert filtered.notes == [f"2 of {len(source.problems('train'))} training rows taken: those in {kept!r}."]
+
+
 def test_lines_can_be_left_out(source: JsonLinesPrompts) -> None:
     first = source.problems("train")[0].id
     source.leave_out({"train": {first}})

@@ -94,6 +94,20 @@ def test_problems_that_are_left_out_are_never_given(jsonl: Callable[..., str]) -
     assert {p.id for step in range(6) for p in source.prompts(step, count=3)} == {1, 2, 3, 4, 6, 7}
 
 
+def test_of_the_training_rows_those_that_a_filter_kept_are_taken(jsonl: Callable[..., str], tmp_path: Path) -> None:
+    path, kept = jsonl(_rows(12)), jsonl([{"question": f" what is {i} + {i}?"} for i in (3, 5, 99)], "kept.jsonl")
+    source = TablePrompts(path=path, val_path=jsonl(_rows(2), "val.jsonl"), kept=kept)
+    assert [p.id for p in source.problems("train")] == [3, 5]
+    assert len(source.validation()) == 2
+    assert source.notes[-1] == f"2 of 10 training rows taken: those in {kept!r}."
+    with pytest.raises(ValueError, match=r"none of the 4 training rows .* is in .*: it was made of other problems"):
+        TablePrompts(path=jsonl(_rows(104)[100:], "other.jsonl"), val_share=0, kept=kept).problems("train")
+    with pytest.raises(ValueError, match=r"line 1 of .*rows\.jsonl' was not written by"):
+        TablePrompts(path=kept, answer="question", kept=jsonl([{"q": 1}])).problems("train")
+    with pytest.raises(ValueError, match=r"cannot read data\.source\.kept .*: No such file"):
+        TablePrompts(path=kept, answer="question", kept=str(tmp_path / "none")).problems("train")
+
+
 def test_worked_completions_serve_as_demonstrations_and_never_reach_rewards(jsonl: Callable[..., str]) -> None:
     rows = [{**row, "solution": f"<answer>{row['level']}</answer>"} for row in _rows(4)]
     source = TablePrompts(path=jsonl(rows), val_share=0, worked="solution")
