@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from grpo_pl.data.datamodule import RolloutDataModule, check_distinct
 from grpo_pl.data.overlap import find_overlaps, refuse_repeats
@@ -12,14 +12,11 @@ from grpo_pl.data.sources import PromptSource
 from grpo_pl.module import GRPOModule
 from grpo_pl.policy.cold_start import cache_root
 from grpo_pl.policy.loading import context_length, load_tokenizer, model_config
-from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.template import Fits
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds
 from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.types import Prompt
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 SPLITS: tuple[Literal["train", "val"], ...] = ("train", "val")
 MADE_UP = 500
@@ -37,7 +34,7 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
     context = context_length(model_config(module.policy_config, tokenizer))
     fits = None
     if context is not None:
-        fits = _Fits(module.template, tokenizer, context - module.sampling.max_completion_length)
+        fits = Fits(module.template, tokenizer, context=context, length=module.sampling.max_completion_length)
     judge = next(reward for reward in module.rewards if reward.correctness)
     for source in (data.source, *data.validation_sets.values()):
         for name, leaf in source.leaves().items():
@@ -48,7 +45,7 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
 
 
 def _check_source(
-    source: PromptSource, part: str, fits: _Fits | None, judge: Reward, say: Callable[[str], None]
+    source: PromptSource, part: str, fits: Fits | None, judge: Reward, say: Callable[[str], None]
 ) -> None:
     for split in SPLITS:
         source.problems(split)  # reads files and downloads
@@ -80,10 +77,10 @@ def _first_prompts(data: RolloutDataModule) -> Iterator[Prompt]:
         yield from data.source.prompts(step, count=data.prompts_per_step)
 
 
-def _leave_out_long_prompts(source: PromptSource, part: str, fits: _Fits, say: Callable[[str], None]) -> None:
+def _leave_out_long_prompts(source: PromptSource, part: str, fits: Fits, say: Callable[[str], None]) -> None:
     for split in SPLITS:
         problems = source.problems(split)
-        too_long = {prompt.id for prompt in problems or () if not fits(prompt)}
+        too_long = {prompt.id for prompt in problems or () if not fits(prompt.question)}
         if problems and too_long:
             what = f"{part}{len(too_long)} of {len(problems)} {split} prompts leave no room for a completion"
             if len(too_long) == len(problems):
@@ -105,20 +102,3 @@ def _check_golds(source: PromptSource, part: str, judge: Reward, say: Callable[[
             raise ValueError(f"{what}. Mend them, or set data.source.bad_rows to drop.")
         source.leave_out({split: {problems[gold.row].id for gold in bad}})
         say(f"{what}; left out.")
-
-
-class _Fits:
-    """Whether a rendered prompt has at most ``limit`` tokens. Tokenizes only what could be too long."""
-
-    def __init__(self, template: PromptTemplate, tokenizer: PreTrainedTokenizerBase, limit: int) -> None:
-        self.template, self.tokenizer, self.limit = template, tokenizer, limit
-        self.overhead = len(template.encode("", tokenizer)) + 8  # tokens may merge differently at the seams
-
-    def __call__(self, prompt: Prompt) -> bool:
-        # a token stands for at least one byte
-        if len(prompt.question.encode()) + self.overhead <= self.limit:
-            return True
-        return len(self.template.encode(prompt.question, self.tokenizer)) <= self.limit
-
-    def __str__(self) -> str:
-        return f"the model's context has {self.limit} tokens beside max_completion_length"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from grpo_pl.commands.predict import load_source, training_problems
+from grpo_pl.commands.predict import fitting, load_source, training_problems
 from grpo_pl.commands.rows import RowWriter
 from grpo_pl.data.rules import is_multiple_choice, is_true_or_false
 from grpo_pl.progress import progress_bar
@@ -85,7 +85,8 @@ def filter(
         if len(todo) < len(asked):
             print(f"{len(asked) - len(todo)} problems were measured before ({notes.path})")
         if todo:
-            _measure(_load(Path(config), model, source, device), todo, notes, samples, seed, batch_size)
+            policy = _load(Path(config), model, source, device)
+            _measure(policy, _fitting(policy, todo, notes), notes, samples, seed, batch_size)
     kept = [p for p in asked if not samples or _within(rates[p.id], low, high)]
     if not kept:
         raise ValueError(f"no problem is left of {len(problems)}: {_spread(rates)}. Widen --keep {keep}.")
@@ -94,8 +95,10 @@ def filter(
             rate = {RATE: rates[prompt.id]} if samples else {}
             file.write({"question": prompt.question, "answer": prompt.answer, **prompt.columns, **rate})
     if samples:
-        notes.path.unlink()
+        notes.path.unlink(missing_ok=True)
     print(f"{len(kept)} of {len(problems)} problems kept ({_spread(rates)}), written to {output}")
+    if hasattr(source, "kept"):
+        print(f"next        grpo-pl fit --config {config} --data.source.init_args.kept {output}")
 
 
 def read_range(text: str) -> tuple[float, float]:
@@ -134,9 +137,7 @@ class _Notes:
                 f"{self.path} holds rates of another configuration, model, --samples or --seed: "
                 "delete it, or choose another --output."
             )
-        if not lines:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(header + "\n")
+        self._header = None if lines else header
         for line in lines[1:]:
             try:
                 identity, rate = json.loads(line)
@@ -146,7 +147,11 @@ class _Notes:
 
     def add(self, rates: Mapping[int, float | None]) -> None:
         self.rates.update(rates)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
+            if self._header is not None:
+                file.write(self._header + "\n")
+                self._header = None
             file.write("".join(json.dumps(item) + "\n" for item in rates.items()))
 
 
@@ -169,6 +174,16 @@ def _measure(
             groups = [correct[i * samples : (i + 1) * samples] for i in range(len(batch))]
             notes.add({p.id: _rate(group) for p, group in zip(batch, groups, strict=True)})
             advance(first + len(batch))
+
+
+def _fitting(policy: _Policy, problems: Sequence[Prompt], notes: _Notes) -> list[Prompt]:
+    """The problems that can be asked; the others count as measured without a rate."""
+    sampler = policy.sampler
+    length = policy.sampling.max_completion_length
+    short = fitting(problems, sampler.template, sampler.tokenizer, policy.model, length)
+    if len(short) < len(problems):
+        notes.add(dict.fromkeys({p.id for p in problems} - {p.id for p in short}))
+    return short
 
 
 def _rate(correct: Sequence[bool | None]) -> float | None:
@@ -204,6 +219,7 @@ def _configured(config: Path, source: PromptSource, device: str) -> _Policy:
 
     from grpo_pl.module import GRPOModule
     from grpo_pl.policy.loading import load_model, load_tokenizer
+    from grpo_pl.quiet import quiet_libraries
 
     tree = (yaml.safe_load(config.read_text()) or {}).get("model")
     if not tree:
@@ -211,6 +227,7 @@ def _configured(config: Path, source: PromptSource, device: str) -> _Policy:
     parser = OneLineErrors(prog="grpo-pl filter")
     parser.add_class_arguments(GRPOModule, "model")
     module: GRPOModule = parser.instantiate(parser.parse_object({"model": tree})).model
+    quiet_libraries()
     tokenizer, path = load_tokenizer(module.policy_config), None
     if module.cold_start is not None:
         place = torch.device(device)
@@ -236,7 +253,11 @@ def _spread(rates: Mapping[int, float | None]) -> str:
     if not measured:
         return "nothing measured"
     never, always = sum(r == 0.0 for r in measured), sum(r == 1.0 for r in measured)
-    return f"mean pass rate {sum(measured) / len(measured):.3f}, {never} never solved, {always} always"
+    unknown = len(rates) - len(measured)
+    return (
+        f"mean pass rate {sum(measured) / len(measured):.3f}, {never} never solved, {always} always"
+        f"{f', {unknown} could not be judged' if unknown else ''}"
+    )
 
 
 def _digest(config: str) -> str:

@@ -16,9 +16,10 @@ from grpo_pl.runs import RunFolder
 from grpo_pl.usage import OneLineErrors
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from grpo_pl.data.sources import PromptSource
+    from grpo_pl.policy.template import PromptTemplate
     from grpo_pl.rewards.base import Reward
     from grpo_pl.rollout.engine import SamplingParams
     from grpo_pl.rollout.sampler import Samples
@@ -84,6 +85,7 @@ def predict(
         temperature=trained.temperature if temperature is None else temperature,
     )
     policy = trained.load_policy(choose_device(device))
+    problems = fitting(problems, trained.template, trained.tokenizer, policy, sampling.max_completion_length)
     tally: Counter[str] = Counter()
     seen: set[tuple[int, str]] = set()
     with ExitStack() as stack:
@@ -102,6 +104,8 @@ def predict(
                 if fate == "kept":
                     file.write(row)
             advance(min(first + per_batch, len(problems)))
+        if not tally["kept"]:
+            raise ValueError(f"nothing to write: of {len(problems) * samples} completions {_left_out(tally)}.")
     _report(tally, len(problems), samples, output)
 
 
@@ -135,6 +139,34 @@ def training_problems(source: PromptSource, count: int) -> list[Prompt]:
         fruitless = 0 if len(found) > before else fruitless + 1
         step += 1
     return list(found.values())[:count]
+
+
+def fitting(
+    problems: Sequence[Prompt],
+    template: PromptTemplate,
+    tokenizer: PreTrainedTokenizerBase,
+    policy: PreTrainedModel,
+    length: int,
+) -> list[Prompt]:
+    """The problems that leave room for a completion; prints how many do not.
+
+    Raises:
+        ValueError: none does.
+    """
+    from grpo_pl.policy.loading import context_length
+    from grpo_pl.policy.template import Fits
+
+    context = context_length(policy.config)
+    if context is None:
+        return list(problems)
+    fits = Fits(template, tokenizer, context=context, length=length)
+    short = [prompt for prompt in problems if fits(prompt.question)]
+    what = f"{len(problems) - len(short)} of {len(problems)} prompts leave no room for a completion"
+    if not short:
+        raise ValueError(f"{what}: {fits}. Lower max_completion_length.")
+    if len(short) < len(problems):
+        print(f"{what} and are left out: {fits}.")
+    return short
 
 
 def completion_rows(drawn: Samples, rewards: Sequence[Reward]) -> Iterator[dict[str, Any]]:
@@ -193,8 +225,12 @@ def _fate(row: dict[str, Any], seen: set[tuple[int, str]]) -> str:
 def _report(tally: Counter[str], problems: int, samples: int, output: str) -> None:
     total = problems * samples
     print(f"{total} completions of {problems} problems, {tally['correct'] / total:.1%} correct")
-    dropped = ", ".join(f"{tally[why]} {why}" for why in ("not correct", "cut off", "repeated") if tally[why])
+    dropped = _left_out(tally)
     print(f"{tally['kept']} written to {output}" + (f"; left out: {dropped}" if dropped else ""))
+
+
+def _left_out(tally: Counter[str]) -> str:
+    return ", ".join(f"{tally[why]} {why}" for why in ("not correct", "cut off", "repeated") if tally[why])
 
 
 def _run_config(model: Path) -> Path:

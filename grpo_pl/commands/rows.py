@@ -62,7 +62,11 @@ class RowWriter:
 
     def __enter__(self) -> Self:
         if self.path is not None:
-            self._file = self._staging(self.path).open("w", encoding="utf-8")
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._staging(self.path).open("w", encoding="utf-8")
+            except OSError as error:
+                raise ValueError(f"cannot write {self.path}: {error.strerror}.") from error
         return self
 
     def write(self, row: Mapping[str, Any]) -> None:

@@ -85,3 +85,27 @@ class PromptTemplate:
         if self.chat and not has_template:
             raise ValueError("template.chat is true, but the tokenizer has no chat template. Set it to null or false.")
         return has_template if self.chat is None else self.chat
+
+
+class Fits:
+    """Whether a prompt leaves room for a completion: takes questions, and tokenizes only what could be too long.
+
+    Args:
+        context: most tokens of a prompt and its completion together.
+        length: most tokens of a completion.
+    """
+
+    def __init__(
+        self, template: PromptTemplate, tokenizer: PreTrainedTokenizerBase, *, context: int, length: int
+    ) -> None:
+        self.template, self.tokenizer, self.limit = template, tokenizer, context - length
+        self.overhead = len(template.encode("", tokenizer)) + 8  # tokens may merge differently at the seams
+
+    def __call__(self, question: str) -> bool:
+        # a token stands for at least one byte
+        if len(question.encode()) + self.overhead <= self.limit:
+            return True
+        return len(self.template.encode(question, self.tokenizer)) <= self.limit
+
+    def __str__(self) -> str:
+        return f"the model's context has {self.limit} tokens beside max_completion_length"

@@ -106,3 +106,39 @@ def test_ranges_by_hand() -> None:
     assert read_range("0.1..0.9") == (0.1, 0.9)
     assert read_range("0..1") == (0.0, 1.0)
     assert read_range(".25 .. .75") == (0.25, 0.75)
+
+
+def test_a_run_takes_what_was_kept_by_the_command_that_is_printed(
+    command_line: Any, config: Path, tmp_path: Path, capsys: Any
+) -> None:
+    output = tmp_path / "kept.jsonl"
+    filter(config=str(config), output=str(output), samples=2, keep="0..1", drop_true_false=True, prompts=6)
+    told = capsys.readouterr().out.splitlines()[-1].split()
+    assert told[:3] == ["next", "grpo-pl", "fit"]
+    (tmp_path / "val.jsonl").write_text(json.dumps({"question": "4+4=", "answer": "8"}))
+    done = command_line("fit", *told[3:], "--data.steps=1", f"--data.source.init_args.val_path={tmp_path}/val.jsonl")
+    assert done.status == 0, done.err
+    assert f"6 of 11 training rows taken: those in '{output}'." in done.err.splitlines()
+
+
+def test_problems_that_cannot_be_asked_or_judged_are_left_out_and_counted(
+    command_line: Any, config: Path, tmp_path: Path, capsys: Any
+) -> None:
+    file = tmp_path / "hard.jsonl"
+    rows = [{"question": "1+1=", "answer": "2"}, {"question": "2+2=", "answer": "nan"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"question": "1" * 17, "answer": "1"}]))
+    source = {"class_path": TABLE, "init_args": {"path": str(file), "val_share": 0.0}}
+    hard = command_line.config("hard", data__source=source, model__cold_start=None)
+    filter(
+        config=str(hard), output=str(tmp_path / "out.jsonl"), samples=2, keep="0..1", model=str(_policy(command_line))
+    )
+    assert [row["question"] for row in _rows(tmp_path / "out.jsonl")] == ["1+1="]
+    printed = capsys.readouterr().out
+    assert "1 of 3 prompts leave no room for a completion and are left out" in printed
+    assert "2 could not be judged" in printed
+
+
+def test_a_filter_that_cannot_begin_leaves_nothing_behind(config: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such model"):
+        filter(config=str(config), output=str(tmp_path / "out.jsonl"), model="nothing")
+    assert not list(tmp_path.glob("out.jsonl*"))

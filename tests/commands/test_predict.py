@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from grpo_pl.cli import main
 from grpo_pl.commands.predict import predict, training_problems
 from grpo_pl.data.arithmetic import ArithmeticPrompts
 from grpo_pl.policy.demonstrations import Demonstration, read_demonstrations
@@ -95,3 +96,60 @@ def test_mistakes_are_refused(
     with pytest.raises(ValueError, match=complaint):
         predict(**{"model": str(run), **options})
     assert not Path("predictions.jsonl").exists()
+
+
+def test_keep_correct_is_a_switch_of_the_command_line(run: Path, tmp_path: Path, capsys: Any) -> None:
+    output = tmp_path / "kept.jsonl"
+    assert (
+        main(["predict", "--model", str(run), "--keep-correct", "--prompts=6", "--samples=8", f"--output={output}"])
+        == 0
+    )
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert rows and all(row["correct"] for row in rows)
+    options = ["--keep_correct", "false", "--prompts=6", "--samples=8", f"--output={output}"]
+    assert main(["predict", "--model", str(run), *options]) == 0
+    assert any(not json.loads(line)["correct"] for line in output.read_text().splitlines())
+
+
+def test_nothing_correct_is_an_error_and_writes_nothing(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing to write: of 4 completions 4 not correct"):
+        predict(
+            model=str(run),
+            output=str(tmp_path / "new" / "out.jsonl"),
+            prompts=2,
+            samples=2,
+            keep_correct=True,
+            max_completion_length=2,
+        )
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_prompts_without_room_for_a_completion_are_left_out(run: Path, tmp_path: Path, capsys: Any) -> None:
+    rows = _rows(tmp_path, run, prompts=3, samples=1, max_completion_length=44)  # of a context of 48
+    assert len(rows) == 3
+    with pytest.raises(ValueError, match=r"3 of 3 prompts leave no room .* 3 tokens .*Lower max_completion_length"):
+        predict(model=str(run), output=str(tmp_path / "out.jsonl"), prompts=3, max_completion_length=45)
+
+
+def test_trl_trains_on_the_written_lines(run: Path, tmp_path: Path) -> None:
+    trl = pytest.importorskip("trl")
+    import datasets
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    _rows(tmp_path, run, prompts=6, samples=8, keep_correct=True)
+    table = datasets.load_dataset("json", data_files=str(tmp_path / "out.jsonl"), split="train")
+    tokenizer = AutoTokenizer.from_pretrained(run / "export")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    arguments = trl.SFTConfig(
+        output_dir=str(tmp_path / "sft"), max_steps=1, report_to=[], use_cpu=True, save_strategy="no", bf16=False
+    )
+    trainer = trl.SFTTrainer(
+        AutoModelForCausalLM.from_pretrained(run / "export"),
+        args=arguments,
+        train_dataset=table,
+        processing_class=tokenizer,
+    )
+    row = trainer.train_dataset[0]
+    text = tokenizer.decode([label for label in row["labels"] if label >= 0])
+    assert text.startswith(table[0]["completion"][0]["content"])
+    assert trainer.train().training_loss > 0
