@@ -162,6 +162,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: see :func:`read_file`.
     """
+    if path.is_dir() and not (path / META).exists():
+        last = path / "checkpoints" / LAST
+        raise CheckpointError(f"{path} is a folder and no checkpoint." + (f" Give {last}." if last.exists() else ""))
     if path.is_dir():
         from grpo_pl.sharded import read_sharded
 

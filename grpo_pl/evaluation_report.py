@@ -53,9 +53,10 @@ class EvaluationReport:
         """Reads what :meth:`write` wrote.
 
         Raises:
-            ValueError: the file is something else.
-            OSError: there is no such file.
+            ValueError: there is no such file, or it is something else.
         """
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}.")
         try:
             tree = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
@@ -120,6 +121,21 @@ def difference_table(report: EvaluationReport, baseline: EvaluationReport) -> Ta
             there = f"{baseline.measured[key].mean:.{places}f}"
             table.add_row(key, there, f"{gap.value:+.{places}f}", _interval(gap, places, "+"), str(gap.problems))
     return table
+
+
+def doubts(report: EvaluationReport, baseline: EvaluationReport) -> list[str]:
+    """What makes the difference to a baseline say less than it seems to: other problems, other ways of sampling."""
+    lines = []
+    for name, here in report.questions.items():
+        common = len(here.keys() & baseline.questions.get(name, {}).keys())
+        if 0 < common < len(here):
+            lines.append(f"only {common} of {len(here)} problems of {name} are in the baseline.")
+    for fact in ("samples", "temperature", "top_p"):
+        if report.facts.get(fact) != baseline.facts.get(fact):
+            lines.append(
+                f"the baseline was measured with {fact} {baseline.facts.get(fact)}, this with {report.facts.get(fact)}."
+            )
+    return lines
 
 
 def _table(title: str, headings: Sequence[str]) -> Table:

@@ -169,3 +169,15 @@ def test_a_full_disk_leaves_the_previous_file_whole(tmp_path: Path, monkeypatch:
         CheckpointFiles().save_checkpoint(STATE, path)
     assert broken(path) is None
     assert sorted(file.name for file in tmp_path.iterdir()) == [path.with_suffix(".ckpt").name, "rollout-000001.json"]
+
+
+def test_a_run_folder_in_place_of_a_checkpoint_is_told_so(tmp_path: Path) -> None:
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    last.parent.mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"run is a folder and no checkpoint\.$"):
+        read_checkpoint(tmp_path / "run")
+    last.touch()
+    with pytest.raises(
+        CheckpointError, match=r"run is a folder and no checkpoint\. Give .*/run/checkpoints/last\.ckpt\."
+    ):
+        read_checkpoint(tmp_path / "run")

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 
 from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.evaluation_report import EvaluationReport, difference_table, questions_of, report_table
+from grpo_pl.evaluation_report import EvaluationReport, difference_table, doubts, questions_of, report_table
 from grpo_pl.module import GRPOModule
 
 
@@ -23,6 +23,8 @@ class ReportEvaluation(Callback):
     """
 
     def __init__(self, output: Path | None = None, baseline: Path | None = None) -> None:
+        if output is not None and output.is_dir():
+            raise ValueError(f"--output {output} is a folder: name a file.")
         self.output = output
         self.baseline = None if baseline is None else EvaluationReport.read(baseline)
 
@@ -48,5 +50,7 @@ class ReportEvaluation(Callback):
         console.print(report_table(report))
         if self.baseline is not None:
             console.print(difference_table(report, self.baseline))
+            for line in doubts(report, self.baseline):
+                console.print(line, highlight=False, soft_wrap=True)
         if self.output is not None:
             console.print(f"metrics     {self.output}", highlight=False, soft_wrap=True)
