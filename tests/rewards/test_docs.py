@@ -4,6 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from grpo_pl.commands.score import score
 from grpo_pl.rewards import MathReward, Reward
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text()
@@ -32,6 +35,24 @@ def test_the_example_of_a_reward_works() -> None:
     reward: Reward = names["ContainsReward"](text="so")
     assert [score.value for score in reward(["and so on", "no"], ["", ""], {})] == [1.0, 0.0]
     assert reward.init_args() == {"name": "contains", "weight": 1.0, "correctness": False, "text": "so"}
+
+
+def test_the_worked_example_prints_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = next(block for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) if "cat rows.jsonl" in block)
+    rows, shown = re.fullmatch(
+        r"\$ cat rows\.jsonl\n(.*)\$ grpo-pl score rows\.jsonl --config rewards\.yaml\n(.*)\$ echo.*",
+        example,
+        re.DOTALL,
+    ).groups()
+    rewards = next(block for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if block.startswith("model:"))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    (tmp_path / "rewards.yaml").write_text(rewards)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert score("rows.jsonl", config="rewards.yaml") == 1
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == shown.splitlines()
 
 
 def test_the_page_names_every_reward_and_status() -> None:
