@@ -104,3 +104,13 @@ def test_a_mixture_reports_every_part(fresh_command_line: Any, model_folder: Pat
     weights = {"gsm_symbolic": 2}
     mean = sum(weights.get(name, 1) * float(step[f"sources/{name}/reward"]) for name in parts) / 5
     assert float(step["reward"]) == pytest.approx(mean)
+
+
+@pytest.mark.slow
+def test_chain_sum_is_learned_from_nothing_on_a_cpu(fresh_command_line: Any) -> None:
+    pytest.importorskip("reasoning_gym")
+    done = fresh_command_line("fit", f"--config={CONFIGS / 'reasoning_gym.yaml'}")
+    assert done.status == 0, done.err
+    with (fresh_command_line.runs / "reasoning_gym" / "metrics.csv").open(newline="") as file:
+        held_out = [float(row["val/pass@1"]) for row in csv.DictReader(file) if row.get("val/pass@1")]
+    assert held_out[-1] - held_out[0] >= 0.2
