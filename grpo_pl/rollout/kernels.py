@@ -1,4 +1,4 @@
-"""``Matrix``: a linear layer for decoding, on the fastest kernel that this machine offers."""
+"""Linear layers and attention for decoding, on the fastest kernel that this machine offers."""
 
 from __future__ import annotations
 
@@ -55,3 +55,27 @@ class Matrix:
 
     def _use_packed(self, x: Tensor) -> bool:
         return self._weight is None or (self._packed is not None and x.shape[0] * self._size >= _ONEDNN_FROM)
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, *, scale: float) -> Tensor:
+    """softmax(scale · q Kᵀ + bias) V for one new token per row, without gradients.
+
+    On a CPU as two batches of small products: torch's fused kernel is made for long queries. Measured with 64 rows, 2
+    key heads for 4 query heads of 16, 128 columns, two threads: 192 → 65 µs.
+
+    Args:
+        queries: (rows, key heads, group, D); the query heads of a group share their key head.
+        keys, values: (rows, key heads, columns, D), where rows and key heads can be viewed as one dimension.
+        bias: (rows, 1, 1, columns), 0 or -inf.
+
+    Returns:
+        (rows, key heads · group · D).
+    """
+    rows, columns = queries.shape[0], keys.shape[2]
+    if queries.device.type != "cpu" or queries.dtype != torch.float32:
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=scale)
+        return mixed.reshape(rows, -1)
+    scores = torch.bmm((queries * scale).flatten(0, 1), keys.flatten(0, 1).transpose(1, 2))  # (rows · heads, group, C)
+    if bias is not None:
+        scores.view(rows, -1, columns).add_(bias.view(rows, 1, columns))
+    return torch.bmm(scores.softmax(dim=-1), values.flatten(0, 1)).view(rows, -1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from grpo_pl.rollout.kernels import Matrix
+from grpo_pl.rollout.kernels import Matrix, attend
 from grpo_pl.rollout.weights import dense_linear, unwrap, whole
 
 _PREFILL_TOKENS = 16_384  # prompt tokens per forward pass: bounds the activations of the prefill
@@ -119,7 +119,7 @@ class LlamaFamilyDecoder:
         prompts, width = prompt_ids.shape
         rows, columns = len(owners), width + room
         device = prompt_ids.device
-        shape = (rows, 2 * self._key_heads, columns, self._head_size)
+        shape = (2, rows, self._key_heads, columns, self._head_size)  # keys, values
         self._cache = [torch.empty(shape, dtype=self._dtype, device=device) for _ in self._layers]
         self._turns = self._rotations(columns)  # (columns, D/2)
         lengths = prompt_mask.sum(dim=1)
@@ -144,12 +144,10 @@ class LlamaFamilyDecoder:
         x = F.embedding(tokens, self._embedding)  # (rows, H)
         for layer, cache in zip(self._layers, self._cache, strict=True):
             heads = self._project(layer, x, turns)  # (rows, heads, D)
-            live = cache[:rows, :, : column + 1]
-            live[:, :, column] = heads[:, self._query_heads :]
-            queries = heads[:, : self._query_heads].unflatten(1, (self._key_heads, -1))  # a group shares its key head
-            keys, values = live.split(self._key_heads, dim=1)
-            mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=self._scale)
-            layer.output.add_to(x, mixed.reshape(rows, -1))
+            queries, stored = self._split(heads)
+            cache[:, :rows, :, column] = stored
+            keys, values = cache[:, :rows, :, : column + 1]
+            layer.output.add_to(x, attend(queries, keys, values, bias, scale=self._scale))
             self._feed_forward(layer, x)
         self._column += 1
         self._positions += 1
@@ -161,7 +159,7 @@ class LlamaFamilyDecoder:
             self._positions = self._positions[:live]
             return
         for cache in self._cache:
-            cache[holes, :, : self._column] = cache[movers, :, : self._column]
+            cache[:, holes, :, : self._column] = cache[:, movers, :, : self._column]
         self._positions[holes] = self._positions[movers]
         self._positions = self._positions[:live]
         if self._bias is not None:
@@ -181,7 +179,7 @@ class LlamaFamilyDecoder:
         for layer, cache in zip(self._layers, self._cache, strict=True):
             heads = self._project(layer, x, turns).unflatten(0, (prompts, width)).transpose(1, 2)
             queries, stored = heads.split((self._query_heads, 2 * self._key_heads), dim=1)
-            cache[begin:end, :, :width] = stored[mine]
+            cache[:, begin:end, :, :width] = stored.unflatten(1, (2, -1))[mine].transpose(0, 1)
             keys, values = stored.repeat_interleave(self._query_heads // self._key_heads, dim=1).chunk(2, dim=1)
             mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, scale=self._scale)
             layer.output.add_to(x, mixed.transpose(1, 2).reshape(prompts * width, -1))
@@ -199,6 +197,12 @@ class LlamaFamilyDecoder:
         pairs = torch.view_as_complex(rotated.to(turns.real.dtype).unflatten(-1, (-1, 2)))
         turned.copy_(torch.view_as_real(pairs * turns).flatten(-2))
         return heads
+
+    def _split(self, heads: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries (rows, key heads, group, D), a group of which shares its key head; keys and values (2, rows, key
+        heads, D)."""
+        queries, stored = heads.split((self._query_heads, 2 * self._key_heads), dim=1)
+        return queries.unflatten(1, (self._key_heads, -1)), stored.unflatten(1, (2, -1)).transpose(0, 1)
 
     def _feed_forward(self, layer: _Layer, x: Tensor) -> None:
         gate, up = layer.gate_up(layer.mlp_norm(x).to(self._dtype)).chunk(2, dim=-1)

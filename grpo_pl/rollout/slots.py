@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from grpo_pl.rollout.kernels import attend
 from grpo_pl.rollout.llama_family import LlamaFamilyDecoder
 from grpo_pl.rollout.weights import refuse_llama_family
 
@@ -63,7 +64,7 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         for layer, cache in zip(self._layers, self._cache, strict=True):
             heads = self._project(layer, x, turns).transpose(0, 1)  # (heads, S, D)
             queries, stored = heads.split((self._query_heads, 2 * self._key_heads))
-            cache[mine, :, :width] = stored
+            cache[:, mine, :, :width] = stored.unflatten(0, (2, 1, -1))
             keys, values = stored.repeat_interleave(self._query_heads // self._key_heads, dim=0).chunk(2)
             mixed = F.scaled_dot_product_attention(
                 queries[None], keys[None], values[None], is_causal=True, scale=self._scale
@@ -86,11 +87,10 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         x = F.embedding(tokens, self._embedding)  # (rows, H)
         for layer, cache in zip(self._layers, self._cache, strict=True):
             heads = self._project(layer, x, turns)  # (rows, heads, D)
-            cache[row, :, at] = heads[:, self._query_heads :]
-            queries = heads[:, : self._query_heads].unflatten(1, (self._key_heads, -1))
-            keys, values = cache[:rows, :, :width].split(self._key_heads, dim=1)
-            mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=self._scale)
-            layer.output.add_to(x, mixed.reshape(rows, -1))
+            queries, stored = self._split(heads)
+            cache[:, row, :, at] = stored.transpose(0, 1)  # indices that stand apart come first
+            keys, values = cache[:, :rows, :, :width]
+            layer.output.add_to(x, attend(queries, keys, values, bias, scale=self._scale))
             self._feed_forward(layer, x)
         self._lengths = [length + 1 for length in self._lengths]
         return self._logits(x)
@@ -103,7 +103,7 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         for hole, mover in zip(holes, movers, strict=True):
             length = self._lengths[mover]
             for cache in self._cache:
-                cache[hole, :, :length] = cache[mover, :, :length]
+                cache[:, hole, :, :length] = cache[:, mover, :, :length]
             self._hidden[hole] = self._hidden[mover]
             order[hole] = mover
         self._lengths = [self._lengths[i] for i in order]
@@ -114,14 +114,14 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         if columns <= self._columns:
             return
         old, self._columns = self._columns, max(columns, 2 * self._columns)
-        shape = (self._slots, 2 * self._key_heads, self._columns, self._head_size)
+        shape = (2, self._slots, self._key_heads, self._columns, self._head_size)  # keys, values
         device = self._embedding.device
         # zeros: a hidden column weighs 0, and 0 times garbage may be NaN
         caches = [torch.zeros(shape, dtype=self._dtype, device=device) for _ in self._layers]
         hidden = torch.full((self._slots, self._columns), -torch.inf, dtype=self._dtype, device=device)
         if old:
             for new, cache in zip(caches, self._cache, strict=True):
-                new[:, :, :old] = cache
+                new[:, :, :, :old] = cache
             hidden[:, :old] = self._hidden
         self._cache, self._hidden = caches, hidden
         self._turns = self._rotations(self._columns)  # (columns, D/2)
