@@ -8,13 +8,17 @@ import os
 import re
 import signal
 import sys
+import traceback
+from argparse import ArgumentError
 from collections.abc import Sequence
+from pathlib import Path
 
-from jsonargparse import set_parsing_settings
+from jsonargparse import set_loader, set_parsing_settings
+from yaml import YAMLError
 
 import grpo_pl
 from grpo_pl.commands import VERBS
-from grpo_pl.usage import USAGE_ERROR, OneLineErrors, nearest
+from grpo_pl.usage import USAGE_ERROR, OneLineErrors, explain, load_argument, nearest
 
 TRAINER_VERBS = {
     "fit": "Trains a policy as a configuration says, into a run folder of its own.",
@@ -42,10 +46,17 @@ def main(args: Sequence[str] | None = None) -> int:
         print("(all commands: grpo-pl --help)", file=sys.stderr)
         return USAGE_ERROR
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    set_loader("yaml", load_argument, exceptions=(YAMLError,))
+    if not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.append(str(Path.cwd()))  # a `class_path` may name a module that lies here; last, to shadow nothing
     try:
         return _train(verb, rest) if verb in TRAINER_VERBS else _command(verb, rest)
     except KeyboardInterrupt:
+        print(f"grpo-pl {verb}: stopped by Ctrl-C.", file=sys.stderr)
         return INTERRUPTED
+    except ArgumentError as error:  # in a part of a configuration that a command reads by itself
+        print(f"grpo-pl {verb}: error: {explain(error.message)}", file=sys.stderr)
+        return USAGE_ERROR
     except Exception as error:  # whatever is not for users to mend is raised again
         if os.environ.get(DEBUG) or not _is_for_users(error):
             raise
@@ -87,7 +98,7 @@ def _train(verb: str, args: list[str]) -> int:
         return INTERRUPTED if by_hand else TERMINATED
     except SystemExit as stop:
         if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning makes a status of 1 out of it
-            return INTERRUPTED
+            raise KeyboardInterrupt from stop
         raise
     return 0
 
@@ -120,16 +131,22 @@ def _python_names(args: list[str], switches: set[str]) -> list[str]:
 
 
 def _is_for_users(error: Exception) -> bool:
-    """Bad values and files, missing packages, and what this package and Lightning have error types of their own for."""
+    """Bad values and files, missing packages, what this package and Lightning have error types of their own for, and
+    errors in functions of the user's own, which carry a note."""
     own = type(error).__module__.split(".")[0] in ("grpo_pl", "lightning", "pytorch_lightning")
-    return own or isinstance(error, ValueError | OSError | ImportError)
+    return own or isinstance(error, ValueError | OSError | ImportError) or bool(_notes(error))
 
 
 def _one_line(error: Exception) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    origin = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
-    ours = origin.split(".")[0] == "grpo_pl"
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = explain(str(error)) or type(error).__name__
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    if notes := _notes(error):
+        return f"{type(error).__name__}: {text}, {'; '.join(notes)} ({frame.f_code.co_filename}, line {line})"
+    ours = frame.f_globals.get("__name__", "").split(".")[0] in ("grpo_pl", "serve")
     return text if ours else f"{text} ({DEBUG}=1 shows where from)"
+
+
+def _notes(error: Exception) -> list[str]:
+    return getattr(error, "__notes__", [])
