@@ -188,4 +188,7 @@ def _folder_state(path: str | None) -> list[tuple[str, int, int]] | None:
 
 def cache_root() -> Path:
     """``$GRPO_PL_CACHE``, by default ``~/.cache/grpo_pl``."""
-    return Path(os.environ.get("GRPO_PL_CACHE") or Path.home() / ".cache" / "grpo_pl")
+    root = Path(os.environ.get("GRPO_PL_CACHE") or Path.home() / ".cache" / "grpo_pl")
+    if root.exists() and not root.is_dir():
+        raise ValueError(f"GRPO_PL_CACHE is {str(root)!r}, which is no folder.")
+    return root

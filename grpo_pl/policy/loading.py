@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -90,7 +91,10 @@ def load_model(
         dtype = _dtype(policy, config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(policy.init_seed)
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+            try:
+                model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+            except Exception as error:  # as for the config
+                raise ValueError(f"no {config.model_type} model can be built from this config: {error!r}") from error
         if source is not None:
             with suppress(OSError):  # a model may come without one
                 model.generation_config = GenerationConfig.from_pretrained(source)  # names what ends a completion
@@ -141,9 +145,17 @@ def _scratch_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase) ->
         "bos_token_id": None,
     }
     try:
-        return AutoConfig.for_model(model_type, **{**tokens, **settings})
-    except ValueError as error:
-        raise ValueError(f"policy.from_scratch: transformers refuses {model_type!r}: {error}") from error
+        defaults = AutoConfig.for_model(model_type)
+        config = AutoConfig.for_model(model_type, **{**tokens, **settings})
+    except Exception as error:  # whatever transformers makes of the user's values, such as a division by 0
+        reason = " ".join(str(error).split()).split(". ")[0]  # what follows is a list of every model there is
+        raise ValueError(f"policy.from_scratch: transformers refuses {model_type!r}: {reason}") from error
+    for name in settings:  # transformers keeps what it does not know, and the model is built as if it were not there
+        if not hasattr(defaults, name) and name != "rope_theta":  # which goes into rope_parameters
+            near = get_close_matches(name, defaults.to_dict(), n=1)
+            hint = f"; did you mean {near[0]}?" if near else "."
+            raise ValueError(f"policy.from_scratch: {model_type} has no setting {name!r}{hint}")
+    return config
 
 
 def _dtype(policy: PolicyConfig, config: Any) -> torch.dtype:
@@ -170,13 +182,20 @@ class _one_clear_line:
         self.source, self.what = source, what
 
     def __enter__(self) -> None:
-        if not Path(self.source).is_dir():
-            if self.source.startswith((".", "/", "~")):
-                raise ValueError(f"cannot load the {self.what}: there is no folder {self.source!r}.")
-            prefer_cache_without_network()
+        folder = Path(self.source)
+        if folder.is_dir():
+            if not any((folder / f"{kind}config.json").exists() for kind in ("", "adapter_", "tokenizer_")):
+                raise ValueError(f"cannot load the {self.what}: {self.source!r} holds no config.json, so no model.")
+            return
+        if folder.is_file():
+            raise ValueError(f"cannot load the {self.what}: {self.source!r} is a file; give the model's folder.")
+        if self.source.startswith((".", "/", "~")):
+            raise ValueError(f"cannot load the {self.what}: there is no folder {self.source!r}.")
+        prefer_cache_without_network()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError | ValueError):
             where = "that folder" if Path(self.source).is_dir() else "no such folder here, and the hub has no answer"
-            reason = str(error).strip().splitlines()[0]
+            reason = " ".join(str(error).split())
+            reason = reason if len(reason) <= 300 else f"{reason[:300]} …"
             raise ValueError(f"cannot load the {self.what} {self.source!r} ({where}): {reason}") from error

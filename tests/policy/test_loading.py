@@ -1,5 +1,6 @@
 """A policy from scratch, from a folder, and from nowhere."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +120,14 @@ def test_a_policy_that_is_nowhere_is_one_clear_line(load: Any, tmp_path: Path) -
 
 
 def test_a_folder_without_a_model_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds no config\.json, so no model"):
+        load_tokenizer(PolicyConfig(path=str(tmp_path)))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ValueError, match="that folder") as caught:
         load_model(PolicyConfig(path=str(tmp_path)), None)
     assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="is a file; give the model's folder"):
+        load_tokenizer(PolicyConfig(path=str(tmp_path / "config.json")))
 
 
 def test_exactly_one_of_path_and_from_scratch() -> None:
@@ -133,8 +139,24 @@ def test_exactly_one_of_path_and_from_scratch() -> None:
 def test_from_scratch_wants_a_model_type_that_transformers_knows(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(ValueError, match="needs a `model_type`"):
         PolicyConfig(from_scratch={"hidden_size": 4})
-    with pytest.raises(ValueError, match="transformers refuses 'qwem2'"):
+    with pytest.raises(ValueError, match=r"transformers refuses 'qwem2': Unrecognized model identifier: qwem2$"):
         load_model(PolicyConfig(from_scratch={"model_type": "qwem2"}), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hiden_size": 8}, "llama has no setting 'hiden_size'; did you mean hidden_size?"),
+        ({"hidden_size": "8"}, "expected int, got str"),
+        ({"num_attention_heads": 0}, "transformers refuses 'llama': integer division or modulo by zero"),
+        ({"num_key_value_heads": 0}, "no llama model can be built from this config: ZeroDivisionError"),
+    ],
+)
+def test_a_setting_from_scratch_that_cannot_be_meant_is_refused(
+    settings: dict[str, Any], message: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_model(PolicyConfig(from_scratch={**SCRATCH, **settings}), tokenizer)
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "llama"])
