@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from grpo_pl.checkpoints import write_atomically
 
 
 class MetricsCSV(Logger):
@@ -67,13 +68,13 @@ class MetricsCSV(Logger):
         self._rewrite()
 
     def _rewrite(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        staging = self.path.with_suffix(".csv.partial")
-        with staging.open("w", newline="") as file:
+        write_atomically(self.path, self._write)
+
+    def _write(self, path: Path) -> None:
+        with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(self._rows)
-        os.replace(staging, self.path)
 
 
 def _held_out(row: dict[str, Any]) -> bool:

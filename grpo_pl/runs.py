@@ -65,7 +65,10 @@ def claim_run_folder(root: Path, name: str) -> RunFolder:
 
     ``mkdir`` is atomic, so two runs started together get two folders.
     """
-    root.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ValueError(f"--runs_dir {root} cannot be a folder: a file of that name is in the way.") from error
     for number in count(1):
         path = root / (name if number == 1 else f"{name}-{number}")
         try:
@@ -76,12 +79,20 @@ def claim_run_folder(root: Path, name: str) -> RunFolder:
     raise AssertionError("count() does not end")
 
 
+def check_name(name: str) -> None:
+    """Refuses names that would lead out of the folder of runs."""
+    if name in ("", ".", "..") or "/" in name or "\\" in name:
+        raise ValueError(f"--name must be the name of a folder, without slashes, got {name!r}; --runs_dir says where.")
+
+
 @dataclass(frozen=True)
 class OpenRun:
     """A run folder and, where an earlier process left one, the checkpoint to go on from."""
 
     folder: RunFolder
     checkpoint: Path | None = None
+    note: str = ""
+    """For people, once nothing speaks against the run any more."""
 
 
 def start_run(root: Path, name: str, config: str, *, first: bool) -> OpenRun:
@@ -93,10 +104,8 @@ def start_run(root: Path, name: str, config: str, *, first: bool) -> OpenRun:
     if not first:
         return OpenRun(RunFolder(root / name))
     folder = claim_run_folder(root, name)
-    if folder.path.name != name:
-        print(f"{root / name} exists; this run is {folder.path}.", file=sys.stderr)
     folder.config.write_text(config)
-    return OpenRun(folder)
+    return OpenRun(folder, note="" if folder.path.name == name else f"{root / name} exists; this run is {folder.path}.")
 
 
 def resume_run(root: Path, name: str, config: str, *, first: bool) -> OpenRun:

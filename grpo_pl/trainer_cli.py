@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.callbacks.completions import CompletionsLog
@@ -23,14 +25,14 @@ from grpo_pl.callbacks.summary import ClosingTable
 from grpo_pl.callbacks.termination import StopOnSignal
 from grpo_pl.callbacks.validation import ValidateAtBothEnds
 from grpo_pl.callbacks.watch import RewardWatch
-from grpo_pl.checkpoints import CheckpointFiles
+from grpo_pl.checkpoints import CheckpointError, CheckpointFiles
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.loggers import MetricsCSV
 from grpo_pl.module import GRPOModule
 from grpo_pl.preflight import check_start
-from grpo_pl.runs import RunFolder, resume_run, start_run
+from grpo_pl.runs import RunFolder, check_name, resume_run, start_run
 from grpo_pl.strategies import FSDP2Strategy, is_first_process, launched_devices
-from grpo_pl.usage import OneLineErrors
+from grpo_pl.usage import OneLineErrors, check_config_files
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": 1,  # a run is one pass over `data.steps` rollouts
@@ -53,6 +55,9 @@ class GRPOCLI(LightningCLI):
 
     def __init__(self, args: list[str]) -> None:
         self.folder: RunFolder | None = None
+        self._note = ""
+        self._others: list[Logger] = []
+        """Loggers that the configuration names besides our own."""
         super().__init__(
             GRPOModule,
             RolloutDataModule,
@@ -120,6 +125,7 @@ class GRPOCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Lightning warns about ``args`` beside ``sys.argv``; here they are the same."""
+        check_config_files(args)
         self.config = parser.parse_args(args)
 
     def instantiate_classes(self) -> None:
@@ -127,8 +133,15 @@ class GRPOCLI(LightningCLI):
             super().instantiate_classes()
 
     def _run_subcommand(self, subcommand: str) -> None:
+        if self._note:
+            _say(self._note)
         with self._no_trace_of_a_failed_start():
-            super()._run_subcommand(subcommand)
+            try:
+                super()._run_subcommand(subcommand)
+            except OSError as error:
+                if error.errno != errno.ENOSPC or self.folder is None:
+                    raise
+                raise OSError(error.errno, "no space left; --resume goes on once there is", self.folder.path) from error
 
     @contextmanager
     def _no_trace_of_a_failed_start(self) -> Iterator[None]:
@@ -157,7 +170,13 @@ class GRPOCLI(LightningCLI):
         if not isinstance(trainer["strategy"], FSDP2Strategy):  # which brings its own
             given = trainer["plugins"]
             trainer["plugins"] = [*(given if isinstance(given, list) else [given] if given else []), CheckpointFiles()]
-        return super().instantiate_trainer(**kwargs)
+        try:
+            built = super().instantiate_trainer(**kwargs)
+        except TypeError as error:  # what Lightning raises for a value such as devices: x
+            raise ValueError(f"trainer: {error}") from error
+        for logger in self._others:
+            logger.log_hyperparams(yaml.safe_load(self._resolved_config()))
+        return built
 
     @staticmethod
     def _follow_launcher(trainer: Any) -> None:
@@ -170,21 +189,25 @@ class GRPOCLI(LightningCLI):
         """Claims the run's folder, writes the resolved configuration, and says what is kept there."""
         configs = [str(path) for path in self._get(self.config, "config") or []]
         root = Path(self._get(self.config, "runs_dir"))
-        name = self._get(self.config, "name") or (Path(configs[0]).stem if configs else "run")
-        resume = self._get(self.config, "resume")
-        if resume and self._get(self.config, "ckpt_path"):
+        given_name, resume = self._get(self.config, "name"), self._get(self.config, "resume")
+        name = (Path(configs[0]).stem if configs else "run") if given_name is None else given_name
+        check_name(name)
+        checkpoint_path = self._get(self.config, "ckpt_path")
+        if resume and checkpoint_path:
             raise ValueError("give --resume or --ckpt_path, not both: --resume finds the checkpoint itself.")
+        if checkpoint_path and not Path(checkpoint_path).exists():
+            raise CheckpointError(f"there is no checkpoint {checkpoint_path}.")
         first = is_first_process()
         run = (resume_run if resume else start_run)(root, name, self._resolved_config(), first=first)
         folder = run.folder
-        self.folder = folder if first else None
+        self.folder, self._note = (folder, run.note) if first else (None, "")
         if run.checkpoint is not None:
             self.config_init[str(self.subcommand)]["ckpt_path"] = str(run.checkpoint)
         trainer = self._get(self.config_init, "trainer")
         given = trainer["logger"]
-        others = given if isinstance(given, list) else [] if given in (None, True, False) else [given]
+        self._others = given if isinstance(given, list) else [] if given in (None, True, False) else [given]
         events = TensorBoardLogger(folder.path, name="", version="tensorboard")
-        trainer["logger"] = [MetricsCSV(folder.metrics), events, *others]
+        trainer["logger"] = [MetricsCSV(folder.metrics), events, *self._others]
         trainer["default_root_dir"] = str(folder.path)
         checkpoint = self._get(self.config_init, "checkpoint")
         checkpoint.folder = folder.checkpoints

@@ -37,6 +37,7 @@ def _refused(command_line: Any, **changes: Any) -> str:
         ({"model__policy": {"path": "/no/such/folder"}}, "there is no folder '/no/such/folder'"),
         ({"data__source": {"class_path": TABLE, "init_args": {"path": "none.csv"}}}, "there is no file 'none.csv'"),
         ({"data__source__init_args": {"digits": 10}}, "got 1 and 10"),
+        ({"model__policy": {"from_scratch": {"model_type": "qwen2", "hidden": 8}}}, "qwen2 has no setting 'hidden'"),
         (
             {"model__rewards": [{"class_path": "grpo_pl.rewards.FunctionReward", "init_args": {"function": "no.x"}}]},
             "function 'no.x' cannot be loaded",
@@ -45,6 +46,26 @@ def _refused(command_line: Any, **changes: Any) -> str:
 )
 def test_a_value_that_cannot_work_is_refused(command_line: Any, changes: dict[str, Any], message: str) -> None:
     assert message in _refused(command_line, **changes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--name=a/b"], "--name must be the name of a folder, without slashes, got 'a/b'"),
+        (["--name=.."], "--name must be the name of a folder"),
+        (["--ckpt_path=none.ckpt"], "there is no checkpoint none.ckpt"),
+        (["--trainer.devices=x"], "trainer: `devices` selected with `CPUAccelerator`"),
+        (["--trainer.accelerator=tpuu"], "invalid accelerator name"),
+    ],
+)
+def test_a_run_that_cannot_start_claims_no_name(command_line: Any, arguments: list[str], message: str) -> None:
+    command_line.runs.mkdir(exist_ok=True)
+    (command_line.runs / "refused").mkdir(exist_ok=True)  # so that there would be a note on the name as well
+    outcome = command_line("fit", "--config", command_line.config("refused"), *arguments)
+    assert outcome.status == 1
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("grpo-pl fit: error: ") and message in line
+    assert [path.name for path in command_line.runs.iterdir()] == ["refused"]
 
 
 @pytest.mark.parametrize("option", ["model", "data set"])

@@ -1,7 +1,10 @@
 """Run folders: none is ever taken twice."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from grpo_pl.runs import RunFolder, claim_run_folder
 
@@ -22,6 +25,13 @@ def test_what_lies_in_an_earlier_run_stays(tmp_path: Path) -> None:
 def test_a_file_of_that_name_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "quick").write_text("a note")
     assert claim_run_folder(tmp_path, "quick").path.name == "quick-2"
+
+
+def test_a_file_in_place_of_the_folder_of_runs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a note")
+    for root in (tmp_path / "runs", tmp_path / "runs" / "deep"):
+        with pytest.raises(ValueError, match=re.escape(f"--runs_dir {root} cannot be a folder")):
+            claim_run_folder(root, "quick")
 
 
 def test_runs_that_start_together_get_different_folders(tmp_path: Path) -> None:

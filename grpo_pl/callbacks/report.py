@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from grpo_pl.report.page import write_report
 from grpo_pl.runs import RunFolder
@@ -23,7 +24,10 @@ class WriteReport(Callback):
         self._write(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._write(trainer)
+        try:
+            self._write(trainer)
+        except OSError as error:  # such as a full disk; what ended the run matters more
+            rank_zero_warn(f"{self.folder.report} not written: {error.strerror}")
 
     def _write(self, trainer: Trainer) -> None:
         if trainer.is_global_zero and self.folder.metrics.exists():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 import json
-import os
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from grpo_pl.callbacks.completions import Row, read_completions
+from grpo_pl.checkpoints import write_atomically
 from grpo_pl.report.charts import Points, charts, read_metrics
 from grpo_pl.runs import RunFolder
 
@@ -26,9 +26,8 @@ def write_report(run: RunFolder) -> Path:
     """
     if not run.metrics.is_file():
         raise ValueError(f"{run.path} holds no metrics.csv: give the folder of a run, such as runs/quickstart.")
-    staging = run.report.with_suffix(".html.partial")
-    staging.write_text(build_page(run), encoding="utf-8", errors="replace")
-    os.replace(staging, run.report)
+    page = build_page(run)
+    write_atomically(run.report, lambda file: file.write_text(page, encoding="utf-8", errors="replace"))
     return run.report
 
 

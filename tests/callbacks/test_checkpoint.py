@@ -11,6 +11,7 @@ import torch
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.checkpoints import CheckpointFiles, broken
+from grpo_pl.loggers import MetricsCSV
 
 
 def _kept(run: Path) -> list[int]:
@@ -76,6 +77,29 @@ def test_a_disk_that_is_full_at_the_end_is_an_error(command_line: Any, monkeypat
     outcome = command_line("fit", "--config", config)
     assert outcome.status == 1
     assert "the end of the run could not be saved: No space left on device" in outcome.err
+
+
+def test_a_disk_that_is_full_for_other_files_ends_the_run_with_one_line(
+    command_line: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, calls = MetricsCSV.log_metrics, iter(range(100))
+
+    def sometimes_full(self: MetricsCSV, *given: Any, **named: Any) -> None:
+        if next(calls) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        log(self, *given, **named)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(MetricsCSV, "log_metrics", sometimes_full)
+    monkeypatch.setattr("grpo_pl.callbacks.report.write_report", full)  # at the end, too
+    outcome = command_line("fit", "--config", command_line.config("crowded"))
+    run = command_line.runs / "crowded"
+    assert outcome.status == 1 and "Traceback" not in outcome.err
+    assert outcome.err.splitlines()[-1] == f"grpo-pl fit: error: {run}: no space left; --resume goes on once there is"
+    monkeypatch.undo()
+    assert command_line("fit", "--config", command_line.config("crowded"), "--resume").status == 0
 
 
 @pytest.mark.parametrize(

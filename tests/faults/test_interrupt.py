@@ -49,4 +49,5 @@ def test_ctrl_c_before_training_leaves_no_run_folder(quickstart: Any) -> None:
     process.join(60)
     assert process.exitcode == 130, quickstart.log
     assert not quickstart.run.exists()
+    assert quickstart.log.endswith("grpo-pl fit: stopped by Ctrl-C.\n")
     assert "Traceback" not in quickstart.log
