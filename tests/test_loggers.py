@@ -1,8 +1,11 @@
-"""``metrics.csv``: every row on disk at once, new columns, and a resumed run."""
+"""``metrics.csv``: every row on disk at once, new columns, and a resumed run; what loggers of others are given."""
 
 import csv
+import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from grpo_pl.loggers import MetricsCSV
@@ -77,3 +80,60 @@ def test_figures_survive_the_file_unrounded(tmp_path: Path) -> None:
     log = MetricsCSV(tmp_path / "metrics.csv")
     log.log_metrics({"reward": 1 / 3}, step=0)
     assert float(_rows(log.path)[0]["reward"]) == 1 / 3
+
+
+# --- loggers of others ----------------------------------------------------------------------------------------------
+
+LOGGERS = "--trainer.logger=lightning.pytorch.loggers."
+
+
+def _fit_with(command_line: Any, name: str, *arguments: str) -> Path:
+    config = command_line.config(name, trainer={"accelerator": "cpu", "limit_val_batches": 0}, samples={})
+    outcome = command_line("fit", "--config", config, "--samples.every_n_rollouts=2", *arguments)
+    assert outcome.status == 0, outcome.err
+    run: Path = command_line.runs / name
+    return run
+
+
+def test_mlflow_gets_metrics_the_configuration_and_tables(
+    command_line: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="needs MLflow: pip install mlflow-skinny")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # the small package has no database
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    store = (tmp_path / "mlruns").as_uri()
+    run = _fit_with(command_line, "mlflow", f"{LOGGERS}MLFlowLogger", f"--trainer.logger.tracking_uri={store}")
+    client = mlflow.MlflowClient(store)
+    (kept,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    logged = client.get_metric_history(kept.info.run_id, "reward")
+    assert [(point.step, point.value) for point in logged] == [
+        (int(row["step"]), float(row["reward"])) for row in _rows(run / "metrics.csv")
+    ]
+    assert kept.data.params["model/algorithm/group_size"] == "4"
+    tables = [file.path for file in client.list_artifacts(kept.info.run_id, "completions")]
+    assert tables == ["completions/000002.json", "completions/000004.json"]
+    _check_table(json.loads(next(tmp_path.rglob("000004.json")).read_text()), run)
+
+
+def test_wandb_gets_the_configuration_and_tables(
+    command_line: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb", reason="needs Weights & Biases, 60 MB: pip install wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = _fit_with(command_line, "wandb", f"{LOGGERS}WandbLogger", f"--trainer.logger.save_dir={tmp_path}")
+    assert wandb.run.config["model"]["algorithm"]["group_size"] == 4
+    wandb.finish()
+    tables = sorted(tmp_path.rglob("completions_*.table.json"), key=lambda file: int(file.stem.split("_")[1]))
+    assert len(tables) == 2
+    _check_table(json.loads(tables[-1].read_text()), run)
+
+
+def _check_table(table: dict[str, Any], run: Path) -> None:
+    """It holds what ``completions.jsonl`` says of the last rollout's first two prompts."""
+    rows = [json.loads(line) for line in (run / "completions.jsonl").read_text().splitlines()]
+    expected = [row for row in rows if row["step"] == 3][:8]
+    got = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [row["completion"] for row in got] == [row["completion"] for row in expected]
+    assert [row["reward/math"] for row in got] == [row["rewards"]["math"]["value"] for row in expected]
+    assert [row["advantage"] for row in got] == pytest.approx([row["advantage"] for row in expected])
