@@ -328,6 +328,7 @@ def _instantiate(*files: Path) -> Any:
     parser.add_argument("--seed_everything", type=int)
     parser.add_argument("--trainer", type=dict[str, Any])
     parser.add_argument("--checkpoint", type=dict[str, Any])
+    parser.add_argument("--watch", type=dict[str, Any])
     parser.add_class_arguments(GRPOModule, "model")
     parser.add_class_arguments(RolloutDataModule, "data")
     return parser.instantiate_classes(parser.parse_args([f"--config={file}" for file in files]))
