@@ -99,5 +99,10 @@ def gram(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    # a view with gaps goes to oneDNN's reference code: 128 x 18724 out of 32000 columns, 32 s instead of 0.06 s
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(_without_gaps(x), _without_gaps(weight), bias, "none", [], "")
     return out
+
+
+def _without_gaps(x: Tensor) -> Tensor:
+    return x if x.is_contiguous() or x.mT.is_contiguous() else x.contiguous()

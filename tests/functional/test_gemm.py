@@ -86,3 +86,21 @@ def test_empty_inputs_pass(count_products):
     with FastLinear():
         F.linear(x, weight).sum().backward()
     assert not weight.grad.any()
+
+
+def test_views_with_gaps_reach_onednn_as_copies(monkeypatch):
+    handed = []
+
+    def watched(x, weight, bias, *rest):
+        handed.extend([x, weight])
+        return F.linear(x, weight, bias)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", watched)
+    wide, other = torch.randn(128, 512), torch.randn(128, 256)
+    part = wide[:, :300]  # its transpose has gaps, too
+    torch.testing.assert_close(gram(part, other), part.t() @ other)
+    torch.testing.assert_close(product(part, wide[:, 200:500].t()[:, :128].contiguous()), part @ wide[:, 200:500].t())
+    expanded = torch.ones(()).expand(128, 256)
+    torch.testing.assert_close(gram(wide, expanded), wide.t() @ expanded)
+    assert len(handed) == 6
+    assert all(x.is_contiguous() or x.mT.is_contiguous() for x in handed)
