@@ -68,6 +68,11 @@ function chartRange(chart, layers) {
   if (chart.unit === "share") return [0, 1];
   const values = layers.flatMap((layer) => layer.map((point) => point[1]));
   let low = Math.min(...values), high = Math.max(...values);
+  if (chart.kind === "stack") {
+    // One stalled or compiling rollout would press all the others flat: what is far above most is cut off.
+    const tops = layers[layers.length - 1].map((point) => point[1]).sort((a, b) => a - b);
+    high = Math.min(high, 2 * tops[Math.floor(0.9 * (tops.length - 1))]);
+  }
   if (chart.kind === "stack" || (low > 0 && low < 0.6 * high)) low = 0;
   if (low === 0 && high === 0) high = 1;
   if (low === high) { low -= Math.abs(low) * 0.1 || 0.5; high += Math.abs(high) * 0.1 || 0.5; }
@@ -79,8 +84,9 @@ function drawChart(chart, steps, card, follow) {
   svg.replaceChildren();
   const width = svg.clientWidth || 360, height = 190, left = 46, right = 10, top = 8, bottom = 22;
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  const layers = chart.kind === "stack" ? stacked(chart.series) : chart.series.map((one) => one.points);
-  const [low, high] = chartRange(chart, layers);
+  const given = chart.kind === "stack" ? stacked(chart.series) : chart.series.map((one) => one.points);
+  const [low, high] = chartRange(chart, given);
+  const layers = given.map((points) => points.map(([step, ...values]) => [step, ...values.map((value) => Math.min(value, high))]));
   const x = (step) => left + ((step - steps[0]) / (steps[1] - steps[0])) * (width - left - right);
   const y = (value) => height - bottom - ((value - low) / (high - low)) * (height - top - bottom);
   for (const tick of ticks(low, high, 5)) {

@@ -59,7 +59,7 @@ def charts(columns: Mapping[str, Points]) -> list[Chart]:
     rewards = {name: name.split("/")[1] for name in columns if name.startswith("rewards/") and name.endswith("/mean")}
     times = {name: name.removeprefix("time/") for name in columns if name.startswith("time/")}
     clipped = {name: _clip_label(name) for name in columns if name.startswith("clip_ratio/") and "region" not in name}
-    stages = ["rollout", "reward", "logprobs", "update"]
+    stages = ["rollout", "reward", "logprobs", "backward", "optimizer", "update"]
     ordered = dict(sorted(times.items(), key=lambda item: (*[item[1] != stage for stage in stages], item[1])))
     wanted = [
         *_held_out(columns),

@@ -35,7 +35,7 @@ function completionCard(one, largest) {
   facts.append(element("span", {}, "reward ", element("span", { class: "number", text: one.reward === null ? "–" : one.reward.toFixed(2) })));
   if (one.advantage !== null) {
     const sign = one.advantage > 0 ? "+" : "";
-    facts.append(element("span", { class: "advantage", title: "advantage" }, advantageBar(one.advantage, largest), sign + one.advantage.toFixed(2)));
+    facts.append(element("span", { class: "advantage" }, "advantage", advantageBar(one.advantage, largest), sign + one.advantage.toFixed(2)));
   }
   for (const [name, score] of Object.entries(one.rewards)) {
     const value = score.value === null ? "–" : +score.value.toFixed(3);

@@ -165,6 +165,21 @@ def test_the_browser_draws_every_chart_and_runs_nothing_that_was_written(page: B
     assert base64.b64decode(page.call("screenshot"))[:4] == b"\x89PNG"
 
 
+def test_one_stalled_rollout_does_not_press_the_others_flat(browser: Browser, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    rows = [f"{step},{100.0 if step == 7 else 1.0},0.5" for step in range(1, 31)]
+    folder.metrics.write_text("\n".join(["step,time/rollout,time/backward", *rows]) + "\n")
+    browser.call("url", {"url": write_report(folder).as_uri()})
+    marks = [float(text) for text in browser.texts("svg text[text-anchor=end]")]
+    assert 1.5 < max(marks) <= 3.5
+    browser.run(
+        "const svg = document.querySelector('svg'), box = svg.getBoundingClientRect();"
+        "const at = 46 + (6 / 29) * (svg.clientWidth - 56);"
+        "svg.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + at, clientY: box.top + 50}))"
+    )
+    assert browser.texts(".tooltip") == ["rollout 7rollout100backward0.500"]  # the number stays the measured one
+
+
 def test_the_browser_of_samples_walks_through_rollouts_prompts_and_verdicts(page: Browser) -> None:
     assert page.texts("#rollout-label") == ["rollout 21"]  # the last
     page.run("document.getElementById('previous').click()")
