@@ -53,19 +53,6 @@ def read_kept(path: str) -> set[str]:
     return questions
 
 
-def note_kept(kept: str, path: str, count: int, before: int) -> str:
-    """One line that says how many of the training rows were kept.
-
-    Raises:
-        ValueError: none were.
-    """
-    if not count:
-        raise ValueError(
-            f"none of the {before} training rows of {path!r} is in {kept!r}: it was made of other problems."
-        )
-    return f"{count} of {before} training rows taken: those in {kept!r}."
-
-
 def is_text(cell: Any) -> bool:
     """Whether a cell holds something to read."""
     return isinstance(cell, str | int | float) and str(cell).strip() != ""
@@ -74,3 +61,8 @@ def is_text(cell: Any) -> bool:
 def normal_question(question: str) -> str:
     """A question without what makes no difference: white space and capitals."""
     return " ".join(question.split()).casefold()
+
+
+def not_utf8(where: str, error: UnicodeDecodeError) -> ValueError:
+    """The complaint about bytes that are no text."""
+    return ValueError(f"{where} is not UTF-8: its byte {error.start} is {error.object[error.start]:#04x}.")

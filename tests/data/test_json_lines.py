@@ -1,15 +1,13 @@
 """A JSON Lines file read line by line: order, splits, memory, and what is wrong with it by line."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_pl.data.json_lines import JsonLinesPrompts, permuted
+from grpo_pl.data.json_lines import JsonLinesPrompts
 
 
 def _write(file: Path, rows: Sequence[Any]) -> str:
@@ -24,13 +22,6 @@ def _rows(count: int, tag: str = "q") -> list[dict[str, Any]]:
 @pytest.fixture
 def source(tmp_path: Path) -> JsonLinesPrompts:
     return JsonLinesPrompts(path=_write(tmp_path / "a.jsonl", _rows(40)), val_share=0.25, answer_pattern=r"####\s*(.+)")
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 17, 64, 1000])
-def test_a_permutation_hits_every_number_once(size: int) -> None:
-    assert sorted(permuted(i, size, 5) for i in range(size)) == list(range(size))
-    if size == 1000:
-        assert [permuted(i, size, 5) for i in range(20)] != [permuted(i, size, 6) for i in range(20)]
 
 
 def test_an_epoch_gives_every_training_line_once(source: JsonLinesPrompts) -> None:
@@ -97,10 +88,10 @@ GOOD = b'{"question": "a", "answer": "1"}\n'
         (GOOD + b"\n{]\n", {}, r"line 3 of .* is not JSON"),
         (GOOD + b"[1]\n", {}, r"line 2 of .* is not a JSON object"),
         (GOOD, {"question": "problem"}, r"line 1 of .* has no column 'problem'; its columns are question, answer"),
-        (GOOD, {"answer_pattern": "#### (.*)"}, r"1 of 1 rows .* \(lines 1\) with answer_pattern '#### \(\.\*\)'"),
-        (GOOD + b'{"question": "b", "answer": ""}\n', {}, r"1 of 2 rows .* \(lines 2\)\. Mend"),
+        (GOOD, {"answer_pattern": "#### (.*)"}, r"1 of 1 rows .* \(line 1: '1'\) with answer_pattern '#### \(\.\*\)'"),
+        (GOOD + b'{"question": "b", "answer": ""}\n', {}, r"1 of 2 rows .* \(line 2: ''\)\. Mend"),
         (b"\n", {}, "is empty: it has no rows"),
-        (GOOD, {"val_share": 0.999999}, "no training rows: all are held out"),
+        (GOOD, {"val_share": 0.999999}, "no training rows: all 1 are held out"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_one_clear_line(
@@ -116,7 +107,7 @@ def test_arguments_that_cannot_work_are_refused(tmp_path: Path) -> None:
         JsonLinesPrompts(path="x", answer_pattern="####")
     with pytest.raises(ValueError, match="is no regular expression"):
         JsonLinesPrompts(path="x", answer_pattern="(")
-    with pytest.raises(ValueError, match=r"cannot read the data file '.*none\.jsonl': No such file"):
+    with pytest.raises(ValueError, match=r"there is no file '.*none\.jsonl'"):
         JsonLinesPrompts(path=str(tmp_path / "none.jsonl")).problems("train")
 
 
@@ -124,20 +115,3 @@ def test_bad_lines_can_be_dropped(tmp_path: Path) -> None:
     source = _bad(tmp_path, GOOD + b'{"question": "b", "answer": ""}\n', bad_rows="drop", val_share=0.0)
     assert [prompt.question for prompt in source.problems("train")] == ["a"]
     assert "1 of 2 rows" in source.notes[0]
-
-
-@pytest.mark.slow
-def test_a_file_of_a_gigabyte_takes_a_few_megabytes(tmp_path: Path) -> None:
-    file = tmp_path / "large.jsonl"
-    padding = "x" * 2000
-    with file.open("w") as out:
-        for i in range(500_000):
-            out.write(f'{{"question": "{i} {padding}", "answer": "{i}"}}\n')
-    assert file.stat().st_size > 10**9
-    code = (
-        "import resource, sys; from grpo_pl.data.json_lines import JsonLinesPrompts as J;"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024; before = peak();"
-        "s = J(path=sys.argv[1]); [s.prompts(i, count=32) for i in range(20)]; print(peak() - before)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 64  # MiB beside the interpreter and its libraries

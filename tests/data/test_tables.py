@@ -139,6 +139,22 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("a.jsonl", b'{"question": "a", "answer": "1"}\n{"question": "\xff", "answer": "1"}\n', "line 2 .* byte 14 is"),
+        ("a.csv", b"question,answer\na,1\nb\xff,2\n", "line 3 .* byte 1 is"),
+        ("set/train.json", b'[{"question": "a",\n"answer": "\xff"}]', "line 2 of 'train.json' .* byte 11 is"),
+    ],
+)
+def test_a_line_that_is_not_utf8_is_named(tmp_path: Path, name: str, content: bytes, place: str) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / name).write_bytes(content)
+    path = tmp_path / name if "/" not in name else tmp_path / "set"
+    with pytest.raises(ValueError, match=f"{place} 0xff"):
+        TablePrompts(path=str(path), val_share=0).problems("train")
+
+
 def test_unreadable_rows_are_counted_with_the_first_five_or_left_out(jsonl: Callable[..., str]) -> None:
     path = jsonl([{**row, "answer": "?"} if i % 2 else row for i, row in enumerate(_rows(20))])
     with pytest.raises(ValueError, match=r"10 of 20 rows .*row 1: .*row 9: '\?'\) .*bad_rows to drop"):

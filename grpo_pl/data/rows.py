@@ -1,0 +1,263 @@
+"""``RowPrompts``: one problem a row, out of files that may be larger than memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal, overload
+
+from grpo_pl.data.cells import check_pattern, gold_in, is_text, normal_question, read_kept
+from grpo_pl.data.sources import PromptSource
+from grpo_pl.functional.sampling import row_key
+from grpo_pl.types import Prompt
+
+Side = Literal["train", "val"]
+EXAMPLES_SHOWN = 5
+
+
+class RowReader(ABC):
+    """The rows of one file or split; none of them stays in memory."""
+
+    name: str
+    """What people know it by."""
+    unit: str
+    """What they call one of its rows."""
+
+    @abstractmethod
+    def scan(self) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
+        """Every row with its number and its place, in one pass.
+
+        Raises:
+            ValueError: there are none, or one that cannot be read, by its number.
+        """
+
+    @abstractmethod
+    def read(self, numbers: Sequence[int], places: Sequence[int]) -> Iterator[Mapping[str, Any]]:
+        """The rows of these numbers and places, in this order."""
+
+
+@dataclass(kw_only=True)
+class RowPrompts(PromptSource):
+    """What sources of rows have in common; of a file only 16 bytes a row stay in memory.
+
+    All rows are read once at the start, which checks them, and then only where a step asks. A step takes the next rows
+    of a permutation that seed and epoch determine, so each row comes once an epoch. What is left over at the end of an
+    epoch, less than a batch, waits for another one. Rows with equal questions are held out together, and training
+    rows whose question is held out are left out, so no question is in both.
+    """
+
+    path: str
+    """Where the rows are."""
+    val_path: str | None = None
+    """Where further ones are, to validate on."""
+    val_share: float = 0.05
+    """Share of the rows that is held out where nothing else is said about validation."""
+    question: str = "question"
+    """Column of the question."""
+    answer: str = "answer"
+    """Column of the gold answer."""
+    answer_pattern: str = ""
+    r"""Regular expression whose first group is the gold answer inside ``answer``, last match; ``####\s*(.+)`` reads
+    GSM8K's. Empty takes the whole column."""
+    bad_rows: Literal["refuse", "drop"] = "refuse"
+    """What to do with rows whose answer cannot be read: refuse to start, or leave them out and say how many."""
+    kept: str | None = None
+    """File that ``grpo-pl filter`` wrote: of the training problems only those in it are taken."""
+    seed: int = 0
+    """Names the order of the rows, and which are held out."""
+
+    notes: list[str] = field(init=False, default_factory=list, repr=False, compare=False)
+    """What was left out while loading, for people to read."""
+    _rows: dict[Side, Rows] | None = field(init=False, default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.val_share < 1.0:
+            raise ValueError(f"data.source.val_share must lie in [0, 1), got {self.val_share}.")
+        check_pattern(self.answer_pattern)
+
+    @abstractmethod
+    def open_rows(self, split: Side) -> RowReader | None:
+        """The rows to train on, or to validate on; None where those are a share of the training rows."""
+
+    @property
+    def validates_only(self) -> bool:
+        """Whether the rows to validate on are all there are."""
+        return False
+
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
+        rows = self.problems("train")
+        if len(rows) < count:
+            raise ValueError(
+                f"{self.path!r} has {len(rows)} training rows and a step asks for {count}: lower data.prompts_per_step."
+            )
+        epoch, part = divmod(step, len(rows) // count)
+        chosen = set[int]()
+        for number in range(attempt + 1):  # an attempt takes no row of an earlier one, as long as there are others
+            key = row_key(self.seed, "rows", epoch, number)
+            turned = [range(part * count, len(rows)), range(part * count)]
+            fresh = (i for places in turned for i in _permuted(places, len(rows), key) if i not in chosen)
+            picked = list(islice(fresh, count))
+            again = (i for places in turned for i in _permuted(places, len(rows), key) if i not in picked)
+            picked += islice(again, count - len(picked))
+            chosen.update(picked)
+        return rows.at(picked)
+
+    def validation(self, count: int | None = None) -> list[Prompt]:
+        return self.problems("val")[:count]
+
+    def problems(self, split: Side) -> Rows:
+        """In the order of the file, read when asked for; ``Prompt.id`` is the number of the row."""
+        if self._rows is None:
+            self._rows = self._load()
+        return self._rows[split]
+
+    def leave_out(self, ids: Mapping[Side, Set[int]]) -> None:
+        for split, unwanted in ids.items():
+            self.problems(split).leave_out(unwanted)
+
+    # --- loading ----------------------------------------------------------------------------------------------------
+
+    def _load(self) -> dict[Side, Rows]:
+        reader, further = self.open_rows("train"), self.open_rows("val")
+        assert reader is not None
+        train, val = Rows(self, reader), Rows(self, further or reader)
+        held_out = set[int]()
+        for number, place, key in () if further is None else self._readable(further):
+            val.add(number, place)
+            held_out.add(key)
+        if self.validates_only:
+            return {"train": train, "val": val}
+        wanted = None if self.kept is None else {row_key(question) for question in read_kept(self.kept)}
+        repeated = unwanted = 0
+        for number, place, key in self._readable(reader):
+            if further is None and self._is_held_out(key):
+                val.add(number, place)
+            elif key in held_out:
+                repeated += 1
+            elif wanted is not None and key not in wanted:
+                unwanted += 1
+            else:
+                train.add(number, place)
+        if repeated:
+            self.notes.append(f"{repeated} training rows left out: their questions are held out.")
+        if not len(train) + unwanted:
+            raise ValueError(f"{self.path!r} has no training rows: all {repeated + len(val)} are held out.")
+        if self.kept is not None:
+            self._note_kept(len(train), len(train) + unwanted)
+        return {"train": train, "val": val}
+
+    def _readable(self, reader: RowReader) -> Iterator[tuple[int, int, int]]:
+        """Number, place and key of the question of every row that is a problem; judges the others at the end."""
+        total, bad = 0, 0
+        shown: list[str] = []
+        for number, place, row in reader.scan():
+            total += 1
+            prompt = self.prompt(number, row)
+            if prompt is not None:
+                yield number, place, row_key(normal_question(prompt.question))
+                continue
+            bad += 1
+            if len(shown) < EXAMPLES_SHOWN:
+                cell = row[self.answer if is_text(row[self.question]) else self.question]
+                shown.append(f"{reader.unit} {number}: {str(cell)[:60]!r}")
+        if not total:
+            raise ValueError(f"{reader.name!r} is empty: it has no rows.")
+        if not bad:
+            return
+        what = f"{bad} of {total} rows of {reader.name!r} have no question or answer that can be read"
+        what += f" ({'; '.join(shown)})"
+        if self.bad_rows == "refuse" or bad == total:
+            hint = "" if not self.answer_pattern else f" with answer_pattern {self.answer_pattern!r}"
+            raise ValueError(f"{what}{hint}. Mend the columns or the pattern, or set data.source.bad_rows to drop.")
+        self.notes.append(f"{what}; left out.")
+
+    def prompt(self, number: int, row: Mapping[str, Any]) -> Prompt | None:
+        """The problem in a row, or None if its question or answer cannot be read."""
+        answer = gold_in(row[self.answer], self.answer_pattern)
+        if answer is None or not is_text(row[self.question]):
+            return None
+        columns = {name: cell for name, cell in row.items() if name not in self.own_columns()}
+        return Prompt(id=number, question=str(row[self.question]), answer=answer, columns=columns)
+
+    def own_columns(self) -> list[str]:
+        """Columns that must be there and that rewards do not see under their names."""
+        return [self.question, self.answer]
+
+    def _is_held_out(self, key: int) -> bool:
+        return row_key(self.seed, "split", key) % 10**6 < self.val_share * 10**6
+
+    def _note_kept(self, count: int, before: int) -> None:
+        where = f"{before} training rows of {self.path!r}"
+        if not count:
+            raise ValueError(f"none of the {where} is in {self.kept!r}: it was made of other problems.")
+        self.notes.append(f"{count} of {before} training rows taken: those in {self.kept!r}.")
+
+
+class Rows(Sequence[Prompt]):
+    """Some rows of a file as problems, each read when it is asked for."""
+
+    def __init__(self, source: RowPrompts, reader: RowReader) -> None:
+        self.source, self.reader = source, reader
+        self.numbers, self.places = array("q"), array("q")
+
+    def add(self, number: int, place: int) -> None:
+        self.numbers.append(number)
+        self.places.append(place)
+
+    def leave_out(self, numbers: Set[int]) -> None:
+        """Forgets the rows of these numbers."""
+        stay = [i for i, number in enumerate(self.numbers) if number not in numbers]
+        self.numbers = array("q", (self.numbers[i] for i in stay))
+        self.places = array("q", (self.places[i] for i in stay))
+
+    def at(self, indices: Sequence[int]) -> list[Prompt]:
+        """The problems at these indices, in this order."""
+        return list(self._read(indices))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Prompt]: ...
+    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
+        if isinstance(index, slice):
+            return self.at(range(*index.indices(len(self))))
+        return self.at([range(len(self))[index]])[0]
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return self._read(range(len(self)))
+
+    def _read(self, indices: Sequence[int]) -> Iterator[Prompt]:
+        numbers, places = (array("q", (values[i] for i in indices)) for values in (self.numbers, self.places))
+        for number, row in zip(numbers, self.reader.read(numbers, places), strict=True):
+            prompt = self.source.prompt(number, row)
+            if prompt is None:
+                unit, name = self.reader.unit, self.reader.name
+                raise ValueError(f"{unit} {number} of {name!r} has changed since the run began.")
+            yield prompt
+
+
+def _permuted(indices: Iterable[int], size: int, key: int) -> Iterator[int]:
+    return (permuted(index, size, key) for index in indices)
+
+
+def permuted(index: int, size: int, key: int) -> int:
+    """Where a permutation of 0 … size − 1, named by ``key``, sends ``index``; needs no memory.
+
+    A Feistel network of four rounds over the next even number of bits, walked until it lands inside
+    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", sections 4 and 5).
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = index >> half, index & mask
+        for turn in range(4):
+            left, right = right, left ^ (row_key(key, turn, right) & mask)
+        index = left << half | right
+        if index < size:
+            return index
