@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -16,8 +17,33 @@ from latex2sympy2_extended.math_normalization import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 from sympy.core.relational import Relational  # type: ignore[import-untyped]
+from sympy.functions.combinatorial import factorials  # type: ignore[import-untyped]
 
 logging.disable(logging.CRITICAL)
+
+_SWIFT_BITS = 10**7
+"""Binomials below about this size take gmpy2 no time."""
+
+
+def _let_binomials_be_interrupted() -> None:
+    """SymPy leaves binomials to gmpy2, which looks at no signal for as long as it takes: each large one would cost a
+    worker. Large ones are worked out in Python instead, where the soft limit ends them."""
+    gmpy = getattr(factorials, "_gmpy", None)
+    if gmpy is None:
+        return
+
+    def bincoef(n: int, k: int) -> Any:
+        if k * n.bit_length() <= _SWIFT_BITS:
+            return gmpy.bincoef(n, k)
+        result = 1
+        for i in range(1, k + 1):
+            result = result * (n - k + i) // i
+        return result
+
+    factorials._gmpy = SimpleNamespace(fac=gmpy.fac, bincoef=bincoef)
+
+
+_let_binomials_be_interrupted()
 
 _EXTRACTION = [
     LatexExtractionConfig(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import weakref
 from collections import OrderedDict
@@ -16,6 +17,8 @@ __all__ = ["Job", "SandboxSettings", "Verdict", "WorkerPool", "WorkerStartError"
 
 LASTING = frozenset({"ok", "wrong", "bad_gold", "crashed"})
 """Verdicts that depend on the pair alone; a time-out may be due to a busy machine and is not remembered."""
+
+_GROWING = re.compile(r"\^|!|\\[dt]?binom")
 
 
 class WorkerPool:
@@ -53,7 +56,7 @@ class WorkerPool:
         waiting: dict[Job, Future[Verdict]] = {}
         verdicts: dict[Job, Verdict] = {}
         with self._lock:  # close() must not come between finding the crew and handing it a job
-            for job in dict.fromkeys(jobs):
+            for job in sorted(dict.fromkeys(jobs), key=_danger, reverse=True):
                 if job in self._cache:
                     self._cache.move_to_end(job)
                     verdicts[job] = self._cache[job]
@@ -113,6 +116,12 @@ class WorkerPool:
 
     def __setstate__(self, settings: SandboxSettings) -> None:
         self.__init__(settings)  # type: ignore[misc]
+
+
+def _danger(job: Job) -> int:
+    """How many powers, factorials and binomials an answer holds. What may take long comes first, so that it does not
+    begin when everything else is done and the other workers have nothing left."""
+    return len(_GROWING.findall(job[1]))
 
 
 def shared_pool(settings: SandboxSettings) -> WorkerPool:

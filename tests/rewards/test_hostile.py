@@ -69,8 +69,9 @@ def test_04_large_factorial(reward: MathReward) -> None:
 
 def test_05_large_binomial(reward: MathReward) -> None:
     score = judge(reward, r"\binom{10^9}{5\cdot10^8}", "5")
-    assert score.value == 0.0
-    assert score.status in COSTLY
+    assert (score.value, score.status) == (0.0, "timeout")  # no worker is lost, with gmpy2 or without
+    assert judge(reward, r"\binom{40}{20}+x", "x+137846528820").value == 0.0  # work, not a result
+    assert judge(reward, r"x+137846528820", r"\binom{40}{20}+x").value == 1.0
 
 
 def test_06_large_expansion_stays_within_the_memory_limit(reward: MathReward) -> None:

@@ -66,6 +66,16 @@ def test_equal_jobs_are_judged_once(pool: WorkerPool) -> None:
     assert sent == JOBS[:3]
 
 
+def test_what_may_take_long_begins_first(pool: WorkerPool) -> None:
+    pool.start()
+    sent = []
+    submit = pool._crew.submit
+    pool._crew.submit = lambda job: sent.append(job[1]) or submit(job)
+    jobs = [("5", answer) for answer in ("2", r"\sqrt{2}", "2^{3}", r"\binom{5}{2}!^2", "3", "5!")]
+    assert statuses(pool.run(jobs)) == ["wrong"] * 6
+    assert sent == [r"\binom{5}{2}!^2", "2^{3}", "5!", "2", r"\sqrt{2}", "3"]
+
+
 def test_the_cache_forgets_the_oldest_and_never_keeps_timeouts() -> None:
     pool = WorkerPool(SandboxSettings(soft_limit_s=0.5, hard_limit_s=10.0, cache_size=2, workers=1))
     assert statuses(pool.run([*JOBS[:3], BOMB])) == [*EXPECTED[:3], "timeout"]
