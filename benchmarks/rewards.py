@@ -130,11 +130,11 @@ def measure(repeats: int) -> dict[str, Any]:
     }
 
 
-def share_of_quickstart(rollouts: int) -> dict[str, float]:
+def share_of_quickstart() -> dict[str, float]:
     """Seconds of a quickstart step, and the shares of it that rewards and the watch take, which comes on top."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "grpo_pl", "fit", f"--config={ROOT / 'configs' / 'quickstart.yaml'}"]
-        command += [f"--runs_dir={folder}", f"--data.steps={rollouts}", "--trainer.limit_val_batches=0"]
+        command += [f"--runs_dir={folder}", "--trainer.limit_val_batches=0"]
         subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
         with (Path(folder) / "quickstart" / "metrics.csv").open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["step_time"]]
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--record", metavar="DATE", help="write the result to benchmarks/results/DATE-rewards.json")
     options = parser.parse_args()
     figures: dict[str, dict[str, Any]] = {}
-    quickstart = share_of_quickstart(rollouts=30)
+    quickstart = share_of_quickstart()
     if importlib.util.find_spec("gmpy2") is not None:
         figures["gmpy2"] = measure(options.repeats)
         os.environ.update(SYMPY_GROUND_TYPES="python", MPMATH_NOGMPY="1")
