@@ -162,8 +162,9 @@ def vllm_seconds(cell: Cell, lengths: Sequence[int], repetitions: int) -> dict[s
         done = subprocess.run(
             [python, str(script)], input=json.dumps(request), capture_output=True, text=True, check=False
         )
-    if done.returncode:
-        raise RuntimeError(f"vLLM's worker failed:\n{done.stderr[-2000:]}")
+    if done.returncode:  # it has no kernel for some shapes, such as heads of 16
+        print(f"vLLM left out of {cell.name}: its worker failed:\n{done.stderr[-2000:]}", flush=True)
+        return None
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 

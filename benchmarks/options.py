@@ -1,0 +1,131 @@
+"""What bfloat16 and torch.compile would give: rollout and update of one model, against float32 as it is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import HALF_BILLION, MEDIUM, PAD, SMALL, Cell, interleaved, publish, ratio, summary, surroundings
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from grpo_pl.policy.scoring import completion_logprobs
+from grpo_pl.rollout.engine import SamplingParams
+from grpo_pl.rollout.native import NativeEngine
+from grpo_pl.types import SampleKey
+
+
+def rollout(model: PreTrainedModel, cell: Cell) -> Callable[[], None]:
+    """All completions of the cell, at full length."""
+    keys = [
+        [SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=p, sample=i) for i in range(cell.group)]
+        for p in range(cell.prompts)
+    ]
+
+    def run() -> None:
+        NativeEngine().generate(
+            model,
+            prompt_ids=cell.prompt_ids(),
+            keys=keys,
+            sampling=SamplingParams(max_completion_length=cell.completion_tokens),
+            eos_token_ids=[],
+            pad_token_id=PAD,
+        )
+
+    return run
+
+
+def tokens(cell: Cell, device: str) -> tuple[Tensor, Tensor]:
+    """Prompts (B, S) and completions (B, T)."""
+    prompts = torch.tensor(cell.prompt_ids()).repeat_interleave(cell.group, dim=0)
+    drawn = torch.randint(5, 90, (cell.rows, cell.completion_tokens), generator=torch.Generator().manual_seed(2))
+    return prompts.to(device), drawn.to(device)
+
+
+def update(model: PreTrainedModel, cell: Cell, device: str) -> Callable[[], None]:
+    """Forward and backward passes over all completions, half of the groups at a time."""
+    prompts, drawn = tokens(cell, device)
+
+    def run() -> None:
+        for rows in torch.arange(cell.rows).split(cell.rows // 2):
+            logprobs, _ = completion_logprobs(
+                model,
+                prompt_ids=prompts[rows],
+                prompt_mask=torch.ones_like(prompts[rows], dtype=torch.bool),
+                completion_ids=drawn[rows],
+                completion_mask=torch.ones_like(drawn[rows], dtype=torch.bool),
+                temperature=1.0,
+                with_entropy=True,
+            )
+            logprobs.sum().backward()
+
+    return run
+
+
+def padded_update(trunk: Callable[..., Any], cell: Cell, device: str) -> Callable[[], None]:
+    """Forward and backward passes of the trunk alone over whole rows: the one shape that a compiler likes best."""
+    ids = torch.cat(tokens(cell, device), dim=1)
+
+    def run() -> None:
+        for part in ids.split(cell.rows // 2):
+            trunk(input_ids=part, use_cache=False).last_hidden_state.sum().backward()
+
+    return run
+
+
+def measure(cell: Cell, device: str, repetitions: int) -> dict[str, Any]:
+    wide = replace(cell, dtype="float32").model(device)
+    narrow = replace(cell, dtype="bfloat16").model(device)
+    rollouts = interleaved(
+        {"float32": rollout(wide, cell), "bfloat16": rollout(narrow, cell)}, repetitions=repetitions, device=device
+    )
+    wide.train(), narrow.train()
+    updates = interleaved(
+        {"float32": update(wide, cell, device), "bfloat16": update(narrow, cell, device)},
+        repetitions=repetitions,
+        device=device,
+    )
+    compiled = torch.compile(wide.model)
+    began = time.perf_counter()
+    padded_update(compiled, cell, device)()
+    first = time.perf_counter() - began
+    trunks = interleaved(
+        {"eager": padded_update(wide.model, cell, device), "compiled": padded_update(compiled, cell, device)},
+        repetitions=repetitions,
+        device=device,
+    )
+    found = {"rollout": rollouts, "update": updates, "padded trunk": trunks}
+    return {
+        "cell": cell.name,
+        "seconds": {what: {name: summary(v) for name, v in arms.items()} for what, arms in found.items()},
+        "bfloat16_is_faster_by": {
+            what: ratio(arms["float32"], arms["bfloat16"]) for what, arms in found.items() if "bfloat16" in arms
+        },
+        "compiled_is_faster_by": ratio(trunks["eager"], trunks["compiled"]),
+        "compilation_seconds": round(first, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    record: dict[str, Any] = {"benchmark": "options", **surroundings(arguments.device), "cells": []}
+    for cell in [SMALL, MEDIUM] if arguments.device == "cpu" else [HALF_BILLION]:
+        record["cells"].append(measure(cell, arguments.device, arguments.repetitions))
+        print(json.dumps(record["cells"][-1]), flush=True)
+    publish(record, arguments.output)
+
+
+if __name__ == "__main__":
+    main()
