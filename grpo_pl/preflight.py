@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Literal
 
+import torch
+
 from grpo_pl.data.datamodule import RolloutDataModule, check_distinct
 from grpo_pl.data.overlap import find_overlaps, refuse_repeats
 from grpo_pl.data.sources import PromptSource
+from grpo_pl.evaluation import HeldOutMetrics
 from grpo_pl.module import GRPOModule
 from grpo_pl.policy.cold_start import cache_root
 from grpo_pl.policy.loading import context_length, load_tokenizer, model_config
@@ -17,6 +20,7 @@ from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds
 from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.types import Prompt
+from grpo_pl.usage import nearest
 
 SPLITS: tuple[Literal["train", "val"], ...] = ("train", "val")
 MADE_UP = 500
@@ -42,6 +46,18 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
             _check_source(leaf, f"{name}: " if name else "", fits, own, say)
     check_distinct(data.source.prompts(0, count=data.prompts_per_step), "the first rollout")
     _check_splits(data, say)
+
+
+def check_monitor(monitor: str, module: GRPOModule, data: RolloutDataModule) -> None:
+    """Refuses to look for the best checkpoint by a metric that no validation will measure.
+
+    Raises:
+        ValueError: the name, and all there are.
+    """
+    metrics = HeldOutMetrics(module.validation, data.held_out_groups(), torch.device("cpu")).metrics
+    if monitor not in metrics:
+        names = ", ".join(metrics)
+        raise ValueError(f"checkpoint.monitor: no validation measures {monitor!r}{nearest(monitor, metrics)} ({names})")
 
 
 def _check_source(

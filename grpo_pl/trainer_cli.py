@@ -29,7 +29,7 @@ from grpo_pl.checkpoints import CheckpointError, CheckpointFiles
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.loggers import MetricsCSV
 from grpo_pl.module import GRPOModule
-from grpo_pl.preflight import check_start
+from grpo_pl.preflight import check_monitor, check_start
 from grpo_pl.runs import RunFolder, check_name, resume_run, start_run
 from grpo_pl.strategies import FSDP2Strategy, is_first_process, launched_devices
 from grpo_pl.usage import OneLineErrors, check_config_files
@@ -187,6 +187,9 @@ class GRPOCLI(LightningCLI):
 
     def _open_run(self) -> list[Any]:
         """Claims the run's folder, writes the resolved configuration, and says what is kept there."""
+        checkpoint = self._get(self.config_init, "checkpoint")
+        if checkpoint.keep_best:
+            check_monitor(checkpoint.monitor, self.model, self.datamodule)
         configs = [str(path) for path in self._get(self.config, "config") or []]
         root = Path(self._get(self.config, "runs_dir"))
         given_name, resume = self._get(self.config, "name"), self._get(self.config, "resume")
@@ -209,7 +212,6 @@ class GRPOCLI(LightningCLI):
         events = TensorBoardLogger(folder.path, name="", version="tensorboard")
         trainer["logger"] = [MetricsCSV(folder.metrics), events, *self._others]
         trainer["default_root_dir"] = str(folder.path)
-        checkpoint = self._get(self.config_init, "checkpoint")
         checkpoint.folder = folder.checkpoints
         self._get(self.config_init, "completions").path = folder.completions
         self._get(self.config_init, "watch").path = folder.suspicious

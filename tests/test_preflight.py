@@ -134,3 +134,15 @@ def test_every_part_of_a_mixture_is_looked_at_by_its_own_rules(command_line: Any
     assert "read: 1 of 26 train prompts leave no room for a completion" in outcome.err
     assert "read: train: 1 of 25 gold answers cannot be judged against: row 24: 'nan'" in outcome.err
     assert "val/made_up/pass@1" in outcome.out
+
+
+def test_the_best_checkpoint_is_chosen_by_a_metric_that_there_is(command_line: Any) -> None:
+    more = {"class_path": "grpo_pl.data.arithmetic.ArithmeticPrompts", "init_args": {"digits": 2, "min_digits": 2}}
+    config = command_line.config("monitored", data__validation_sets={"more": more}, data__steps=1)
+    outcome = command_line("fit", "--config", config, "--checkpoint.monitor=val/moer/pass@1")
+    assert outcome.status == 1
+    assert "no validation measures 'val/moer/pass@1'; did you mean val/more/pass@1?" in outcome.err
+    assert not (command_line.runs / "monitored").exists()
+    outcome = command_line("fit", "--config", config, "--checkpoint.monitor=val/more/mean_length")
+    assert outcome.status == 0, outcome.err
+    assert (command_line.runs / "monitored" / "checkpoints" / "best.ckpt").exists()
