@@ -6,8 +6,10 @@ import importlib
 import inspect
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 import traceback
 from argparse import ArgumentError
 from collections.abc import Sequence
@@ -18,12 +20,8 @@ from yaml import YAMLError
 
 import grpo_pl
 from grpo_pl.commands import VERBS
-from grpo_pl.usage import USAGE_ERROR, OneLineErrors, explain, load_argument, nearest
+from grpo_pl.usage import TRAINER_VERBS, USAGE_ERROR, OneLineErrors, explain, load_argument, nearest
 
-TRAINER_VERBS = {
-    "fit": "Trains a policy as a configuration says, into a run folder of its own.",
-    "validate": "Answers the held-out problems with the policy of a configuration or checkpoint.",
-}
 DEBUG = "GRPO_PL_DEBUG"
 """Environment variable; when set, mistakes show the whole traceback."""
 INTERRUPTED = 130
@@ -68,12 +66,19 @@ def overview() -> str:
     """What ``grpo-pl --help`` prints: every verb with one line."""
     verbs = TRAINER_VERBS | VERBS
     width = max(map(len, verbs))
-    lines = [f"  {verb:<{width}}  {text}" for verb, text in verbs.items()]
+    columns = max(60, min(120, shutil.get_terminal_size().columns))
+    indent = " " * (width + 4)
+    lines = [
+        textwrap.fill(text, columns, initial_indent=f"  {verb:<{width}}  ", subsequent_indent=indent)
+        for verb, text in verbs.items()
+    ]
     return "\n".join(
         [
             "usage: grpo-pl COMMAND [options]",
             "",
-            "Trains language models to reason by reinforcement learning with verifiable rewards.",
+            textwrap.fill(
+                "Trains language models to reason by reinforcement learning with verifiable rewards.", columns
+            ),
             "",
             "commands:",
             *lines,

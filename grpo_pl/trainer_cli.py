@@ -26,13 +26,14 @@ from grpo_pl.callbacks.termination import StopOnSignal
 from grpo_pl.callbacks.validation import ValidateAtBothEnds
 from grpo_pl.callbacks.watch import RewardWatch
 from grpo_pl.checkpoints import CheckpointError, CheckpointFiles
+from grpo_pl.data import arithmetic, curriculum, json_lines, mixture, reasoning_gym, sorting, tables  # noqa: F401
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.loggers import MetricsCSV
 from grpo_pl.module import GRPOModule
 from grpo_pl.preflight import check_monitor, check_start
 from grpo_pl.runs import RunFolder, check_name, resume_run, start_run
 from grpo_pl.strategies import FSDP2Strategy, is_first_process, launched_devices
-from grpo_pl.usage import OneLineErrors, check_config_files
+from grpo_pl.usage import TRAINER_VERBS, OneLineErrors, check_config_files
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": 1,  # a run is one pass over `data.steps` rollouts
@@ -99,6 +100,7 @@ class GRPOCLI(LightningCLI):
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        self._order_help(parser, subcommand)
         if subcommand == "validate":
             parser.add_argument(
                 "--output", type=Path | None, default=None, help="JSON file for the metrics, problem by problem."
@@ -110,6 +112,20 @@ class GRPOCLI(LightningCLI):
                 help="Such a file of another policy; prints the paired difference to it with its interval.",
             )
         return parser
+
+    @staticmethod
+    def _order_help(parser: LightningArgumentParser, subcommand: str) -> None:
+        """On the help page, what a run is about comes before the forty options of the Trainer."""
+        parser.usage = f"grpo-pl {subcommand} --config FILE [--config OVERLAY …] [--OPTION VALUE …]"
+        parser.description = TRAINER_VERBS[subcommand]
+        trainer = (parser.groups or {})["trainer"]
+        trainer.title = "Lightning's Trainer"
+        parser._action_groups = sorted(parser._action_groups, key=lambda group: group is trainer)
+        for group in parser._action_groups:
+            for action in group._group_actions:
+                if action.dest == "ckpt_path":  # of `Trainer.fit`, of whose places to find one ours knows files only
+                    group.title = "checkpoint"
+                    action.help = "checkpoint of an earlier run: its weights, optimizer and counters are gone on with."
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         """Checkpoints are read as tensors and plain values, whatever they contain."""

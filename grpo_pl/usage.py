@@ -17,6 +17,12 @@ from jsonargparse import ArgumentParser, get_loader
 USAGE_ERROR = 2
 """Exit status of a command line that cannot be understood."""
 
+TRAINER_VERBS: dict[str, str] = {
+    "fit": "Trains a policy as a configuration says, into a run folder of its own.",
+    "validate": "Answers the held-out problems with the policy of a configuration or checkpoint.",
+}
+"""Verbs of Lightning's command line."""
+
 _LONGEST = 500
 _PARTS = ("lightning.pytorch.callbacks", "lightning.pytorch.loggers")
 """Modules besides ours whose classes may be named without their module."""
@@ -29,7 +35,11 @@ class OneLineErrors(ArgumentParser):
         super().__init__(*args, allow_abbrev=False, **kwargs)  # an abbreviation is a typo that happens to work
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
-        return super().format_help(*args, **kwargs).replace("``", "`")  # docstrings are written for documentation pages
+        """Docstrings are written for documentation pages: their roles and Python's own marks go."""
+        for group in self._action_groups:
+            group.title = (group.title or "").split(". ")[0]  # jsonargparse takes the first line, cut where it may be
+        text = super().format_help(*args, **kwargs).replace("``", "`")
+        return re.sub(r"<class '([\w.]+)'>", r"\1", re.sub(r":[a-z]+:`~?([^`]*)`", r"`\1`", text))
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # jsonargparse tries types one after the other with parsers that raise
@@ -171,7 +181,7 @@ def _no_class(key: str, found: re.Match[str], options: Iterable[str]) -> str:
         union = re.search(r"Subtypes: \[(.*)\] Errors:", found.string)
         what = _alternatives(union[1]) if union else "a class or class_path"
         return f"{key} must be {what}, got {name!r}"
-    return f"{key}: there is no {name}{nearest_class(name)}"
+    return f"{key}{': ' if key else ''}there is no {name}{nearest_class(name)}"
 
 
 def _missing(key: str, found: re.Match[str], options: Iterable[str]) -> str:
@@ -267,13 +277,17 @@ def nearest_class(name: str) -> str:
             return nearest(leaf, _names(module))
         except ImportError as error:
             return f": {error}"
-    ours = [key for key in list(sys.modules) if key.startswith("grpo_pl")]
-    return nearest(name, [name for module in (*ours, *_PARTS) for name in _names(module, only=inspect.isclass)])
+    modules = [*(key for key in list(sys.modules) if key.startswith("grpo_pl.")), *_PARTS]
+    return nearest(name, [leaf for module in modules for leaf in _names(module, only=_is_part)])
 
 
 def _arguments(class_path: str) -> list[str]:
     module, _, name = class_path.rpartition(".")
     return list(inspect.signature(getattr(importlib.import_module(module), name)).parameters)
+
+
+def _is_part(value: Any) -> bool:
+    return inspect.isclass(value) and value.__module__.startswith(("grpo_pl.", *_PARTS))
 
 
 def _names(module: str, only: Callable[[Any], bool] = callable) -> list[str]:

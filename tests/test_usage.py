@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +191,35 @@ def test_an_unknown_command_names_the_nearest(command_line: Any) -> None:
         2,
         "grpo-pl: error: unknown command 'validat'; did you mean validate?",
     )
+
+
+# --- help -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_overview_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    from grpo_pl.cli import overview
+    from grpo_pl.commands import VERBS
+    from grpo_pl.usage import TRAINER_VERBS
+
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = overview().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if re.match(r"  \w", line)] == [*TRAINER_VERBS, *VERBS]
+
+
+def test_help_says_what_a_run_is_about_before_what_the_trainer_can(command_line: Any) -> None:
+    outcome = command_line("fit", "--help")
+    first, *_ = outcome.out.splitlines()
+    assert first == "usage: grpo-pl fit --config FILE [--config OVERLAY …] [--OPTION VALUE …]"
+    places = [
+        outcome.out.index(f"\n  --{option} ") for option in ("name", "model.rewards", "data.steps", "trainer.devices")
+    ]
+    assert places == sorted(places)
+    assert "<class '" not in outcome.out and ":class:" not in outcome.out and "``" not in outcome.out
+    assert "known subclasses: grpo_pl.data.arithmetic.ArithmeticPrompts" in outcome.out  # before any is named
+
+
+def test_a_source_needs_no_module_in_its_name(command_line: Any) -> None:
+    config = command_line.config("usage", model__cold_start=None)
+    outcome = command_line("fit", "--config", config, "--data.source=TablePrompts", "--data.source.path=none.csv")
+    assert outcome.err == "grpo-pl fit: error: there is no file 'none.csv'.\n"
