@@ -168,7 +168,7 @@ class RewardWatch(Callback):
             self._warned = True
             rank_zero_warn(
                 f"The {name} judge of the watch refuses {shares[name]:.0%} of the rewarded completions it looked at. "
-                f"The policy may game the reward, or the judge does not suit these answers: read {self.path}."
+                f"The policy may game the reward, or the judge does not suit these answers: read {self.path or 'some'}."
             )
 
     # --- the file ---------------------------------------------------------------------------------------------------
