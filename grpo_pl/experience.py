@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -150,16 +151,20 @@ class ExperienceMaker:
         algorithm = self.collector.algorithm
         old = entropy = ref = None
         if algorithm.needs_old_logprobs or algorithm.needs_entropy_mask:
-            old, entropy = self._score_rows(policy, rollout, with_entropy=algorithm.needs_entropy_mask)
+            old, entropy = self._score(policy, rollout, with_entropy=algorithm.needs_entropy_mask)
         if reference is not None:
             with adapters_off(reference):
-                ref, _ = self._score_rows(reference, rollout, with_entropy=False)
+                ref, _ = self._score(reference, rollout, with_entropy=False)
         return _Scored(old=old if algorithm.needs_old_logprobs else None, entropy=entropy, ref=ref)
+
+    def _score(self, model: PreTrainedModel, rollout: Rollout, *, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+        """(B, T) log-probabilities under ``model``, no gradient, a micro-batch at a time."""
+        run = partial(self._score_rows, model, rollout, with_entropy=with_entropy)
+        return self.budget.within_memory(run, rollout, self.collector.collective)
 
     def _score_rows(
         self, model: PreTrainedModel, rollout: Rollout, *, with_entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, T) log-probabilities under ``model``, no gradient, a micro-batch at a time."""
         logprobs = torch.zeros_like(rollout.sampling_logprobs)
         entropies = torch.zeros_like(logprobs) if with_entropy else None
         with torch.no_grad():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 import torch
@@ -13,13 +15,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from grpo_pl.collective import Collective
-from grpo_pl.policy.scoring import completion_logprobs, shares_prompts
+from grpo_pl.policy.scoring import completion_logprobs, recomputes_activations, shares_prompts
 from grpo_pl.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MOST_TOKENS, MOST_TOKENS_ON_CPU = 16_384, 4_096
 """A budget that is found stays below this: products of matrices gain nothing from more rows. A CPU even loses, because
@@ -103,6 +106,8 @@ class TokenBudget:
     configured: int | None = None
     tokens: int | None = None
     """None until it is settled."""
+    found_for: str = ""
+    """What a budget that was found depends on."""
 
     def __post_init__(self) -> None:
         if self.configured is not None and self.configured < 1:
@@ -110,13 +115,35 @@ class TokenBudget:
         self.tokens = self.tokens or self.configured
 
     def cut(self, rollout: Rollout, rows: Tensor, policy: PreTrainedModel) -> list[Tensor]:
-        """:func:`micro_batches` of ``rows`` for this policy; a budget that was found gives way to a longer row."""
+        """:func:`micro_batches` of ``rows`` for this policy. A budget that was found or halved gives way to a longer
+        row, up to the configured one.
+
+        Raises:
+            ValueError: a row is longer than the configured budget.
+        """
         assert self.tokens is not None, "the budget is not settled"
-        budget = self.tokens if self.configured else max(self.tokens, longest_row(rollout))
-        return micro_batches(rollout, rows, budget, share_prompts=shares_prompts(policy))
+        longest = longest_row(rollout)
+        budget = max(self.tokens, min(longest, self.configured or longest))
+        return micro_batches(rollout, rows, budget, share_prompts=shares_prompts(policy, longest))
+
+    def within_memory(self, run: Callable[[], T], rollout: Rollout, collective: Collective) -> T:
+        """``run()``, from its start with half the budget each time that memory runs out.
+
+        Raises:
+            OutOfMemory: there is nothing left to halve, or other ranks have gone on already.
+        """
+        while True:
+            try:
+                return run()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = error.with_traceback(None)  # its frames hold the tensors that take up the memory
+            self._halve(rollout, collective, reason)
 
     def settle(self, policy: PreTrainedModel, *, trained_before: bool, collective: Collective) -> None:
-        """Finds the budget where neither the configuration nor a checkpoint has one; the same on every rank.
+        """Finds the budget where neither the configuration has one nor a checkpoint from the same kind of device and
+        number of processes; the same on every rank.
 
         A dry forward pass counts the bytes that wait for the backward pass, per token. The budget is the largest power
         of two, at most :func:`most_tokens`, that takes up half of the memory that is free.
@@ -124,27 +151,25 @@ class TokenBudget:
         Args:
             trained_before: gradients' and optimiser's memory is in use already.
         """
-        if self.tokens is not None:
+        recomputes = recomputes_activations(policy)
+        found_for = f"{_describe(policy.device)}, {collective.world} processes, recomputing: {recomputes}"
+        if self.configured is not None or (self.tokens is not None and self.found_for == found_for):
             return
         each = saved_bytes_per_token(policy)
-        free = free_memory(policy.device, processes=collective.world)
+        free = free_memory(policy.device, processes=int(os.environ.get("LOCAL_WORLD_SIZE", collective.world)))
         if not trained_before:
             free -= 3 * sum(_local_bytes(p) for p in policy.parameters() if p.requires_grad)
         fitting = int(max(1.0, min(float(most_tokens(policy.device)), _SHARE_OF_FREE_MEMORY * free / each)))
         power = fitting.bit_length() - 1
-        self.tokens = 2 ** -collective.max(-power, policy.device)
+        self.tokens, self.found_for = 2 ** -collective.max(-power, policy.device), found_for
         log.info("Micro-batches of up to %d tokens, of which each keeps %.0f KiB.", self.tokens, each / 1024)
 
-    def halve(self, rollout: Rollout, collective: Collective, error: BaseException) -> None:
-        """After memory ran out.
-
-        Raises:
-            OutOfMemory: there is nothing left to halve, or other ranks have gone on already.
-        """
+    def _halve(self, rollout: Rollout, collective: Collective, error: BaseException) -> None:
         assert self.tokens is not None
         longest = longest_row(rollout)
         largest = int(rollout.prompt_mask.sum() + rollout.completion_mask.sum())
-        before, self.tokens = self.tokens, max(min(self.tokens, largest) // 2, longest)
+        before = max(longest, min(self.tokens, largest))
+        self.tokens = max(before // 2, longest)
         if collective.world > 1 or self.tokens == before:
             advice = (
                 f"set model.max_tokens_per_microbatch to {self.tokens} or less"
@@ -156,13 +181,13 @@ class TokenBudget:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def state_dict(self) -> dict[str, int | None]:
-        return {"configured": self.configured, "tokens": self.tokens}
+    def state_dict(self) -> dict[str, Any]:
+        return {"configured": self.configured, "tokens": self.tokens, "found_for": self.found_for}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what was found or halved, unless the run has been told otherwise since."""
         if state["configured"] == self.configured:
-            self.tokens = state["tokens"]
+            self.tokens, self.found_for = state["tokens"], state["found_for"]
 
 
 def most_tokens(device: torch.device) -> int:
@@ -185,7 +210,24 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def saved_bytes_per_token(policy: PreTrainedModel) -> float:
-    """Bytes that autograd keeps for each token of a micro-batch: what a dry forward pass of more tokens keeps more."""
+    """Bytes that autograd keeps for each token of a micro-batch: what a dry forward pass of more tokens keeps more.
+
+    Where activations are computed again, those of one layer come on top.
+    """
+    kept = _bytes_per_token(policy)
+    again = [module for module in policy.modules() if getattr(module, "gradient_checkpointing", False)]
+    if not recomputes_activations(policy):
+        return kept
+    for module in again:
+        module.gradient_checkpointing = False
+    try:
+        return kept + _bytes_per_token(policy) / policy.config.get_text_config().num_hidden_layers
+    finally:
+        for module in again:
+            module.gradient_checkpointing = True
+
+
+def _bytes_per_token(policy: PreTrainedModel) -> float:
     with torch.random.fork_rng():  # a policy with dropout draws the same afterwards
         fewer, more = (_saved_bytes(policy, tokens) for tokens in _PROBE_TOKENS)
     return max(1.0, (more - fewer) / (_PROBE_TOKENS[1] - _PROBE_TOKENS[0]))
@@ -220,7 +262,18 @@ def free_memory(device: torch.device, *, processes: int) -> float:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
     free = float(psutil.virtual_memory().available)
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and used.is_file() and limit.read_text().strip().isdigit():
-        free = min(free, float(limit.read_text()) - float(used.read_text()))
+    group = Path("/sys/fs/cgroup")
+    limit = group / "memory.max"
+    if limit.is_file() and limit.read_text().strip().isdigit():
+        used = float((group / "memory.current").read_text())
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        cached = float(counts.get("inactive_file", 0))  # files that were read, given up when memory is asked for
+        free = min(free, float(limit.read_text()) - used + cached)
     return free / processes
+
+
+def _describe(device: torch.device) -> str:
+    if device.type != "cuda":
+        return device.type
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name} with {properties.total_memory / 2**30:.0f} GiB"

@@ -81,6 +81,11 @@ class GRPOModule(LightningModule):
         check_rewards(rewards, steps_needed=algorithm.needs_step_rewards)
         sampling.require_on_policy()
         self.budget = TokenBudget(configured=max_tokens_per_microbatch)
+        if max_tokens_per_microbatch is not None and max_tokens_per_microbatch <= sampling.max_completion_length:
+            raise ValueError(
+                f"model.max_tokens_per_microbatch is {max_tokens_per_microbatch}, but must hold a prompt and a "
+                f"completion of up to {sampling.max_completion_length} tokens (model.sampling.max_completion_length)."
+            )
         self.automatic_optimization = False
         self.policy_config, self.template, self.cold_start = policy, template, cold_start
         self.rewards, self.algorithm, self.sampling = rewards, algorithm, sampling
@@ -314,7 +319,7 @@ class GRPOModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._tokens_seen, self._skipped_in_a_row = checkpoint["tokens_seen"], checkpoint["skipped_in_a_row"]
-        self.budget.load_state_dict(checkpoint["token_budget"])
+        self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))
         if self._reference is not None:
             self._reference.load_state_dict(checkpoint["reference"])
 

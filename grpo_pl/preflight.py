@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -21,6 +21,9 @@ from grpo_pl.rewards.golds import check_golds, describe_bad_golds
 from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.types import Prompt
 from grpo_pl.usage import nearest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SPLITS: tuple[Literal["train", "val"], ...] = ("train", "val")
 MADE_UP = 500
@@ -44,7 +47,11 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
         for name, leaf in source.leaves().items():
             own = judge.rewards.get(name, judge) if isinstance(judge, PerSource) else judge
             _check_source(leaf, f"{name}: " if name else "", fits, own, say)
-    check_distinct(data.source.prompts(0, count=data.prompts_per_step), "the first rollout")
+    first = data.source.prompts(0, count=data.prompts_per_step)
+    check_distinct(first, "the first rollout")
+    if module.budget.configured is not None:
+        train = data.source.problems("train")
+        _check_budget(module.budget.configured, module, first if train is None else train, tokenizer)
     _check_splits(data, say)
 
 
@@ -70,6 +77,21 @@ def _check_source(
     if fits is not None:
         _leave_out_long_prompts(source, part, fits, say)
     _check_golds(source, part, judge, say)
+
+
+def _check_budget(
+    budget: int, module: GRPOModule, prompts: Iterable[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """A micro-batch holds every prompt with a completion of full length."""
+    completion = module.sampling.max_completion_length
+    fits = Fits(module.template, tokenizer, context=budget, length=completion)
+    too_long = [prompt for prompt in prompts if not fits(prompt.question)]
+    if too_long:
+        needed = completion + max(len(module.template.encode(prompt.question, tokenizer)) for prompt in too_long)
+        raise ValueError(
+            f"model.max_tokens_per_microbatch is {budget}, but the longest prompt with a completion of "
+            f"{completion} tokens has {needed}: set it to {needed} at least, or to null."
+        )
 
 
 def _check_splits(data: RolloutDataModule, say: Callable[[str], None]) -> None:

@@ -15,7 +15,7 @@ from grpo_pl.collection import Report
 from grpo_pl.collective import Collective
 from grpo_pl.experience import Experience, rollout_rows
 from grpo_pl.functional.sampling import row_key
-from grpo_pl.microbatches import TokenBudget, is_out_of_memory
+from grpo_pl.microbatches import TokenBudget
 from grpo_pl.optimization import Optimization
 from grpo_pl.policy.scoring import completion_logprobs
 from grpo_pl.stopwatch import stopwatch
@@ -110,16 +110,13 @@ class PolicyUpdate:
         rows: Tensor,
         backward: Backward,
     ) -> _Gradient | None:
-        """Gradients of one optimiser step, made again from the start with half the budget when memory runs out."""
-        while True:
+        """Gradients of one optimiser step, made again from the start when memory runs out."""
+
+        def run() -> _Gradient | None:
             optimizer.zero_grad(set_to_none=True)
-            try:
-                return self._accumulate(policy, experience, rows, backward)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                reason = error.with_traceback(None)  # its frames hold the tensors that take up the memory
-            self.budget.halve(experience.rollout, self.collective, reason)
+            return self._accumulate(policy, experience, rows, backward)
+
+        return self.budget.within_memory(run, experience.rollout, self.collective)
 
     def _minibatches(self, experience: Experience) -> Iterator[Tensor]:
         """Row indices of the global batch, one tensor per optimiser step; the same on every rank."""

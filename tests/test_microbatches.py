@@ -95,6 +95,15 @@ def test_a_dry_forward_counts_what_a_layer_keeps_for_each_token() -> None:
     assert layer == pytest.approx(by_hand, rel=0.25)
 
 
+def test_recomputed_activations_count_once_for_one_layer() -> None:
+    policy = _policy(4).train()
+    whole = saved_bytes_per_token(policy)
+    policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    again = saved_bytes_per_token(policy)
+    assert whole / 4 < again < whole / 2
+    assert any(getattr(module, "gradient_checkpointing", False) for module in policy.modules())
+
+
 def test_a_dry_forward_leaves_no_gradient_and_no_trace_in_the_random_numbers() -> None:
     policy, before = _policy(), torch.random.get_rng_state()
     saved_bytes_per_token(policy)
@@ -108,11 +117,14 @@ def test_a_budget_is_found_once_and_a_checkpoint_keeps_it() -> None:
     assert budget.tokens is not None and 1 <= budget.tokens <= MOST_TOKENS
     assert budget.tokens.bit_count() == 1
     resumed = TokenBudget()
-    resumed.load_state_dict({"configured": None, "tokens": 48})
+    resumed.load_state_dict({**budget.state_dict(), "tokens": 48})
     resumed.settle(_policy(), trained_before=True, collective=Collective())
     assert resumed.tokens == 48
+    resumed.load_state_dict({**budget.state_dict(), "tokens": 48, "found_for": "a larger GPU, 1 processes"})
+    resumed.settle(_policy(), trained_before=True, collective=Collective())
+    assert resumed.tokens == budget.tokens  # found anew
     told_otherwise = TokenBudget(configured=100)
-    told_otherwise.load_state_dict({"configured": 200, "tokens": 50})
+    told_otherwise.load_state_dict({"configured": 200, "tokens": 50, "found_for": ""})
     assert told_otherwise.tokens == 100
 
 
@@ -131,16 +143,47 @@ def test_free_memory_is_shared_by_the_processes_of_a_machine() -> None:
 # --- running out ----------------------------------------------------------------------------------------------------
 
 
-def test_halving_ends_at_one_completion_and_where_other_ranks_have_gone_on(caplog: pytest.LogCaptureFixture) -> None:
-    budget = TokenBudget(configured=1000)
+def _exhausted() -> None:
+    torch.empty(2**60, dtype=torch.uint8)
+
+
+def test_halving_ends_at_one_completion(caplog: pytest.LogCaptureFixture) -> None:
+    budget, asked = TokenBudget(configured=1000), []
+
+    def twice() -> str:
+        asked.append(budget.tokens)
+        if len(asked) < 3:
+            _exhausted()
+        return "done"
+
     with caplog.at_level(logging.WARNING):
-        budget.halve(ROLLOUT, Collective(), RuntimeError())
-    assert budget.tokens == 23  # half of the 47 tokens that there are
+        assert budget.within_memory(twice, ROLLOUT, Collective()) == "done"
+    assert asked == [1000, 23, 13]  # half of the 47 tokens that there are, then the longest row
     assert "up to 23 tokens from now on" in caplog.text
-    with pytest.raises(OutOfMemory, match=r"set model.max_tokens_per_microbatch to 13 or less"):
-        budget.halve(ROLLOUT, Collective(world=2), RuntimeError())
     with pytest.raises(OutOfMemory, match="one completion already"):
-        budget.halve(ROLLOUT, Collective(), RuntimeError())
+        budget.within_memory(_exhausted, ROLLOUT, Collective())
+
+
+def test_a_halved_budget_gives_way_to_a_longer_row_up_to_the_configured_one() -> None:
+    budget = TokenBudget(configured=20, tokens=5)
+    assert [len(part) for part in budget.cut(ROLLOUT, torch.arange(6), _policy())] == [2, 1, 2, 1]  # 13 at most
+    with pytest.raises(ValueError, match="is 20, but a prompt with its completion has 21"):
+        budget.cut(_rollout([3], [18]), torch.arange(1), _policy())
+
+
+def test_a_found_budget_below_the_longest_row_is_not_raised_by_halving() -> None:
+    with pytest.raises(OutOfMemory, match="a micro-batch of up to 13 tokens: it is one completion already"):
+        TokenBudget(tokens=2).within_memory(_exhausted, ROLLOUT, Collective())
+
+
+def test_among_several_ranks_running_out_ends_the_run_with_the_value_to_set() -> None:
+    with pytest.raises(OutOfMemory, match=r"set model.max_tokens_per_microbatch to 23 or less"):
+        TokenBudget(configured=1000).within_memory(_exhausted, ROLLOUT, Collective(world=2))
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(RuntimeError, match="must match"):
+        TokenBudget(tokens=99).within_memory(lambda: torch.zeros(2) + torch.zeros(3), ROLLOUT, Collective())
 
 
 def test_errors_of_the_allocator_are_told_from_others() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ STAGES = {
 }
 """Key of ``time/<key>`` -> what the table calls it."""
 
+_MOST_MEASURED = 1 << 26  # elements: more are no faster, and would need memory that a run may not have left
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -44,12 +47,19 @@ class Limits:
 class Work:
     """What a step has to compute at least."""
 
-    decoding: tuple[int, ...]
-    """Rows that are alive at each token of the rollout."""
+    decoding: Counter[int]
+    """Rows that are alive -> token positions of the rollout with so many, the first one left out."""
     prefilled: int
     """Prompt tokens, once per group."""
     updated: int
     """Tokens of forward and backward passes, a group's prompt once, over all passes."""
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            decoding=self.decoding + other.decoding,
+            prefilled=self.prefilled + other.prefilled,
+            updated=self.updated + other.updated,
+        )
 
 
 class StageProfile(Callback):
@@ -57,14 +67,16 @@ class StageProfile(Callback):
 
     The limits are rooflines: decoding reads all weights for each token position or computes 2·N for each living row,
     whichever takes longer; a prompt token costs 2·N, a token of the update 6·N (8·N with activation checkpointing, 4·N
-    where only adapters learn), N being the parameters in matrix products. Attention itself is left out.
+    where only adapters learn), N being the parameters in matrix products. Attention itself is left out, and so are
+    rollouts that dynamic sampling discards and greedy baselines, whose time counts. Between the steps there are
+    validation, checkpoints, logging and other callbacks.
     """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.wall = 0.0
         self.steps = 0
-        self.works: list[Work] = []
+        self.work = Work(decoding=Counter(), prefilled=0, updated=0)
         self._start: float | None = None
 
     def on_train_batch_end(
@@ -79,7 +91,7 @@ class StageProfile(Callback):
             value = metrics.get("step_time" if stage == "step" else f"time/{stage}")
             self.seconds[stage] = self.seconds.get(stage, 0.0) + (float(value) if value is not None else 0.0)
         self.steps += 1
-        self.works.append(work_of(outputs["experience"], passes=pl_module.algorithm.num_iterations))
+        self.work += work_of(outputs["experience"], passes=pl_module.algorithm.num_iterations)
         self.wall = time.perf_counter() - self._start
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -90,9 +102,8 @@ class StageProfile(Callback):
             Console().print("profile     needs two steps at least: the first one warms up")
             return
         policy = pl_module.require_policy()
-        limits = measure_limits(policy)
-        bounds = [bound(work, policy, limits) for work in self.works]
-        Console().print(self.table(rollout=sum(b[0] for b in bounds), backward=sum(b[1] for b in bounds)))
+        rollout, backward = bound(self.work, policy, measure_limits(policy))
+        Console().print(self.table(rollout=rollout, backward=backward))
 
     def table(self, **bounds: float) -> Table:
         """Seconds per step, share of the time, and the ``bounds`` of all steps over the time that their stage took."""
@@ -117,7 +128,7 @@ def work_of(experience: Experience, *, passes: int) -> Work:
     any_active = active.view(-1, rollout.group_size).any(dim=1)
     alive = rollout.completion_mask.sum(dim=0).tolist()
     return Work(
-        decoding=tuple(int(rows) for rows in alive if rows),
+        decoding=Counter(int(rows) for rows in alive[1:] if rows),
         prefilled=int(prompts[:, 0].sum()),
         updated=passes * int(lengths[active].sum() + prompts[any_active, 0].sum()),
     )
@@ -130,7 +141,9 @@ def bound(work: Work, policy: PreTrainedModel, limits: Limits) -> tuple[float, f
     checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in policy.modules())
     cost = (6 if trains_all else 4) + (2 if checkpointing else 0)
     read = parameters / limits.weights_per_second
-    decoding = sum(max(read, 2 * parameters * rows / limits.flops) for rows in work.decoding[1:])
+    decoding = sum(
+        positions * max(read, 2 * parameters * rows / limits.flops) for rows, positions in work.decoding.items()
+    )
     rollout = decoding + 2 * parameters * work.prefilled / limits.flops
     return rollout, cost * parameters * work.updated / limits.flops
 
@@ -145,12 +158,13 @@ def multiplied_parameters(policy: PreTrainedModel) -> int:
 
 
 def measure_limits(policy: PreTrainedModel) -> Limits:
-    """Times products of matrices on the policy's device; less than a second."""
+    """Times products of matrices on the policy's device, of 256 MiB at most in float32."""
     device, dtype = policy.device, policy.dtype
     size = 8192 if device.type == "cuda" else 1024
     square = torch.randn(size, size, device=device, dtype=dtype)
     width = 1024
-    matrix = torch.randn(max(1, multiplied_parameters(policy) // width), width, device=device, dtype=dtype)
+    size_of_all = min(multiplied_parameters(policy), _MOST_MEASURED)
+    matrix = torch.randn(max(1, size_of_all // width), width, device=device, dtype=dtype)
     vector = torch.randn(width, device=device, dtype=dtype)
     fastest = min(_fastest(lambda: square @ square, device), _fastest(lambda: product(square, square), device))
     return Limits(

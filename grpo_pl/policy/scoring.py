@@ -58,7 +58,7 @@ def completion_logprobs(
     }
     way = _way(model)
     # the second forward pass of a checkpointed layer would not find the other products
-    with nullcontext() if _recomputes_activations(model) else FastLinear():
+    with nullcontext() if recomputes_activations(model) else FastLinear():
         if way == "materialised":
             return _materialised(model, rows, temperature, with_entropy)
         score = _packed if way == "packed" else _chunked
@@ -148,16 +148,16 @@ def _through_head(
     return logprobs, entropies[0] if with_entropy else None
 
 
-def shares_prompts(model: PreTrainedModel) -> bool:
-    """Whether neighbouring rows with equal prompts share them, and padding is left out."""
-    return _way(model) == "packed"
+def shares_prompts(model: PreTrainedModel, longest: int) -> bool:
+    """Whether neighbouring rows of up to ``longest`` tokens share equal prompts, and padding is left out."""
+    return _way(model) == "packed" and longest <= _window(model)
 
 
 def _way(model: PreTrainedModel) -> Way:
     if model not in _ways:
         _ways[model] = _try_ways(model)
         log.info("%s is scored in the %s way.", type(model).__name__, _ways[model])
-    if _ways[model] == "packed" and _recomputes_activations(model):
+    if _ways[model] == "packed" and recomputes_activations(model):
         return "chunked"  # the second forward pass of a checkpointed layer would not find the packing
     return _ways[model]
 
@@ -222,7 +222,8 @@ def _window(model: PreTrainedModel) -> float:
     return window if window is not None and uses_it else float("inf")
 
 
-def _recomputes_activations(model: PreTrainedModel) -> bool:
+def recomputes_activations(model: PreTrainedModel) -> bool:
+    """Whether the backward pass computes activations again instead of keeping them."""
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules()) and model.training
 
 

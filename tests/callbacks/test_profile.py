@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,16 +52,17 @@ def test_the_work_of_a_step_counts_prompts_once_and_active_rows_only() -> None:
     )
     experience: Any = SimpleNamespace(rollout=rollout, active=torch.tensor([True, False, False, False]))
     work = work_of(experience, passes=2)
-    assert work == Work(decoding=(4, 3, 1), prefilled=7, updated=2 * (2 + 3))
+    assert work == Work(decoding=Counter({3: 1, 1: 1}), prefilled=7, updated=2 * (2 + 3))  # of (4, 3, 1) rows
 
 
 def test_bounds_by_hand() -> None:
     policy = _policy(tied=True)
     n = BLOCK + 80
     limits = Limits(flops=4.0 * n, weights_per_second=2.0 * n)  # a pass over the weights takes half a second
-    work = Work(decoding=(8, 4, 1), prefilled=6, updated=10)
+    work = Work(decoding=Counter({4: 2, 1: 3}), prefilled=6, updated=10)
     rollout, update = bound(work, policy, limits)
-    assert rollout == pytest.approx(6 / 2 + 4 / 2 + 0.5)  # prompts; four rows compute; one row reads
+    assert rollout == pytest.approx(6 / 2 + 2 * 4 / 2 + 3 * 0.5)  # prompts; four rows compute; one row reads
+    assert bound(work + work, policy, limits) == pytest.approx((2 * rollout, 2 * update))
     assert update == pytest.approx(6 * 10 / 4)
     policy.get_input_embeddings().weight.requires_grad_(False)
     assert bound(work, policy, limits)[1] == pytest.approx(4 * 10 / 4)
