@@ -58,8 +58,11 @@ class StageProgress(ProgressBar):
         if not self._enabled or not trainer.is_global_zero:
             return
         held_out = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
-        numbers = "  ".join(f"{name} {float(value):.3f}" for name, value in sorted(held_out.items()))
-        self._console.print(f"rollout {self._completed(trainer)}: {numbers}", highlight=False, soft_wrap=True)
+        first = ("val/pass@1", "val/greedy")
+        ordered = sorted(held_out.items(), key=lambda item: (item[0] not in first, item[0]))
+        numbers = "  ".join(f"{name} {float(value):.3f}" for name, value in ordered)
+        line = f"rollout {self._completed(trainer)}: {numbers}"
+        self._console.print(line, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop()

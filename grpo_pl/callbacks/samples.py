@@ -23,7 +23,7 @@ class SampleTable(Callback):
     Args:
         every_n_rollouts: rollouts between two tables; 0 shows none.
         groups: prompts a table.
-        completions: completions of each prompt that the terminal shows, the best and the worst first.
+        completions: different completions of each prompt that the terminal shows, the best and the worst first.
         characters: longest text of a completion in the terminal; the middle of longer ones is left out.
     """
 
@@ -68,7 +68,8 @@ def sample_table(rows: Sequence[Row], number: int, *, completions: int, characte
         table.add_column(heading, justify="right", no_wrap=True)
     for prompt_id in dict.fromkeys(row["prompt_id"] for row in rows):
         group = [row for row in rows if row["prompt_id"] == prompt_id]
-        for place, row in enumerate(_ends_first(group)[:completions]):
+        different = {row["completion"]: row for row in reversed(group)}  # of equal ones the first
+        for place, row in enumerate(_ends_first(list(different.values())[::-1])[:completions]):
             question = f"{_shortened(row['question'], characters)}\n= {row['answer']}" if place == 0 else ""
             style = {True: "green", False: "red", None: ""}[row["correct"]]
             table.add_row(

@@ -37,6 +37,12 @@ def test_the_best_and_the_worst_completions_come_first_and_markup_is_text() -> N
     assert "–" in text and "-0.50" in text
 
 
+def test_equal_completions_are_shown_once() -> None:
+    rows = [_row(1, text, r) for text, r in (("same", 1.0), ("same", 1.0), ("other", 0.0), ("same", 1.0))]
+    text = _printed(sample_table(rows, 1, completions=3, characters=50))
+    assert text.count("same") == 1 and text.count("other") == 1
+
+
 def test_the_middle_of_a_long_completion_is_left_out() -> None:
     text = _printed(sample_table([_row(1, "a" * 30 + "b" * 500 + "c" * 30, 1.0)], 1, completions=1, characters=60))
     assert "a" * 30 + " […] " + "c" * 30 in text.replace("\n", "") and "b" not in text.replace("[bold]", "")
