@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from grpo_pl.checkpoints import LAST, PATTERN, CheckpointError, annotate, checkpoint_path, facts_of, remove, seal
 from grpo_pl.optimization import TrainingDiverged
-from grpo_pl.rollout.engine import RolloutInterrupted
+from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted
 
 BEST = "best.ckpt"
 """Link to the checkpoint with the highest value of ``monitor``."""
@@ -98,7 +98,7 @@ class RolloutCheckpoint(Checkpoint):
         """A run that was told to stop keeps its last completed rollout. After errors the ranks no longer agree."""
         if isinstance(exception, RolloutInterrupted):
             self._save(trainer)
-        if isinstance(exception, TrainingDiverged) and self._saved_at > 0 and self.folder is not None:
+        if isinstance(exception, TrainingDiverged | PolicyDiverged) and self._saved_at > 0 and self.folder is not None:
             exception.last_checkpoint = checkpoint_path(self.folder, self._saved_at)
 
     # --- what -------------------------------------------------------------------------------------------------------

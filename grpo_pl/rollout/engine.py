@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from signal import Signals
 from typing import TYPE_CHECKING
 
@@ -95,6 +96,18 @@ class RolloutInterrupted(RuntimeError):
 
     signal: Signals | None = None
     """Which signal asked this process to stop, if one did."""
+
+
+class PolicyDiverged(ValueError):
+    """The policy's logits are not finite: nothing can be drawn from it."""
+
+    last_checkpoint: Path | None = None
+    """The newest checkpoint of the run, where there is one."""
+
+    def __str__(self) -> str:
+        newest = self.last_checkpoint
+        hint = f" The newest checkpoint is {newest}; start from one that was saved before the metrics went astray."
+        return super().__str__() + (hint if newest is not None else "")
 
 
 def row_keys(keys: Sequence[Sequence[SampleKey]]) -> list[int]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from grpo_pl.functional.sampling import draw_tokens, uniforms
 from grpo_pl.rollout.engine import (
+    PolicyDiverged,
     ProgressFn,
     RolloutEngine,
     RolloutInterrupted,
@@ -106,7 +107,7 @@ def assemble(
     What follows a row's first EOS is arbitrary and is masked here.
 
     Raises:
-        ValueError: a log-probability is NaN or infinite, which means that the policy has diverged.
+        PolicyDiverged: a log-probability is NaN or infinite.
     """
     width = max(tokens.shape[1] for tokens, _ in drawn)
     completion_ids = torch.cat([_widen(tokens, width, pad_token_id) for tokens, _ in drawn])  # (B, T)
@@ -114,7 +115,7 @@ def assemble(
     kept &= torch.cat([_widen(torch.ones_like(tokens, dtype=torch.bool), width, False) for tokens, _ in drawn])
     logprobs = torch.cat([_widen(chunk, width, 0.0) for _, chunk in drawn]).masked_fill(~kept, 0.0)  # (B, T)
     if not logprobs.isfinite().all():
-        raise ValueError(
+        raise PolicyDiverged(
             "the policy's logits are not finite: its weights have diverged, or its type cannot hold its activations. "
             "Lower the learning rate, clip gradients, or use float32 or bfloat16 instead of float16."
         )

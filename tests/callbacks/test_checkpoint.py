@@ -102,6 +102,18 @@ def test_a_disk_that_is_full_for_other_files_ends_the_run_with_one_line(
     assert command_line("fit", "--config", command_line.config("crowded"), "--resume").status == 0
 
 
+def test_a_policy_that_diverged_names_the_newest_checkpoint(command_line: Any) -> None:
+    callback = {"class_path": "user_parts.PoisonWeights", "init_args": {"rollouts": 3}}
+    trainer = {"accelerator": "cpu", "limit_val_batches": 0, "callbacks": [callback]}
+    config = command_line.config("nan", trainer=trainer, checkpoint={"every_n_rollouts": 2})
+    outcome = command_line("fit", "--config", config)
+    assert outcome.status == 1
+    line = outcome.err.splitlines()[-1]
+    assert line.startswith("grpo-pl fit: error: the policy's logits are not finite")
+    newest = command_line.runs / "nan" / "checkpoints" / "rollout-000002.ckpt"
+    assert newest.exists() and f"The newest checkpoint is {newest};" in line
+
+
 @pytest.mark.parametrize(
     "arguments", [{"every_n_rollouts": -1}, {"keep": 0}, {"keep_best": -1}, {"every_n_minutes": 0.0}]
 )

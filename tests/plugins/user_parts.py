@@ -75,6 +75,17 @@ class PoisonGradients(Callback):
         next(iter(pl_module.parameters())).register_hook(poison)
 
 
+class PoisonWeights(Callback):
+    """Makes a weight not a number before the rollout after ``rollouts`` completed ones."""
+
+    def __init__(self, rollouts: int) -> None:
+        self.rollouts = rollouts
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if trainer.datamodule.completed_rollouts == self.rollouts:
+            next(iter(pl_module.parameters())).data.fill_(float("nan"))
+
+
 EVENTS: list[str] = []
 """What ``Telling`` was asked for, in order."""
 
