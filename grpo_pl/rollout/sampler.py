@@ -37,7 +37,8 @@ class Samples:
         columns: dict[str, list[object]] = {name: [row.columns.get(name) for row in rows] for name in sorted(names)}
         columns["prompt"] = [text for text in self.prompt_texts for _ in range(self.rollout.group_size)]
         columns["question"] = [row.question for row in rows]
-        columns["source"] = [row.source for row in rows]
+        # the part of a mixture; without one, a column of that name is the data set's own
+        columns["source"] = [row.source or row.columns.get("source", "") for row in rows]
         columns["completion_length"] = self.rollout.lengths.tolist()
         return columns
 

@@ -67,6 +67,15 @@ def test_columns_are_as_long_as_the_rows_and_a_missing_one_is_none(
     assert {len(column) for column in columns.values()} == {4}
 
 
+@pytest.mark.parametrize(("part", "expected"), [("", "book"), ("sums", "sums")])
+def test_a_column_named_source_is_kept_unless_the_problem_is_of_a_mixture(
+    sampler: CompletionSampler, tiny_policy: PreTrainedModel, part: str, expected: str
+) -> None:
+    prompt = Prompt(id=1, question="1+1=", answer="2", columns={"source": "book"}, source=part)
+    samples = sampler.sample(tiny_policy, [prompt], group_size=2, sampling=SHORT, seed=0, split="train")
+    assert samples.columns()["source"] == [expected, expected]
+
+
 def test_keys_name_seed_split_step_attempt_prompt_and_sample(
     tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
