@@ -123,7 +123,7 @@ def _python_names(args: list[str], switches: set[str]) -> list[str]:
     """``--max-batch-size=8`` as ``--max_batch_size=8`` and ``-n`` as ``--n``: options are named after arguments. One of
     ``switches`` that is given no value is true."""
     named = []
-    for arg, after in zip(args, [*args[1:], "-"], strict=True):
+    for arg, after in zip(args, [*args[1:], "-"], strict=False):
         flag, equals, value = arg.partition("=")
         if re.fullmatch(r"-[a-zA-Z]", flag):
             flag = "--help" if flag == "-h" else f"-{flag}"

@@ -17,7 +17,7 @@ from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.callbacks.completions import CompletionsLog
 from grpo_pl.callbacks.evaluation import ReportEvaluation
 from grpo_pl.callbacks.export import ExportPolicy
-from grpo_pl.callbacks.profile import StageProfile
+from grpo_pl.callbacks.profiling import StageProfile
 from grpo_pl.callbacks.progress import StageProgress
 from grpo_pl.callbacks.report import WriteReport
 from grpo_pl.callbacks.samples import SampleTable

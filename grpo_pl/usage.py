@@ -89,7 +89,7 @@ def check_config_files(args: Sequence[str]) -> None:
 
 
 def _values_of(option: str, args: Sequence[str]) -> Iterator[str]:
-    for arg, following in zip(args, [*args[1:], ""], strict=True):
+    for arg, following in zip(args, [*args[1:], ""], strict=False):
         if arg == option:
             yield following
         elif arg.startswith(f"{option}="):

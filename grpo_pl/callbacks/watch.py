@@ -216,5 +216,7 @@ class RewardWatch(Callback):
 
 
 def _shortened(text: str, characters: int) -> str:
+    if len(text) <= characters:
+        return text
     half = characters // 2
-    return text if len(text) <= characters else f"{text[:half]} […] {text[-half:]}"
+    return f"{text[:half]} […] {text[len(text) - half :]}"

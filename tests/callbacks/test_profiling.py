@@ -11,7 +11,15 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from grpo_pl.callbacks.profile import Limits, StageProfile, Work, bound, measure_limits, multiplied_parameters, work_of
+from grpo_pl.callbacks.profiling import (
+    Limits,
+    StageProfile,
+    Work,
+    bound,
+    measure_limits,
+    multiplied_parameters,
+    work_of,
+)
 from grpo_pl.rollout.engine import pad_left
 from grpo_pl.types import Rollout
 
