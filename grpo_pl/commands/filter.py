@@ -6,15 +6,16 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from grpo_pl.commands.predict import fitting, load_source, training_problems
+from grpo_pl.commands.predict import load_source, too_long, training_problems
 from grpo_pl.commands.rows import RowWriter
 from grpo_pl.data.rules import is_multiple_choice, is_true_or_false
 from grpo_pl.progress import progress_bar
@@ -72,31 +73,38 @@ def filter(
         raise ValueError(f"need --samples >= 0 and --batch_size >= 1, got {samples} and {batch_size}.")
     low, high = read_range(keep)
     source = load_source(Path(config))
-    problems = _problems(source, prompts)
-    asked = [p for p in problems if not (drop_multiple_choice and is_multiple_choice(p.question, p.answer))]
-    asked = [p for p in asked if not (drop_true_false and is_true_or_false(p.answer))]
+    problems = _problems(source, prompts)  # perhaps more than fit into memory: read again rather than kept
+    asked = {
+        p.id
+        for p in problems
+        if not (drop_multiple_choice and is_multiple_choice(p.question, p.answer))
+        and not (drop_true_false and is_true_or_false(p.answer))
+    }
     if len(asked) < len(problems):
         print(f"{len(problems) - len(asked)} of {len(problems)} problems left out by rule")
     rates: Mapping[int, float | None] = {}
     if samples:
         notes = _Notes(Path(output), [_digest(config), model, samples, seed])
         rates = notes.rates
-        todo = [p for p in asked if p.id not in rates]
+        todo = asked - rates.keys()
         if len(todo) < len(asked):
             print(f"{len(asked) - len(todo)} problems were measured before ({notes.path})")
         if todo:
             policy = _load(Path(config), model, source, device)
-            _measure(policy, _fitting(policy, todo, notes), notes, samples, seed, batch_size)
-    kept = [p for p in asked if not samples or _within(rates[p.id], low, high)]
-    if not kept:
-        raise ValueError(f"no problem is left of {len(problems)}: {_spread(rates)}. Widen --keep {keep}.")
+            todo -= _too_long(policy, problems, todo, notes)
+            _measure(policy, problems, todo, notes, samples, seed, batch_size)
+    kept = 0
     with RowWriter(Path(output)) as file:
-        for prompt in kept:
-            rate = {RATE: rates[prompt.id]} if samples else {}
-            file.write({"question": prompt.question, "answer": prompt.answer, **prompt.columns, **rate})
+        for prompt in problems:
+            if prompt.id in asked and (not samples or _within(rates[prompt.id], low, high)):
+                rate = {RATE: rates[prompt.id]} if samples else {}
+                file.write({"question": prompt.question, "answer": prompt.answer, **prompt.columns, **rate})
+                kept += 1
+        if not kept:
+            raise ValueError(f"no problem is left of {len(problems)}: {_spread(rates)}. Widen --keep {keep}.")
     if samples:
         notes.path.unlink(missing_ok=True)
-    print(f"{len(kept)} of {len(problems)} problems kept ({_spread(rates)}), written to {output}")
+    print(f"{kept} of {len(problems)} problems kept ({_spread(rates)}), written to {output}")
     if hasattr(source, "kept"):
         print(f"next        grpo-pl fit --config {config} --data.source.init_args.kept {output}")
 
@@ -156,34 +164,41 @@ class _Notes:
 
 
 def _measure(
-    policy: _Policy, problems: Sequence[Prompt], notes: _Notes, samples: int, seed: int, batch_size: int
+    policy: _Policy,
+    problems: Iterable[Prompt],
+    todo: Set[int],
+    notes: _Notes,
+    samples: int,
+    seed: int,
+    batch_size: int,
 ) -> None:
     from grpo_pl.evaluation import correctness
 
-    per_batch = max(1, batch_size // samples)
+    per_batch, done = max(1, batch_size // samples), 0
+    asked = (prompt for prompt in problems if prompt.id in todo)
     with ExitStack() as stack:
         for reward in policy.rewards:
             stack.enter_context(closing(reward))
-        advance = stack.enter_context(progress_bar("filter", len(problems)))
-        for first in range(0, len(problems), per_batch):
-            batch = problems[first : first + per_batch]
+        advance = stack.enter_context(progress_bar("filter", len(todo)))
+        while batch := list(islice(asked, per_batch)):
             drawn = policy.sampler.sample(
                 policy.model, batch, group_size=samples, sampling=policy.sampling, seed=seed, split="predict"
             )
             correct = correctness(policy.rewards, drawn)
             groups = [correct[i * samples : (i + 1) * samples] for i in range(len(batch))]
             notes.add({p.id: _rate(group) for p, group in zip(batch, groups, strict=True)})
-            advance(first + len(batch))
+            done += len(batch)
+            advance(done)
 
 
-def _fitting(policy: _Policy, problems: Sequence[Prompt], notes: _Notes) -> list[Prompt]:
-    """The problems that can be asked; the others count as measured without a rate."""
-    sampler = policy.sampler
-    length = policy.sampling.max_completion_length
-    short = fitting(problems, sampler.template, sampler.tokenizer, policy.model, length)
-    if len(short) < len(problems):
-        notes.add(dict.fromkeys({p.id for p in problems} - {p.id for p in short}))
-    return short
+def _too_long(policy: _Policy, problems: Iterable[Prompt], todo: Set[int], notes: _Notes) -> set[int]:
+    """Problems of ``todo`` that leave no room for a completion; they count as measured, without a rate."""
+    sampler, length = policy.sampler, policy.sampling.max_completion_length
+    asked = (prompt for prompt in problems if prompt.id in todo)
+    long = {p.id for p in too_long(asked, len(todo), sampler.template, sampler.tokenizer, policy.model, length)}
+    if long:
+        notes.add(dict.fromkeys(long))
+    return long
 
 
 def _rate(correct: Sequence[bool | None]) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -85,7 +85,9 @@ def predict(
         temperature=trained.temperature if temperature is None else temperature,
     )
     policy = trained.load_policy(choose_device(device))
-    problems = fitting(problems, trained.template, trained.tokenizer, policy, sampling.max_completion_length)
+    length = sampling.max_completion_length
+    long = too_long(problems, len(problems), trained.template, trained.tokenizer, policy, length)
+    problems = [prompt for prompt in problems if prompt not in long]
     tally: Counter[str] = Counter()
     seen: set[tuple[int, str]] = set()
     with ExitStack() as stack:
@@ -141,32 +143,33 @@ def training_problems(source: PromptSource, count: int) -> list[Prompt]:
     return list(found.values())[:count]
 
 
-def fitting(
-    problems: Sequence[Prompt],
+def too_long(
+    problems: Iterable[Prompt],
+    total: int,
     template: PromptTemplate,
     tokenizer: PreTrainedTokenizerBase,
     policy: PreTrainedModel,
     length: int,
 ) -> list[Prompt]:
-    """The problems that leave room for a completion; prints how many do not.
+    """The problems that leave no room for a completion; prints how many.
 
     Raises:
-        ValueError: none does.
+        ValueError: all do.
     """
     from grpo_pl.policy.loading import context_length
     from grpo_pl.policy.template import Fits
 
     context = context_length(policy.config)
     if context is None:
-        return list(problems)
+        return []
     fits = Fits(template, tokenizer, context=context, length=length)
-    short = [prompt for prompt in problems if fits(prompt.question)]
-    what = f"{len(problems) - len(short)} of {len(problems)} prompts leave no room for a completion"
-    if not short:
+    long = [prompt for prompt in problems if not fits(prompt.question)]
+    what = f"{len(long)} of {total} prompts leave no room for a completion"
+    if len(long) == total:
         raise ValueError(f"{what}: {fits}. Lower max_completion_length.")
-    if len(short) < len(problems):
+    if long:
         print(f"{what} and are left out: {fits}.")
-    return short
+    return long
 
 
 def completion_rows(drawn: Samples, rewards: Sequence[Reward]) -> Iterator[dict[str, Any]]:

@@ -56,11 +56,14 @@ class TablePrompts(RowPrompts):
 
     def open_rows(self, split: Side) -> RowReader | None:
         if split == "train":
-            return _TableReader(load_table(self.path, self.subset, self.train_split), self.path, self.own_columns())
+            return _TableReader(self._table(self.path, self.train_split), self.path, self.own_columns())
         if self.val_split is None and self.val_path is None:
             return None
-        table = load_table(self.val_path or self.path, self.subset, self.val_split or "train")
+        table = self._table(self.val_path or self.path, self.val_split or "train")
         return _TableReader(table, self.val_path or f"{self.path} ({self.val_split})", self.own_columns())
+
+    def _table(self, path: str, split: str) -> Dataset:
+        return load_table(path, self.subset, split, text=self.own_columns())
 
     def own_columns(self) -> list[str]:
         return [*super().own_columns(), *([self.worked] if self.worked else [])]
@@ -91,8 +94,11 @@ class _TableReader(RowReader):
             yield from (dict(zip(part, cells, strict=True)) for cells in zip(*part.values(), strict=True))
 
 
-def load_table(path: str, subset: str | None, split: str) -> Dataset:
+def load_table(path: str, subset: str | None, split: str, *, text: Sequence[str]) -> Dataset:
     """A split of a data set by ``datasets``.
+
+    Args:
+        text: columns of a CSV file that are text, even if all of it looks like numbers.
 
     Raises:
         ValueError: no such file, data set, subset or split; one line that says what there is.
@@ -108,7 +114,7 @@ def load_table(path: str, subset: str | None, split: str) -> Dataset:
         )
     try:
         if local.is_file():
-            return _read_file(local)
+            return _read_file(local, text)
         if local.is_dir():
             for file in sorted(local.rglob("*")):
                 check_utf8(file)
@@ -121,7 +127,7 @@ def load_table(path: str, subset: str | None, split: str) -> Dataset:
         raise ValueError(f"cannot load the data set {path!r}: {' '.join(str(reason).split())}") from error
 
 
-def _read_file(file: Path) -> Dataset:
+def _read_file(file: Path, text: Sequence[str]) -> Dataset:
     import datasets
 
     if file.suffix not in FORMATS:
@@ -129,7 +135,9 @@ def _read_file(file: Path) -> Dataset:
     if not file.stat().st_size:
         raise ValueError("it is empty")
     check_utf8(file)
-    options: dict[str, Any] = {"sep": "\t"} if file.suffix == ".tsv" else {}
+    options: dict[str, Any] = {}
+    if FORMATS[file.suffix] == "csv":
+        options = {"sep": "\t" if file.suffix == ".tsv" else ",", "converters": dict.fromkeys(text, str)}
     with _without_chatter():
         try:
             return datasets.load_dataset(FORMATS[file.suffix], data_files=str(file), split="train", **options)

@@ -54,6 +54,13 @@ def test_every_kind_of_file_gives_the_same_problems(tmp_path: Path, suffix: str)
     ]
 
 
+def test_golds_of_a_csv_file_stay_as_they_are_written(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("question,answer,level\na,007,1\nb,1.50,2\nc,,3\n")
+    source = TablePrompts(path=str(file), val_share=0, bad_rows="drop")
+    assert [(p.answer, p.columns["level"]) for p in source.problems("train")] == [("007", 1), ("1.50", 2)]
+
+
 def test_a_step_is_a_function_of_its_number_and_an_epoch_gives_each_row_once(jsonl: Callable[..., str]) -> None:
     path = jsonl(_rows(23))
     one, other = (TablePrompts(path=path, val_share=0, seed=5) for _ in range(2))
