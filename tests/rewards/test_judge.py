@@ -51,12 +51,18 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.requests.append({"path": self.path, **request})
             self.server.in_flight += 1
+            self.counted = True
             self.server.most_in_flight = max(self.server.most_in_flight, self.server.in_flight)
         try:
             self.server.behave(self, request)
         finally:
-            with self.server.lock:
-                self.server.in_flight -= 1
+            self.leave()
+
+    def leave(self) -> None:
+        """No longer in flight: before the client can read the answer and send the next request."""
+        with self.server.lock:
+            self.server.in_flight -= self.counted
+            self.counted = False
 
     def say(self, content: str | None) -> None:
         message = {"role": "assistant", "content": content}
@@ -65,6 +71,7 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(200, json.dumps(body))
 
     def reply(self, status: int, body: str) -> None:
+        self.leave()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
