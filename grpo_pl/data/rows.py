@@ -43,7 +43,7 @@ class RowReader(ABC):
 class RowPrompts(PromptSource):
     """What sources of rows have in common; of a file only 16 bytes a row stay in memory.
 
-    All rows are read once at the start, which checks them, and then only where a step asks. A step takes the next rows
+    All rows are read at the start, which checks them, and then only where a step asks. A step takes the next rows
     of a permutation that seed and epoch determine, so each row comes once an epoch. What is left over at the end of an
     epoch, less than a batch, waits for another one. Rows with equal questions are held out together, and training
     rows whose question is held out are left out, so no question is in both.
