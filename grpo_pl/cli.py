@@ -20,6 +20,7 @@ from yaml import YAMLError
 
 import grpo_pl
 from grpo_pl.commands import VERBS
+from grpo_pl.shipped import with_shipped_configs
 from grpo_pl.usage import TRAINER_VERBS, USAGE_ERROR, OneLineErrors, explain, load_argument, nearest
 
 DEBUG = "GRPO_PL_DEBUG"
@@ -48,7 +49,8 @@ def main(args: Sequence[str] | None = None) -> int:
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))  # a `class_path` may name a module that lies here; last, to shadow nothing
     try:
-        return _train(verb, rest) if verb in TRAINER_VERBS else _command(verb, rest)
+        given = with_shipped_configs(rest)
+        return _train(verb, given) if verb in TRAINER_VERBS else _command(verb, given)
     except KeyboardInterrupt:
         print(f"grpo-pl {verb}: stopped by Ctrl-C.", file=sys.stderr)
         return INTERRUPTED

@@ -32,6 +32,7 @@ from grpo_pl.loggers import MetricsCSV
 from grpo_pl.module import GRPOModule
 from grpo_pl.preflight import check_monitor, check_start
 from grpo_pl.runs import RunFolder, check_name, resume_run, start_run
+from grpo_pl.shipped import short_name
 from grpo_pl.strategies import FSDP2Strategy, is_first_process, launched_devices
 from grpo_pl.usage import TRAINER_VERBS, OneLineErrors, check_config_files
 
@@ -206,7 +207,7 @@ class GRPOCLI(LightningCLI):
         checkpoint = self._get(self.config_init, "checkpoint")
         if checkpoint.keep_best:
             check_monitor(checkpoint.monitor, self.model, self.datamodule)
-        configs = [str(path) for path in self._get(self.config, "config") or []]
+        configs = [short_name(Path(str(path))) for path in self._get(self.config, "config") or []]
         root = Path(self._get(self.config, "runs_dir"))
         given_name, resume = self._get(self.config, "name"), self._get(self.config, "resume")
         name = (Path(configs[0]).stem if configs else "run") if given_name is None else given_name

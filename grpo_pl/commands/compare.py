@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-import grpo_pl
 from grpo_pl.comparison import RunCurves, draw_curves, read_run, results_table, write_curves
 from grpo_pl.runs import RunFolder, claim_run_folder
+from grpo_pl.shipped import CONFIGS
 
 
 def compare(
@@ -70,7 +70,7 @@ def find_presets(algorithms: str, config: Path) -> dict[str, Path]:
     Raises:
         ValueError: no such preset, or one name twice.
     """
-    folders = [config.parent / "algorithm", Path(grpo_pl.__file__).parents[1] / "configs" / "algorithm"]
+    folders = [config.parent / "algorithm", CONFIGS / "algorithm"]
     given = [name.strip() for name in algorithms.split(",") if name.strip()]
     if not given:
         raise ValueError("--algorithms is empty: give presets such as grpo,dr_grpo,rloo.")
