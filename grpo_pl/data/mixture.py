@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, overload
 
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
@@ -52,7 +52,7 @@ class MixturePrompts(PromptSource):
 
     def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
         chosen = [
-            self._own(name, prompt)
+            self.own(name, prompt)
             for name, share in self.shares(count).items()
             if share
             for prompt in self.parts[name].prompts(step, attempt, count=share)
@@ -64,7 +64,7 @@ class MixturePrompts(PromptSource):
         """``count`` problems in the shares of a step, or all of every part."""
         shares = dict.fromkeys(self.parts, None) if count is None else self.shares(count)
         return [
-            self._own(name, prompt)
+            self.own(name, prompt)
             for name, share in shares.items()
             if share is None or share
             for prompt in self.parts[name].validation(share)
@@ -93,15 +93,16 @@ class MixturePrompts(PromptSource):
         return self.parts[prompt.source].demonstration(replace(prompt, id=prompt.columns[PART_ID]), rng)
 
     def problems(self, split: Literal["train", "val"]) -> Sequence[Prompt] | None:
+        """Those of every part, part after part; None where one makes its problems up."""
         lists = {name: source.problems(split) for name, source in self.parts.items()}
-        if any(rows is None for rows in lists.values()):
-            return None
-        return [self._own(name, prompt) for name, rows in lists.items() for prompt in rows or ()]
+        listed = {name: rows for name, rows in lists.items() if rows is not None}
+        return _Joined(self, listed) if len(listed) == len(lists) else None
 
     def leaves(self) -> dict[str, PromptSource]:
         return dict(self.parts)
 
-    def _own(self, name: str, prompt: Prompt) -> Prompt:
+    def own(self, name: str, prompt: Prompt) -> Prompt:
+        """A part's problem as one of the mixture's."""
         columns = {**prompt.columns, PART_ID: prompt.id}
         return replace(prompt, id=self._identity(name, prompt), source=name, columns=columns)
 
@@ -112,3 +113,30 @@ class MixturePrompts(PromptSource):
 
     def _weight(self, name: str) -> float:
         return self.weights.get(name, 1.0)
+
+
+class _Joined(Sequence[Prompt]):
+    """The lists of several parts as one, without a copy of any."""
+
+    def __init__(self, mixture: MixturePrompts, lists: Mapping[str, Sequence[Prompt]]) -> None:
+        self.mixture, self.lists = mixture, lists
+
+    def __len__(self) -> int:
+        return sum(map(len, self.lists.values()))
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return (self.mixture.own(name, prompt) for name, rows in self.lists.items() for prompt in rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Prompt]: ...
+    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        for name, rows in self.lists.items():
+            if place < len(rows):
+                return self.mixture.own(name, rows[place])
+            place -= len(rows)
+        raise AssertionError("the index is inside")

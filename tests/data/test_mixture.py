@@ -56,6 +56,21 @@ def test_problems_of_two_parts_never_share_an_id_and_keep_their_demonstrations()
         assert mixture.demonstration(prompt, random.Random(0)) == f"{prompt.source}:{prompt.question[1:]}"
 
 
+def test_the_lists_of_the_parts_are_one_list() -> None:
+    @dataclass(kw_only=True)
+    class Listed(Counting):
+        def problems(self, split: str) -> list[Prompt]:
+            return self.validation(3)
+
+    mixture = MixturePrompts(parts={"a": Listed(tag="a"), "b": Listed(tag="b")})
+    rows = mixture.problems("train")
+    assert rows is not None
+    assert [p.question for p in rows] == ["a-0", "a-1", "a-2", "b-0", "b-1", "b-2"]
+    assert (rows[-3].question, [p.question for p in rows[2:4]]) == ("b-0", ["a-2", "b-0"])
+    assert (rows[4].source, len(rows), len({p.id for p in rows})) == ("b", 6, 6)
+    assert _mixture(a=1, b=1).problems("train") is None  # made up
+
+
 def test_validation_takes_all_of_every_part_or_a_share() -> None:
     assert Counter(p.source for p in _mixture(a=3, b=1).validation()) == {"a": 10, "b": 10}
     assert Counter(p.source for p in _mixture(a=3, b=1).validation(4)) == {"a": 3, "b": 1}
