@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any
 
 
-def check_pattern(pattern: str) -> None:
+def check_pattern(pattern: str | None) -> None:
     """Refuses an ``answer_pattern`` that cannot find an answer.
 
     Raises:
-        ValueError: no regular expression, or one without a group.
+        ValueError: no regular expression, one without a group, or None: what YAML makes of ``####`` without quotes.
     """
+    if pattern is None:
+        raise ValueError(
+            "answer_pattern is null: leave it out to take the whole column. What begins with # is a comment in YAML "
+            "unless it stands in quotes, such as '####\\s*(.+)'."
+        )
     if not pattern:
         return
     try:

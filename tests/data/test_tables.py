@@ -134,6 +134,7 @@ def test_worked_completions_serve_as_demonstrations_and_never_reach_rewards(json
         ('{"question": [{"role": "user"}], "answer": "5"}', {}, "1 of 1 rows"),
         ('{"question": "a", "answer": "5"}', {"answer_pattern": "("}, "is no regular expression"),
         ('{"question": "a", "answer": "5"}', {"answer_pattern": "x"}, "needs a group"),
+        ('{"question": "a", "answer": "5"}', {"answer_pattern": None}, "answer_pattern is null.*in quotes"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(
