@@ -1,0 +1,54 @@
+"""The commands and the code of docs/evaluation.md do what the page says, on a task of seconds."""
+
+import contextlib
+import io
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_pl.cli import main
+from grpo_pl.evaluation_report import EvaluationReport
+
+PAGE = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_a_policy_is_compared_with_its_beginning(command_line: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = command_line.config("quickstart", data__steps=1)
+    done = command_line("fit", f"--config={config}")
+    assert done.status == 0, done.err
+    desk: Path = command_line.folder / "desk"
+    (desk / "configs").mkdir(parents=True)
+    shutil.copy(config, desk / "configs")
+    shutil.copytree(command_line.runs / "quickstart", desk / "runs" / "quickstart", symlinks=True)
+    monkeypatch.setenv("GRPO_PL_CACHE", str(command_line.cache))
+    monkeypatch.chdir(desk)
+    measure, compare = _blocks("bash")
+    before, after = (shlex.split(line) for line in compare.splitlines())
+    assert after[: len(shlex.split(measure))] == shlex.split(measure)
+    printed = io.StringIO()
+    for program, *arguments in (before, after):
+        with contextlib.redirect_stdout(printed):
+            assert (program, main(arguments)) == ("grpo-pl", 0)
+    assert "difference to the baseline" in printed.getvalue()
+    first, second = (EvaluationReport.read(Path(f"{name}.json")) for name in ("before", "after"))
+    assert (first.facts["rollouts"], second.facts["rollouts"]) == (0, 1)
+    keys = set(re.findall(r"^\| `(val/[\w@]+)` \|", PAGE, re.MULTILINE))
+    assert {key.replace("@n", "@2") for key in keys} == set(first.measured)
+
+
+def test_the_metrics_in_python() -> None:
+    (code,) = _blocks("python")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {})
+    first, second = printed.getvalue().splitlines()
+    assert first == "tensor(0.3333)"
+    assert second.startswith("Estimate(value=0.333")
