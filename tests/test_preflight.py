@@ -119,6 +119,27 @@ def test_gold_answers_that_cannot_be_judged_against_are_refused_or_left_out(comm
     assert sum("; left out." in line for line in outcome.err.splitlines()) >= 1
 
 
+CONFUSED = """
+from dataclasses import dataclass, replace
+from grpo_pl.data.arithmetic import ArithmeticPrompts
+
+@dataclass(kw_only=True)
+class Confused(ArithmeticPrompts):
+    def prompts(self, step, attempt=0, *, count):
+        return [replace(prompt, id=7) for prompt in super().prompts(step, attempt, count=count)]
+"""
+
+
+def test_two_training_problems_of_one_id_are_refused(
+    command_line: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "confused_source.py").write_text(CONFUSED)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = {"class_path": "confused_source.Confused", "init_args": {"digits": 2}}
+    line = _refused(command_line, data__source=source, model__cold_start=None)
+    assert "two problems of the first rollout have the id 7: '" in line
+
+
 def test_every_part_of_a_mixture_is_looked_at_by_its_own_rules(command_line: Any, tmp_path: Path) -> None:
     rows = [*_sums(24), {"question": "a", "answer": "nan"}, {"question": "1" * 17, "answer": "1"}]
     table = _source(tmp_path, rows, val_share=0.0, val_path=str(tmp_path / "val.jsonl"), bad_rows="drop")
