@@ -13,7 +13,7 @@ from torch import Tensor
 from grpo_pl.algorithm import GRPOAlgorithm
 from grpo_pl.collective import Collective
 from grpo_pl.data.datamodule import PromptBatch
-from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.base import Reward, Score, needs_of
 from grpo_pl.rewards.scoring import ScoredBatch, join_scores, score_completions
 from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.rollout.groups import group_rows, join_samples, samples_to, select_groups
@@ -96,7 +96,7 @@ class Collector:
             self.rewards,
             completions=samples.completions,
             answers=[prompt.answer for prompt in samples.per_row],
-            columns=samples.columns(),
+            columns=samples.columns(needs_of(self.rewards)),
         )
         self.report("reward", len(samples.completions), len(samples.completions))
         return scored

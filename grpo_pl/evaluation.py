@@ -12,7 +12,7 @@ from torch import Tensor
 from grpo_pl.data.datamodule import PromptBatch
 from grpo_pl.functional.estimates import Estimate, estimate_mean
 from grpo_pl.metrics import AverageAtK, GroupMetric, MajorityAtK, PassAtK
-from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.base import Reward, Score, needs_of
 from grpo_pl.rewards.scoring import score_completions
 from grpo_pl.rewards.voting import answer_classes
 from grpo_pl.rollout.engine import SamplingParams
@@ -69,7 +69,7 @@ def judge(rewards: Sequence[Reward], samples: Samples, *, vote: bool = True) -> 
     Args:
         vote: also find out which wrong answers are the same; without it each is a class of its own.
     """
-    columns, n = samples.columns(), samples.rollout.group_size
+    columns, n = samples.columns(needs_of(rewards)), samples.rollout.group_size
     reward, scores = _correctness_scores(rewards, samples, columns)
     correct = [score.value is not None and score.value >= 1.0 for score in scores]
     classes = [0 if c else row + 1 for row, c in enumerate(correct)]
@@ -87,7 +87,7 @@ def judge(rewards: Sequence[Reward], samples: Samples, *, vote: bool = True) -> 
 
 def correctness(rewards: Sequence[Reward], samples: Samples) -> list[bool | None]:
     """Whether each completion is right, in order; None where the reward could not say."""
-    _, scores = _correctness_scores(rewards, samples, samples.columns())
+    _, scores = _correctness_scores(rewards, samples, samples.columns(needs_of(rewards)))
     return [None if score.value is None else score.value >= 1.0 for score in scores]
 
 

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from grpo_pl.callbacks.completions import Row, rows_of
 from grpo_pl.experience import Experience
 from grpo_pl.module import GRPOModule
-from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.base import Reward, Score, needs_of
 from grpo_pl.rewards.length import repeated_share
 from grpo_pl.stopwatch import stopwatch
 from grpo_pl.suspicion import Look, Sign, Suspicion, judge_metrics, sample_rows, suspicions
@@ -139,7 +139,8 @@ class RewardWatch(Callback):
         samples = experience.samples
         rows = sample_rows(len(samples.completions), self.completions, seed=seed, step=samples.step)
         texts = [samples.completions[row] for row in rows]
-        prompts, columns, lengths = samples.per_row, samples.columns(), samples.rollout.lengths.tolist()
+        prompts, lengths = samples.per_row, samples.rollout.lengths.tolist()
+        columns = samples.columns(needs_of([judge for judge in (self.strict, self.lenient) if judge is not None]))
 
         def ask(judge: Reward | None) -> Sequence[Score | None]:
             if judge is None:

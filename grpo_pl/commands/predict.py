@@ -174,10 +174,13 @@ def too_long(
 
 def completion_rows(drawn: Samples, rewards: Sequence[Reward]) -> Iterator[dict[str, Any]]:
     """One row per completion, in order: messages, gold answer, each reward with its status, and whether it is right."""
+    from grpo_pl.rewards.base import needs_of
     from grpo_pl.rewards.scoring import score_completions
 
     answers = [prompt.answer for prompt in drawn.per_row]
-    scored = score_completions(rewards, completions=drawn.completions, answers=answers, columns=drawn.columns())
+    scored = score_completions(
+        rewards, completions=drawn.completions, answers=answers, columns=drawn.columns(needs_of(rewards))
+    )
     totals, correct, lengths = scored.totals(), scored.correct(), drawn.rollout.lengths.tolist()
     for i, prompt in enumerate(drawn.per_row):
         yield {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -75,6 +75,12 @@ class Reward(ABC):
     correctness: bool = False
     """True for the one reward per config that says whether an answer is right (pass@k, majority, ``expected``)."""
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """Columns that are made only where a reward asks for them: ``completion_length`` (tokens of each completion)
+        and ``completion_ids`` (the tokens). By default what the rewards among its arguments need."""
+        return needs_of(_held_by(self))
+
     @abstractmethod
     def __call__(
         self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
@@ -112,6 +118,24 @@ class Reward(ABC):
         """``class_path`` and ``init_args``, as a configuration file holds them."""
         kind = type(self)
         return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": self.init_args()}
+
+
+def needs_of(rewards: Iterable[Reward]) -> frozenset[str]:
+    """What any of these rewards needs, see :attr:`Reward.needs`."""
+    return frozenset().union(*(reward.needs for reward in rewards))
+
+
+def _held_by(value: Any) -> Iterator[Reward]:
+    """The rewards among the arguments of a reward, in lists and mappings too."""
+    if isinstance(value, Reward):
+        arguments = [getattr(value, f.name) for f in fields(value)] if is_dataclass(value) else []
+    else:
+        arguments = list(value.values()) if isinstance(value, Mapping) else list(value)
+    for argument in arguments:
+        if isinstance(argument, Reward):
+            yield argument
+        elif isinstance(argument, Mapping | list | tuple):
+            yield from _held_by(argument)
 
 
 def _described(value: Any) -> Any:

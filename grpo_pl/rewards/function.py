@@ -101,6 +101,12 @@ class FunctionReward(Reward):
                 f"function {self.function!r} must take 'completions' by name; it takes {sorted(self._names)}."
             )
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """What its signature names of them; both if it takes ``**kwargs``, because it may read them."""
+        columns = {"completion_length", "completion_ids"}
+        return frozenset(columns if self._takes_all else columns & self._names)
+
     def __call__(
         self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> list[Score]:

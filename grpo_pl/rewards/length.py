@@ -81,6 +81,10 @@ class LengthReward(Reward):
                 f"shape {self.shape!r} and correct={self.correct!r}: 'cosine', and only it, needs `correct`."
             )
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | {"completion_length"}
+
     def __call__(
         self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> list[Score]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,8 +30,13 @@ class Samples:
         """The prompt of each of the B rows."""
         return [prompt for prompt in self.prompts for _ in range(self.rollout.group_size)]
 
-    def columns(self) -> dict[str, list[object]]:
-        """What rewards get beside completion and answer: the data set's columns, prompt texts and lengths."""
+    def columns(self, needs: Collection[str] = ()) -> dict[str, list[object]]:
+        """What rewards get beside completion and answer: the data set's columns, prompt texts and lengths.
+
+        Args:
+            needs: what the rewards ask for, see ``Reward.needs``; with ``completion_ids`` the tokens as they were
+                drawn, the end token included.
+        """
         rows = self.per_row
         names = {name for prompt in self.prompts for name in prompt.columns}
         columns: dict[str, list[object]] = {name: [row.columns.get(name) for row in rows] for name in sorted(names)}
@@ -39,7 +44,10 @@ class Samples:
         columns["question"] = [row.question for row in rows]
         # the part of a mixture; without one, a column of that name is the data set's own
         columns["source"] = [row.source or row.columns.get("source", "") for row in rows]
-        columns["completion_length"] = self.rollout.lengths.tolist()
+        columns["completion_length"] = lengths = self.rollout.lengths.tolist()
+        if "completion_ids" in needs:
+            tokens = self.rollout.completion_ids.tolist()
+            columns["completion_ids"] = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
         return columns
 
 

@@ -67,6 +67,18 @@ def test_columns_are_as_long_as_the_rows_and_a_missing_one_is_none(
     assert {len(column) for column in columns.values()} == {4}
 
 
+def test_tokens_are_a_column_only_where_a_reward_needs_them(
+    sampler: CompletionSampler, tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    samples = sampler.sample(tiny_policy, PROMPTS, group_size=2, sampling=SHORT, seed=0, split="train")
+    assert "completion_ids" not in samples.columns()
+    drawn = samples.columns({"completion_ids"})["completion_ids"]
+    rollout = samples.rollout
+    assert drawn == [
+        row[mask].tolist() for row, mask in zip(rollout.completion_ids, rollout.completion_mask, strict=True)
+    ]
+
+
 @pytest.mark.parametrize(("part", "expected"), [("", "book"), ("sums", "sums")])
 def test_a_column_named_source_is_kept_unless_the_problem_is_of_a_mixture(
     sampler: CompletionSampler, tiny_policy: PreTrainedModel, part: str, expected: str
