@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
@@ -17,7 +17,7 @@ from grpo_pl.policy.cold_start import cache_root
 from grpo_pl.policy.loading import context_length, load_tokenizer, model_config
 from grpo_pl.policy.template import Fits
 from grpo_pl.rewards.base import Reward
-from grpo_pl.rewards.golds import check_golds, describe_bad_golds
+from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.types import Prompt
 from grpo_pl.usage import nearest
@@ -46,6 +46,7 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
     for source in (data.source, *data.validation_sets.values()):
         for name, leaf in source.leaves().items():
             own = judge.rewards.get(name, judge) if isinstance(judge, PerSource) else judge
+            _check_need_of_golds(leaf, name, module.rewards)
             _check_source(leaf, f"{name}: " if name else "", fits, own, say)
     first = data.source.prompts(0, count=data.prompts_per_step)
     check_distinct(first, "the first rollout")
@@ -67,6 +68,19 @@ def check_monitor(monitor: str, module: GRPOModule, data: RolloutDataModule) -> 
         raise ValueError(f"checkpoint.monitor: no validation measures {monitor!r}{nearest(monitor, metrics)} ({names})")
 
 
+def _check_need_of_golds(source: PromptSource, name: str, rewards: Sequence[Reward]) -> None:
+    """Problems without gold answers need rewards that do without."""
+    if getattr(source, "answer", "") is not None:
+        return
+    for reward in rewards:
+        own = reward.rewards.get(name) if isinstance(reward, PerSource) else reward
+        if own is not None and needs_golds(own):
+            raise ValueError(
+                f"reward {own.name!r} needs gold answers, and {name or 'data.source'}.answer is null: "
+                "name the column that holds them, or take rewards that need none."
+            )
+
+
 def _check_source(
     source: PromptSource, part: str, fits: Fits | None, judge: Reward, say: Callable[[str], None]
 ) -> None:
@@ -85,9 +99,9 @@ def _check_budget(
     """A micro-batch holds every prompt with a completion of full length."""
     completion = module.sampling.max_completion_length
     fits = Fits(module.template, tokenizer, context=budget, length=completion)
-    too_long = [prompt for prompt in prompts if not fits(prompt.question)]
+    too_long = [prompt for prompt in prompts if not fits(prompt.asked)]
     if too_long:
-        needed = completion + max(len(module.template.encode(prompt.question, tokenizer)) for prompt in too_long)
+        needed = completion + max(len(module.template.encode(prompt.asked, tokenizer)) for prompt in too_long)
         raise ValueError(
             f"model.max_tokens_per_microbatch is {budget}, but the longest prompt with a completion of "
             f"{completion} tokens has {needed}: set it to {needed} at least, or to null."
@@ -118,7 +132,7 @@ def _first_prompts(data: RolloutDataModule) -> Iterator[Prompt]:
 def _leave_out_long_prompts(source: PromptSource, part: str, fits: Fits, say: Callable[[str], None]) -> None:
     for split in SPLITS:
         problems = source.problems(split)
-        too_long = {prompt.id for prompt in problems or () if not fits(prompt.question)}
+        too_long = {prompt.id for prompt in problems or () if not fits(prompt.asked)}
         if problems and too_long:
             what = f"{part}{len(too_long)} of {len(problems)} {split} prompts leave no room for a completion"
             if len(too_long) == len(problems):

@@ -19,6 +19,10 @@ from torch import Tensor
 
 Split = Literal["train", "val", "predict", "greedy"]
 FinishReason = Literal["stop", "length"]
+Message = Mapping[str, Any]
+"""One turn of a conversation: ``role`` (system, user, assistant) and ``content``, a text."""
+Conversation = tuple[Message, ...]
+"""Turns of which the last is the user's; a system message may come first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +32,20 @@ class Prompt:
     id: int
     """Stable identity inside its source; part of the sampling key."""
     question: str
+    """What is asked, as text; of a conversation of one turn that turn, of a longer one all turns but the system's."""
     answer: str
-    """The gold answer, as plain text or LaTeX, without ``\\boxed``."""
+    """The gold answer, as plain text or LaTeX, without ``\\boxed``; empty where the data set has none."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the data set, handed to rewards by name."""
     source: str = ""
     """Name of the part of a mixture that the problem comes from; rewards and metrics may go by it."""
+    messages: Conversation | None = None
+    """The conversation itself, where the data set asks with one; rewards find it in the column ``prompt_messages``."""
+
+    @property
+    def asked(self) -> str | Conversation:
+        """What a template renders."""
+        return self.question if self.messages is None else self.messages
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ def filter(
         for prompt in problems:
             if prompt.id in asked and (not samples or _within(rates[prompt.id], low, high)):
                 rate = {RATE: rates[prompt.id]} if samples else {}
-                file.write({"question": prompt.question, "answer": prompt.answer, **prompt.columns, **rate})
+                file.write({"question": prompt.asked, "answer": prompt.answer, **prompt.columns, **rate})
                 kept += 1
         if not kept:
             raise ValueError(f"no problem is left of {len(problems)}: {_spread(rates)}. Widen --keep {keep}.")

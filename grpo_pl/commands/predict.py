@@ -163,7 +163,7 @@ def too_long(
     if context is None:
         return []
     fits = Fits(template, tokenizer, context=context, length=length)
-    long = [prompt for prompt in problems if not fits(prompt.question)]
+    long = [prompt for prompt in problems if not fits(prompt.asked)]
     what = f"{len(long)} of {total} prompts leave no room for a completion"
     if len(long) == total:
         raise ValueError(f"{what}: {fits}. Lower max_completion_length.")
@@ -184,7 +184,7 @@ def completion_rows(drawn: Samples, rewards: Sequence[Reward]) -> Iterator[dict[
     totals, correct, lengths = scored.totals(), scored.correct(), drawn.rollout.lengths.tolist()
     for i, prompt in enumerate(drawn.per_row):
         yield {
-            "prompt": [{"role": "user", "content": prompt.question}],
+            "prompt": list(prompt.messages or [{"role": "user", "content": prompt.question}]),
             "completion": [{"role": "assistant", "content": drawn.completions[i]}],
             "answer": prompt.answer,
             "prompt_id": prompt.id,

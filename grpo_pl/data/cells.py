@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from grpo_pl.types import Conversation
 
 
 def check_pattern(pattern: str | None) -> None:
@@ -52,7 +55,8 @@ def read_kept(path: str) -> set[str]:
     questions = set()
     for number, line in enumerate(lines, start=1):
         try:
-            questions.add(normal_question(json.loads(line)["question"]))
+            cell = json.loads(line)["question"]
+            questions.add(normal_question(cell if isinstance(cell, str) else conversation_text(conversation_in(cell))))
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"line {number} of {path!r} was not written by `grpo-pl filter`.") from error
     return questions
@@ -61,6 +65,41 @@ def read_kept(path: str) -> set[str]:
 def is_text(cell: Any) -> bool:
     """Whether a cell holds something to read."""
     return isinstance(cell, str | int | float) and str(cell).strip() != ""
+
+
+def is_conversation(cell: Any) -> bool:
+    """Whether a cell looks like a list of messages."""
+    return isinstance(cell, list | tuple) and bool(cell) and all(isinstance(m, Mapping) and "role" in m for m in cell)
+
+
+def conversation_in(cell: Any) -> Conversation:
+    """The messages in a cell; keys without a value are left out, for tables give every message the keys of all.
+
+    Raises:
+        ValueError: no list of messages, a role or content that cannot be asked with, or turns in a wrong order.
+    """
+    if not is_conversation(cell):
+        raise ValueError(f"a conversation is a list of messages with role and content, got {str(cell)[:60]!r}.")
+    messages = tuple({key: value for key, value in message.items() if value is not None} for message in cell)
+    roles = [message.get("role") for message in messages]
+    turns = roles[1:] if roles[0] == "system" else roles
+    wrong = next((role for role in turns if role not in ("user", "assistant")), None)
+    if wrong is not None:
+        raise ValueError(f"roles are user and assistant, after one system message at most; found {wrong!r} in {roles}.")
+    if not turns or turns[-1] != "user":
+        raise ValueError(f"the last message must be the user's, found {roles}.")
+    bad = next((m for m in messages if not is_text(m.get("content")) or not isinstance(m["content"], str)), None)
+    if bad is not None:
+        raise ValueError(f"the content of every message must be a text, got {str(bad.get('content'))[:60]!r}.")
+    return messages
+
+
+def conversation_text(messages: Conversation) -> str:
+    """What is asked, as text: the user's turn, or all turns with their roles; the system message is no question."""
+    turns = [message for message in messages if message["role"] != "system"]
+    if len(turns) == 1:
+        return str(turns[0]["content"])
+    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
 
 
 def normal_question(question: str) -> str:

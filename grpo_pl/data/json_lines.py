@@ -27,14 +27,14 @@ class JsonLinesPrompts(RowPrompts):
 
     def open_rows(self, split: Side) -> RowReader | None:
         path = self.path if split == "train" else self.val_path
-        return None if path is None else _LineReader(path, self.own_columns())
+        return None if path is None else _LineReader(path, self)
 
 
 class _LineReader(RowReader):
     unit = "line"
 
-    def __init__(self, name: str, columns: Sequence[str]) -> None:
-        self.name, self.columns = name, columns
+    def __init__(self, name: str, source: RowPrompts) -> None:
+        self.name, self.source = name, source
         self.file = Path(name).expanduser()
         if not self.file.is_file():
             raise ValueError(f"there is no file {name!r}.")
@@ -63,7 +63,5 @@ class _LineReader(RowReader):
             raise ValueError(f"{where} is not JSON: {error}.") from error
         if not isinstance(row, dict):
             raise ValueError(f"{where} is not a JSON object, but {raw[:60]!r}.")
-        missing = [name for name in self.columns if name not in row]
-        if missing:
-            raise ValueError(f"{where} has no column {missing[0]!r}; its columns are {', '.join(row)}.")
+        self.source.check_columns(where, row)
         return row

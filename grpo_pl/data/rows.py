@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, overload
 
-from grpo_pl.data.cells import check_pattern, gold_in, is_text, normal_question, read_kept
+from grpo_pl.data.cells import (
+    check_pattern,
+    conversation_in,
+    conversation_text,
+    gold_in,
+    is_conversation,
+    is_text,
+    normal_question,
+    read_kept,
+)
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Prompt
@@ -56,9 +65,9 @@ class RowPrompts(PromptSource):
     val_share: float = 0.05
     """Share of the rows that is held out where nothing else is said about validation."""
     question: str = "question"
-    """Column of the question."""
-    answer: str = "answer"
-    """Column of the gold answer."""
+    """Column of the question: text, or a conversation as a list of messages with role and content."""
+    answer: str | None = "answer"
+    """Column of the gold answer; null where the data has none and no reward needs one."""
     answer_pattern: str = ""
     r"""Regular expression whose first group is the gold answer inside ``answer``, last match; ``####\s*(.+)`` reads
     GSM8K's. Empty takes the whole column."""
@@ -77,6 +86,8 @@ class RowPrompts(PromptSource):
         if not 0.0 <= self.val_share < 1.0:
             raise ValueError(f"data.source.val_share must lie in [0, 1), got {self.val_share}.")
         check_pattern(self.answer_pattern)
+        if self.answer is None and self.answer_pattern:
+            raise ValueError(f"data.source.answer is null, so answer_pattern {self.answer_pattern!r} has no column.")
 
     @abstractmethod
     def open_rows(self, split: Side) -> RowReader | None:
@@ -161,8 +172,7 @@ class RowPrompts(PromptSource):
                 continue
             bad += 1
             if len(shown) < EXAMPLES_SHOWN:
-                cell = row[self.answer if is_text(row[self.question]) else self.question]
-                shown.append(f"{reader.unit} {number}: {str(cell)[:60]!r}")
+                shown.append(f"{reader.unit} {number}: {self._fault(row)}")
         if not total:
             raise ValueError(f"{reader.name!r} is empty: it has no rows.")
         if not bad:
@@ -176,15 +186,47 @@ class RowPrompts(PromptSource):
 
     def prompt(self, number: int, row: Mapping[str, Any]) -> Prompt | None:
         """The problem in a row, or None if its question or answer cannot be read."""
-        answer = gold_in(row[self.answer], self.answer_pattern)
-        if answer is None or not is_text(row[self.question]):
+        cell = row[self.question]
+        answer = "" if self.answer is None else gold_in(row[self.answer], self.answer_pattern)
+        columns = {name: value for name, value in row.items() if name not in self.own_columns()}
+        if answer is None:
             return None
-        columns = {name: cell for name, cell in row.items() if name not in self.own_columns()}
-        return Prompt(id=number, question=str(row[self.question]), answer=answer, columns=columns)
+        if is_text(cell):
+            return Prompt(id=number, question=str(cell), answer=answer, columns=columns)
+        try:
+            messages = conversation_in(cell)
+        except ValueError:
+            return None
+        question = conversation_text(messages)
+        return Prompt(id=number, question=question, answer=answer, columns=columns, messages=messages)
+
+    def _fault(self, row: Mapping[str, Any]) -> str:
+        """What keeps a row from being a problem."""
+        cell = row[self.question]
+        if is_conversation(cell):
+            try:
+                conversation_in(cell)
+            except ValueError as error:
+                return str(error).rstrip(".")
+        elif not is_text(cell) or self.answer is None:
+            return repr(str(cell)[:60])
+        return repr(str(row[str(self.answer)])[:60])
 
     def own_columns(self) -> list[str]:
         """Columns that must be there and that rewards do not see under their names."""
-        return [self.question, self.answer]
+        return [self.question, *([] if self.answer is None else [self.answer])]
+
+    def check_columns(self, where: str, columns: Iterable[str]) -> None:
+        """Refuses rows that lack a column.
+
+        Raises:
+            ValueError: which one, and which there are.
+        """
+        there = list(columns)
+        missing = next((name for name in self.own_columns() if name not in there), None)
+        if missing is not None:
+            hint = " If no reward needs a gold answer, set data.source.answer to null." * (missing == self.answer)
+            raise ValueError(f"{where} has no column {missing!r}; its columns are {', '.join(there)}.{hint}")
 
     def _is_held_out(self, key: int) -> bool:
         return row_key(self.seed, "split", key) % 10**6 < self.val_share * 10**6

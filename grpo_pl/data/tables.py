@@ -56,11 +56,11 @@ class TablePrompts(RowPrompts):
 
     def open_rows(self, split: Side) -> RowReader | None:
         if split == "train":
-            return _TableReader(self._table(self.path, self.train_split), self.path, self.own_columns())
+            return _TableReader(self._table(self.path, self.train_split), self.path, self)
         if self.val_split is None and self.val_path is None:
             return None
         table = self._table(self.val_path or self.path, self.val_split or "train")
-        return _TableReader(table, self.val_path or f"{self.path} ({self.val_split})", self.own_columns())
+        return _TableReader(table, self.val_path or f"{self.path} ({self.val_split})", self)
 
     def _table(self, path: str, split: str) -> Dataset:
         return load_table(path, self.subset, split, text=self.own_columns())
@@ -78,11 +78,9 @@ class TablePrompts(RowPrompts):
 class _TableReader(RowReader):
     unit = "row"
 
-    def __init__(self, table: Dataset, name: str, columns: Sequence[str]) -> None:
+    def __init__(self, table: Dataset, name: str, source: TablePrompts) -> None:
         self.table, self.name = table, name
-        missing = [column for column in columns if column not in table.column_names]
-        if missing:
-            raise ValueError(f"{name!r} has no column {missing[0]!r}; its columns are {', '.join(table.column_names)}.")
+        source.check_columns(repr(name), table.column_names)
 
     def scan(self) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
         for number, row in enumerate(self.read(range(len(self.table)), range(len(self.table)))):

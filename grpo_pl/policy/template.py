@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from grpo_pl.types import Conversation
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -44,29 +46,38 @@ class PromptTemplate:
         if "{question}" not in self.user:
             raise ValueError(f"template.user must contain '{{question}}', got {self.user!r}.")
 
-    def render(self, question: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    def render(self, asked: str | Conversation, tokenizer: PreTrainedTokenizerBase) -> str:
         """The full prompt text, prefill included.
 
+        A conversation's system message stands in the place of ``system``, and its last turn goes through ``user``.
+
         Raises:
-            ValueError: ``chat`` is true and the tokenizer has no chat template.
+            ValueError: ``chat`` is true and the tokenizer has no chat template, or a conversation of several turns
+                would need one.
         """
+        system, *turns = self._turns(asked)
         if self._through_chat(tokenizer):
-            messages = [{"role": "system", "content": self.system}] if self.system else []
+            messages = [{"role": "system", "content": system}] if system else []
             for example in self.examples:
                 messages += [
                     {"role": "user", "content": self._user(example.question)},
                     {"role": "assistant", "content": example.completion},
                 ]
-            messages.append({"role": "user", "content": self._user(question)})
+            messages += [{"role": role, "content": text} for role, text in turns]
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             return str(text) + self.prefill
+        if len(turns) > 1:
+            raise ValueError(
+                f"a conversation of {len(turns)} turns needs a chat template, which the tokenizer lacks or "
+                "template.chat turns off: ask with single turns."
+            )
         solved = [self._user(example.question) + example.completion for example in self.examples]
-        blocks = [self.system] if self.system else []
-        return "\n\n".join([*blocks, *solved, self._user(question) + self.prefill])
+        blocks = [system] if system else []
+        return "\n\n".join([*blocks, *solved, turns[0][1] + self.prefill])
 
-    def encode(self, question: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    def encode(self, asked: str | Conversation, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Token ids of the rendered prompt; a chat template writes its special tokens itself."""
-        text = self.render(question, tokenizer)
+        text = self.render(asked, tokenizer)
         return list(tokenizer(text, add_special_tokens=not self._through_chat(tokenizer)).input_ids)
 
     def completion_text(self, tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
@@ -76,6 +87,15 @@ class PromptTemplate:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as written next to an exported model; ``PromptTemplate(**d)`` reads them."""
         return asdict(self)
+
+    def _turns(self, asked: str | Conversation) -> Any:
+        """The system text, then (role, text) of each turn."""
+        if isinstance(asked, str):
+            return self.system, ("user", self._user(asked))
+        first = asked[0]
+        system, turns = (first["content"], asked[1:]) if first["role"] == "system" else (self.system, asked)
+        earlier = [(turn["role"], turn["content"]) for turn in turns[:-1]]
+        return system, *earlier, ("user", self._user(turns[-1]["content"]))
 
     def _user(self, question: str) -> str:
         return self.user.replace("{question}", question)
@@ -88,7 +108,7 @@ class PromptTemplate:
 
 
 class Fits:
-    """Whether a prompt leaves room for a completion: takes questions, and tokenizes only what could be too long.
+    """Whether a prompt leaves room for a completion: takes what is asked, and tokenizes only what could be too long.
 
     Args:
         context: most tokens of a prompt and its completion together.
@@ -101,11 +121,11 @@ class Fits:
         self.template, self.tokenizer, self.limit = template, tokenizer, context - length
         self.overhead = len(template.encode("", tokenizer)) + 8  # tokens may merge differently at the seams
 
-    def __call__(self, question: str) -> bool:
-        # a token stands for at least one byte
-        if len(question.encode()) + self.overhead <= self.limit:
+    def __call__(self, asked: str | Conversation) -> bool:
+        # a token stands for at least one byte; what a chat template writes around further messages is not known
+        if isinstance(asked, str) and len(asked.encode()) + self.overhead <= self.limit:
             return True
-        return len(self.template.encode(question, self.tokenizer)) <= self.limit
+        return len(self.template.encode(asked, self.tokenizer)) <= self.limit
 
     def __str__(self) -> str:
         return f"the model's context has {self.limit} tokens beside max_completion_length"

@@ -45,6 +45,13 @@ def check_golds(reward: Reward, golds: Sequence[str], *, cache_folder: Path | No
     return bad
 
 
+def needs_golds(reward: Reward) -> bool:
+    """Whether ``reward``, or one inside it, finds fault with a gold answer that is not there."""
+    inner = vars(reward).values()
+    nested = [part for value in inner for part in (value.values() if isinstance(value, dict) else [value])]
+    return bool(reward.gold_faults([""])[0]) or any(needs_golds(part) for part in nested if isinstance(part, Reward))
+
+
 def describe_bad_golds(bad: Sequence[BadGold], total: int) -> str:
     """One line that says how many gold answers are bad, with the first five."""
     first = "; ".join(f"row {b.row}: {b.gold[:60]!r} ({b.fault})" for b in bad[:5])

@@ -42,6 +42,11 @@ class Samples:
         columns: dict[str, list[object]] = {name: [row.columns.get(name) for row in rows] for name in sorted(names)}
         columns["prompt"] = [text for text in self.prompt_texts for _ in range(self.rollout.group_size)]
         columns["question"] = [row.question for row in rows]
+        if any(prompt.messages is not None for prompt in self.prompts):
+            columns["prompt_messages"] = [
+                [{"role": "user", "content": row.question}] if row.messages is None else list(map(dict, row.messages))
+                for row in rows
+            ]
         # the part of a mixture; without one, a column of that name is the data set's own
         columns["source"] = [row.source or row.columns.get("source", "") for row in rows]
         columns["completion_length"] = lengths = self.rollout.lengths.tolist()
@@ -79,7 +84,7 @@ class CompletionSampler:
             ValueError: a prompt and ``max_completion_length`` do not fit the model's context.
             RolloutInterrupted: ``should_stop`` turned true.
         """
-        prompt_ids = [self.template.encode(prompt.question, self.tokenizer) for prompt in prompts]
+        prompt_ids = [self.template.encode(prompt.asked, self.tokenizer) for prompt in prompts]
         self._check_context(model, prompts, prompt_ids, sampling.max_completion_length)
         rollout = self.engine.generate(
             model,
@@ -100,7 +105,7 @@ class CompletionSampler:
         tokens, lengths = rollout.completion_ids.tolist(), rollout.lengths.tolist()
         return Samples(
             prompts=prompts,
-            prompt_texts=[self.template.render(prompt.question, self.tokenizer) for prompt in prompts],
+            prompt_texts=[self.template.render(prompt.asked, self.tokenizer) for prompt in prompts],
             rollout=rollout,
             step=step,
             completions=[

@@ -1,0 +1,144 @@
+"""Data sets that ask with conversations, and data sets without gold answers."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import PreTrainedTokenizerBase
+
+from grpo_pl.data.json_lines import JsonLinesPrompts
+from grpo_pl.data.rows import RowPrompts
+from grpo_pl.data.tables import TablePrompts
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.types import Prompt
+
+CHAT = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def said(*turns: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.mark.parametrize("kind", [JsonLinesPrompts, TablePrompts])
+def test_a_column_of_messages_is_read_as_a_conversation(kind: type[RowPrompts], tmp_path: Path) -> None:
+    one, two = said(("system", "Add."), ("user", "1+1=")), said(("user", "Hi"), ("assistant", "Yes?"), ("user", "2+2="))
+    file = write(tmp_path / "a.jsonl", [{"prompt": one, "answer": "2"}, {"prompt": two, "answer": "4"}])
+    first, second = kind(path=str(file), question="prompt", val_share=0.0).problems("train")
+    assert (first.question, first.messages) == ("1+1=", tuple(one))
+    assert (second.question, second.messages) == ("user: Hi\n\nassistant: Yes?\n\nuser: 2+2=", tuple(two))
+    assert "prompt" not in first.columns
+
+
+@pytest.mark.parametrize(
+    ("turns", "why"),
+    [
+        (said(("user", "1+1="), ("assistant", "2")), "the last message must be the user's"),
+        (said(("user", "a"), ("system", "b"), ("user", "c")), "found 'system'"),
+        (said(("user", "a"), ("tool", "b"), ("user", "c")), "found 'tool'"),
+        (said(("user", "  ")), "must be a text"),
+        ([{"role": "user", "content": 7}], "must be a text"),
+        (said(("system", "only")), "the last message must be the user's"),
+    ],
+)
+def test_a_conversation_that_cannot_be_asked_names_its_row(turns: Any, why: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [{"prompt": turns, "answer": "2"}])
+    with pytest.raises(ValueError, match=rf"line 1: .*{why}"):
+        JsonLinesPrompts(path=str(file), question="prompt", val_share=0.0).problems("train")
+
+
+def test_conversations_with_one_question_are_held_out_together(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": said(("system", f"You are {who}."), ("user", f"{n}+1=")), "answer": str(n + 1)}
+        for who in "AB"
+        for n in range(30)
+    ]
+    source = JsonLinesPrompts(path=str(write(tmp_path / "a.jsonl", rows)), question="prompt", val_share=0.3)
+    train, val = ({prompt.question for prompt in source.problems(split)} for split in ("train", "val"))
+    assert val and train and not train & val
+
+
+def test_a_conversation_goes_through_the_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    chatty = copy.deepcopy(tokenizer)
+    chatty.chat_template = CHAT
+    template = PromptTemplate(system="Think.", user="{question} Box it.", prefill="<think>")
+    talk = tuple(said(("user", "Hi"), ("assistant", "Yes?"), ("user", "2+2=")))
+    rendered = template.render(talk, chatty)
+    assert rendered == "[system]Think.[user]Hi[assistant]Yes?[user]2+2= Box it.[assistant]<think>"
+    own = tuple(said(("system", "Add."), ("user", "2+2=")))
+    assert template.render(own, chatty) == "[system]Add.[user]2+2= Box it.[assistant]<think>"
+    assert template.render(own, tokenizer) == "Add.\n\n2+2= Box it.<think>"
+    with pytest.raises(ValueError, match="a conversation of 3 turns needs a chat template"):
+        template.render(talk, tokenizer)
+
+
+def test_what_is_asked_is_the_conversation_where_there_is_one() -> None:
+    talk = tuple(said(("user", "1+1=")))
+    assert Prompt(id=1, question="1+1=", answer="2").asked == "1+1="
+    assert Prompt(id=1, question="1+1=", answer="2", messages=talk).asked == talk
+
+
+def test_a_missing_answer_column_says_how_to_do_without(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [{"question": "Say hello."}])
+    for kind in (JsonLinesPrompts, TablePrompts):
+        with pytest.raises(ValueError, match=r"no column 'answer'.*set data.source.answer to null"):
+            kind(path=str(file), val_share=0.0).problems("train")
+        (prompt,) = kind(path=str(file), val_share=0.0, answer=None).problems("train")
+        assert prompt.answer == ""
+    with pytest.raises(ValueError, match="answer is null, so answer_pattern"):
+        JsonLinesPrompts(path=str(file), answer=None, answer_pattern="(x)")
+
+
+REWARD = """
+def brief(prompts, completions, **columns):
+    assert all(turns[-1]["role"] == "user" for turns in columns["prompt_messages"]), columns["prompt_messages"]
+    return [1.0 if len(text) % 2 else 0.0 for text in completions]
+"""
+
+
+def test_conversations_without_answers_train(command_line: Any, tmp_path: Path) -> None:
+    (tmp_path / "brief.py").write_text(REWARD)
+    rows = [{"prompt": said(("system", "Add."), ("user", f"{a}+{b}="))} for a in range(5) for b in range(5)]
+    data = {
+        "source": {
+            "class_path": "grpo_pl.data.json_lines.JsonLinesPrompts",
+            "init_args": {
+                "path": str(write(tmp_path / "a.jsonl", rows)),
+                "question": "prompt",
+                "answer": None,
+                "val_share": 0.3,
+            },
+        },
+        "steps": 2,
+        "prompts_per_step": 2,
+    }
+    function = {"function": f"{tmp_path / 'brief.py'}:brief", "correctness": True}
+    config = command_line.config(
+        "talk",
+        data=data,
+        model__cold_start=None,
+        model__rewards=[
+            {"class_path": "grpo_pl.rewards.FunctionReward", "init_args": function},
+            {"class_path": "grpo_pl.rewards.FormatReward"},
+        ],
+        model__sampling={"max_completion_length": 8},
+    )
+    fit = command_line("fit", f"--config={config}")
+    assert fit.status == 0, fit.err
+    (row, *_) = map(json.loads, (command_line.runs / "talk" / "completions.jsonl").read_text().splitlines())
+    assert row["prompt"].startswith("Add.\n\n") and row["answer"] == ""
+    needy = yaml.safe_load(config.read_text())
+    needy["model"]["rewards"].append({"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": False}})
+    config.write_text(yaml.safe_dump(needy))
+    refused = command_line("fit", f"--config={config}", "--name=needy")
+    assert refused.status == 1 and "reward 'math' needs gold answers, and data.source.answer is null" in refused.err
