@@ -11,6 +11,7 @@ from torch import Tensor
 
 from grpo_pl.functional.sampling import draw_tokens, truncate_logits, uniforms
 from grpo_pl.rollout.engine import SamplingParams
+from grpo_pl.rollout.processors import LogitOptions, LogitProcessor, TokenMask
 from grpo_pl.rollout.slots import slot_decoder
 from grpo_pl.types import FinishReason
 
@@ -40,6 +41,20 @@ class SequenceOptions:
     """Go on to the full length whatever is drawn: for measuring speed."""
     top_logprobs: int = 0
     """Report this many of the most likely tokens at every position."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Further tokens that end a sequence, whatever ``ignore_eos`` says."""
+    logits: LogitOptions | None = None
+    """Changes to the logits before a token is drawn; None is none, and costs nothing."""
+
+
+class ScoredToken(NamedTuple):
+    """One token of a prompt under the model: log softmax(logits), no temperature."""
+
+    token: int
+    logprob: float | None
+    """None for the first token, which nothing predicts."""
+    top: tuple[tuple[int, float], ...]
+    """The most likely (token, log-probability) pairs at its place."""
 
 
 @dataclass
@@ -47,6 +62,8 @@ class _Row:
     sequence: int
     options: SequenceOptions
     uniform: list[float]  # one number per position
+    ends: frozenset[int]  # tokens that end it
+    processor: LogitProcessor | None
     drawn: int = 0
 
 
@@ -73,18 +90,27 @@ class ContinuousBatch:
         self._rows: list[_Row] = []  # in the decoder's order
         self._tokens: list[int] = []  # the last one of each row, which the decoder has not seen yet
         self._joining: list[_Joining] = []
+        self._kinds: dict[SamplingParams, list[int]] | None = None  # rows that are drawn alike; None: not known yet
+        self._processed: list[int] = []  # rows with a processor, known with the kinds
         self._next_sequence = 0
 
     def __len__(self) -> int:
         """Sequences that are decoding or about to."""
         return len(self._rows) + sum(len(join.rows) for join in self._joining)
 
-    def add(self, prompt_ids: Sequence[int], keys: Sequence[int], options: SequenceOptions) -> list[int]:
+    def add(
+        self,
+        prompt_ids: Sequence[int],
+        keys: Sequence[int],
+        options: SequenceOptions,
+        masks: Sequence[TokenMask] | None = None,
+    ) -> list[int]:
         """Lets one sequence per key continue the prompt from the next step on, and returns their numbers.
 
         Args:
             prompt_ids: token ids; computed once for all keys.
             keys: sampling keys, from ``functional.sampling.row_key``.
+            masks: one per key, where a grammar says what may come next.
 
         Raises:
             ValueError: an empty prompt, or more sequences than the batch has room for.
@@ -95,7 +121,16 @@ class ContinuousBatch:
             raise ValueError(f"{len(keys)} sequences do not fit: {len(self)} of {self.max_rows} places are taken.")
         positions = torch.arange(options.sampling.max_completion_length)
         draws = uniforms(torch.tensor(keys, dtype=torch.int64).unsqueeze(1), positions).tolist()  # (n, T)
-        rows = [_Row(self._next_sequence + i, options, uniform) for i, uniform in enumerate(draws)]
+        ends = frozenset(options.stop_token_ids) | (frozenset() if options.ignore_eos else self._eos)
+
+        def processor(i: int) -> LogitProcessor | None:
+            if masks is None and options.logits is None:
+                return None
+            mask = None if masks is None else masks[i]
+            changes, temperature = options.logits or LogitOptions(), options.sampling.temperature
+            return LogitProcessor(changes, prompt_ids, ends=ends, temperature=temperature, mask=mask)
+
+        rows = [_Row(self._next_sequence + i, options, uniform, ends, processor(i)) for i, uniform in enumerate(draws)]
         self._next_sequence += len(rows)
         self._joining.append(_Joining(prompt_ids, rows))
         return [row.sequence for row in rows]
@@ -109,6 +144,23 @@ class ContinuousBatch:
         self._keep([row.sequence not in gone for row in self._rows])
 
     @torch.no_grad()
+    def prompt_logprobs(self, prompt_ids: Sequence[int], *, top: int = 0) -> list[ScoredToken]:
+        """What the model thinks of a prompt's own tokens; nothing is drawn and no place is taken."""
+        scored = [ScoredToken(prompt_ids[0], None, ())]
+        for logits in self._decoder.prompt_logits(prompt_ids):
+            logprobs = logits.float().log_softmax(dim=-1)  # (some positions, V)
+            following = prompt_ids[len(scored) : len(scored) + len(logprobs)]  # the last position has none
+            best = logprobs.topk(min(top, logprobs.shape[-1]))
+            tokens = torch.tensor(following, dtype=torch.int64, device=logprobs.device).unsqueeze(1)
+            own = logprobs[: len(following)].gather(1, tokens).squeeze(1).tolist()
+            tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            scored += [
+                ScoredToken(token, logprob, tuple(zip(*pairs, strict=True)))
+                for token, logprob, pairs in zip(following, own, tops, strict=False)
+            ]
+        return scored
+
+    @torch.no_grad()
     def step(self) -> list[Drawn]:
         """Draws the next token of every sequence; those that end with it are gone afterwards."""
         logits = []
@@ -117,6 +169,7 @@ class ContinuousBatch:
         for join in self._joining:
             logits.append(self._decoder.join(join.prompt, len(join.rows)).expand(len(join.rows), -1))
             self._rows += join.rows
+            self._kinds = None
         self._joining.clear()
         if not self._rows:
             return []
@@ -129,9 +182,11 @@ class ContinuousBatch:
         uniform = torch.tensor(
             [row.uniform[row.drawn] for row in self._rows], dtype=torch.float64, device=logits.device
         )
-        kinds: dict[SamplingParams, list[int]] = {}
-        for i, row in enumerate(self._rows):
-            kinds.setdefault(row.options.sampling, []).append(i)
+        kinds = self._sort_rows()
+        if self._processed:
+            logits = logits.float().clone()
+            for i in self._processed:
+                logits[i] = self._rows[i].processor(logits[i])  # type: ignore[misc]  # that is why it is listed
         drawn: list[Drawn | None] = [None] * len(self._rows)
         for sampling, members in kinds.items():
             part, draws = logits, uniform
@@ -145,11 +200,22 @@ class ContinuousBatch:
                 drawn[i] = self._advance(self._rows[i], token, logprob, logits[i])
         return [d for d in drawn if d is not None]
 
+    def _sort_rows(self) -> dict[SamplingParams, list[int]]:
+        """The rows by how they are drawn; sorted anew only when rows have come or gone."""
+        if self._kinds is None:
+            self._kinds = {}
+            for i, row in enumerate(self._rows):
+                self._kinds.setdefault(row.options.sampling, []).append(i)
+            self._processed = [i for i, row in enumerate(self._rows) if row.processor is not None]
+        return self._kinds
+
     def _advance(self, row: _Row, token: int, logprob: float, logits: Tensor) -> Drawn:
         options = row.options
         row.drawn += 1
         finish: FinishReason | None = None
-        if token in self._eos and not options.ignore_eos:
+        if row.processor is not None:
+            row.processor.accept(token)
+        if token in row.ends:
             finish = "stop"
         elif row.drawn == options.sampling.max_completion_length:
             finish = "length"
@@ -160,6 +226,7 @@ class ContinuousBatch:
         if not all(alive):
             order = self._decoder.keep(alive)
             self._rows = [self._rows[i] for i in order]
+            self._kinds = None
             self._tokens = [self._tokens[i] for i in order]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from grpo_pl.rollout.llama_family import LlamaFamilyDecoder
 from grpo_pl.rollout.weights import refuse_llama_family
 
 _COLUMNS = 256  # tokens that the cache has room for at first; doubled whenever a row outgrows it
+_POSITIONS = 128  # of a prompt whose logits are computed at once: all of them may be more than memory holds
 
 
 class SlotDecoder(Protocol):
@@ -22,6 +23,9 @@ class SlotDecoder(Protocol):
 
     def join(self, prompt: Sequence[int], copies: int) -> Tensor:
         """Appends ``copies`` rows that all continue ``prompt``; the logits (1, V) of their first token."""
+
+    def prompt_logits(self, prompt: Sequence[int]) -> Iterator[Tensor]:
+        """The logits behind every token of ``prompt``, (some positions, V) at a time; no row is made."""
 
     def step(self, tokens: Tensor) -> Tensor:
         """Feeds one token to each row and returns the logits (rows, V) of its next one."""
@@ -58,6 +62,20 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         assert first + copies <= self._slots, "more rows than slots"
         self._grow(width + 1)
         mine = slice(first, first + copies)
+        x = self._read(prompt, mine)
+        self._lengths += [width] * copies
+        self._hidden[mine, :width] = 0.0
+        self._hidden[mine, width:] = -torch.inf
+        return self._logits(x[-1:])
+
+    def prompt_logits(self, prompt: Sequence[int]) -> Iterator[Tensor]:
+        self._grow(len(prompt))
+        for part in self._read(prompt, slice(0, 0)).split(_POSITIONS):
+            yield self._logits(part)
+
+    def _read(self, prompt: Sequence[int], mine: slice) -> Tensor:
+        """Last hidden states (S, H) of a prompt, whose keys and values go to the rows ``mine``."""
+        width = len(prompt)
         ids = torch.as_tensor(prompt, dtype=torch.int64, device=self._embedding.device)
         turns = self._turns[:width].unsqueeze(1)
         x = F.embedding(ids, self._embedding)
@@ -71,10 +89,7 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
             )
             layer.output.add_to(x, mixed[0].transpose(0, 1).reshape(width, -1))
             self._feed_forward(layer, x)
-        self._lengths += [width] * copies
-        self._hidden[mine, :width] = 0.0
-        self._hidden[mine, width:] = -torch.inf
-        return self._logits(x[-1:])
+        return x
 
     def step(self, tokens: Tensor) -> Tensor:
         rows, shortest, width = len(tokens), min(self._lengths), max(self._lengths) + 1
@@ -140,6 +155,9 @@ class ForwardSlots:
         self._caches += caches
         logits: Tensor = out.logits[:, -1]
         return logits
+
+    def prompt_logits(self, prompt: Sequence[int]) -> Iterator[Tensor]:
+        yield self._forward(torch.tensor([list(prompt)], device=self._model.device), None).logits[0]
 
     def step(self, tokens: Tensor) -> Tensor:
         logits = []
