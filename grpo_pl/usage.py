@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import ArgumentParser, get_loader
 
+from grpo_pl.overlays import keep_fields_of_the_same_class_only
+
 USAGE_ERROR = 2
 """Exit status of a command line that cannot be understood."""
 
@@ -32,6 +34,7 @@ class OneLineErrors(ArgumentParser):
     """An argument parser whose errors are one line, with exit status 2 and no page of usage before it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        keep_fields_of_the_same_class_only()
         super().__init__(*args, allow_abbrev=False, **kwargs)  # an abbreviation is a typo that happens to work
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
