@@ -88,6 +88,7 @@ _REWRITES = [
         (r"\$|\\\(|\\\)|\\\[|\\\]", " "),
         (r"(?<![\\a-zA-Z])(?:percent|pct)(?![a-zA-Z])|\\text\{\s*percent\s*\}", r"\\%"),
         (r"(?<!\\)%", r"\\%"),
+        (r"\s+", " "),  # before the next one, which would try every length of a run of white space
         (r",?\s*(?:\\text\{\s*(?:and|or)\s*\}|(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z]))", ","),
         (r"(?<![\\a-zA-Z])(?:infinity|inf)(?![a-zA-Z])", r"\\infty"),
         (r"\s+", " "),

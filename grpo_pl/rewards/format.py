@@ -10,26 +10,49 @@ from typing import Any, Literal
 from grpo_pl.rewards.answer_text import last_boxed
 from grpo_pl.rewards.base import Reward, Score
 
-Failure = Literal["no think", "no answer", "unclosed answer", "no box"]
+Failure = Literal[
+    "no think",
+    "no answer",
+    "unclosed answer",
+    "no box",
+    "empty answer",
+    "several boxes",
+    "text beside the box",
+    "tags repeated or out of order",
+    "text outside the blocks",
+]
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-_STRICT = re.compile(r"\s*<think>(?P<think>.*)</think>\s*<answer>(?P<answer>.*)</answer>\s*", re.DOTALL)
+_BOX = re.compile(r"\\boxed\s*\{")
+_IN_THE_ANSWER: frozenset[Failure] = frozenset({"no box", "empty answer", "several boxes", "text beside the box"})
 
 
-def format_failures(completion: str, *, require_box: bool = True) -> list[Failure]:
-    r"""What is missing: no think block, no answer block, an answer block that is not closed, no ``\boxed{…}`` in it."""
+def format_failures(completion: str, *, require_box: bool = True, allow_text: bool = False) -> list[Failure]:
+    r"""What keeps a completion from the form ``<think>…</think><answer>\boxed{…}</answer>``; empty if nothing does.
+
+    ``no think``, ``no answer``, ``unclosed answer``: no such block. ``no box``, ``several boxes``, ``text beside the
+    box``: the last answer block is not one filled box with balanced braces; without ``require_box`` it may be anything
+    but empty (``empty answer``), with ``allow_text`` text may stand beside its box. ``tags repeated or out of order``
+    and ``text outside the blocks`` are looked for where both blocks are there.
+    """
     failures: list[Failure] = []
     think, think_end = completion.find("<think>"), completion.find("</think>")
     if think < 0 or think_end < think:
         failures.append("no think")
-    start = completion.rfind("<answer>")
-    if start < 0:
-        failures.append("no answer")
-        return failures
-    end = completion.find("</answer>", start)
-    if end < 0:
+    block = answer_block(completion)
+    if block is None:
+        return [*failures, "no answer"]
+    closed = "</answer>" in completion[completion.rfind("<answer>") :]
+    if not closed:
         failures.append("unclosed answer")
-    if require_box and not (last_boxed(completion[start : end if end >= 0 else None]) or "").strip():
-        failures.append("no box")
+    fault = _answer_fault(block.strip(), require_box=require_box, allow_text=allow_text)
+    if fault is not None and (closed or fault == "no box"):
+        failures.append(fault)
+    if "no think" in failures or not closed:
+        return failures
+    if _tags_in_place(completion) < len(_TAGS):
+        failures.append("tags repeated or out of order")
+    elif _text_outside(completion):
+        failures.append("text outside the blocks")
     return failures
 
 
@@ -39,18 +62,61 @@ def answer_block(completion: str) -> str | None:
     return None if start < 0 else completion[start + len("<answer>") :].split("</answer>", 1)[0]
 
 
+def is_one_box(text: str) -> bool:
+    r"""Whether ``text`` is a single ``\boxed{…}`` with balanced braces, and nothing but white space around it."""
+    stripped = text.strip()
+    opening = _BOX.match(stripped)
+    content = last_boxed(stripped)
+    return opening is not None and content is not None and stripped == f"{opening.group()}{content}}}"
+
+
+def after_thinking(completion: str) -> str:
+    """What stands behind the last ``</think>``, or in front of a ``<think>`` that is not closed."""
+    return completion.rpartition("</think>")[2].partition("<think>")[0]
+
+
+def _answer_fault(block: str, *, require_box: bool, allow_text: bool) -> Failure | None:
+    if not require_box:
+        return None if block else "empty answer"
+    if not (last_boxed(block) or "").strip():
+        return "no box"
+    if len(_BOX.findall(block)) > 1:
+        return "several boxes"
+    return None if allow_text or is_one_box(block) else "text beside the box"
+
+
+def _tags_in_place(completion: str) -> int:
+    """How many of the four tags occur exactly once and behind those before them."""
+    position, kept = -1, 0
+    for tag in _TAGS:
+        found = completion.find(tag)
+        if found > position and completion.count(tag) == 1:
+            position, kept = found, kept + 1
+    return kept
+
+
+def _text_outside(completion: str) -> bool:
+    """Whether anything but white space stands around or between the blocks; all tags must be in place."""
+    before, _, rest = completion.partition("<think>")
+    between, _, rest = rest.partition("</think>")[2].partition("<answer>")
+    return any(text.strip() for text in (before, between, rest.partition("</answer>")[2]))
+
+
 @dataclass(kw_only=True)
 class FormatReward(Reward):
     r"""Rewards the form of a completion, whatever its answer; range {0, 1} strict, {0, ¼, ½, ¾, 1} partial.
 
-    Strict: 1 if the whole text is ``<think>…</think><answer>…</answer>``, each tag exactly once, white space between
-    and around allowed, and the answer holds a box if ``require_box``; else 0.
+    Strict: 1 if the whole text is ``<think>…</think><answer>\boxed{…}</answer>``, each tag exactly once, white space
+    around and between allowed, and the answer block is one box with balanced braces and nothing else; else 0. With
+    ``allow_text`` text may stand beside the one box in the answer block, without ``require_box`` the block may hold
+    anything but nothing.
 
-    Partial: ``(tags that occur exactly once and in order) / 4``, less ¼ (not below 0) for a missing box. It gives a
-    policy that knows no format yet something to climb.
+    Partial: ``(tags that occur exactly once and in order) / 4``, less ¼ for an answer block that is not as the strict
+    form wants it, less ¼ for text outside the blocks where all four tags are in place; not below 0. It gives a policy
+    that knows no format yet something to climb, and full value for exactly what the strict form accepts.
 
     Both see the text that the template prefilled, so a prompt that ends in ``<think>`` costs nothing. ``detail``
-    names the failures: ``no think``, ``no answer``, ``unclosed answer``, ``no box``.
+    names the failures, see :func:`format_failures`.
     """
 
     name: str = "format"
@@ -62,7 +128,9 @@ class FormatReward(Reward):
     partial: bool = False
     """Give credit tag by tag instead of all or nothing."""
     require_box: bool = True
-    r"""The answer must hold a ``\boxed{…}`` that is not empty."""
+    r"""The answer must hold one ``\boxed{…}`` that is not empty."""
+    allow_text: bool = False
+    """Text may stand beside the box in the answer."""
 
     def __call__(
         self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
@@ -70,23 +138,13 @@ class FormatReward(Reward):
         return [self._one(completion) for completion in completions]
 
     def _one(self, completion: str) -> Score:
-        failures = format_failures(completion, require_box=self.require_box)
-        value = self._partial(completion, failures) if self.partial else self._strict(completion, failures)
-        if value == 1.0:
+        failures = format_failures(completion, require_box=self.require_box, allow_text=self.allow_text)
+        if not failures:
             return Score(1.0, "ok")
-        status: Literal["no_answer", "wrong"] = "no_answer" if "no answer" in failures else "wrong"
-        return Score(value, status, ", ".join(failures) or "tags repeated, out of order, or text outside of them")
-
-    @staticmethod
-    def _strict(completion: str, failures: list[Failure]) -> float:
-        once = all(completion.count(tag) == 1 for tag in _TAGS)
-        return float(once and not failures and _STRICT.fullmatch(completion) is not None)
+        value = self._partial(completion, failures) if self.partial else 0.0
+        return Score(value, "no_answer" if "no answer" in failures else "wrong", ", ".join(failures))
 
     @staticmethod
     def _partial(completion: str, failures: list[Failure]) -> float:
-        position, kept = -1, 0
-        for tag in _TAGS:
-            found = completion.find(tag)
-            if completion.count(tag) == 1 and found > position:
-                position, kept = found, kept + 1
-        return max(0.0, (kept - ("no box" in failures)) / 4)
+        lost = bool(_IN_THE_ANSWER.intersection(failures)) + ("text outside the blocks" in failures)
+        return max(0.0, (_tags_in_place(completion) - lost) / 4)

@@ -1,13 +1,19 @@
+import random
+
 import pytest
 
 from grpo_pl.rewards import FormatReward
-from grpo_pl.rewards.format import format_failures
+from grpo_pl.rewards.format import format_failures, is_one_box
 
 GOOD = "<think>2+2 is 4</think>\n<answer>\\boxed{4}</answer>"
 
 
 def value(completion: str, **options: bool) -> float | None:
     return FormatReward(**options)([completion], [""], {})[0].value
+
+
+def answered(block: str) -> str:
+    return f"<think>x</think><answer>{block}</answer>"
 
 
 @pytest.mark.parametrize(
@@ -17,9 +23,13 @@ def value(completion: str, **options: bool) -> float | None:
         ("<think>2+2 is 4</think> \\boxed{4}", "no answer"),
         ("<think>2+2 is 4</think><answer>\\boxed{4}", "unclosed answer"),
         ("<think>2+2 is 4</think><answer>4</answer>", "no box"),
+        ("<think>2+2 is 4</think><answer>\\boxed{4}}}</answer>", "text beside the box"),
+        ("<think>2+2 is 4</think><answer>\\boxed{3}\\boxed{4}</answer>", "several boxes"),
+        ("<think>2+2 is 4</think>So <answer>\\boxed{4}</answer>", "text outside the blocks"),
+        ("<think>2<think>+2</think><answer>\\boxed{4}</answer>", "tags repeated or out of order"),
     ],
 )
-def test_each_of_the_four_failures_is_named_and_worth_nothing(completion: str, failure: str) -> None:
+def test_each_failure_is_named_and_worth_nothing(completion: str, failure: str) -> None:
     assert format_failures(completion) == [failure]
     score = FormatReward()([completion], [""], {})[0]
     assert score.value == 0.0
@@ -29,24 +39,68 @@ def test_each_of_the_four_failures_is_named_and_worth_nothing(completion: str, f
 def test_the_demanded_form_is_worth_one() -> None:
     assert value(GOOD) == 1.0
     assert value(GOOD, partial=True) == 1.0
+    assert value(f" {GOOD}\n") == 1.0
+    assert value(answered("\n\\boxed {\\frac{1}{2}}\n")) == 1.0
+    assert value(answered("\\boxed{\\{1, 2\\}}")) == 1.0
 
 
 def test_text_outside_the_blocks_or_a_repeated_tag_is_not_strict() -> None:
     assert value("Sure! " + GOOD) == 0.0
+    assert value(GOOD + " Done.") == 0.0
     assert value(GOOD + GOOD) == 0.0
     assert value("<answer>\\boxed{4}</answer><think>late</think>") == 0.0
 
 
+BESIDE = [
+    "\\boxed{668}}}",
+    "{\\boxed{668}",
+    "{\\boxed{668}}",
+    "$\\boxed{668}$",
+    "The answer is \\boxed{668}",
+    "\\boxed{668}.",
+    "\\boxed{668}\u200b",
+    "\\boxed{668}｝",
+    "\\boxed{668}\\}",
+    "0\\boxed{668}",
+]
+
+
+@pytest.mark.parametrize("block", BESIDE)
+def test_what_stands_beside_the_box_counts_unless_text_is_allowed(block: str) -> None:
+    assert not is_one_box(block)
+    assert value(answered(block)) == 0.0
+    assert value(answered(block), partial=True) == 0.75
+    assert value(answered(block), allow_text=True) == 1.0
+    assert value(answered(block), allow_text=True, partial=True) == 1.0
+
+
+@pytest.mark.parametrize(
+    "block", ["", "\\boxed{}", "\\boxed{4", "4}", "\\boxed4", "\\boxed{3} \\boxed{4}", "\\boxed{\\boxed{4}}"]
+)
+def test_the_answer_is_one_box_even_where_text_is_allowed(block: str) -> None:
+    for allow_text in (False, True):
+        assert value(answered(block), allow_text=allow_text) == 0.0
+        assert value(answered(block), allow_text=allow_text, partial=True) == 0.75
+
+
 def test_a_box_outside_the_answer_block_does_not_count() -> None:
     assert format_failures("<think>\\boxed{4}</think><answer>4</answer>") == ["no box"]
+    assert value("<think>x</think>\\boxed{4}<answer>4</answer>") == 0.0
+
+
+def test_a_box_in_a_thought_that_never_ends_does_not_count() -> None:
+    for completion in ("<think>so \\boxed{4}", "<think><answer>\\boxed{4}</answer>"):
+        assert value(completion) == 0.0
+        assert "no think" in format_failures(completion)
 
 
 def test_an_empty_box_does_not_count() -> None:
     assert value("<think>x</think><answer>\\boxed{ }</answer>") == 0.0
 
 
-def test_a_box_is_only_asked_for_on_demand() -> None:
-    assert value("<think>x</think><answer>4</answer>", require_box=False) == 1.0
+def test_a_box_is_only_asked_for_on_demand_but_an_answer_always() -> None:
+    assert value(answered("4 is it"), require_box=False) == 1.0
+    assert value(answered(" "), require_box=False) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -59,7 +113,28 @@ def test_a_box_is_only_asked_for_on_demand() -> None:
         ("<think>x</think><answer>4</answer>", 0.75),
         ("<think><think></think><answer>\\boxed{4}</answer>", 0.75),
         ("</answer><answer>\\boxed{4}</think><think>", 0.25),
+        # junk
+        ("a<think>x</think><answer>\\boxed{4}</answer>", 0.75),
+        ("<think>x</think>a<answer>\\boxed{4}</answer>", 0.75),
+        ("<think>x</think><answer>\\boxed{4}</answer>a", 0.75),
+        ("a<think>x</think>b<answer>c\\boxed{4}}}d</answer>e", 0.5),
+        ("a<think>x</think>b<answer></answer>e", 0.5),
     ],
 )
 def test_partial_credit_counts_tags_that_occur_once_and_in_order(completion: str, expected: float) -> None:
     assert value(completion, partial=True) == expected
+
+
+def test_partial_credit_is_full_exactly_where_the_strict_form_is_kept() -> None:
+    pieces = ["<think>", "</think>", "<answer>", "</answer>", "\\boxed{4}", "}", "a", " ", "\n", "{"]
+    rng = random.Random(0)
+    full = 0
+    for _ in range(20_000):
+        ours = ["<think>", "</think>", "<answer>", "\\boxed{4}", "</answer>"]
+        for _ in range(rng.randrange(3)):
+            ours.insert(rng.randrange(len(ours) + 1), rng.choice(pieces))
+        for allow_text in (False, True):
+            strict = value("".join(ours), allow_text=allow_text)
+            assert (value("".join(ours), allow_text=allow_text, partial=True) == 1.0) == (strict == 1.0)
+            full += strict == 1.0
+    assert full > 5000

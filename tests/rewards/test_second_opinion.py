@@ -20,7 +20,6 @@ def verdicts(completion: str, gold: str) -> tuple[float | None, float | None]:
         (r"\boxed{1,000}", "1000", 1, 1),
         (r"so \boxed{ \dfrac{1}{2} }", r"\frac12", 1, 1),
         (r"\boxed{x + 1}", "x+1", 1, 1),
-        (r"\boxed{\boxed{5}}", "5", 1, 1),
         (r"\boxed{4} is wrong</think> \boxed{5}", "5", 1, 1),
         # right, but not to the letter
         (r"\boxed{0.5}", r"\frac12", 0, 1),
@@ -36,6 +35,23 @@ def verdicts(completion: str, gold: str) -> tuple[float | None, float | None]:
         (r"\boxed{4}\boxed{5}", "5", 0, 1),
         (r"\boxed{5}</think> \boxed{6}", "5", 0, 1),
         (r"\boxed{5} or \boxed{6", "5", 0, 1),
+        (r"\boxed{\boxed{5}}", "5", 0, 1),
+        # a thought that never ends
+        (r"<think>so \boxed{5}", "5", 0, 1),
+        (r"<think>a</think>b<think>so \boxed{5}", "5", 0, 1),
+        (r"<think>a</think>\boxed{5}<think>sure?", "5", 1, 1),
+        # braces too many or too few
+        (r"<answer>\boxed{5}}}</answer>", "5", 0, 1),
+        (r"so \boxed{5}}} it is", "5", 0, 1),
+        (r"{ so \boxed{5}", "5", 0, 1),
+        (r"${\boxed{5}}$, in \{5\}", "5", 1, 1),
+        # what else stands in the answer block
+        (r"so <answer> \boxed{5}" "\n</answer>", "5", 1, 1),
+        (r"<answer>It is \boxed{5}.</answer>", "5", 0, 1),
+        (r"<answer>\boxed{5}", "5", 0, 1),
+        (r"<answer>5</answer> \boxed{5}", "5", 0, 1),
+        (r"<answer>\boxed{5}</answer><answer>\boxed{5}</answer>", "5", 0, 1),
+        (r"<answer>\boxed{5}</answer> \boxed{6}", "5", 0, 1),
         # nothing of the gold answer
         (r"\boxed{6=6}", "632", 0, 0),
         (r"\boxed{6321}", "632", 0, 0),
@@ -45,6 +61,19 @@ def verdicts(completion: str, gold: str) -> tuple[float | None, float | None]:
 )
 def test_each_pair_is_judged_from_both_sides(completion: str, gold: str, strict: float, lenient: float) -> None:
     assert verdicts(completion, gold) == (strict, lenient)
+
+
+def test_text_beside_the_box_in_the_answer_block_may_be_allowed() -> None:
+    lax = StrictAnswerReward(allow_text=True)
+    texts = [r"<answer>It is \boxed{5}.</answer>", r"<answer>\boxed{5}", r"<answer>\boxed{4} or \boxed{5}</answer>"]
+    assert [score.value for score in lax(texts, ["5"] * 3, {})] == [1.0, 0.0, 0.0]
+
+
+def test_numbers_beyond_what_python_converts_are_compared_by_their_digits() -> None:
+    huge = "7" * 5000
+    assert verdicts(rf"\boxed{{{huge}}}", huge) == (1, 1)
+    assert verdicts(rf"\boxed{{{huge}}} \boxed{{5}}", "5") == (0, 1)
+    assert verdicts(rf"\boxed{{{huge}}}", huge[1:]) == (0, 1)
 
 
 def test_an_empty_gold_answer_is_nobodys_fault() -> None:
