@@ -9,11 +9,12 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from fastapi import Request, Response
 
+from grpo_pl.rewards.base import needs_of
 from serve.completions import CompletionRoutes
 from serve.dispatch import Generator, Scorer
 from serve.errors import ApiError, install_handlers, json_response
@@ -48,8 +49,10 @@ ROUTES = {
 class Application:
     """The front process: all routes and what they share."""
 
-    def __init__(self, settings: ServeSettings, model: ServedModel, *, began: float) -> None:
-        self._settings, self._model, self._began = settings, model, began
+    def __init__(
+        self, settings: ServeSettings, model: ServedModel, *, needs: Collection[str] = (), began: float
+    ) -> None:
+        self._settings, self._model, self._needs, self._began = settings, model, needs, began
         self.metrics = ServerMetrics([route.split()[1] for route in ROUTES])
         self.generator = Generator(CHAT, max_batch_size=settings.max_batch_size, max_queue=settings.max_queue)
         self.scorer = Scorer(SCORE, max_queue=settings.max_queue)
@@ -87,7 +90,14 @@ class Application:
         evaluate = EvaluateRoute(
             generator=self.generator, scorer=self.scorer, prompts=prompts, metrics=metrics, deadline_s=deadline_s
         )
-        score = ScoreRoute(model=self._model, scorer=self.scorer, metrics=metrics, deadline_s=deadline_s)
+        score = ScoreRoute(
+            model=self._model,
+            needs=self._needs,
+            scorer=self.scorer,
+            metrics=metrics,
+            deadline_s=deadline_s,
+            max_queue=self._settings.max_queue,
+        )
         chat_spec, score_spec = RouteSpec(CHAT), RouteSpec(SCORE)
         chat_spec.add_endpoint(CHAT, completions.chat, ["POST"])
         chat_spec.add_endpoint(COMPLETIONS, completions.completions, ["POST"])
@@ -192,6 +202,9 @@ def run_server(settings: ServeSettings) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     model = find_model(settings.model)
-    for reward in build_rewards(model.rewards):  # a mistake shows here, as one line
+    rewards = build_rewards(model.rewards)  # a mistake shows here, as one line
+    needs = needs_of(rewards)
+    for reward in rewards:
         reward.close()
-    return Application(settings, model, began=began).run()
+    sys.set_int_max_str_digits(640)  # a body may hold thousands of long numbers, which cost the square of their length
+    return Application(settings, model, needs=needs, began=began).run()

@@ -93,6 +93,7 @@ def items_of(problem: Problem, finished: Sequence[Chunk], model: ServedModel) ->
     columns["question"] = [problem.problem] * n
     columns["prompt"] = [model.template.render(problem.problem, model.tokenizer)] * n
     columns["completion_length"] = [len(chunk.tokens) for chunk in finished]
+    columns["completion_ids"] = [chunk.tokens for chunk in finished]
     return texts, ScoreItems(texts, [problem.answer] * n, columns, group_size=n)
 
 

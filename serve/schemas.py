@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from serve.errors import ApiError, bad_request, from_validation
-from serve.settings import MAX_ITEMS, MAX_SAMPLES
+from serve.errors import bad_request, from_validation
+from serve.json_body import parse_object
+from serve.settings import MAX_COLUMNS, MAX_ITEMS, MAX_SAMPLES, MAX_TEXT
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -29,6 +29,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 Text = Annotated[str, Field(strict=True)]
 T = TypeVar("T", bound=BaseModel)
+_SMALLEST = 2.0**-126  # below it a 32-bit float is zero or nearly so, and no token is left to draw
+_First = Field(fail_fast=True)  # one error for a list, not one per element: a body may hold hundreds of thousands
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 
 
@@ -46,7 +48,7 @@ class Sampling(_Body):
     n: int = Field(1, ge=1, le=MAX_SAMPLES)
     seed: Seed | None = None
     temperature: float | None = Field(None, ge=0.0, le=100.0)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_p: float = Field(1.0, ge=_SMALLEST, le=1.0)
     top_k: int = Field(0, ge=0)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -82,7 +84,7 @@ class Sampling(_Body):
 
 class _Completions(Sampling):
     model: Text | None = None
-    stop: Text | list[Text] | None = None
+    stop: Text | Annotated[list[Text], _First] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
@@ -123,7 +125,7 @@ class ContentPart(_Body):
 
 class Message(_Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[ContentPart]
+    content: Text | Annotated[list[ContentPart], Field(max_length=MAX_ITEMS, fail_fast=True)]
 
     @property
     def text(self) -> str:
@@ -133,7 +135,7 @@ class Message(_Body):
 class ChatRequest(_Completions):
     """``POST /v1/chat/completions``."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
 
@@ -146,7 +148,12 @@ class ChatRequest(_Completions):
 class CompletionRequest(_Completions):
     """``POST /v1/completions``: one prompt or several, as text or as tokens."""
 
-    prompt: Text | list[Text] | list[int] | list[list[int]]
+    prompt: (
+        Text
+        | Annotated[list[Text], _First]
+        | Annotated[list[int], _First]
+        | Annotated[list[Annotated[list[int], _First]], _First]
+    )
     logprobs: int | None = Field(None, ge=0, le=20)
 
     @property
@@ -164,14 +171,29 @@ class Problem(_Body):
     """One problem to evaluate on; further fields are columns for the rewards."""
 
     problem: Text
-    answer: Text
+    answer: Annotated[Text, Field(max_length=MAX_TEXT)]
     id: int | Text | None = None
+
+    @field_validator("id")
+    @classmethod
+    def _names_something(cls, value: int | str | None) -> int | str | None:
+        if isinstance(value, str) and not _is_unicode(value):
+            raise ValueError("the text holds a lone surrogate")
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise ValueError("give a number of at most 64 bits, or a string")
+        return value
+
+    @model_validator(mode="after")
+    def _few_columns(self) -> Problem:
+        if len(self.model_extra or {}) > MAX_COLUMNS:
+            raise ValueError(f"give at most {MAX_COLUMNS} further fields")
+        return self
 
 
 class EvaluateRequest(Sampling):
     """``POST /v1/evaluate``."""
 
-    items: list[Problem] = Field(min_length=1, max_length=MAX_ITEMS)
+    items: list[Problem] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
 
 
 class ScoreRequest:
@@ -186,8 +208,12 @@ class ScoreRequest:
         group = body.get("group", False)
         if not isinstance(group, bool):
             raise bad_request("group: give true or false.", param="group")
+        names: set[str] = set()
         for i, item in enumerate(items):
             self._check(item, f"items.{i}")
+            names.update(item)
+            if len(names) > MAX_COLUMNS + 2:
+                raise bad_request(f"items.{i}: give at most {MAX_COLUMNS} further fields.", param=f"items.{i}")
         self.items: list[dict[str, Any]] = items
         self.group = group
 
@@ -200,22 +226,8 @@ class ScoreRequest:
                 raise bad_request(f"{path}.{name}: Field required", param=f"{path}.{name}", code="missing_field")
             if not isinstance(item[name], str):
                 raise bad_request(f"{path}.{name}: give a string.", param=f"{path}.{name}")
-
-
-def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in a request's body.
-
-    Raises:
-        ApiError: anything else (400).
-    """
-    try:
-        value = json.loads(body, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise ApiError(400, f"the body is not valid JSON: {reason}.", code="invalid_json") from None
-    if not isinstance(value, dict):
-        raise ApiError(400, "the body must be a JSON object.", code="invalid_json")
-    return value
+            if len(item[name]) > MAX_TEXT:
+                raise bad_request(f"{path}.{name}: give at most {MAX_TEXT:,} characters.", param=f"{path}.{name}")
 
 
 def parse(kind: type[T], body: bytes) -> T:
@@ -231,5 +243,6 @@ def parse(kind: type[T], body: bytes) -> T:
         raise from_validation(error) from None
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+def _is_unicode(text: str) -> bool:
+    """Whether the text can be encoded, which one with half a surrogate pair cannot."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)

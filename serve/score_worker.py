@@ -122,11 +122,14 @@ def score_items(rewards: Sequence[Reward], job: ScoreItems, part: slice) -> list
 
 
 def verdicts(scored: ScoredBatch) -> list[dict[str, Any]]:
-    """Per completion: weighted sum, status of the correctness reward, and what every reward said."""
+    """Per completion: weighted sum, status of the correctness reward, and what every reward said.
+
+    Where the correctness reward could not judge there is no sum: the other rewards alone would look like a low one.
+    """
     judge = next(i for i, reward in enumerate(scored.rewards) if reward.correctness)
     return [
         {
-            "value": total,
+            "value": None if row[judge].value is None else total,
             "status": row[judge].status,
             "correct": correct,
             "rewards": {

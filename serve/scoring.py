@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,33 +12,58 @@ from fastapi import Request, Response
 
 from grpo_pl.functional.advantages import masked_mean_std, rescale, subtract_baseline
 from serve.connection import while_connected
-from serve.dispatch import Deadline, Scorer
-from serve.errors import json_response
+from serve.dispatch import Deadline, Places, Scorer
+from serve.errors import bad_request, json_response
+from serve.json_body import parse_object
 from serve.metrics import ServerMetrics
-from serve.schemas import ScoreRequest, parse_object
+from serve.schemas import ScoreRequest
 from serve.score_worker import ScoreItems
 from serve.served import ServedModel
 
 _EPS = 1e-5  # the objective's default
+_LONGEST, _TOGETHER = 1 << 17, 1 << 20  # characters that are tokenised: the tokenizer takes 500 bytes for each
 
 
 class ScoreRoute:
-    """Hands items to the reward worker."""
+    """Hands items to the reward worker.
 
-    def __init__(self, *, model: ServedModel, scorer: Scorer, metrics: ServerMetrics, deadline_s: float) -> None:
-        self._model, self._scorer, self._metrics, self._deadline_s = model, scorer, metrics, deadline_s
+    Args:
+        needs: columns that some reward reads and that only a tokenizer can fill, see ``Reward.needs``.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: ServedModel,
+        needs: Collection[str],
+        scorer: Scorer,
+        metrics: ServerMetrics,
+        deadline_s: float,
+        max_queue: int,
+    ) -> None:
+        self._model, self._needs = model, frozenset(needs)
+        self._scorer, self._metrics, self._deadline_s = scorer, metrics, deadline_s
+        self._preparing = Places(1, max_waiting=max_queue)  # what one request takes, several at once would multiply
 
     async def score(self, request: Request) -> Response:
         body = ScoreRequest(parse_object(await request.body()))
-        columns = await asyncio.to_thread(self._columns, body.items)
-        job = ScoreItems(
-            completions=[item["completion"] for item in body.items],
-            answers=[item["answer"] for item in body.items],
-            columns=columns,
-        )
-        scored = await while_connected(request, self._scorer.score(job, deadline=Deadline(self._deadline_s)))
+        scored = await while_connected(request, self._scored(body))
         self._metrics.count_scores(scored)
         return json_response(_as_group(scored) if body.group else {"items": scored})
+
+    async def _scored(self, body: ScoreRequest) -> list[Any]:
+        deadline = Deadline(self._deadline_s)
+        try:
+            async with asyncio.timeout(deadline.left()):
+                await self._preparing.take(1, bounded=True)
+        except TimeoutError:
+            raise deadline.passed() from None
+        try:
+            columns = await asyncio.to_thread(self._columns, body.items)
+        finally:
+            self._preparing.give_back(1)
+        completions, answers = ([item[name] for item in body.items] for name in ("completion", "answer"))
+        return await self._scorer.score(ScoreItems(completions, answers, columns), deadline=deadline)
 
     def _columns(self, items: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         """Every further field of the items, and what training puts beside them unless the client gives it."""
@@ -47,19 +72,36 @@ class ScoreRoute:
         questions = [item.get("question", item.get("problem", "")) for item in items]
         columns.setdefault("question", questions)
         columns.setdefault("prompt", [self._prompt(question) for question in questions])
-        if "completion_length" not in columns:
-            columns["completion_length"] = [self._length(item["completion"]) for item in items]
+        missing = self._needs - columns.keys()
+        if missing:
+            tokens = self._tokens([item["completion"] for item in items], missing)
+            if "completion_ids" in missing:
+                columns["completion_ids"] = tokens
+            if "completion_length" in missing:
+                columns["completion_length"] = [len(ids) for ids in tokens]
         return columns
 
     def _prompt(self, question: Any) -> str:
         rendered = isinstance(question, str) and question
         return self._model.template.render(question, self._model.tokenizer) if rendered else ""
 
-    def _length(self, completion: str) -> int:
-        """Tokens that the policy would have written, the end token included."""
-        text = completion.removeprefix(self._model.template.prefill)
-        clean = text.encode("utf-8", "replace").decode()
-        return len(self._model.tokenizer(clean, add_special_tokens=False).input_ids) + 1
+    def _tokens(self, completions: Sequence[str], missing: Collection[str]) -> list[list[int]]:
+        """The tokens that the policy would have written, the end token included.
+
+        Raises:
+            ApiError: longer texts than this server tokenises in one request (400).
+        """
+        longest, total = max(map(len, completions)), sum(map(len, completions))
+        if longest > _LONGEST or total > _TOGETHER:
+            raise bad_request(
+                f"items: a reward reads {' and '.join(sorted(missing))}, for which completions may have {_LONGEST:,} "
+                f"characters, {_TOGETHER:,} together: send less at once, or give these fields with the items.",
+                param="items",
+                code="too_long",
+            )
+        tokenizer, prefill = self._model.tokenizer, self._model.template.prefill
+        texts = (text.removeprefix(prefill).encode("utf-8", "replace").decode() for text in completions)
+        return [[*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id] for text in texts]
 
 
 def _as_group(scored: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

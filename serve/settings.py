@@ -10,7 +10,12 @@ from typing import Literal
 MAX_SAMPLES = 64
 """Most completions of one prompt in one request."""
 MAX_ITEMS = 1024
-"""Most items of one score or evaluate request."""
+"""Most items of one score or evaluate request, and messages of a chat."""
+
+MAX_COLUMNS = 64
+"""Most further fields of the items of one request."""
+MAX_TEXT = 1 << 20
+"""Most characters of one completion or gold answer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,7 @@ def test_a_missing_field_is_named(server: Any, path: str, body: Any, param: str)
         *({"max_tokens": n} for n in (0, -1, 10**9, 2.5, "3")),
         {"max_tokens": 3, "max_completion_tokens": 4},
         *({"temperature": t} for t in (-1, 1e-30, 1e30, "hot")),
-        *({"top_p": p} for p in (0, -0.5, 1.5)),
+        *({"top_p": p} for p in (0, -0.5, 1.5, 1e-46)),
         {"top_k": -1},
         {"seed": 2**70},
         {"stop": [""]},
@@ -138,6 +138,12 @@ def test_characters_that_the_tokenizer_does_not_know_are_named(server: Any, text
 
 def test_a_lone_surrogate_in_a_prompt_is_400(server: Any) -> None:
     error_of(server.post(CHAT, b'{"messages": [{"role": "user", "content": "\\ud800"}]}'), 400)
+
+
+@pytest.mark.parametrize("name", [b'"\\ud800"', b"1" * 50])
+def test_an_id_that_names_nothing_is_400(server: Any, name: bytes) -> None:
+    body = b'{"items": [{"problem": "1+1=", "answer": "2", "id": %s}], "max_tokens": 1}' % name
+    assert error_of(server.post(EVALUATE, body), 400)["param"].startswith("items.0.id")
 
 
 @pytest.mark.parametrize("prompt", [[], [[]], "", [10**6], [-1], [1.5], [["x"]], {"a": 1}, [[1], "x"], ["x"] * 300])

@@ -139,6 +139,10 @@ def test_a_gold_answer_that_cannot_be_read_is_no_zero(server: Any) -> None:
     assert answer["items"][0]["status"] == "bad_gold"
     assert answer["items"][0]["correct"] is None
     assert answer["items"][0]["rewards"]["math"]["value"] is None
+    assert answer["items"][0]["value"] is None  # the format is fine, but that is no judgement of the answer
+    assert answer["items"][0]["advantage"] is None
+    assert answer["items"][1]["value"] > 0
+    assert answer["group"]["scored"] == 1
 
 
 def test_memory_and_buffers_stay_flat_over_many_requests(server: Any) -> None:

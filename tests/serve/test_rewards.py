@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 from grpo_pl.rewards import MathReward
+from serve.dispatch import Scorer
+from serve.metrics import ServerMetrics
+from serve.scoring import ScoreRoute
+from serve.served import find_model
 
 HOSTILE = [
     ("9^{9^{9^9}}", "5"),
@@ -113,3 +117,28 @@ def test_an_item_without_a_rule_is_the_clients_mistake(mixed: Any, source: dict[
     status, answer = mixed.post("/v1/evaluate", {"items": problems, "n": 2, "max_tokens": 4})
     assert (status, answer["error"]["code"]) == (400, "missing_column")
     assert mixed.call("GET", "/ready")[0] == 200
+
+
+def test_completions_are_tokenised_only_where_a_reward_reads_it(server: Any, mixed: Any) -> None:
+    long = {"completion": "1" * 200_000, "answer": "5", "source": "algebra"}
+    status, answer = mixed.post("/v1/score", {"items": [long]})
+    assert (status, answer["error"]["code"]) == (400, "too_long")
+    assert "completion_length" in answer["error"]["message"]
+    assert mixed.post("/v1/score", {"items": [{**long, "completion_length": 200_000}]})[0] == 200
+    right = {"completion": r"\boxed{5}", "answer": "5", "source": "algebra"}
+    items = [right, {**right, "completion_length": 10}, {**right, "completion_length": 30}]
+    lengths = [mixed.post("/v1/score", {"items": [item]})[1]["items"][0]["rewards"]["length"] for item in items]
+    assert lengths[0] == lengths[1] != lengths[2]  # nine characters and the end token
+    assert server.post("/v1/score", {"items": [long]})[0] == 200
+
+
+def test_completion_ids_are_those_of_the_policy(export: Path) -> None:
+    model = find_model(export)
+    scorer = Scorer("/v1/score", max_queue=1)
+    options: dict[str, Any] = {"model": model, "scorer": scorer, "deadline_s": 1.0, "max_queue": 1}
+    route = ScoreRoute(**options, metrics=ServerMetrics([]), needs={"completion_ids"})
+    columns = route._columns([{"completion": "<think>12", "answer": "5"}])
+    assert columns["completion_ids"] == [[*model.tokenizer("12").input_ids, model.tokenizer.eos_token_id]]
+    assert "completion_length" not in columns
+    unasked = ScoreRoute(**options, metrics=ServerMetrics([]), needs=())
+    assert set(unasked._columns([{"completion": "12", "answer": "5"}])) == {"prompt", "question"}

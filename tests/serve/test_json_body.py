@@ -1,0 +1,95 @@
+"""Bodies are refused before anything is built from them, and strings never count as structure."""
+
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from serve.errors import ApiError
+from serve.json_body import MAX_DEPTH, MAX_ELEMENTS, parse_object
+from serve.schemas import ChatRequest, CompletionRequest, EvaluateRequest, parse
+
+MANY = MAX_ELEMENTS
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a":[' + b"1," * MANY + b"1]}",
+        b'{"a":[' + b"[]," * MANY + b"1]}",
+        b'{"a":[' + b"{}," * MANY + b"1]}",
+        b"{" + b'"a":0,' * MANY + b'"a":0}',
+        b'{"a":[' + b'"",' * MANY + b'""]}',
+        b'{"a":[' + b'"\\\\",' * MANY + b'""]}',
+        b'{"a":' + b"[" * MANY,
+        b'{"a":' + b"[" * 1000 + b"]" * 1000 + b"}",
+        b'{"a":' + b'[{"b":' * 500 + b"1" + b"}]" * 500 + b"}",
+        ('{"a":[' + "1," * MANY + "1]}").encode("utf-16"),
+    ],
+    ids=["numbers", "lists", "objects", "keys", "strings", "escapes", "open", "deep", "mixed", "utf-16"],
+)
+def test_what_would_be_costly_is_refused_before_it_is_built(body: bytes) -> None:
+    tracemalloc.start()
+    with pytest.raises(ApiError) as caught:
+        parse_object(body)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert caught.value.status == 400
+    assert caught.value.code in ("body_too_complex", "invalid_json")
+    assert peak < 4 * len(body) + (1 << 20)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": ",:[{]}" * MANY},
+        {"a": '\\"[' * 1000, "[" * 200: '\\\\"'},
+        {"a": [[1] * 1000] * 200},
+        {"a": "\ud800"},
+        {"a": 1e308, "b": -5, "c": 10**600},
+    ],
+)
+def test_honest_bodies_are_read_whatever_their_strings_hold(value: Any) -> None:
+    assert parse_object(json.dumps(value).encode()) == value
+
+
+def test_nesting_has_one_limit_in_every_mixture() -> None:
+    levels = MAX_DEPTH - 1  # and the object around them
+    for left, right in (("[", "]"), ('{"b":', "}")):
+        body = f'{{"a":{left * levels}1{right * levels}}}'
+        parse_object(body.encode())
+        with pytest.raises(ApiError, match="levels"):
+            parse_object(body.replace("1", f"{left}1{right}").encode())
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"a": 1e400}', b'{"a": -1e999}', b'{"a": Infinity}', b'{"a": "\xff"}', b"\xef\xbb\xbf{}"]
+)
+def test_what_json_cannot_say_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_object(body)
+    assert caught.value.code == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (ChatRequest, {"messages": [1] * 1000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 1000}]}),
+        (ChatRequest, {"messages": [{"role": "user", "content": "x"}], "stop": [1] * 1000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": "x"}] * 2000}),
+        (CompletionRequest, {"prompt": [{}] * 1000}),
+        (CompletionRequest, {"prompt": [[1.5] * 1000] * 100}),
+        (EvaluateRequest, {"items": [1] * 1000}),
+        (EvaluateRequest, {"items": [{"problem": "1", "answer": "1", **{f"k{i}": 0 for i in range(100)}}]}),
+    ],
+)
+def test_a_list_has_one_fault_not_one_per_element(kind: Any, value: Any) -> None:
+    from pydantic import ValidationError
+
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(value)
+    assert caught.value.error_count() <= 5  # one for each kind that a field may be
+    with pytest.raises(ApiError):
+        parse(kind, json.dumps(value).encode())
