@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pickle
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from grpo_pl.files import PatientFile, write_atomically
 
 LAST = "last.ckpt"
 """Link to the newest checkpoint of a run."""
@@ -121,17 +123,18 @@ def _fingerprint(file: Path) -> dict[str, Any]:
 # --- writing and reading ----------------------------------------------------------------------------------------------
 
 
-def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Lets ``write`` fill a neighbour of ``path``, forces it to disk and renames it; a failure leaves no trace."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staging = path.with_name(path.name + ".partial")
-    try:
-        write(staging)
-        with staging.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(staging, path)
-    finally:
-        staging.unlink(missing_ok=True)
+def save_tensors(state: Any, path: Path) -> None:
+    """``torch.save``, whole or not at all.
+
+    Raises:
+        OSError: the disk is full, or another reason of the system's.
+    """
+    write_atomically(path, partial(_dump, state))
+
+
+def _dump(state: Any, path: Path) -> None:
+    with PatientFile(path) as file:
+        torch.save(state, file)
 
 
 def read_file(path: Path, *, mmap: bool = False) -> dict[str, Any]:
@@ -182,7 +185,7 @@ class CheckpointFiles(TorchCheckpointIO):
     """How the Trainer reads and writes checkpoints: atomically, and without running anything inside them."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
+        save_tensors(checkpoint, Path(path))
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None

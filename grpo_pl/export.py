@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpo_pl
+from grpo_pl.files import system_errors
 from grpo_pl.policy.loading import eos_ids
 from grpo_pl.policy.lora import has_adapters, merged
 from grpo_pl.policy.template import PromptTemplate
@@ -41,6 +42,7 @@ def export_policy(
 
     Raises:
         ValueError: ``folder`` holds something else than an earlier export.
+        OSError: it cannot be written; an earlier export stays.
     """
     from transformers import GenerationConfig
 
@@ -52,8 +54,9 @@ def export_policy(
     staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     staging.chmod(0o755)  # a temporary folder is private, an export is for others
     try:
-        model.save_pretrained(staging)
-        tokenizer.save_pretrained(staging)
+        with system_errors():
+            model.save_pretrained(staging)
+            tokenizer.save_pretrained(staging)
         GenerationConfig(
             do_sample=True,
             temperature=sampling.temperature,

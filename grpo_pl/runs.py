@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from grpo_pl.checkpoints import newest_whole
+from grpo_pl.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def start_run(root: Path, name: str, config: str, *, first: bool) -> OpenRun:
     if not first:
         return OpenRun(RunFolder(root / name))
     folder = claim_run_folder(root, name)
-    folder.config.write_text(config)
+    write_atomically(folder.config, lambda file: file.write_text(config))
     return OpenRun(folder, note="" if folder.path.name == name else f"{root / name} exists; this run is {folder.path}.")
 
 
@@ -135,7 +136,7 @@ def _note_changes(folder: RunFolder, config: str) -> None:
         if before:  # it stays beside the new one
             number = next(n for n in count(1) if not (folder.path / f"config.{n}.yaml").exists())
             folder.config.rename(folder.path / f"config.{number}.yaml")
-        folder.config.write_text(config)
+        write_atomically(folder.config, lambda file: file.write_text(config))
 
 
 def newest_run_folder(root: Path, name: str) -> RunFolder | None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +15,12 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, load, save
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-from grpo_pl.checkpoints import META, CheckpointError, read_file, write_atomically
+from grpo_pl.checkpoints import META, CheckpointError, read_file, save_tensors
+from grpo_pl.files import PatientFile
 
 _INDEX_CLASSES = {
     ("torch.distributed.checkpoint.metadata", name)
@@ -44,13 +50,32 @@ def write_sharded(folder: Path, tensors: dict[str, Any], meta: dict[str, Any]) -
     Raises:
         OSError: a rank could not write its part; on every rank.
     """
+    writer = FileSystemWriter(str(folder), sync_files=True)
+    writer.fs = _PatientFileSystem()
     try:
-        save(tensors, storage_writer=FileSystemWriter(str(folder), sync_files=True))
+        save(tensors, storage_writer=writer)
     except CheckpointException as error:
         causes = [wrapped[0] for wrapped in error.failures.values()]
         raise next((c for c in causes if isinstance(c, OSError)), OSError(str(causes[0]))) from error
+    by_first_process(lambda: save_tensors(meta, folder / META))
+
+
+def by_first_process(act: Callable[[], Any]) -> None:
+    """Lets the first process write what the others do not; every process calls it.
+
+    Raises:
+        OSError: it could not; on every process.
+    """
+    problem: list[OSError | None] = [None]
     if not dist.is_initialized() or dist.get_rank() == 0:
-        write_atomically(folder / META, lambda file: torch.save(meta, file))
+        try:
+            act()
+        except OSError as error:
+            problem = [error]
+    if dist.is_initialized():
+        dist.broadcast_object_list(problem, src=0)
+    if problem[0] is not None:
+        raise problem[0]
 
 
 def load_sharded(folder: Path, tensors: dict[str, Any]) -> dict[str, Any]:
@@ -81,6 +106,19 @@ def read_sharded(folder: Path) -> dict[str, Any]:
         raise _unreadable(folder, next(iter(error.failures.values()))[0]) from error
     groups = meta.pop("optimizer_param_groups")
     return {**meta, "state_dict": state["state_dict"], "optimizer_states": _by_number(state["optimizer"], groups)}
+
+
+class _PatientFileSystem(FileSystem):
+    """Torch's own loses why a tensor could not be written."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:  # type: ignore[override]
+        if mode != "wb":
+            with super().create_stream(path, mode) as stream:
+                yield stream
+            return
+        with PatientFile(Path(path)) as file:
+            yield file
 
 
 class _SafeReader(FileSystemReader):

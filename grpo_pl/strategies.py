@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from grpo_pl.checkpoints import CheckpointError, CheckpointFiles, read_file
 from grpo_pl.policy.sharding import Sharding
-from grpo_pl.sharded import load_sharded, write_sharded
+from grpo_pl.sharded import by_first_process, load_sharded, write_sharded
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -92,21 +92,20 @@ class FSDP2Strategy(ModelParallelStrategy):
             super().save_checkpoint(checkpoint, path)
             return
         staging = path.with_name(path.name + ".partial")
-        if self.is_global_zero:
+
+        def empty() -> None:
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir(parents=True)
-        self.barrier()
+
+        by_first_process(empty)
         (optimizer,) = checkpoint.pop("optimizer_states")
         tensors = {"state_dict": checkpoint.pop("state_dict"), "optimizer": optimizer["state"]}
         try:
             write_sharded(staging, tensors, {**checkpoint, "optimizer_param_groups": optimizer["param_groups"]})
         except OSError:
-            if self.is_global_zero:
-                shutil.rmtree(staging, ignore_errors=True)
+            by_first_process(lambda: shutil.rmtree(staging, ignore_errors=True))
             raise
-        self.barrier()
-        if self.is_global_zero:
-            os.replace(staging, path)
+        by_first_process(lambda: os.replace(staging, path))
 
     @override
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:

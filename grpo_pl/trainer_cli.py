@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.callbacks.completions import CompletionsLog
@@ -28,7 +28,7 @@ from grpo_pl.callbacks.watch import RewardWatch
 from grpo_pl.checkpoints import CheckpointError, CheckpointFiles
 from grpo_pl.data import arithmetic, curriculum, json_lines, mixture, reasoning_gym, sorting, tables  # noqa: F401
 from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.loggers import MetricsCSV
+from grpo_pl.loggers import EventFiles, MetricsCSV
 from grpo_pl.module import GRPOModule
 from grpo_pl.preflight import check_monitor, check_start
 from grpo_pl.runs import RunFolder, check_name, resume_run, start_run
@@ -226,8 +226,7 @@ class GRPOCLI(LightningCLI):
         trainer = self._get(self.config_init, "trainer")
         given = trainer["logger"]
         self._others = given if isinstance(given, list) else [] if given in (None, True, False) else [given]
-        events = TensorBoardLogger(folder.path, name="", version="tensorboard")
-        trainer["logger"] = [MetricsCSV(folder.metrics), events, *self._others]
+        trainer["logger"] = [MetricsCSV(folder.metrics), EventFiles(folder.path), *self._others]
         trainer["default_root_dir"] = str(folder.path)
         checkpoint.folder = folder.checkpoints
         self._get(self.config_init, "completions").path = folder.completions

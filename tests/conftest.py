@@ -3,8 +3,9 @@
 import contextlib
 import csv
 import io
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,8 @@ class CommandLine:
         file.write_text(yaml.safe_dump(tree))
         return file
 
-    def __call__(self, verb: str, *arguments: object) -> Outcome:
+    def __call__(self, verb: str, *arguments: object, runs: Path | None = None) -> Outcome:
+        """``grpo-pl verb …``, its runs under ``runs`` where that is given."""
         from grpo_pl.cli import main
 
         out, err = io.StringIO(), io.StringIO()
@@ -114,7 +116,7 @@ class CommandLine:
             patch.setattr(sys, "argv", ["grpo-pl"])
             patch.setenv("COLUMNS", "200")
             patch.syspath_prepend(Path(__file__).parent / "plugins")
-            status = exit_status(lambda: main([verb, *map(str, arguments), f"--runs_dir={self.runs}"]))
+            status = exit_status(lambda: main([verb, *map(str, arguments), f"--runs_dir={runs or self.runs}"]))
         return Outcome(status, out.getvalue(), err.getvalue())
 
 
@@ -209,3 +211,21 @@ class ScriptedEngine(RolloutEngine):
 def scripted_engine(tokenizer: PreTrainedTokenizerBase) -> Callable[..., ScriptedEngine]:
     """``scripted_engine({prompt id: [text of each sample]})``."""
     return lambda texts: ScriptedEngine(tokenizer, texts)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """``small_disk(kilobytes)``: the folder of a file system of that size."""
+    folder = tmp_path / "disk"
+
+    def mount(kilobytes: int) -> Path:
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
+        if subprocess.run(command, capture_output=True).returncode:
+            folder.rmdir()
+            pytest.skip("mounting a file system needs root")
+        return folder
+
+    yield mount
+    if folder.is_dir():
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

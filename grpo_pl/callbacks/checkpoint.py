@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from grpo_pl.checkpoints import LAST, PATTERN, CheckpointError, annotate, checkpoint_path, facts_of, remove, seal
+from grpo_pl.files import dispensable
 from grpo_pl.optimization import TrainingDiverged
 from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted
 
@@ -86,7 +88,9 @@ class RolloutCheckpoint(Checkpoint):
         if trainer.strategy.broadcast(among_best):
             self._save(trainer)
         if trainer.is_global_zero and self._saved_at == completed:
-            annotate(checkpoint_path(self.folder, completed), {self.monitor: float(value)})
+            path = checkpoint_path(self.folder, completed)
+            with dispensable(path):
+                annotate(path, {self.monitor: float(value)})
             self._tidy()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -124,7 +128,8 @@ class RolloutCheckpoint(Checkpoint):
             return None
         path = checkpoint_path(self.folder, completed)
         if trainer.is_global_zero:
-            remove(path)  # left by an interrupted run
+            with suppress(OSError):  # then it cannot be replaced either, which is told
+                remove(path)  # left by an interrupted run
         problem: str | None = None
         try:
             trainer.save_checkpoint(path)
@@ -134,14 +139,16 @@ class RolloutCheckpoint(Checkpoint):
         if trainer.is_global_zero:
             problem = problem or self._seal(path, trainer)
             if problem is not None:
-                remove(path)
+                with suppress(OSError):  # it has no marker that says it were whole
+                    remove(path)
         problem = trainer.strategy.broadcast(problem)
         if problem is not None:
             rank_zero_warn(f"checkpoint not saved: {problem}. Earlier ones are whole; the next is tried as planned.")
             return problem
         self._saved_at, self._saved_time = completed, time.monotonic()
         if trainer.is_global_zero:
-            _link(self.folder / LAST, path)
+            with dispensable(self.folder / LAST):
+                _link(self.folder / LAST, path)
             self._tidy()
         return None
 
@@ -168,9 +175,11 @@ class RolloutCheckpoint(Checkpoint):
         stay = {*paths[-self.keep :], *(checkpoint_path(self.folder, n) for n in best)}
         for path in paths:
             if path not in stay:
-                remove(path)
+                with dispensable(path):
+                    remove(path)
         if best:
-            _link(self.folder / BEST, checkpoint_path(self.folder, best[0]))
+            with dispensable(self.folder / BEST):
+                _link(self.folder / BEST, checkpoint_path(self.folder, best[0]))
 
 
 def _describe(error: OSError, path: Path) -> str:

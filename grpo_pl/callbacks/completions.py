@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from grpo_pl.experience import Experience
+from grpo_pl.files import append_lines, dispensable, write_atomically
 
 Row = dict[str, Any]
 """One completion: ``step``, ``prompt``, ``completion``, ``rewards`` (name -> value, status), ``advantage`` …"""
@@ -50,7 +50,8 @@ class CompletionsLog(Callback):
         """A resumed run writes again what its checkpoint has not seen."""
         if self.path is not None and trainer.is_global_zero and self.path.exists():
             completed = trainer.datamodule.completed_rollouts  # type: ignore[attr-defined]
-            self._rewrite(row for row in read_completions(self.path) if row["step"] < completed)
+            with dispensable(self.path):
+                self._rewrite(row for row in read_completions(self.path) if row["step"] < completed)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -60,9 +61,9 @@ class CompletionsLog(Callback):
             return
         rows = completion_rows(experience, groups=self.groups_per_rollout)
         text = "".join(_line(row) for row in rows)
-        if text and self._make_room(len(text.encode(errors="replace"))):
-            with self.path.open("a", encoding="utf-8", errors="replace") as file:
-                file.write(text)
+        with dispensable(self.path):
+            if text and self._make_room(len(text.encode(errors="replace"))):
+                append_lines(self.path, text)
 
     def _make_room(self, size: int) -> bool:
         """Thins the file out until ``size`` more bytes fit; false where nothing is left to thin out."""
@@ -78,10 +79,12 @@ class CompletionsLog(Callback):
 
     def _rewrite(self, rows: Iterable[Row]) -> None:
         assert self.path is not None
-        staging = self.path.with_suffix(".jsonl.partial")
-        with staging.open("w", encoding="utf-8", errors="replace") as file:
-            file.writelines(_line(row) for row in rows)
-        os.replace(staging, self.path)
+
+        def write(path: Path) -> None:
+            with path.open("w", encoding="utf-8", errors="replace") as file:
+                file.writelines(_line(row) for row in rows)
+
+        write_atomically(self.path, write)
 
 
 def completion_rows(experience: Experience, *, groups: int) -> list[Row]:

@@ -24,11 +24,12 @@ class WriteReport(Callback):
         self._write(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        try:
-            self._write(trainer)
-        except OSError as error:  # such as a full disk; what ended the run matters more
-            rank_zero_warn(f"{self.folder.report} not written: {error.strerror}")
+        self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:
         if trainer.is_global_zero and self.folder.metrics.exists():
-            write_report(self.folder)
+            try:
+                write_report(self.folder)
+            except OSError as error:  # such as a full disk
+                line = f"{self.folder.report} cannot be written: {error.strerror or error}."
+                rank_zero_warn(f"{line} `grpo-pl report {self.folder.path}` writes it once it can be.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -15,6 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from grpo_pl.callbacks.completions import Row, rows_of
 from grpo_pl.experience import Experience
+from grpo_pl.files import dispensable, write_atomically
 from grpo_pl.module import GRPOModule
 from grpo_pl.rewards.base import Reward, Score, needs_of
 from grpo_pl.rewards.length import repeated_share
@@ -209,11 +209,14 @@ class RewardWatch(Callback):
 
     def _write(self) -> None:
         assert self.path is not None
-        staging = self.path.with_suffix(".jsonl.partial")
-        with staging.open("w", encoding="utf-8", errors="replace") as file:
-            for sign in get_args(Sign):
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows.get(sign, []))
-        os.replace(staging, self.path)
+
+        def write(path: Path) -> None:
+            with path.open("w", encoding="utf-8", errors="replace") as file:
+                for sign in get_args(Sign):
+                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows.get(sign, []))
+
+        with dispensable(self.path):
+            write_atomically(self.path, write)
 
 
 def _shortened(text: str, characters: int) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from grpo_pl.files import system_errors
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.optimization import Optimization
 from grpo_pl.policy.demonstrations import Demonstration, draw_demonstrations, read_demonstrations
@@ -93,8 +94,9 @@ class ColdStart:
         folder.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}-"))
         try:
-            model.save_pretrained(staging)
-            tokenizer.save_pretrained(staging)
+            with system_errors():
+                model.save_pretrained(staging)
+                tokenizer.save_pretrained(staging)
             os.replace(staging, folder)
         except OSError:
             shutil.rmtree(staging, ignore_errors=True)

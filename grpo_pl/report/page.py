@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_pl.callbacks.completions import Row, read_completions
-from grpo_pl.checkpoints import write_atomically
+from grpo_pl.files import write_atomically
 from grpo_pl.report.charts import Points, charts, read_metrics
 from grpo_pl.runs import RunFolder
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -38,10 +39,7 @@ def check_golds(reward: Reward, golds: Sequence[str], *, cache_folder: Path | No
     faults = dict(zip(distinct, reward.gold_faults(distinct), strict=True))
     bad = [BadGold(row, gold, faults[gold]) for row, gold in enumerate(golds) if faults[gold]]
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        staging = file.with_suffix(f".{os.getpid()}.tmp")
-        staging.write_text(json.dumps([(b.row, b.fault) for b in bad]))
-        staging.replace(file)
+        _remember(file, bad)
     return bad
 
 
@@ -50,6 +48,18 @@ def needs_golds(reward: Reward) -> bool:
     inner = vars(reward).values()
     nested = [part for value in inner for part in (value.values() if isinstance(value, dict) else [value])]
     return bool(reward.gold_faults([""])[0]) or any(needs_golds(part) for part in nested if isinstance(part, Reward))
+
+
+def _remember(file: Path, bad: Sequence[BadGold]) -> None:
+    """A cache that cannot be written costs the next start a moment."""
+    staging = file.with_suffix(f".{os.getpid()}.tmp")
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            staging.write_text(json.dumps([(b.row, b.fault) for b in bad]))
+            staging.replace(file)
+        finally:
+            staging.unlink(missing_ok=True)
 
 
 def describe_bad_golds(bad: Sequence[BadGold], total: int) -> str:

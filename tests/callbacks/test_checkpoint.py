@@ -11,7 +11,6 @@ import torch
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.checkpoints import CheckpointFiles, broken
-from grpo_pl.loggers import MetricsCSV
 
 
 def _kept(run: Path) -> list[int]:
@@ -48,26 +47,6 @@ def test_checkpoints_by_the_clock(command_line: Any) -> None:
     assert _kept(command_line.runs / "clock") == [1, 2, 3, 4]
 
 
-def test_a_disk_that_is_full_for_a_while_costs_one_checkpoint(
-    command_line: Any, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
-) -> None:
-    save, calls = torch.save, iter(range(100))
-
-    def sometimes_full(state: Any, file: Path) -> None:
-        if next(calls) == 1:
-            Path(file).write_bytes(b"half of it")
-            raise OSError(errno.ENOSPC, "No space left on device")
-        save(state, file)
-
-    config = command_line.config("full", checkpoint={"every_n_rollouts": 1, "keep": 9, "keep_best": 0})
-    monkeypatch.setattr(torch, "save", sometimes_full)
-    assert command_line("fit", "--config", config).status == 0
-    run = command_line.runs / "full"
-    assert _kept(run) == [1, 3, 4]
-    assert all(broken(path) is None for path in run.glob("checkpoints/rollout-*.ckpt"))
-    assert not list(run.glob("checkpoints/*.partial"))
-
-
 def test_a_disk_that_is_full_at_the_end_is_an_error(command_line: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -77,29 +56,6 @@ def test_a_disk_that_is_full_at_the_end_is_an_error(command_line: Any, monkeypat
     outcome = command_line("fit", "--config", config)
     assert outcome.status == 1
     assert "the end of the run could not be saved: No space left on device" in outcome.err
-
-
-def test_a_disk_that_is_full_for_other_files_ends_the_run_with_one_line(
-    command_line: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log, calls = MetricsCSV.log_metrics, iter(range(100))
-
-    def sometimes_full(self: MetricsCSV, *given: Any, **named: Any) -> None:
-        if next(calls) == 3:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        log(self, *given, **named)
-
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(MetricsCSV, "log_metrics", sometimes_full)
-    monkeypatch.setattr("grpo_pl.callbacks.report.write_report", full)  # at the end, too
-    outcome = command_line("fit", "--config", command_line.config("crowded"))
-    run = command_line.runs / "crowded"
-    assert outcome.status == 1 and "Traceback" not in outcome.err
-    assert outcome.err.splitlines()[-1] == f"grpo-pl fit: error: {run}: no space left; --resume goes on once there is"
-    monkeypatch.undo()
-    assert command_line("fit", "--config", command_line.config("crowded"), "--resume").status == 0
 
 
 def test_a_policy_that_diverged_names_the_newest_checkpoint(command_line: Any) -> None:

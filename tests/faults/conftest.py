@@ -28,6 +28,7 @@ class Death:
 
 def _plan(death: Death) -> None:
     """Lets this process kill itself at the given visit of a stage, half-way through what the stage does."""
+    from grpo_pl import checkpoints
     from grpo_pl.callbacks import checkpoint
     from grpo_pl.collection import Collector
     from grpo_pl.module import GRPOModule
@@ -47,15 +48,15 @@ def _plan(death: Death) -> None:
         setattr(owner, name, lambda *args, **kwargs: (pass_by(), original(*args, **kwargs))[1])
 
     if death.stage == "save":
-        save = torch.save
+        dump = checkpoints._dump
 
         def half(state: Any, file: Path) -> None:
-            save(state, file)
+            dump(state, file)
             os.truncate(file, file.stat().st_size // 2)
             pass_by()
-            save(state, file)
+            dump(state, file)
 
-        torch.save = half
+        checkpoints._dump = half
     else:
         owner, name = {
             "rollout": (_Watch, "check_stop"),  # between two tokens

@@ -1,8 +1,10 @@
 """Parts that a user might bring along by ``class_path``; tests of whole runs name them in their configurations."""
 
+import contextlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -84,6 +86,28 @@ class PoisonWeights(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if trainer.datamodule.completed_rollouts == self.rollouts:
             next(iter(pl_module.parameters())).data.fill_(float("nan"))
+
+
+class FillDisk(Callback):
+    """Leaves no byte on the disk of ``folder`` from one number of completed rollouts to another."""
+
+    def __init__(self, folder: str, first: int, last: int) -> None:
+        self.file, self.first, self.last = Path(folder) / "filler", first, last
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        completed = trainer.datamodule.completed_rollouts
+        self._fill(trainer)
+        if completed == self.last:
+            self.file.unlink(missing_ok=True)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._fill(trainer)
+
+    def _fill(self, trainer: Trainer) -> None:
+        if trainer.datamodule.completed_rollouts == self.first and trainer.is_global_zero:
+            with self.file.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(4096))
 
 
 EVENTS: list[str] = []
