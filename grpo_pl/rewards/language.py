@@ -29,12 +29,13 @@ _SCRIPTS: dict[str, frozenset[str]] = {
     "th": frozenset({"THAI"}),
 }
 _UNSPACED = frozenset({"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "THAI"})
+_CLOSING = {"```": "```", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
+"""What ends a piece of code or a formula, by what begins it."""
 _NOT_PROSE = re.compile(
-    r"```.*?(?:```|$)"  # code
-    r"|\$\$.*?\$\$|\$[^$\n]*\$|\\\[.*?\\\]|\\\(.*?\\\)"  # formulas
+    r"(?P<opening>```|\$\$|\\[\[(])"
+    r"|\$[^$\n]*\$"  # formulas
     r"|\\boxed\s*\{[^{}]*\}|\\[a-zA-Z]+"  # answers and stray commands
-    r"|</?[a-zA-Z_]+>",  # tags
-    re.DOTALL,
+    r"|</?[a-zA-Z_]+>"  # tags
 )
 _WORD = re.compile(r"[^\W\d_](?:[\w'’\-]*\w)?")
 
@@ -45,18 +46,42 @@ def script_of(char: str) -> str:
     return unicodedata.name(char, "").split(" ")[0] if char.isalpha() else ""
 
 
+def prose(text: str) -> str:
+    """``text`` without code, formulas, boxes, LaTeX commands and tags, in linear time.
+
+    Code that is not closed ends with the text; an opening bracket of a formula that is not closed hides nothing.
+    """
+    kept: list[str] = []
+    position, unclosed = 0, set[str]()
+    while match := _NOT_PROSE.search(text, position):
+        kept.append(text[position : match.start()])
+        position, opening = match.end(), match["opening"]
+        if opening is None or opening in unclosed:
+            continue
+        closing = _CLOSING[opening]
+        end = text.find(closing, position)
+        if end >= 0:
+            position = end + len(closing)
+        elif opening == "```":
+            return " ".join(kept)
+        else:
+            unclosed.add(opening)  # nor is any later one: looking again and again would be quadratic
+    return " ".join([*kept, text[position:]])
+
+
 def words_by_script(text: str) -> list[str]:
     """The script of every word of prose in ``text``; each character counts as a word where words have no spaces.
 
     Code, formulas, boxes, LaTeX commands, tags, numbers, and single Latin or Greek letters (variables) are left out.
+    A word whose letters are of several scripts, such as ``aПривет``, is ``MIXED``.
     """
     scripts = []
-    for match in _WORD.finditer(_NOT_PROSE.sub(" ", text)):
+    for match in _WORD.finditer(prose(text)):
         pieces = [script_of(char) for char in match.group() if char.isalpha()]
         scripts += [script for script in pieces if script in _UNSPACED]
-        spaced = [script for script in pieces if script not in _UNSPACED]
+        spaced = [script for script in pieces if script not in _UNSPACED and script != "MODIFIER"]  # as the ʼ of donʼt
         if len(spaced) > 1 or (spaced and spaced[0] not in ("LATIN", "GREEK")):
-            scripts.append(spaced[0])
+            scripts.append(spaced[0] if len(set(spaced)) == 1 else "MIXED")
     return scripts
 
 
@@ -66,8 +91,9 @@ class LanguageConsistencyReward(Reward):
 
     The second stage of DeepSeek-R1's training rewards the proportion of target-language words in the chain of thought
     (arXiv 2501.12948, section 2.3.2), against answers that mix languages. Words are told apart by script, not by
-    vocabulary: that catches English mixed with Chinese, and cannot tell German from English. A completion without any
-    word of prose is ``no_answer`` and worth 0, so that silence does not pay.
+    vocabulary: that catches English mixed with Chinese, and cannot tell German from English. A word of letters from
+    several scripts is in no language. A completion without any word of prose is ``no_answer`` and worth 0, so that
+    silence does not pay.
     """
 
     name: str = "language"

@@ -93,14 +93,15 @@ class LengthReward(Reward):
                 f"reward {self.name!r} needs the column 'completion_length' (tokens of each completion); "
                 f"there are only {sorted(columns)}. Rows scored from a file must carry it."
             )
-        lengths = [int(n) for n in columns["completion_length"]]
+        lengths = [self._tokens("completion_length", n, fewest=0) for n in columns["completion_length"]]
         if self.correct is not None:
             scores = self.correct(completions, answers, columns)
             return [self._cosine(n, score) for n, score in zip(lengths, scores, strict=True)]
         if self.shape == "overlong":
             return [self._overlong(n) for n in lengths]
-        budgets = columns.get("token_budget", [self.max_length] * len(lengths))
-        return [self._budget(n, int(budget)) for n, budget in zip(lengths, budgets, strict=True)]
+        given = columns.get("token_budget", [self.max_length] * len(lengths))
+        budgets = [self._tokens("token_budget", n, fewest=1) for n in given]
+        return [self._budget(n, budget) for n, budget in zip(lengths, budgets, strict=True)]
 
     def start(self) -> None:
         if self.correct is not None:
@@ -109,6 +110,16 @@ class LengthReward(Reward):
     def close(self) -> None:
         if self.correct is not None:
             self.correct.close()
+
+    def _tokens(self, column: str, value: Any, *, fewest: int) -> int:
+        try:
+            number = int(value)
+        except (TypeError, ValueError, OverflowError):
+            number = fewest - 1
+        if number < fewest:
+            shown = repr(value)[:40]
+            raise MissingColumn(f"reward {self.name!r}: {column} must be a whole number >= {fewest}, got {shown}.")
+        return number
 
     def _cosine(self, length: int, correct: Score) -> Score:
         if correct.value is None:
@@ -123,8 +134,6 @@ class LengthReward(Reward):
         return Score(value, "ok" if value == 0.0 else "wrong", f"{length} tokens")
 
     def _budget(self, length: int, budget: int) -> Score:
-        if budget < 1:
-            raise ValueError(f"token_budget must be at least 1, got {budget}.")
         value = budget_share(length, budget=budget)
         return Score(value, "ok" if value == 1.0 else "wrong", f"{length} of {budget} tokens")
 
@@ -133,8 +142,10 @@ class LengthReward(Reward):
 class RepetitionReward(Reward):
     """``−max_penalty · (1 − distinct n-grams / n-grams)`` over the words of a completion; range [−``max_penalty``, 0].
 
-    Words are cut at white space and compared in lower case; a text of fewer than n words has nothing to repeat and is
-    worth 0. Yeo et al. (arXiv 2502.03373) use such a penalty against length hacking.
+    Words are cut at white space and compared in lower case; a text of fewer than n words has nothing to repeat. What is
+    repeated without spaces (``42,42,42…``) is one word to that count, so the share among its n-grams of max(16, 4n)
+    characters, white space aside, takes its place where it is larger. Yeo et al. (arXiv 2502.03373) use such a penalty
+    against length hacking.
     """
 
     name: str = "repetition"
@@ -165,11 +176,26 @@ class RepetitionReward(Reward):
         return [Score(0.0 - self.max_penalty * s, "ok" if s == 0 else "wrong", f"{s:.0%} repeated") for s in shares]
 
 
+_FEWEST_CHARACTERS = 16
+"""Shorter runs of characters are repeated by honest text, too."""
+
+
 def repeated_share(text: str, *, n: int, unit: Literal["word", "character"] = "word") -> float:
-    """1 − (distinct n-grams) / (n-grams) of ``text``, in [0, 1); 0 if it has fewer than n units."""
+    """1 − (distinct n-grams) / (n-grams) of ``text``, in [0, 1); 0 if it has fewer than n units.
+
+    With words, the same over runs of max(16, 4n) characters if that is more.
+    """
     words = text.lower().split()
-    units: Sequence[str] = words if unit == "word" else "".join(words)
+    characters = "".join(words)
+    if unit == "character":
+        return _repeated(characters, n)
+    return max(_repeated(words, n), _repeated(characters, max(_FEWEST_CHARACTERS, 4 * n)))
+
+
+def _repeated(units: Sequence[str], n: int) -> float:
     total = len(units) - n + 1
     if total < 1:
         return 0.0
+    if isinstance(units, str):
+        return 1.0 - len({units[i : i + n] for i in range(total)}) / total
     return 1.0 - len({tuple(units[i : i + n]) for i in range(total)}) / total

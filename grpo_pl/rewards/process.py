@@ -56,7 +56,8 @@ def line_steps(text: str, start: int = 0, end: int | None = None) -> list[tuple[
     return found
 
 
-_PROBLEM = re.compile(r"(\d+)\s*([+-])\s*(\d+)")
+_PROBLEM = re.compile(r"(?<!\d)(\d{1,100})\s*([+-])\s*(\d{1,100})(?!\d)")
+_BOX = re.compile(r"\\boxed\s*\{")
 
 
 def column_steps(a: int, operator: str, b: int) -> list[str]:
@@ -82,8 +83,8 @@ class ColumnArithmeticReward(ProcessReward):
     k-th line is worth 1 if it is the k-th column of the problem, as ``7+5+0=12`` or ``3-5-1=7``; the box is worth 1 if
     it holds the gold answer. As an outcome reward it is the share of right steps; range [0, 1].
 
-    The problem, ``347+285``, is the last one in the ``question`` column, else in ``prompt``. A prompt without one, or a
-    difference below zero, cannot be judged.
+    The problem, ``347+285``, is the last one in the ``question`` column, else in ``prompt``. A prompt without one, a
+    difference below zero, or numbers of more than 100 digits cannot be judged.
     """
 
     name: str = "columns"
@@ -101,7 +102,7 @@ class ColumnArithmeticReward(ProcessReward):
 
     @staticmethod
     def _one(completion: str, gold: str, prompt: str) -> StepScores | None:
-        problems = _PROBLEM.findall(prompt)
+        problems = _PROBLEM.findall(str(prompt))
         if not problems:
             return None
         a, operator, b = int(problems[-1][0]), problems[-1][1], int(problems[-1][2])
@@ -109,7 +110,7 @@ class ColumnArithmeticReward(ProcessReward):
             return None
         right = column_steps(a, operator, b)
         boxed = last_boxed(completion)
-        box_start = completion.rfind("\\boxed")
+        box_start, box_open = max((match.span() for match in _BOX.finditer(completion)), default=(-1, -1))
         think_end = completion.find("</think>")
         work_end = think_end if think_end >= 0 else box_start if boxed is not None else len(completion)
         work_start = completion.find("<think>") + len("<think>") if "<think>" in completion[:work_end] else 0
@@ -118,7 +119,7 @@ class ColumnArithmeticReward(ProcessReward):
         ends = [end for _, end in found]
         if boxed is not None and box_start >= work_end:
             values.append(float(boxed.strip() == gold.strip()))
-            ends.append(completion.index(boxed, box_start) + len(boxed) + 1)
+            ends.append(box_open + len(boxed) + 1)
         return StepScores(tuple(values), tuple(ends))
 
 
@@ -215,10 +216,12 @@ def _at_step_ends(
     """The value of the token that holds the last character of each step; ``None`` if one was cut off."""
     ends = [end for _, end in line_steps(completion)]
     picked = []
-    for end in ends:
+    token = 0
+    for end in ends:  # in order, as the tokens are
         last = shift + end - 1
-        token = next((t for t, (first, behind) in enumerate(spans) if first <= last < behind), None)
-        if token is None:
+        while token < len(spans) and not spans[token][0] <= last < spans[token][1]:
+            token += 1
+        if token == len(spans):
             return None
         picked.append(values[token])
     return StepScores(tuple(picked), tuple(ends))

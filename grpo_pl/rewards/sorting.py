@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from grpo_pl.rewards.answer_text import last_boxed
+from grpo_pl.rewards.answer_text import MAX_DIGIT_RUN, last_boxed
 from grpo_pl.rewards.base import Reward, Score
-from grpo_pl.rewards.format import answer_block
+from grpo_pl.rewards.format import after_thinking, answer_block
+
+_SEPARATORS = re.compile(
+    r"[\s,;，、；()\[\]{}<≤→~$]|->|\\[,;:! ()\[\]{}]|\\(?:leq?|lt|to|left|right|q?quad)(?![a-zA-Z])|(?<!\w)and(?!\w)"
+)
+_LONG = re.compile(rf"\d{{{MAX_DIGIT_RUN + 1}}}")
 
 
 def distance_points(gold: Sequence[int], answer: Sequence[int]) -> int:
@@ -26,7 +31,8 @@ def inclusion_points(gold: Sequence[int], answer: Sequence[int]) -> int:
 
 def simple_inclusion_points(gold: Sequence[int], answer: Sequence[int]) -> int:
     """Numbers of the list that occur in the answer at all; one copy then pays for all of its duplicates. 0 … L."""
-    return sum(x in answer for x in gold)
+    named = set(answer)
+    return sum(x in named for x in gold)
 
 
 def order_points(answer: Sequence[int]) -> int:
@@ -34,9 +40,27 @@ def order_points(answer: Sequence[int]) -> int:
     return sum(x <= y for x, y in pairwise(answer))
 
 
-def read_numbers(text: str, *, single_digits: bool) -> list[int]:
-    """All integers of ``text``; with ``single_digits`` every digit is a number of its own, so ``0123`` is four."""
-    return [int(number) for number in re.findall(r"\d" if single_digits else r"-?\d+", text)]
+def read_numbers(text: str, *, single_digits: bool) -> list[int] | None:
+    """The integers that ``text`` lists; ``None`` if it holds anything beside them that does not separate numbers.
+
+    Numbers are separated by white space, commas, semicolons, brackets, ``<``, arrows, LaTeX spaces or ``and``; a full
+    stop may end the list. With ``single_digits`` every digit is a number of its own, so ``0123`` is four.
+    """
+    listed = _SEPARATORS.sub(" ", text.replace("−", "-").strip().removesuffix(".")).split()
+    number = r"\d+" if single_digits else r"-?\d+"
+    if not all(re.fullmatch(number, piece) for piece in listed):
+        return None
+    return [int(piece) for piece in ("".join(listed) if single_digits else listed)]
+
+
+def stated_list(completion: str) -> str | None:
+    r"""Where a completion gives its list: behind its thoughts, in the last ``\boxed{…}``, else the last ``<answer>``,
+    else all of it. ``None`` if its last box is not closed."""
+    said = after_thinking(completion)
+    if "\\boxed" in said:
+        return last_boxed(said)
+    block = answer_block(said)
+    return said if block is None else block
 
 
 @dataclass(kw_only=True)
@@ -51,10 +75,11 @@ class SortingReward(Reward):
     the last form, a list that a policy found to pay as well (``0 0 1`` for ``0 1 1``): that is left in as an object of
     study. ``status`` is ``ok`` for the sorted list only.
 
-    The gold answer is the list as text, ``0 1 2 3``, in any order. The numbers of a completion are read from the last
-    ``\boxed{…}``, else from the last ``<answer>``, else from the whole text, with anything between them; if no gold
-    number has two digits or a sign, each digit is a number. Numbers after the first L cost a point each, so that a
-    longer list cannot collect more.
+    The gold answer is the list as text, ``0 1 2 3``, in any order. The list of a completion is read from the last
+    ``\boxed{…}`` behind its thoughts, else from the last ``<answer>`` there, else from all that stands there: numbers
+    and what separates them. Words, signs or decimal points among them make it no list, worth 0. If no gold number has
+    two digits or a sign, each digit is a number. Numbers after the first L cost a point each, so that a longer list
+    cannot collect more. A number of more than 400 digits is ``too_long``.
 
     From Stanford CS336 (2025), lecture 17.
     """
@@ -80,16 +105,20 @@ class SortingReward(Reward):
         return [self._one(c, a) for c, a in zip(completions, answers, strict=True)]
 
     def gold_faults(self, golds: Sequence[str]) -> list[str]:
-        return ["" if read_numbers(gold, single_digits=False) else "no numbers" for gold in golds]
+        return ["" if _gold_numbers(gold) else "no list of numbers" for gold in golds]
 
     def _one(self, completion: str, gold_text: str) -> Score:
-        gold = sorted(read_numbers(gold_text, single_digits=False))
+        gold = _gold_numbers(gold_text)
         if not gold:
-            return Score(None, "bad_gold", "no numbers")
-        text = last_boxed(completion) or answer_block(completion) or completion
-        numbers = read_numbers(text, single_digits=all(0 <= x <= 9 for x in gold))
+            return Score(None, "bad_gold", "no list of numbers")
+        single_digits = all(0 <= x <= 9 for x in gold)
+        stated = stated_list(completion) or ""
+        if not single_digits and _LONG.search(stated):
+            return Score(0.0, "too_long", f"a number of more than {MAX_DIGIT_RUN} digits")
+        numbers = read_numbers(stated, single_digits=single_digits)
         if not numbers:
-            return Score(0.0, "no_answer", "no numbers")
+            some = re.search(r"\d", stated)
+            return Score(0.0, "wrong", "not only numbers") if some else Score(0.0, "no_answer", "no numbers")
         points = self._points(gold, numbers[: len(gold)]) - max(0, len(numbers) - len(gold))
         most = len(gold) if self.credit == "distance" else 2 * len(gold) - 1
         shown = " ".join(map(str, numbers[: len(gold) + 1]))[:80]
@@ -100,3 +129,8 @@ class SortingReward(Reward):
             return distance_points(gold, answer)
         include = inclusion_points if self.credit == "inclusion_order" else simple_inclusion_points
         return include(gold, answer) + order_points(answer)
+
+
+def _gold_numbers(gold: str) -> list[int]:
+    """The numbers of a gold list in order; none if it cannot be read."""
+    return [] if _LONG.search(gold) else sorted(read_numbers(gold, single_digits=False) or [])

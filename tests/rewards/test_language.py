@@ -19,6 +19,23 @@ def test_formulas_code_tags_numbers_and_variables_are_not_prose() -> None:
     assert words_by_script(text) == []
 
 
+@pytest.mark.parametrize("word", ["aПривет", "Приветa", "Рrice", "αbc", "a한국"])
+def test_a_word_of_several_scripts_is_in_no_language(word: str) -> None:
+    assert words_by_script(word) == ["MIXED"]
+    for language in ("en", "ru", "el", "ko"):
+        assert value(word, language) == 0.0
+
+
+def test_an_apostrophe_that_is_a_letter_is_in_every_script() -> None:
+    assert words_by_script("don\u02bct") == ["LATIN"]
+
+
+def test_a_formula_that_is_not_closed_hides_nothing() -> None:
+    assert words_by_script("\\[ да \\( да $$ да") == ["CYRILLIC"] * 3
+    assert words_by_script("\\[ да \\[ да \\] нет") == ["CYRILLIC"]
+    assert words_by_script("so ```print(x)``` and ```y = да") == ["LATIN", "LATIN"]
+
+
 @pytest.mark.parametrize(
     ("text", "language", "expected"),
     [

@@ -1,6 +1,7 @@
 import pytest
 
 from grpo_pl.rewards import ExactReward, LengthReward, RepetitionReward
+from grpo_pl.rewards.base import MissingColumn
 from grpo_pl.rewards.length import budget_share, cosine_scale, overlong_punishment, repeated_share
 
 
@@ -66,6 +67,30 @@ def test_repetition_counts_ngrams() -> None:
     assert repeated_share("a b a b a", n=2) == pytest.approx(0.5)  # ab ba ab ba
     assert repeated_share("x", n=2) == 0.0
     assert repeated_share("哈哈哈哈哈", n=2, unit="character") == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["42," * 50, "42" * 100, "}" * 200, "ab_" * 60, "哈" * 200, "<b>" * 60, "-7;" * 70, "x" * 64 + " " + "x" * 64],
+)
+def test_repetition_without_spaces_is_seen(text: str) -> None:
+    assert repeated_share(text, n=4) > 0.9
+
+
+def test_characters_hardly_count_against_honest_text() -> None:
+    honest = (
+        "First we add the units: 7 + 5 = 12, so we write 2 and carry 1. Then 4 + 8 + 1 = 13, so we write 3 and keep 1. "
+        r"Finally 3 + 2 + 1 = 6, which gives \frac{632}{1} = 632, and 632 - 285 = 347 confirms it."
+    )
+    assert repeated_share(honest, n=4) < 0.1
+
+
+def test_a_column_that_is_no_number_of_tokens_is_named() -> None:
+    for bad in ("many", None, float("nan"), -1):
+        with pytest.raises(MissingColumn, match="completion_length must be a whole number"):
+            LengthReward()(["x"], ["x"], {"completion_length": [bad]})
+    with pytest.raises(MissingColumn, match="token_budget must be a whole number >= 1, got 0"):
+        LengthReward(shape="budget")(["x"], ["x"], {"completion_length": [1], "token_budget": [0]})
 
 
 def test_repetition_reward_is_a_penalty() -> None:

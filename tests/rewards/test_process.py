@@ -63,6 +63,19 @@ def test_a_cut_off_thought_is_judged_as_far_as_it_goes() -> None:
     assert scored.values == (1.0, 0.0)
 
 
+def test_a_box_command_without_a_box_is_no_answer_and_no_error() -> None:
+    scored = steps("7+5+0=12\n\\boxed{632} \\boxed")
+    assert scored is not None
+    assert scored.values == (1.0, 1.0)
+    assert scored.ends[-1] == len("7+5+0=12\n\\boxed{632}")
+    assert steps("\\boxed{632} \\boxed{") == StepScores((0.0,), (19,))
+
+
+@pytest.mark.parametrize("prompt", ["1" * 5000, f"{'1' * 5000}+1=", f"1+{'1' * 101}="])
+def test_numbers_that_nobody_adds_in_columns_cannot_be_judged(prompt: str) -> None:
+    assert steps(RIGHT, prompt=prompt) is None
+
+
 def test_as_an_outcome_it_is_the_share_of_right_steps() -> None:
     reward = ColumnArithmeticReward()
     columns = {"question": ["347+285="] * 3 + ["no problem", "3-5="]}

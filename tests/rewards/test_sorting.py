@@ -58,6 +58,67 @@ def test_numbers_are_read_leniently() -> None:
     assert value("-3 12 40", "distance", gold="40 -3 12") == 1.0
 
 
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("0 is wrong, 1 is wrong", None),
+        ("not 0 1", None),
+        ("0 or 1", None),
+        ("0.1", None),
+        ("-0 1", None),
+        ("0/1", None),
+        ("0 < 1 ≤ 2 \\le 3", [0, 1, 2, 3]),
+        ("0 -> 1 → 2 \\to 3", [0, 1, 2, 3]),
+        ("\\left\\{0,\\;1\\quad 2\\right\\}.", [0, 1, 2]),
+        ("0, 1 and 2", [0, 1, 2]),
+        ("０，１、２", [0, 1, 2]),
+        ("", []),
+    ],
+)
+def test_a_list_holds_numbers_and_what_separates_them(text: str, numbers: list[int] | None) -> None:
+    assert read_numbers(text, single_digits=True) == numbers
+
+
+def test_longer_numbers_need_something_between_them() -> None:
+    assert read_numbers("12-3", single_digits=False) is None
+    assert read_numbers("12 −3", single_digits=False) == [12, -3]
+
+
+@pytest.mark.parametrize(
+    ("completion", "status"),
+    [
+        ("\\boxed{0 is wrong, 1 is wrong, 2, 3}", "wrong"),
+        ("The list is 0 1 2 3", "wrong"),
+        ("<think>0 1 2 3</think>", "no_answer"),
+        ("<think>0 1 2 3</think><answer></answer>", "no_answer"),
+        ("<think>\\boxed{0 1 2 3}</think>so", "no_answer"),
+        ("<think>\\boxed{0 1 2 3}", "no_answer"),
+        ("<think><answer>0 1 2 3</answer>", "no_answer"),
+        ("0 1 2 3 \\boxed{}", "no_answer"),
+        ("0 1 2 3 \\boxed{0 1", "no_answer"),
+    ],
+)
+def test_what_is_no_list_earns_nothing_and_thoughts_are_not_read(completion: str, status: str) -> None:
+    for credit in ("distance", "inclusion_order", "inclusion_order_simple"):
+        score = SortingReward(credit=credit)([completion], ["3 1 2 0"], {})[0]  # type: ignore[arg-type]
+        assert (score.value, score.status) == (0.0, status)
+
+
+def test_the_answer_behind_the_thoughts_is_read() -> None:
+    assert value("<think>\\boxed{3 1 2 0}</think><answer>0 1 2 3</answer>", "distance") == 1.0
+    assert value("<think>3 1</think> 0 1 2 3", "distance") == 1.0
+    assert value("<think>3 1</think><answer>it is \\boxed{0 1 2 3}</answer>", "distance") == 1.0
+
+
+def test_numbers_beyond_what_python_converts_are_too_long() -> None:
+    reward = SortingReward()
+    huge = "7" * 5000
+    assert reward([f"{huge} 12"], ["7 12"], {})[0].status == "too_long"
+    assert reward([huge], ["7 1"], {})[0].value == 0.0  # five thousand numbers of one digit
+    assert reward(["7"], [huge], {})[0].status == "bad_gold"
+    assert reward.gold_faults([huge, "1 2", "1 apple"]) == ["no list of numbers", "", "no list of numbers"]
+
+
 def test_nothing_to_read() -> None:
     assert SortingReward()(["none"], ["1 2"], {})[0].status == "no_answer"
     assert SortingReward()(["1 2"], ["none"], {})[0].value is None
