@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import difflib
-import pickle
 import random
 import re
 from collections.abc import Iterator
@@ -13,12 +10,13 @@ from typing import Any
 
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
+from grpo_pl.rewards.gym_entry import Problem, check_task, pack, unpack
 from grpo_pl.types import Prompt
 
 HELD_OUT_SHARE = 10
 """One problem in this many is held out, by a hash of the question itself."""
 COLUMN = "reasoning_gym"
-"""Column in which the reward finds task, settings and entry."""
+"""Column in which the reward finds task, settings and entry, as JSON text."""
 
 
 @dataclass(kw_only=True)
@@ -51,7 +49,7 @@ class ReasoningGymPrompts(PromptSource):
         return self._distinct("val", "", 200 if count is None else count)
 
     def demonstration(self, prompt: Prompt, rng: random.Random) -> str | None:
-        *_, entry = pickle.loads(base64.b64decode(prompt.columns[COLUMN]))
+        entry = unpack(prompt.columns[COLUMN]).entry
         if entry["answer"] is None:
             return None
         work = _worked(self.task, entry) if rng.random() < self.worked_share else ""
@@ -73,30 +71,20 @@ class ReasoningGymPrompts(PromptSource):
         )
 
     def _entries(self, start: int, size: int) -> Iterator[dict[str, Any]]:
-        try:
-            import reasoning_gym  # type: ignore[import-untyped]
-            from reasoning_gym.factory import DATASETS  # type: ignore[import-untyped]
-        except ImportError as error:
-            raise ImportError("reasoning-gym is not installed: pip install 'grpo_pl[reasoning-gym]'.") from error
-        if self.task not in DATASETS:
-            near = difflib.get_close_matches(self.task, DATASETS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise ValueError(f"reasoning-gym has no task {self.task!r}{hint}")
+        check_task(self.task, self.settings)
+        import reasoning_gym  # type: ignore[import-untyped]
+
         try:
             return iter(reasoning_gym.create_dataset(self.task, size=size, seed=start, **self.settings))
-        except (AssertionError, TypeError, ValueError) as error:
-            names = ", ".join(DATASETS[self.task][1].__dataclass_fields__)
-            raise ValueError(
-                f"reasoning-gym refuses the settings {self.settings} of {self.task!r}: {error} (settings: {names})"
-            ) from error
+        except (AssertionError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"reasoning-gym refuses the settings {self.settings} of {self.task!r}: {error}") from error
 
     def _prompt(self, entry: dict[str, Any]) -> Prompt:
-        packed = base64.b64encode(pickle.dumps((self.task, self.settings, entry))).decode()
         return Prompt(
             id=row_key(self.task, entry["question"]),
             question=entry["question"],
             answer=entry["answer"] or "",  # some tasks have many right answers and name none
-            columns={COLUMN: packed},
+            columns={COLUMN: pack(Problem(self.task, self.settings, entry))},
         )
 
     def _is_held_out(self, problem_id: int) -> bool:

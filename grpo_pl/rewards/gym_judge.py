@@ -1,18 +1,18 @@
 """What a sandbox worker runs to score answers with reasoning-gym; loaded by path, never imported by the package.
 
 Several of reasoning-gym's scorers hand the answer to ``eval``, or to SymPy's ``parse_expr``, which is ``eval`` with
-more names. Here ``eval`` reads literals only, expressions may call nothing but functions of numbers, and after the
-imports the process can neither write files nor start programs nor open connections.
+more names. Here ``eval`` reads literals and arithmetic only, expressions may call nothing but functions of numbers, and
+after the imports the process can neither write files nor start programs nor open connections.
 """
 
 from __future__ import annotations
 
-import ast
-import base64
+import copy
 import functools
+import math
 import os
-import pickle
 import re
+import runpy
 import sys
 from typing import Any
 
@@ -23,31 +23,73 @@ from sympy.parsing import sympy_parser  # type: ignore[import-untyped]
 LONGEST_EXPRESSION = 2000
 CALLABLE = frozenset({"sqrt", "exp", "log", "ln", "abs", "Abs", "sin", "cos", "tan", "asin", "acos", "atan"})
 """Functions that an expression may call; other names are symbols and must not be followed by a bracket."""
-READS_LITERALS = ("string_insertion", "spiral_matrix", "number_sorting", "binary_matrix", "n_queens")
-"""Modules whose scorers call ``eval`` on the answer."""
-_HARMFUL = re.compile(r"[^\x20-\x7e\n\t]|__|[\"'`\\:;=@\[\]{}]|\.\s*[A-Za-z_]|\)\s*\(|\b(?:lambda|for|if|import)\b")
+_HARMFUL = re.compile(
+    r"[^\x20-\x7e\n\t]|__|[\"'`\\:;=@\[\]{}<>&|~]|\.\s*[A-Za-z_]|\)\s*\(|"
+    r"\b(?:lambda|for|if|else|import|or|and|not|is|in)\b"  # `x or y` is x: two answers in one
+)
 _CALL = re.compile(r"([A-Za-z_]\w*)\s*\(")
 _FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "tempfile.", "urllib.", "webbrowser.")
 _ALLOWED = frozenset({"os.listdir", "os.scandir", "os.walk"})
 _real_parse_expr = sympy_parser.parse_expr
 
 
+def _beside(file: str) -> dict[str, Any]:
+    """The names of a file next to this one; the package need not be importable in here."""
+    return runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), file))
+
+
+_entry, _guards = _beside("gym_entry.py"), _beside("gym_guards.py")
+
+
 def judge(gold: str, answer: str, relative_tolerance: float) -> tuple[str, str]:
-    """(status, value) of an answer; the value is reasoning-gym's own, as text.
+    """(status, value) of an answer: 1 for a right one, and part of it only where the answer earns more than a constant.
 
     Args:
-        gold: base64 of a pickle, made by our own side, of (task, settings, entry).
+        gold: the problem as ``gym_entry.pack`` writes it.
         answer: what the completion says.
         relative_tolerance: not used; scorers bring their own.
     """
-    task, settings, entry = pickle.loads(base64.b64decode(gold))
-    value = float(_dataset(task, tuple(sorted(settings.items()))).score_answer(answer, entry))
-    return ("ok" if value >= 1.0 else "wrong"), repr(value)
+    try:
+        problem = _entry["unpack"](gold)
+        dataset = _dataset(problem)
+    except Exception as error:  # whatever the settings or the entry cause, the completion is not to blame
+        return "bad_gold", f"{type(error).__name__}: {error}"
+    if reason := _guards["objection"](problem.task, answer, problem.entry):
+        return "wrong", reason
+    value = float(dataset.score_answer(answer, problem.entry))
+    if not math.isfinite(value):
+        return "wrong", f"scored {value}"
+    if value >= 1.0:
+        return "ok", "1.0"
+    return "wrong", repr(value if value > 0.0 and value > _thoughtless(gold) else 0.0)
 
 
-@functools.lru_cache(maxsize=64)
-def _dataset(task: str, settings: tuple[tuple[str, Any], ...]) -> Any:
-    return reasoning_gym.create_dataset(task, size=1, seed=0, **dict(settings))
+@functools.lru_cache(maxsize=256)
+def _thoughtless(gold: str) -> float:
+    """The most that a constant, or the question repeated, earns as an answer that is not right."""
+    problem = _entry["unpack"](gold)
+    dataset, best = _dataset(problem), 0.0
+    for constant in (*_guards["PANEL"], problem.entry.get("question", "")):
+        try:
+            value = float(dataset.score_answer(constant, copy.deepcopy(problem.entry)))  # some scorers write into it
+        except Exception:  # a constant that the scorer cannot read earns nothing
+            continue
+        if best < value < 1.0:
+            best = value
+    return best
+
+
+_datasets: dict[str, Any] = {}
+
+
+def _dataset(problem: Any) -> Any:
+    """The data set whose scorer belongs to a problem; one for all problems of the same settings."""
+    key = f"{problem.task} {sorted(problem.settings.items())!r}"
+    if key not in _datasets:
+        if len(_datasets) >= 64:
+            _datasets.clear()
+        _datasets[key] = reasoning_gym.create_dataset(problem.task, size=1, seed=0, **problem.settings)
+    return _datasets[key]
 
 
 def harmless_parse_expr(text: str, *args: Any, **kwargs: Any) -> Any:
@@ -70,19 +112,23 @@ def _refuse(event: str, args: tuple[Any, ...]) -> None:
         raise PermissionError(f"a scorer tried {event}")
 
 
+def _no_code(*args: Any) -> None:
+    raise PermissionError("a scorer tried exec")
+
+
 def _disarm() -> None:
-    """Takes ``eval`` and its kin out of the scorers' reach, in the modules that are loaded and those that will be."""
+    """Takes ``eval`` and its kin out of the scorers' reach, in all of reasoning-gym and wherever SymPy's is known."""
     sympy.parse_expr = sympy_parser.parse_expr = harmless_parse_expr
     for name, loaded in list(sys.modules.items()):
         if name.startswith(("reasoning_gym", "sympy")) and getattr(loaded, "parse_expr", None) is _real_parse_expr:
             loaded.parse_expr = harmless_parse_expr  # type: ignore[attr-defined]
-        if name.startswith("reasoning_gym") and name.endswith(READS_LITERALS):
-            loaded.eval = ast.literal_eval  # type: ignore[attr-defined]
+        if name.startswith("reasoning_gym"):
+            loaded.eval, loaded.exec = _guards["literal_or_arithmetic"], _no_code  # type: ignore[attr-defined]
 
 
 def _example() -> tuple[str, str]:
     entry = reasoning_gym.create_dataset("countdown", size=1, seed=0)[0]
-    return base64.b64encode(pickle.dumps(("countdown", {}, entry))).decode(), entry["answer"]
+    return _entry["pack"](_entry["Problem"]("countdown", {}, entry)), entry["answer"]
 
 
 _disarm()

@@ -10,10 +10,11 @@ from typing import Any
 from grpo_pl.rewards import answer_text as text
 from grpo_pl.rewards.base import MissingColumn, Reward, Score
 from grpo_pl.rewards.format import answer_block
+from grpo_pl.rewards.gym_entry import unpack
 from grpo_pl.rewards.sandbox import SandboxSettings, Verdict, WorkerPool, shared_pool
 
 COLUMN = "reasoning_gym"
-"""Column in which ``ReasoningGymPrompts`` hands over the task, its settings and the entry."""
+"""Column in which ``ReasoningGymPrompts`` hands over the task, its settings and the entry, as JSON text."""
 _TEXT = re.compile(r"\s*\\text\s*\{(?P<words>[^{}]*)\}\s*")
 
 
@@ -22,8 +23,10 @@ class ReasoningGymReward(Reward):
     r"""What reasoning-gym's scorer gives the answer; range [0, 1], 1 for a right one.
 
     The answer is the last ``\boxed{…}``, else the last ``<answer>``. Some scorers give part of the value for an answer
-    that is not right; ``partial: false`` makes those 0. Several scorers evaluate the answer as code, so they run in
-    processes under limits of time and memory that can read literals and arithmetic only and do nothing else.
+    that is not right; ``partial: false`` makes those 0, ``true`` keeps what exceeds the best of a panel of constants.
+    Answers that a scorer pays in full and no person would accept (``gym_guards``) are ``wrong``. Several scorers
+    evaluate the answer as code, so they run in processes under limits of time and memory that can read literals and
+    arithmetic only and do nothing else.
     Needs ``pip install 'grpo_pl[reasoning-gym]'``.
     """
 
@@ -68,6 +71,7 @@ class ReasoningGymReward(Reward):
                 f"reward {self.name!r} scores problems of grpo_pl.data.reasoning_gym.ReasoningGymPrompts only; "
                 f"there is no column {COLUMN!r}. In a mixture, give each source its own by grpo_pl.rewards.PerSource."
             )
+        self._check(columns[COLUMN])
         scores: dict[int, Score] = {}
         jobs: list[tuple[str, str]] = []
         for row, (completion, entry) in enumerate(zip(completions, columns[COLUMN], strict=True)):
@@ -82,11 +86,26 @@ class ReasoningGymReward(Reward):
     def start(self) -> None:
         self.pool.start()
 
+    def _check(self, cells: Sequence[Any]) -> None:
+        """Refuses cells that no source of ours wrote, before any worker sees them; None is a row without a problem."""
+        seen = set[str]()
+        for cell in cells:
+            if cell is None or (isinstance(cell, str) and cell in seen):
+                continue
+            try:
+                unpack(cell)
+            except ValueError as error:
+                raise MissingColumn(
+                    f"reward {self.name!r}: the column {COLUMN!r} holds no problem that ReasoningGymPrompts wrote: "
+                    f"{str(error).rstrip('.')}."
+                ) from error
+            seen.add(cell)
+
     def close(self) -> None:
         """Ends the workers, for all rewards that share them."""
         self.pool.close()
 
-    def _ready(self, answer: str, entry: str | None) -> Score | tuple[str, str]:
+    def _ready(self, answer: str, entry: Any) -> Score | tuple[str, str]:
         """The score where no scorer is needed, else the job for the pool."""
         if not answer:
             return Score(0.0, "no_answer")
@@ -96,7 +115,8 @@ class ReasoningGymReward(Reward):
 
     def _score(self, verdict: Verdict) -> Score:
         if verdict.status not in ("ok", "wrong"):
-            return Score(None if verdict.status == "unavailable" else 0.0, verdict.status, verdict.detail)
+            blameless = verdict.status in ("unavailable", "bad_gold")
+            return Score(None if blameless else 0.0, verdict.status, verdict.detail)
         try:
             value = float(verdict.detail)
         except ValueError:  # the scorer raised an exception on the answer

@@ -1,7 +1,5 @@
 """Problems of reasoning-gym: pure functions of the step, splits apart, clear mistakes."""
 
-import base64
-import pickle
 import random
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 pytest.importorskip("reasoning_gym")
 
 from grpo_pl.data.reasoning_gym import COLUMN, ReasoningGymPrompts, running_totals
+from grpo_pl.rewards.gym_entry import unpack
 
 SETTINGS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
@@ -30,7 +29,7 @@ def test_splits_of_a_small_task_share_no_question() -> None:
 
 def test_the_entry_travels_with_the_prompt() -> None:
     (prompt,) = ReasoningGymPrompts(task="countdown", settings={"min_numbers": 3, "max_numbers": 3}).prompts(0, count=1)
-    task, settings, entry = pickle.loads(base64.b64decode(prompt.columns[COLUMN]))
+    task, settings, entry = unpack(prompt.columns[COLUMN])
     assert (task, settings) == ("countdown", {"min_numbers": 3, "max_numbers": 3})
     assert (entry["question"], entry["answer"]) == (prompt.question, prompt.answer)
     assert len(entry["metadata"]["numbers"]) == 3

@@ -1,6 +1,7 @@
 """reasoning-gym's scorers in the sandbox: they know right from wrong and do nothing else."""
 
 import base64
+import json
 import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,9 @@ pytest.importorskip("reasoning_gym")
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from grpo_pl.rewards.base import Score
+from grpo_pl.data.reasoning_gym import ReasoningGymPrompts
+from grpo_pl.rewards.base import MissingColumn, Score
+from grpo_pl.rewards.gym_entry import Problem, pack, unpack
 from grpo_pl.rewards.reasoning_gym import COLUMN, ReasoningGymReward
 
 COSTLY = ("composite", "word_ladder")  # a task made of tasks, and one that fits no data set of three
@@ -29,7 +32,7 @@ def reward() -> Iterator[ReasoningGymReward]:
 
 def _entry(task: str, **settings: Any) -> tuple[str, dict[str, Any]]:
     entry = reasoning_gym.create_dataset(task, size=2, seed=5, **settings)[1]
-    return base64.b64encode(pickle.dumps((task, settings, entry))).decode(), entry
+    return pack(Problem(task, settings, entry)), entry
 
 
 def _scores(reward: ReasoningGymReward, task: str, answers: Sequence[str]) -> list[Score]:
@@ -61,13 +64,19 @@ def test_every_task_scores_its_own_answer(reward: ReasoningGymReward, task: str)
 
 
 def test_another_expression_than_the_one_in_the_entry_is_right_as_well(reward: ReasoningGymReward) -> None:
-    entry = {"answer": "1 + 2", "metadata": {"numbers": [1, 2], "target": 3}}
-    packed = base64.b64encode(pickle.dumps(("countdown", {}, entry))).decode()
+    packed = pack(Problem("countdown", {}, {"answer": "1 + 2", "metadata": {"numbers": [1, 2], "target": 3}}))
     scores = reward([r"\boxed{2+1}", r"\boxed{3}", "?"], [""] * 3, {COLUMN: [packed] * 3})
-    assert [score.value for score in scores] == [1.0, 0.05, 0.0]
+    assert [score.value for score in scores] == [1.0, 0.0, 0.0]
     assert [score.status for score in scores] == ["ok", "wrong", "no_answer"]
+
+
+def test_part_of_the_value_is_paid_above_what_constants_earn_and_only_if_wanted(reward: ReasoningGymReward) -> None:
+    entry = {"question": "Sort: d, b, a, c", "answer": "a, b, c, d", "metadata": {"sorted_words": list("abcd")}}
+    packed = pack(Problem("word_sorting", {}, entry))
+    completions = [r"\boxed{a,b,c,d}", r"\boxed{a,b,d,c}", r"\boxed{0}"]
+    assert [score.value for score in reward(completions, [""] * 3, {COLUMN: [packed] * 3})] == [1.0, 0.5, 0.0]
     strict = ReasoningGymReward(workers=1, partial=False)
-    assert [score.value for score in strict([r"\boxed{2+1}", r"\boxed{3}"], [""] * 2, {COLUMN: [packed] * 2})] == [1, 0]
+    assert [score.value for score in strict(completions, [""] * 3, {COLUMN: [packed] * 3})] == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -95,20 +104,102 @@ def test_an_answer_that_is_code_does_nothing(
 
 
 def test_what_slips_past_the_grammar_meets_the_audit_hook(tmp_path: Path) -> None:
-    from grpo_pl.rewards.crew import SandboxSettings
-    from grpo_pl.rewards.sandbox import WorkerPool
+    """A worker whose judge is set up like reasoning-gym's, with a scorer that opens a file for writing."""
+    import subprocess
+    import sys
 
-    file = tmp_path / "touched"
+    from grpo_pl.rewards import gym_entry
 
-    class Touch:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return (open, (str(file), "w"))
-
-    pool = WorkerPool(SandboxSettings(workers=1, judge="gym_judge.py"))
-    (verdict,) = pool.run([(base64.b64encode(pickle.dumps(Touch())).decode(), "1")])
-    pool.close()
-    assert "PermissionError" in verdict.detail
+    file, judge = tmp_path / "touched", Path(gym_entry.__file__).with_name("gym_judge.py")
+    program = f"import runpy; runpy.run_path({str(judge)!r})\nopen({str(file)!r}, 'w')"
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=300)
+    assert "PermissionError: a scorer tried open" in done.stderr
     assert not file.exists()
+
+
+CODE_IN_ENTRIES = {
+    "bitwise_arithmetic": {"answer": "1", "metadata": {"problem": "{code}"}},
+    "number_sorting": {"answer": "{code}", "metadata": {"direction": "ascending"}},
+    "polynomial_multiplication": {"answer": "{code}", "metadata": {}},
+    "simple_integration": {"answer": "x", "metadata": {"variable": "x", "integrand": "{code}"}},
+}
+CODE = ("__import__('os').kill(__import__('os').getpid(), 9)", "(0).__class__.__base__.__subclasses__()", "exit()")
+
+
+@pytest.mark.parametrize("code", CODE)
+@pytest.mark.parametrize("task", CODE_IN_ENTRIES)
+def test_an_entry_that_holds_code_does_nothing(reward: ReasoningGymReward, task: str, code: str) -> None:
+    entry = json.loads(json.dumps(CODE_IN_ENTRIES[task]).replace("{code}", code))
+    packed = pack(Problem(task, {}, entry))
+    (score,) = reward([r"\boxed{[1]}" if task == "number_sorting" else r"\boxed{1}"], [""], {COLUMN: [packed]})
+    assert score.status == "wrong", score
+
+
+def test_bitwise_problems_are_still_calculated(reward: ReasoningGymReward) -> None:
+    packed = pack(Problem("bitwise_arithmetic", {}, {"answer": "0x6", "metadata": {"problem": "(0x1 << 0x2) + 0x2"}}))
+    scores = reward([r"\boxed{0x6}", r"\boxed{0x7}"], [""] * 2, {COLUMN: [packed] * 2})
+    assert [score.value for score in scores] == [1.0, 0.0]
+
+
+class _Bomb:
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (open, (str(self.file), "w"))
+
+
+def _cells(file: Path) -> dict[str, Any]:
+    entry = {"question": "?", "answer": "1", "metadata": {}}
+    good = {"task": "chain_sum", "settings": {}, "entry": entry}
+    return {
+        "pickle": base64.b64encode(pickle.dumps(_Bomb(file))).decode(),
+        "old pickle": base64.b64encode(pickle.dumps(("chain_sum", {}, entry))).decode(),
+        "bytes": pickle.dumps(_Bomb(file)),
+        "object": good,
+        "number": 5,
+        "list": json.dumps([1]),
+        "unknown task": json.dumps({**good, "task": "os.system"}),
+        "task of another type": json.dumps({**good, "task": ["chain_sum"]}),
+        "unknown setting": json.dumps({**good, "settings": {"path": "/etc/passwd"}}),
+        "seed": json.dumps({**good, "settings": {"seed": 3}}),
+        "entry of another type": json.dumps({**good, "entry": "1"}),
+        "answer of another type": json.dumps({**good, "entry": {**entry, "answer": {"a": 1}}}),
+        "further keys": json.dumps({**good, "code": "1"}),
+        "task of tasks": json.dumps({**good, "task": "composite"}),
+        "too long": json.dumps({**good, "entry": {**entry, "question": "x" * 1_000_000}}),
+        "nested": "[" * 100_000,
+        "nan": json.dumps({**good, "settings": {"min_terms": float("nan")}}),
+        "huge number": '{"task": ' + "9" * 5000 + "}",
+    }
+
+
+@pytest.mark.parametrize("kind", _cells(Path()))
+def test_what_no_source_of_ours_wrote_is_refused_and_does_nothing(
+    reward: ReasoningGymReward, kind: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "touched"
+    with pytest.raises(MissingColumn, match="the column 'reasoning_gym'"):
+        reward([r"\boxed{1}"], [""], {COLUMN: [_cells(file)[kind]]})
+    assert not file.exists()
+
+
+def test_settings_that_reasoning_gym_refuses_are_not_the_fault_of_the_completion(reward: ReasoningGymReward) -> None:
+    entry = {"question": "?", "answer": "1", "metadata": {}}
+    packed = pack(Problem("chain_sum", {"min_terms": 5, "max_terms": 2}, entry))
+    (score,) = reward([r"\boxed{1}"], [""], {COLUMN: [packed]})
+    assert (score.value, score.status) == (None, "bad_gold")
+
+
+@pytest.mark.parametrize("task", sorted(set(DATASETS) - {"composite"}))
+def test_every_entry_travels_unchanged(task: str) -> None:
+    for entry, _ in zip(reasoning_gym.create_dataset(task, size=20, seed=5), range(3), strict=False):
+        assert unpack(pack(Problem(task, {}, entry))) == (task, {}, entry)
+
+
+def test_a_source_refuses_a_task_of_tasks() -> None:
+    with pytest.raises(ValueError, match=r"'composite' of reasoning-gym is refused: .*MixturePrompts"):
+        ReasoningGymPrompts(task="composite")
 
 
 def test_problems_of_another_source_are_refused_in_one_line() -> None:

@@ -1,0 +1,142 @@
+"""How a problem of reasoning-gym travels to its scorer: as JSON text that is checked by whoever reads it.
+
+Loaded by path as well, in the worker: it imports nothing of this package.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+MAX_CHARS = 1_000_000
+"""Longer text is no problem of reasoning-gym; its largest have some ten thousand characters."""
+REFUSED = {
+    "composite": "it mixes tasks; give each its own source in grpo_pl.data.mixture.MixturePrompts",
+}
+"""Tasks that cannot be used, with the reason."""
+OWN_SETTINGS = frozenset({"seed", "size"})
+"""Settings that the source decides."""
+
+
+class Problem(NamedTuple):
+    """One problem: reasoning-gym's ``create_dataset(task, **settings)`` made ``entry``."""
+
+    task: str
+    settings: dict[str, Any]
+    entry: dict[str, Any]
+
+
+def pack(problem: Problem) -> str:
+    """The problem as JSON text.
+
+    Raises:
+        ValueError: it holds something else than numbers, text, dates and lists, tuples, sets and dictionaries of them.
+    """
+    tree = {"task": problem.task, "settings": problem.settings, "entry": problem.entry}
+    try:
+        text = json.dumps(_plain(tree), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"a problem of {problem.task!r} cannot be written as JSON: {error}") from error
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"a problem of {problem.task!r} has {len(text)} characters, {MAX_CHARS} are allowed.")
+    return text
+
+
+def unpack(text: Any) -> Problem:
+    """What :func:`pack` wrote.
+
+    Raises:
+        ValueError: it is not, or names a task or a setting that reasoning-gym does not have.
+    """
+    if not isinstance(text, str) or len(text) > MAX_CHARS:
+        raise ValueError(f"must be JSON text of at most {MAX_CHARS} characters")
+    try:
+        tree = json.loads(text, object_hook=_restored, parse_constant=_no_constant)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"must be the JSON text that ReasoningGymPrompts writes, got {text[:40]!r}") from error
+    if not isinstance(tree, dict) or tree.keys() != {"task", "settings", "entry"}:
+        raise ValueError("must be a JSON object of task, settings and entry")
+    task, settings, entry = tree["task"], tree["settings"], tree["entry"]
+    if not (isinstance(task, str) and isinstance(settings, dict) and isinstance(entry, dict)):
+        raise ValueError("must hold the name of a task and objects for settings and entry")
+    if not (
+        isinstance(entry.get("question", ""), str)
+        and isinstance(entry.get("answer"), str | None)
+        and isinstance(entry.get("metadata"), dict)
+    ):
+        raise ValueError("must hold an entry with the text of an answer, or null, and metadata")
+    check_task(task, settings)
+    return Problem(task, settings, entry)
+
+
+def check_task(task: str, settings: Mapping[str, Any]) -> None:
+    """Refuses what reasoning-gym does not have, and tasks whose scorers cannot be used.
+
+    Raises:
+        ValueError: an unknown or unusable task, or an unknown setting; names what there is.
+        ImportError: reasoning-gym is not installed.
+    """
+    try:
+        import reasoning_gym  # type: ignore[import-untyped]  # noqa: F401
+        from reasoning_gym.factory import DATASETS  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError("reasoning-gym is not installed: pip install 'grpo_pl[reasoning-gym]'.") from error
+    if task not in DATASETS:
+        near = difflib.get_close_matches(task, DATASETS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ValueError(f"reasoning-gym has no task {task[:60]!r}{hint}")
+    if task in REFUSED:
+        raise ValueError(f"the task {task!r} of reasoning-gym is refused: {REFUSED[task]}.")
+    names = set(DATASETS[task][1].__dataclass_fields__) - OWN_SETTINGS
+    unknown = sorted(map(str, set(settings) - names))
+    if unknown:
+        raise ValueError(
+            f"reasoning-gym refuses the settings {dict(settings)} of {task!r}: there is no {unknown[0][:60]!r} "
+            f"(settings: {', '.join(sorted(names))})"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """``value`` in JSON's own types; what JSON does not know becomes an object with one key that begins with ``$``."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, tuple):
+        return {"$tuple": [_plain(item) for item in value]}
+    if isinstance(value, set | frozenset):
+        return {"$set": [_plain(item) for item in sorted(value, key=repr)]}
+    if isinstance(value, dict):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: _plain(item) for key, item in value.items()}
+        return {"$items": [[_plain(key), _plain(item)] for key, item in value.items()]}
+    for kind, tag in _TIMES.items():
+        if type(value) is kind:
+            return {tag: value.isoformat()}
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a number of NumPy
+        return _plain(value.item())
+    raise TypeError(f"{type(value).__name__} is not plain data")
+
+
+def _restored(tree: dict[str, Any]) -> Any:
+    if len(tree) != 1:
+        return tree
+    ((tag, value),) = tree.items()
+    restore = _RESTORE.get(tag)
+    return tree if restore is None else restore(value)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_TIMES: dict[type[Any], str] = {datetime.datetime: "$datetime", datetime.date: "$date", datetime.time: "$time"}
+_RESTORE: dict[str, Any] = {
+    "$tuple": tuple,
+    "$set": set,
+    "$items": lambda pairs: {key: value for key, value in pairs},
+    **{tag: kind.fromisoformat for kind, tag in _TIMES.items()},
+}
