@@ -274,6 +274,7 @@ class GRPOAlgorithm(Objective):
             dual_clip=self.dual_clip,
             cispo_cap=self.cispo_cap,
             sapo_temperatures=(self.sapo_temperature_positive, self.sapo_temperature_negative),
+            level=self.ratio_level,
         )
 
     def _clip_stats(self, log_ratio: Tensor, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:

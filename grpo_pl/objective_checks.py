@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Literal, get_origin, get_type_hints
+
+from grpo_pl.functional.choices import check_choice
 
 if TYPE_CHECKING:
     from grpo_pl.objective import Objective
@@ -23,9 +25,8 @@ def _check_choices(a: Objective) -> None:
     """The command line checks ``Literal`` fields by itself; code that builds the dataclass relies on this."""
     hints = get_type_hints(type(a))
     for field in fields(a):
-        if get_origin(hints[field.name]) is Literal and getattr(a, field.name) not in get_args(hints[field.name]):
-            choices = ", ".join(map(str, get_args(hints[field.name])))
-            raise ValueError(f"{field.name} is {getattr(a, field.name)!r}: choose one of {choices}.")
+        if get_origin(hints[field.name]) is Literal:
+            check_choice(field.name, getattr(a, field.name), hints[field.name])
 
 
 def _check_ranges(a: Objective) -> None:

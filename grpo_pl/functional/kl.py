@@ -8,54 +8,117 @@ estimator       value            its expectation           expected gradient whe
 k1              d                KL(π‖ref)                 zero: it is noise, use it in the reward instead
 k2              d² / 2           biased, low variance      that of the per-prefix KL(π‖ref)
 k3              e^−d − 1 + d     KL(π‖ref), low variance   that of the per-prefix KL(ref‖π), the other direction
-ratio · k3      ratio · k3       KL(π‖ref), low variance   that of the per-prefix KL(π‖ref), like k2 at ratio 1
+ratio · k3      ratio · k3       KL(π‖ref) per prefix      that of the per-prefix KL(π‖ref), like k2 at ratio 1
 ==============  ===============  ========================  ====================================================
 
 "Per-prefix" holds the distribution of prefixes fixed and adds up the divergences of the next-token distributions.
 k1 summed over a completion and subtracted from its reward gives the gradient of the whole sequence's KL(π‖ref).
+
+Half-precision log-probabilities are widened to float32 before anything is subtracted. Every gradient has the sign of
+its formula and is finite for finite log-probabilities, however far apart they are.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from grpo_pl.functional.choices import check_choice
 
 Estimator = Literal["k1", "k2", "k3", "k3_weighted"]
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to ± this before ``exp``: e^20 is far outside any useful range and still finite."""
+"""Log-ratios are clamped to ± this before ``exp``: e^20 is far outside any useful range and still finite. The clamp
+bounds values and slopes, and never turns a slope round or off."""
+_SERIES = 0.5
+"""Up to this |x|, e^x − 1 − x is summed as a series: the formula itself would subtract numbers almost equal."""
 
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """d = log π − log π_ref: unbiased, of either sign, high variance. Any shape."""
-    return logprobs - ref_logprobs
+    return _difference(logprobs, ref_logprobs)
 
 
 def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """d² / 2: never negative, biased as a value (+25 % at KL = 0.5 between unit normals). Any shape."""
-    return 0.5 * (logprobs - ref_logprobs).square()
+    return 0.5 * _difference(logprobs, ref_logprobs).square()
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """e^−d − 1 + d: never negative and unbiased (DeepSeekMath, arXiv:2402.03300, eq. 4). Any shape."""
-    minus_d = ref_logprobs - logprobs
-    return torch.exp(minus_d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)) - 1.0 - minus_d
+    """e^−d − 1 + d: never negative and unbiased (DeepSeekMath, arXiv:2402.03300, eq. 4). Any shape.
+
+    Below d = −MAX_LOG_RATIO it goes on as a straight line of the slope it has there.
+    """
+    minus_d = _difference(ref_logprobs, logprobs)
+    return _GivenSlope.apply(minus_d, *_exp_beyond_line(minus_d.detach()))  # type: ignore[no-any-return]
 
 
 def k3_weighted(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor) -> Tensor:
-    """ratio · k3, the gradient flowing through both factors (DeepSeek-V3.2, arXiv:2512.02556, section 3.1). Any shape.
+    """ratio · k3 (DeepSeek-V3.2, arXiv:2512.02556, section 3.1); unbiased per prefix only. Any shape.
 
-    ``ratio`` = exp(logprobs − old_logprobs) also makes the value unbiased when the tokens came from an older policy.
+    ``ratio`` = exp(logprobs − old_logprobs) of the token corrects for tokens that an older policy drew, given their
+    prefix. That the prefixes came from the older policy as well, it does not correct: over whole completions the value
+    is biased unless both policies are one.
+
+    The gradient flows through both factors, ∂(ratio · k3) / ∂logprobs = ratio · d. It is taken in this form, whatever
+    graph ``ratio`` has: added up from the two factors, it would cancel to noise where d is far below 0.
     """
-    return ratio * k3(logprobs, ref_logprobs)
+    d = _difference(logprobs, ref_logprobs.detach())
+    d, ratio = torch.broadcast_tensors(d, ratio.detach())
+    value, _ = _exp_beyond_line(-d.detach())
+    return _GivenSlope.apply(d, ratio * value, ratio * d.detach())  # type: ignore[no-any-return]
 
 
 def estimate(estimator: Estimator, logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor) -> Tensor:
-    """The estimator of that name; ``ratio`` is used by ``k3_weighted`` alone. Any shape."""
+    """The estimator of that name; ``ratio`` is used by ``k3_weighted`` alone. Any shape.
+
+    Raises:
+        ValueError: there is no estimator of that name.
+    """
+    check_choice("estimator", estimator, Estimator)
     if estimator == "k1":
         return k1(logprobs, ref_logprobs)
     if estimator == "k2":
         return k2(logprobs, ref_logprobs)
     return k3(logprobs, ref_logprobs) if estimator == "k3" else k3_weighted(logprobs, ref_logprobs, ratio)
+
+
+def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
+    """Clamped to ± MAX_LOG_RATIO, while the slope stays 1: a ratio at the bound is still pushed where it should go."""
+    clamped = log_ratio.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return _GivenSlope.apply(log_ratio, clamped, torch.ones_like(clamped))  # type: ignore[no-any-return]
+
+
+def _difference(left: Tensor, right: Tensor) -> Tensor:
+    wide = torch.promote_types(torch.promote_types(left.dtype, right.dtype), torch.float32)
+    return left.to(wide) - right.to(wide)
+
+
+def _exp_beyond_line(x: Tensor) -> tuple[Tensor, Tensor]:
+    """e^x − 1 − x and its slope e^x − 1, both to the last digits of their type; a straight line above MAX_LOG_RATIO."""
+    slope = torch.expm1(x.clamp(max=MAX_LOG_RATIO))
+    line = (x - MAX_LOG_RATIO).clamp(min=0.0)
+    small = x.clamp(-_SERIES, _SERIES)
+    series = torch.ones_like(x)
+    for n in range(14, 2, -1):  # x²/2 · (1 + x/3 · (1 + x/4 · (…))): the first term left out is below 2e-16
+        series = 1.0 + series * small / n
+    value = torch.where(x.abs() <= _SERIES, 0.5 * small.square() * series, slope - x.clamp(max=MAX_LOG_RATIO))
+    return value + line * slope, slope
+
+
+class _GivenSlope(torch.autograd.Function):
+    """``value`` forwards, ``slope`` backwards: both of ``x``, each worked out where it is accurate."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+        ctx.save_for_backward(slope)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (slope,) = ctx.saved_tensors
+        return grad * slope, None, None

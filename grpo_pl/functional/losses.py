@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grpo_pl.functional.kl import MAX_LOG_RATIO
+from grpo_pl.functional.choices import check_choice
+from grpo_pl.functional.kl import MAX_LOG_RATIO, clamp_log_ratio
 
 Aggregation = Literal["sequence_mean", "token_mean", "constant"]
 RatioLevel = Literal["token", "sequence", "geometric"]
@@ -46,7 +47,11 @@ def token_weights(
         num_sequences: N, completions of the global batch that count in the loss.
         num_tokens: M, their completion tokens.
         max_completion_length: L, the configured limit, never the padded width.
+
+    Raises:
+        ValueError: there is no aggregation of that name.
     """
+    check_choice("aggregation", aggregation, Aggregation)
     ones = mask.to(dtype)
     if aggregation == "sequence_mean":
         lengths = ones.sum(dim=1, keepdim=True).clamp(min=1)
@@ -57,8 +62,11 @@ def token_weights(
 
 
 def masked_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """log π − log π_old, 0 where masked (whatever stands there, NaN included), clamped to ± MAX_LOG_RATIO."""
-    return (logprobs - old_logprobs).masked_fill(~mask, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    """log π − log π_old, 0 where masked (whatever stands there, NaN included), clamped to ± MAX_LOG_RATIO.
+
+    The clamp bounds the value and keeps the slope, see :func:`grpo_pl.functional.kl.clamp_log_ratio`.
+    """
+    return clamp_log_ratio((logprobs - old_logprobs).masked_fill(~mask, 0.0))
 
 
 def _through_own_token(value: Tensor, log_ratio: Tensor) -> Tensor:
@@ -91,7 +99,12 @@ def geometric_ratio(
 def importance_ratio(
     log_ratio: Tensor, mask: Tensor, advantages: Tensor, *, level: RatioLevel, epsilon_low: float, epsilon_high: float
 ) -> Tensor:
-    """The ratio at its level (B, T): of each token, of the whole completion, or the clipped geometric mean."""
+    """The ratio at its level (B, T): of each token, of the whole completion, or the clipped geometric mean.
+
+    Raises:
+        ValueError: there is no level of that name.
+    """
+    check_choice("level", level, RatioLevel)
     if level == "token":
         return log_ratio.exp()
     if level == "sequence":
@@ -140,12 +153,26 @@ def surrogate(
     dual_clip: float | None,
     cispo_cap: float,
     sapo_temperatures: tuple[float, float],
+    level: RatioLevel = "token",
 ) -> Tensor:
     """What is maximised per token, by name: clip, unclipped r·A, reinforce A·log π, cispo_*, sapo, nll log π; (B, T).
 
     Args:
+        ratio: from :func:`importance_ratio` at ``level``. A geometric one has been clipped there, so clip leaves it be.
         sapo_temperatures: for positive and for negative advantages.
+
+    Raises:
+        ValueError: there is no surrogate or level of that name, or one that does not go with a geometric ratio.
     """
+    check_choice("surrogate", name, Surrogate)
+    check_choice("level", level, RatioLevel)
+    if level == "geometric":
+        if name not in ("clip", "unclipped") or dual_clip is not None:
+            raise ValueError(
+                "level geometric has its own clipping: set surrogate clip and no dual_clip, "
+                f"not {name} and {dual_clip}."
+            )
+        return ratio * advantages
     if name == "clip":
         return clip_surrogate(
             ratio, advantages, epsilon_low=epsilon_low, epsilon_high=epsilon_high, dual_clip=dual_clip
@@ -171,8 +198,12 @@ def mismatch_weights(
 
     truncate_*: min(ρ, high) (truncated importance sampling, Yao et al. 2025, "Your efficient RL framework secretly
     brings you off-policy RL training"); mask_*: ρ inside [low, high] and 0 outside (IcePop, arXiv:2510.18855).
-    *_token: ρ per token; *_sequence: the product over the row.
+    *_token: ρ per token; *_sequence: the product over the row; none: 1.
+
+    Raises:
+        ValueError: there is no mode of that name.
     """
+    check_choice("mode", mode, Mismatch)
     log_rho = (old_logprobs - sampling_logprobs).detach().masked_fill(~mask, 0.0)
     if mode in ("truncate_sequence", "mask_sequence"):
         log_rho = log_rho.sum(dim=1, keepdim=True).expand_as(mask)

@@ -180,3 +180,56 @@ def test_sequences_outside_the_bounds_are_masked_or_truncated():
     truncated = losses.mismatch_weights(old, drawn, mask, mode="truncate_sequence", low=0.5, high=2.0)
     assert masked.tolist() == [[0, 0]]
     assert truncated.tolist() == [[2, 2]]
+
+
+# --- names and far ratios -----------------------------------------------------------------------------------
+
+EPSILONS = {"epsilon_low": 0.2, "epsilon_high": 0.2}
+SETTINGS = EPSILONS | {"dual_clip": None, "cispo_cap": 5.0, "sapo_temperatures": (1, 1.05)}
+
+
+@pytest.mark.parametrize("typo", ["typo", "Clip", "", None, "token mean"])
+def test_names_that_do_not_exist_are_refused_with_the_choices(typo):
+    one, mask = row(1.0), torch.ones(1, 1, dtype=torch.bool)
+    totals = {"num_sequences": 1, "num_tokens": 1, "max_completion_length": 1}
+    with pytest.raises(ValueError, match=r"surrogate is .*clip, unclipped, reinforce"):
+        losses.surrogate(typo, one, one, one, **SETTINGS)
+    with pytest.raises(ValueError, match=r"level is .*token, sequence, geometric"):
+        losses.surrogate("clip", one, one, one, **SETTINGS, level=typo)
+    with pytest.raises(ValueError, match=r"aggregation is .*sequence_mean, token_mean, constant"):
+        losses.token_weights(mask, aggregation=typo, **totals)
+    with pytest.raises(ValueError, match=r"level is .*token, sequence, geometric"):
+        losses.importance_ratio(one, mask, one, level=typo, **EPSILONS)
+    with pytest.raises(ValueError, match=r"mode is .*none, truncate_token"):
+        losses.mismatch_weights(one, one, mask, mode=typo, low=0.0, high=2.0)
+
+
+def test_a_geometric_ratio_is_clipped_once_whatever_the_caller_knows():
+    mask, advantages, logprobs = torch.ones(1, 1, dtype=torch.bool), row(1.0), row(-1.0)
+    ratio = losses.importance_ratio(
+        row(1.0), mask, advantages, level="geometric", epsilon_low=0.4, epsilon_high=0.4
+    )  # e^0.4 = 1.49, which clip at 1 + 0.4 would cut a second time
+    bounds = SETTINGS | {"epsilon_low": 0.4, "epsilon_high": 0.4}
+    objective = losses.surrogate("clip", ratio, advantages, logprobs, **bounds, level="geometric")
+    assert objective.item() == pytest.approx(math.exp(0.4))
+    with pytest.raises(ValueError, match="own clipping"):
+        losses.surrogate("sapo", ratio, advantages, logprobs, **bounds, level="geometric")
+
+
+@pytest.mark.parametrize("gap", [19.9, 20.1, 25.0, 1e3, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_far_ratio_is_still_pushed_where_its_advantage_points(gap, dtype):
+    """Where the policy writes a bad token e^20 times as often as before, the clamp must not let it be."""
+    for sign, advantage in ((1.0, -1.0), (-1.0, 1.0)):
+        logprobs = torch.tensor([[sign * gap]], dtype=dtype, requires_grad=True)
+        mask, advantages = torch.ones(1, 1, dtype=torch.bool), torch.tensor([[advantage]], dtype=dtype)
+        log_ratio = losses.masked_log_ratio(logprobs, torch.zeros_like(logprobs), mask)
+        for level in ("token", "sequence"):
+            logprobs.grad = None
+            ratio = losses.importance_ratio(log_ratio, mask, advantages, level=level, epsilon_low=0.2, epsilon_high=0.2)
+            objective = losses.surrogate("clip", ratio, advantages, logprobs, **SETTINGS, level=level)
+            objective.sum().backward(retain_graph=True)
+            assert torch.isfinite(objective).all()
+            slope = logprobs.grad.item()
+            assert math.isfinite(slope)
+            assert slope * advantage > 0, (level, slope)
