@@ -68,17 +68,17 @@ class GRPOAlgorithm(Objective):
                 f"values {tuple(values.shape)}, lengths {tuple(lengths.shape)}, truncated {tuple(truncated.shape)}: "
                 f"give (R, P, G), (P, G) and (P, G) with G = group_size = {self.group_size}."
             )
-        rewards, valid = adv.combine_rewards(values.double(), reward_weights.double())
-        shaped = rewards + self._shaping(lengths, sequence_kl, max_completion_length)
+        rewards, valid = adv.combine_rewards(values, reward_weights)
+        shaped = self._shaped(values, reward_weights, rewards, lengths, sequence_kl, max_completion_length)
         usable, greedy = valid, None
         if self.baseline == "greedy":
             if greedy_values is None:
                 raise ValueError("baseline greedy needs greedy_values: the rewards of one greedy completion a prompt.")
-            greedy, greedy_valid = adv.combine_rewards(greedy_values.double(), reward_weights.double())
+            greedy, greedy_valid = adv.combine_rewards(greedy_values, reward_weights)
             usable = valid & greedy_valid.unsqueeze(1)
         if self.reward_aggregation == "normalize_then_sum":
             scaled = adv.normalize_each_reward(
-                values.double(), reward_weights.double(), valid, ddof=self.std_ddof, eps=self.std_eps
+                values.double(), reward_weights, valid, ddof=self.std_ddof, eps=self.std_eps
             )
         else:
             raw = adv.keep_best(shaped, usable) if self.max_rewards else shaped
@@ -124,20 +124,29 @@ class GRPOAlgorithm(Objective):
             return entropies.new_tensor(torch.inf)
         return ranked[max(1, round(self.top_entropy_quantile * len(ranked))) - 1]
 
-    def _shaping(self, lengths: Tensor, sequence_kl: Tensor | None, max_length: int | None) -> Tensor:
-        """What is added to the weighted rewards: overlong penalty and KL in the reward; (P, G)."""
-        shaping = torch.zeros_like(lengths, dtype=torch.float64)
+    def _shaped(
+        self,
+        values: Tensor,
+        weights: Tensor,
+        rewards: Tensor,
+        lengths: Tensor,
+        sequence_kl: Tensor | None,
+        max_length: int | None,
+    ) -> Tensor:
+        """``rewards`` with the overlong penalty and the KL in the reward, where there are such; (P, G)."""
         if self.overlong_buffer > 0:
             if max_length is None:
                 raise ValueError("overlong_buffer is set: pass max_completion_length.")
-            shaping += adv.overlong_penalty(
+            penalty = adv.overlong_penalty(
                 lengths.double(), max_completion_length=max_length, buffer=self.overlong_buffer
             )
+            parts = torch.cat([values, penalty.to(values.dtype).unsqueeze(0)])
+            rewards, _ = adv.combine_rewards(parts, torch.cat([weights, weights.new_ones(1)]))
         if self.needs_sequence_kl:
             if sequence_kl is None or not torch.isfinite(sequence_kl).all():
                 raise ValueError(f"kl_placement reward needs a finite sequence_kl, got {sequence_kl}.")
-            shaping -= self.beta * sequence_kl.double()
-        return shaping
+            rewards = rewards - self.beta * sequence_kl.double()
+        return rewards
 
     def _keep(self, usable: Tensor, truncated: Tensor, correct: Tensor | None) -> Tensor:
         keep = usable
@@ -265,7 +274,7 @@ class GRPOAlgorithm(Objective):
 
     def _surrogate(self, ratio: Tensor, advantages: Tensor, logprobs: Tensor) -> Tensor:
         return losses.surrogate(
-            "unclipped" if self.ratio_level == "geometric" else self.surrogate,  # its ratio is clipped already
+            self.surrogate,
             ratio,
             advantages,
             logprobs,

@@ -82,6 +82,11 @@ class Collector:
         samples, scored = self._choose(pool, informative)
         return Collected(samples=samples, scored=scored, attempts=attempts)
 
+    @property
+    def reward_weights(self) -> Tensor:
+        """(R,) float64."""
+        return torch.tensor([reward.weight for reward in self.rewards], dtype=torch.float64)
+
     def greedy(self, policy: PreTrainedModel, samples: Samples, seconds: dict[str, float]) -> ScoredBatch:
         """Scores of one greedy completion per prompt (ReMax's baseline)."""
         with stopwatch(seconds, "rollout"):
@@ -136,7 +141,7 @@ class Collector:
         values = self.collective.gather_rows(torch.tensor(scored.values(), dtype=torch.float64).T)  # (B, R)
         return self.algorithm.informative_groups(
             values=values.T.reshape(len(self.rewards), -1, self.algorithm.group_size),
-            reward_weights=torch.tensor([reward.weight for reward in self.rewards], dtype=torch.float64),
+            reward_weights=self.reward_weights,
         )
 
     def _choose(

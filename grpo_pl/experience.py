@@ -36,7 +36,7 @@ class Experience:
     statistics: Advantages
     """Over the global batch, (P, G)."""
     lengths: Tensor  # (P, G) over the global batch
-    values: Tensor  # (R, P, G) over the global batch, NaN where a reward is None
+    values: Tensor  # (R, P, G) float64 over the global batch, NaN where a reward is None
     truncated: Tensor  # (P, G) over the global batch
     first_row: int
     """Index of this rank's first row in the flattened global batch."""
@@ -99,7 +99,7 @@ class ExperienceMaker:
             sequence_kl = gather(((scored.old - scored.ref) * rollout.completion_mask).sum(dim=1)).view(groups)
         statistics = algorithm.advantages(
             values=values,
-            reward_weights=torch.tensor([reward.weight for reward in self.collector.rewards], device=device),
+            reward_weights=self.collector.reward_weights.to(device),
             lengths=lengths,
             truncated=truncated,
             correct=correct,
@@ -137,8 +137,10 @@ class ExperienceMaker:
         return algorithm.process_advantages(step_values=values, step_ends=ends, width=width)
 
     def _values(self, scored: ScoredBatch, device: torch.device) -> Tensor:
-        """(R, rows) over the global batch, NaN where a reward is None."""
-        return self.collector.collective.gather_rows(torch.tensor(scored.values(), device=device).T).T
+        """(R, rows) float64 over the global batch, NaN where a reward is None."""
+        return self.collector.collective.gather_rows(
+            torch.tensor(scored.values(), dtype=torch.float64, device=device).T
+        ).T
 
     def _entropy_mask(self, entropy: Tensor | None, kept: Tensor) -> Tensor | None:
         """(B, T) bool: the tokens of highest entropy over the global batch, which alone carry the policy term."""

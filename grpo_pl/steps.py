@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from grpo_pl.functional.exact_sums import weighted_sum
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.scoring import ScoredBatch
 from grpo_pl.rollout.sampler import Samples
@@ -21,10 +22,10 @@ def step_tensors(
 ) -> tuple[Tensor, Tensor]:
     """Weighted values of all steps and the tokens they end at.
 
-    A reward without steps counts as one more step, which ends with the completion.
+    A reward without steps counts as one more step, which ends with the completion; one of weight 0 does not count.
 
     Returns:
-        values (B, K) float32, NaN where there is no step or its reward is None, and ends (B, K) int64.
+        values (B, K) float64, NaN where there is no step or its reward is None, and ends (B, K) int64.
     """
     rows: list[list[tuple[float, int]]] = []
     tokens = [
@@ -34,18 +35,23 @@ def step_tensors(
     for row, ids in enumerate(tokens):
         steps: list[tuple[float, int]] = []
         for reward, scores in zip(scored.rewards, scored.scores, strict=True):
-            score = scores[row]
+            if reward.weight == 0:  # only logged
+                continue
+            score, weight = scores[row], [reward.weight]
             if score.steps is not None:
                 ends = tokens_at(score.steps.ends, ids, template, tokenizer)
-                steps += [(reward.weight * v, end) for v, end in zip(score.steps.values, ends, strict=True)]
+                steps += [
+                    (weighted_sum([v], [reward.weight]), e) for v, e in zip(score.steps.values, ends, strict=True)
+                ]
             elif score.value is not None:
-                steps.append((reward.weight * score.value, len(ids) - 1))
+                steps.append((weighted_sum([score.value], weight), len(ids) - 1))
         rows.append(steps)
     width = max(1, *(len(steps) for steps in rows))
-    values = torch.tensor([[v for v, _ in steps] + [torch.nan] * (width - len(steps)) for steps in rows])
+    padded = [[v for v, _ in steps] + [torch.nan] * (width - len(steps)) for steps in rows]
+    values = torch.tensor(padded, dtype=torch.float64)
     ends_at = torch.tensor([[end for _, end in steps] + [0] * (width - len(steps)) for steps in rows])
     device = samples.rollout.completion_ids.device
-    return values.float().to(device), ends_at.to(device)
+    return values.to(device), ends_at.to(device)
 
 
 def tokens_at(

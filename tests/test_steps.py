@@ -58,8 +58,17 @@ def test_step_values_are_weighted_and_rewards_without_steps_end_with_the_complet
         ],
     )
     values, ends = step_tensors(scored, samples_of(["abc", "x"]), PromptTemplate(), TOKENIZER)
-    torch.testing.assert_close(values, torch.tensor([[2.0, 0.0, 0.5], [0.5, torch.nan, torch.nan]]), equal_nan=True)
+    expected = torch.tensor([[2.0, 0.0, 0.5], [0.5, torch.nan, torch.nan]], dtype=torch.float64)
+    torch.testing.assert_close(values, expected, equal_nan=True)
     assert ends.tolist() == [[0, 2, 3], [1, 0, 0]]  # the outcome's step ends at the EOS token
+
+
+def test_a_reward_of_weight_0_is_no_step_and_weighted_values_are_those_on_paper() -> None:
+    process, logged = ColumnArithmeticReward(weight=0.1), FormatReward(weight=0.0)
+    steps = StepScores((3.0,), (1,))
+    scored = ScoredBatch(rewards=[process, logged], scores=[[Score(3.0, "ok", steps=steps)], [Score(1.0, "ok")]])
+    values, _ = step_tensors(scored, samples_of(["abc"]), PromptTemplate(), TOKENIZER)
+    assert values.tolist() == [[0.3]]  # 0.1 * 3.0 is 0.30000000000000004
 
 
 def test_process_supervision_without_a_reward_for_steps_is_refused() -> None:

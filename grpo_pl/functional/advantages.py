@@ -8,6 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from grpo_pl.functional.choices import check_choice
+from grpo_pl.functional.exact_sums import from_float32, weighted_sum
+
 Baseline = Literal["group_mean", "leave_one_out", "batch_mean", "greedy", "none"]
 Scale = Literal["group_std", "batch_std", "token_whitening", "none"]
 
@@ -37,14 +40,14 @@ class Advantages:
 
 
 def combine_rewards(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """r = Σ_k weight_k · value_k over the rewards that a completion has.
+    """r = Σ_k weight_k · value_k over the rewards that a completion has, as :func:`weighted_sum` adds them.
 
     Args:
         values: (R, …), NaN where a reward could not be computed.
         weights: (R,).
 
     Returns:
-        rewards (…), 0 where invalid; valid (…) bool: at least one reward of non-zero weight is there.
+        rewards (…) float64, 0 where invalid; valid (…) bool: at least one reward of non-zero weight is there.
 
     Raises:
         ValueError: an infinite reward, or no weight other than 0.
@@ -53,10 +56,22 @@ def combine_rewards(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError("a reward is infinite: rewards must be finite, or None when they are unknown.")
     if weights.shape != values.shape[:1] or not torch.isfinite(weights).all() or not weights.any():
         raise ValueError(f"reward weights {weights.tolist()} for {len(values)} rewards: give each one, not all 0.")
-    counted = values[weights != 0]
-    present = ~counted.isnan()
-    rewards = torch.einsum("r...,r->...", counted.nan_to_num(0.0), weights[weights != 0].to(values.dtype))
-    return rewards, present.any(dim=0)
+    counted = values[weights != 0].flatten(1)
+    factors = [factor for factor in _written(weights[weights != 0]) if factor is not None]
+    sums: dict[tuple[float | None, ...], float] = {}  # few different rows: most rewards take few values
+    rows = list(zip(*map(_written, counted), strict=True))
+    for row in rows:
+        if row not in sums:
+            there = [(value, factor) for value, factor in zip(row, factors, strict=True) if value is not None]
+            sums[row] = weighted_sum([value for value, _ in there], [factor for _, factor in there])
+    totals = torch.tensor([sums[row] for row in rows], dtype=torch.float64, device=values.device)
+    return totals.view(values.shape[1:]), (~counted.isnan()).any(dim=0).view(values.shape[1:])
+
+
+def _written(numbers: Tensor) -> list[float | None]:
+    """The numbers of a one-dimensional tensor as they were before they were rounded to float32; None for NaN."""
+    short = numbers.dtype == torch.float32
+    return [None if x != x else from_float32(x) if short else x for x in numbers.tolist()]
 
 
 def masked_mean_std(values: Tensor, weights: Tensor, *, dim: int | None, ddof: int) -> tuple[Tensor, Tensor]:
@@ -93,7 +108,11 @@ def subtract_baseline(rewards: Tensor, valid: Tensor, *, baseline: Baseline, gre
     group_mean: b = mean of the group's valid rewards (DeepSeekMath §4.1.2); leave_one_out: mean of the others, 0
     advantage without others (RLOO, arXiv:2402.14740, section 2.3); batch_mean: mean of all valid rewards; greedy:
     the reward of the greedy completion, ``greedy`` (P,) (ReMax, arXiv:2310.10505, algorithm 2); none: b = 0.
+
+    Raises:
+        ValueError: there is no baseline of that name, or greedy without the greedy rewards.
     """
+    check_choice("baseline", baseline, Baseline)
     if baseline == "none":
         return rewards * valid
     if baseline == "greedy":
@@ -112,20 +131,28 @@ def subtract_baseline(rewards: Tensor, valid: Tensor, *, baseline: Baseline, gre
 def rescale(
     centred: Tensor, rewards: Tensor, valid: Tensor, lengths: Tensor, *, scale: Scale, ddof: int, eps: float
 ) -> Tensor:
-    """centred / (std + eps), 0 where invalid.
+    """centred / (std + eps), 0 where invalid and where nothing varies: the quotient would be dust over eps, or 0/0.
 
     group_std: of the group's rewards (DeepSeekMath §4.1.2); batch_std: of all rewards in the batch; token_whitening:
     mean and std of ``centred`` over *tokens*, a completion counting as often as it is long (REINFORCE++,
-    arXiv:2501.03262, its global normalisation); none: unscaled (Dr. GRPO, arXiv:2503.20783, §3.1). All (P, G).
+    arXiv:2501.03262, its global normalisation), so that one without tokens has no part in it and gets 0; none:
+    unscaled (Dr. GRPO, arXiv:2503.20783, §3.1). All (P, G).
+
+    Raises:
+        ValueError: there is no scale of that name.
     """
+    check_choice("scale", scale, Scale)
     if scale == "none":
-        return centred
+        return centred.masked_fill(~valid, 0.0)
     if scale == "token_whitening":
+        counted = valid & (lengths > 0)
         mean, std = masked_mean_std(centred, lengths * valid, dim=None, ddof=ddof)
-        # eps may be 0: where nothing varies the quotient is 0/0, and the advantage is 0 by definition
-        return ((centred - mean) / (std + eps)).masked_fill(~valid | all_equal(centred, valid, dim=None), 0.0)
-    _, std = masked_mean_std(rewards, valid, dim=1 if scale == "group_std" else None, ddof=ddof)
-    return torch.where(valid & (centred != 0), centred / (std + eps), torch.zeros_like(centred))
+        varies = ~all_equal(centred, counted, dim=None) & (std > 0)
+        return torch.where(counted & varies, (centred - mean) / (std + eps), torch.zeros_like(centred))
+    dim = 1 if scale == "group_std" else None
+    _, std = masked_mean_std(rewards, valid, dim=dim, ddof=ddof)
+    varies = ~all_equal(rewards, valid, dim=dim) & (std > 0)
+    return torch.where(valid & varies, centred / (std + eps), torch.zeros_like(centred))
 
 
 def normalize_each_reward(values: Tensor, weights: Tensor, valid: Tensor, *, ddof: int, eps: float) -> Tensor:
@@ -138,13 +165,14 @@ def normalize_each_reward(values: Tensor, weights: Tensor, valid: Tensor, *, ddo
         values: (R, P, G), NaN where a reward could not be computed: it then adds 0.
         valid: (P, G), from :func:`combine_rewards`.
     """
-    lengths = torch.ones_like(valid)
-    total = torch.zeros_like(values[0])
-    for value, weight in zip(values, weights.tolist(), strict=True):
+    lengths, normalized = torch.ones_like(valid), []
+    for value in values:
         present = ~value.isnan()
-        value = value.nan_to_num(0.0)
-        centred = subtract_baseline(value, present, baseline="group_mean")
-        total += weight * rescale(centred, value, present, lengths, scale="group_std", ddof=ddof, eps=eps)
+        filled = value.nan_to_num(0.0)
+        centred = subtract_baseline(filled, present, baseline="group_mean")
+        scaled = rescale(centred, filled, present, lengths, scale="group_std", ddof=ddof, eps=eps)
+        normalized.append(scaled.masked_fill(~present, torch.nan))
+    total, _ = combine_rewards(torch.stack(normalized), weights)
     return rescale(total, total, valid, lengths, scale="batch_std", ddof=ddof, eps=eps)
 
 
@@ -158,7 +186,12 @@ def overlong_penalty(lengths: Tensor, *, max_completion_length: int, buffer: flo
     """0 up to L − c tokens, then linearly down to −1 at L tokens (DAPO, arXiv:2503.14476, eq. 13); any shape.
 
     L = ``max_completion_length``, c = ``buffer`` · L, ``buffer`` in (0, 1].
+
+    Raises:
+        ValueError: a buffer outside (0, 1].
     """
+    if not 0 < buffer <= 1:
+        raise ValueError(f"buffer must lie in (0, 1], got {buffer}.")
     cache = buffer * max_completion_length
     return -((lengths - (max_completion_length - cache)) / cache).clamp(0.0, 1.0)
 
@@ -179,7 +212,7 @@ def process_advantages(
         (B, T); 0 for tokens behind the last step and for rows without steps.
 
     Raises:
-        ValueError: an infinite value, or a step that ends outside 0 … width − 1.
+        ValueError: an infinite value, a step that ends outside 0 … width − 1, or no scale of that name.
     """
     if torch.isinf(step_values).any():
         raise ValueError("a step's reward is infinite: step rewards must be finite, or NaN when they are unknown.")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_pl.functional.exact_sums import weighted_sum
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.rewards.process import ProcessReward
 
@@ -24,11 +25,12 @@ class ScoredBatch:
         return [[math.nan if score.value is None else score.value for score in row] for row in self.scores]
 
     def totals(self) -> list[float | None]:
-        """Weighted sum per completion over the rewards that have a value; None where none has."""
+        """Weighted sum per completion over the rewards that have a value; None where none of non-zero weight has."""
         sums: list[float | None] = []
         for row in zip(*self.scores, strict=True):
-            parts = [r.weight * s.value for r, s in zip(self.rewards, row, strict=True) if s.value is not None]
-            sums.append(math.fsum(parts) if parts else None)
+            parts = [(s.value, r.weight) for r, s in zip(self.rewards, row, strict=True) if r.weight]
+            there = [(value, weight) for value, weight in parts if value is not None]
+            sums.append(weighted_sum([v for v, _ in there], [w for _, w in there]) if there else None)
         return sums
 
     def correct(self) -> list[bool | None]:
@@ -84,8 +86,8 @@ def check_rewards(rewards: Sequence[Reward], *, steps_needed: bool = False) -> N
         steps_needed: the objective supervises steps, so some reward must score them.
 
     Raises:
-        ValueError: no rewards, two of one name, a weight that is not finite, other than one correctness reward, or
-            none that scores steps where that is needed.
+        ValueError: no rewards, two of one name, a weight that is not finite, weights that are all 0, other than one
+            correctness reward, or none that scores steps where that is needed.
     """
     if not rewards:
         raise ValueError("no rewards: give at least one under model.rewards, such as grpo_pl.rewards.MathReward.")
@@ -96,6 +98,8 @@ def check_rewards(rewards: Sequence[Reward], *, steps_needed: bool = False) -> N
     for reward in rewards:
         if not math.isfinite(reward.weight):
             raise ValueError(f"reward {reward.name!r} has weight {reward.weight}: weights must be finite.")
+    if not any(reward.weight for reward in rewards):
+        raise ValueError("every reward has weight 0: give one of them another, or there is nothing to learn from.")
     judges = [reward.name for reward in rewards if reward.correctness]
     if len(judges) != 1:
         raise ValueError(

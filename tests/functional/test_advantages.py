@@ -272,3 +272,92 @@ def test_group_baselines_add_up_to_zero(rewards, baseline):
 @given(st.floats(-1e6, 1e6), st.integers(2, 9), mean_baselines, scales)
 def test_any_common_reward_gives_exactly_zero(reward, size, baseline, scale):
     assert (advantages([[reward] * size], baseline=baseline, scale=scale) == 0).all()
+
+
+# --- nothing to divide by -----------------------------------------------------------------------------------
+
+BATCHES = {
+    "an empty completion among equal ones": ([[1.0, 1, 1, 0]], None, [[5, 5, 5, 0]]),
+    "only empty completions": ([[1.0, 0, 1, 0]], None, [[0, 0, 0, 0]]),
+    "one token in all": ([[1.0, 0, 0, 0]], None, [[1, 0, 0, 0]]),
+    "rewards without spread": ([[0.1, 0.1, 0.1], [0.7, 0.7, 0.7]], None, [[3, 1, 4], [1, 5, 9]]),
+    "one reward throughout": ([[0.1, 0.1, 0.1], [0.1, 0.1, 0.1]], None, [[3, 1, 4], [1, 5, 9]]),
+    "groups without a valid reward": ([[1.0, 0], [0, 1]], [[False, False], [False, False]], [[2, 3], [4, 5]]),
+    "one valid reward": ([[1.0, 0], [0, 1]], [[True, False], [False, False]], [[2, 3], [4, 5]]),
+    "a spread whose square underflows": ([[1e-200, 0.0]], None, [[2, 3]]),
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out", "batch_mean", "greedy", "none"])
+@pytest.mark.parametrize("scale", ["group_std", "batch_std", "token_whitening", "none"])
+@pytest.mark.parametrize(("ddof", "eps"), [(1, 1e-5), (0, 1e-5), (1, 0.0), (0, 0.0)])
+def test_advantages_stay_within_reason_where_there_is_no_spread(case, baseline, scale, ddof, eps):
+    rewards, valid, lengths = BATCHES[case]
+    greedy = [0.3] * len(rewards)
+    values = advantages(
+        rewards, baseline=baseline, scale=scale, ddof=ddof, eps=eps, valid=valid, lengths=lengths, greedy=greedy
+    )
+    assert torch.isfinite(values).all()
+    assert values.abs().max() < 5
+    if valid is not None:
+        assert (values[~torch.tensor(valid)] == 0).all()
+    if scale == "token_whitening":
+        assert (values[torch.tensor(lengths) == 0] == 0).all()
+
+
+def test_whitening_over_tokens_gives_an_empty_completion_no_advantage_and_the_others_theirs():
+    values = advantages([[1, 0, 1]], baseline="none", scale="token_whitening", ddof=0, eps=0.0, lengths=[[1, 1, 0]])
+    assert values.tolist() == [[1.0, -1.0, 0.0]]  # mean 0.5, std 0.5 over two tokens
+
+
+def test_decoupled_normalisation_of_rewards_that_cancel_leaves_no_dust():
+    weights = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
+    up, down = [[1.0, 0.0, 1.0, 0.0]], [[0.0, 1.0, 0.0, 1.0]]
+    values, valid = torch.tensor([up, up, down], dtype=torch.float64), torch.ones(1, 4, dtype=torch.bool)
+    assert (normalize_each_reward(values, weights, valid, ddof=1, eps=0.0) == 0).all()
+
+
+# --- sums that are equal on paper ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_equal_sums_are_recognised_whatever_they_are_made_of(dtype):
+    # 0.1 + 0.2, 0.3 and 0.6 / 2 are three numbers in binary
+    values = torch.tensor([[[1, 0, 0]], [[1, 0, 0]], [[0, 1, 0]], [[0, 0, 0.5]]]).to(dtype)
+    rewards, valid = combine_rewards(values, torch.tensor([0.1, 0.2, 0.3, 0.6], dtype=dtype))
+    assert rewards.tolist() == [[0.3, 0.3, 0.3]]
+    assert informative_groups(rewards, valid).tolist() == [False]
+
+
+def test_thirds_add_up_to_a_whole():
+    values = torch.tensor([[[1 / 3, 1.0]], [[1 / 3, 0.0]], [[1 / 3, 0.0]]], dtype=torch.float64)
+    rewards, valid = combine_rewards(values, torch.full((3,), 0.3, dtype=torch.float64))
+    assert rewards.tolist() == [[0.3, 0.3]]
+    assert informative_groups(rewards, valid).tolist() == [False]
+
+
+def test_the_order_of_the_rewards_does_not_change_a_sum():
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randint(0, 11, (5, 6, 8), generator=generator).double() / 10
+    weights = torch.tensor([0.1, 0.2, 0.7, 1.3, 0.05], dtype=torch.float64)
+    first, _ = combine_rewards(values, weights)
+    for _ in range(10):
+        order = torch.randperm(5, generator=generator)
+        assert torch.equal(combine_rewards(values[order], weights[order])[0], first)
+
+
+def test_names_that_do_not_exist_are_refused_with_the_choices():
+    with pytest.raises(ValueError, match="baseline is 'mean': choose one of group_mean, leave_one_out"):
+        advantages([[1, 0]], baseline="mean")
+    with pytest.raises(ValueError, match="scale is 'std': choose one of group_std, batch_std"):
+        advantages([[1, 0]], scale="std")
+    with pytest.raises(ValueError, match="scale is 'std'"):
+        process_advantages(
+            torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.int64), group_size=2, width=1, scale="std", ddof=1, eps=0.0
+        )
+
+
+def test_an_overlong_penalty_over_no_tokens_is_refused():
+    with pytest.raises(ValueError, match=r"\(0, 1\]"):
+        overlong_penalty(torch.tensor([1]), max_completion_length=8, buffer=0.0)
