@@ -36,6 +36,7 @@ from grpo_pl.step_metrics import REFLECTION_WORDS, broken_share, experience_metr
 from grpo_pl.stopwatch import stopwatch
 from grpo_pl.strategies import FSDP2Strategy
 from grpo_pl.update import PolicyUpdate, UpdateResult
+from grpo_pl.vocabulary import with_collected_characters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -112,6 +113,7 @@ class GRPOModule(LightningModule):
 
     def prepare_data(self) -> None:
         """Makes the cold start where it is missing, as a download would; runs in one process a node."""
+        self._settle_characters()
         if self.cold_start is not None and self._needs_start_weights():
             device = self.trainer.strategy.root_device
             self.cold_start.ensure(self.policy_config, self.template, self._data.source, device=device)
@@ -120,6 +122,7 @@ class GRPOModule(LightningModule):
         """Loads tokenizer, policy and, if the objective pulls towards one, the frozen reference."""
         if self.policy is not None:
             return
+        self._settle_characters()
         self.tokenizer = load_tokenizer(self.policy_config)
         needs_weights = self._needs_start_weights()
         path = None
@@ -136,6 +139,10 @@ class GRPOModule(LightningModule):
             shard(self.policy, sharding)
             if self._reference is not None and self._reference.model is not self.policy:
                 shard(self._reference.model, sharding)
+
+    def _settle_characters(self) -> None:
+        """Collects what ``policy.characters: from_data`` stands for, unless the command line has done so."""
+        self.policy_config = with_collected_characters(self.policy_config, self.template, self._data, self.cold_start)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimization.build(self.require_policy().parameters())
@@ -312,12 +319,18 @@ class GRPOModule(LightningModule):
             )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["characters"] = self.policy_config.characters
         checkpoint["tokens_seen"] = self._tokens_seen
         checkpoint["token_budget"] = self.budget.state_dict()
         checkpoint["skipped_in_a_row"] = self._skipped_in_a_row
         checkpoint["reference"] = {} if self._reference is None else self._reference.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        characters = self.policy_config.characters
+        if checkpoint.get("characters", characters) != characters:
+            raise ValueError(
+                "the checkpoint was trained with other policy.characters: give those of the config.yaml of its run."
+            )
         self._tokens_seen, self._skipped_in_a_row = checkpoint["tokens_seen"], checkpoint["skipped_in_a_row"]
         self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))
         if self._reference is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -13,7 +14,7 @@ from grpo_pl.data.overlap import find_overlaps, refuse_repeats
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.evaluation import HeldOutMetrics
 from grpo_pl.module import GRPOModule
-from grpo_pl.policy.cold_start import cache_root
+from grpo_pl.policy.cold_start import ColdStart, cache_root
 from grpo_pl.policy.loading import context_length, load_tokenizer, model_config
 from grpo_pl.policy.template import Fits
 from grpo_pl.rewards.base import Reward
@@ -21,21 +22,20 @@ from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.types import Prompt
 from grpo_pl.usage import nearest
+from grpo_pl.vocabulary import MADE_UP, check_vocabulary, first_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SPLITS: tuple[Literal["train", "val"], ...] = ("train", "val")
-MADE_UP = 500
-"""Prompts of a source without a list that are compared with the held-out ones."""
 
 
 def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str], None]) -> None:
     """Loads tokenizer, model config and prompts; leaves out problems that cannot be trained on, and says so.
 
     Raises:
-        ValueError: a model or data set that cannot be loaded, too few problems, none that fits the context, or
-            held-out problems that are trained on.
+        ValueError: a model or data set that cannot be loaded, too few problems, none that fits the context, characters
+            that the vocabulary lacks, or held-out problems that are trained on or demonstrated.
     """
     tokenizer = load_tokenizer(module.policy_config)
     context = context_length(model_config(module.policy_config, tokenizer))
@@ -48,12 +48,15 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
             own = judge.rewards.get(name, judge) if isinstance(judge, PerSource) else judge
             _check_need_of_golds(leaf, name, module.rewards)
             _check_source(leaf, f"{name}: " if name else "", fits, own, say)
+    check_vocabulary(module.policy_config, module.template, tokenizer, data, module.cold_start, say)
     first = data.source.prompts(0, count=data.prompts_per_step)
     check_distinct(first, "the first rollout")
     if module.budget.configured is not None:
         train = data.source.problems("train")
         _check_budget(module.budget.configured, module, first if train is None else train, tokenizer)
     _check_splits(data, say)
+    if module.cold_start is not None and not data.allow_overlap:
+        _check_demonstrations(module.cold_start, data, say)
 
 
 def check_monitor(monitor: str, module: GRPOModule, data: RolloutDataModule) -> None:
@@ -120,13 +123,21 @@ def _check_splits(data: RolloutDataModule, say: Callable[[str], None]) -> None:
         return
     refuse_repeats(overlaps)
     if any(rows is None for rows in lists):
-        refuse_repeats(find_overlaps(_first_prompts(data), held_out))
+        refuse_repeats(find_overlaps(first_prompts(data), held_out))
 
 
-def _first_prompts(data: RolloutDataModule) -> Iterator[Prompt]:
-    """Some of what a source without a list trains on; enough to find a small task that is held out as a whole."""
-    for step in range(min(data.steps, -(-MADE_UP // data.prompts_per_step))):
-        yield from data.source.prompts(step, count=data.prompts_per_step)
+def _check_demonstrations(cold_start: ColdStart, data: RolloutDataModule, say: Callable[[str], None]) -> None:
+    """Held-out problems are not shown to the policy with their answers."""
+    file = cold_start.demonstrations
+    if file is not None and not Path(file).is_file():
+        return  # a run that goes on does without it
+    questions = enumerate(cold_start.asked(data.source, MADE_UP))
+    asked = (Prompt(id=number, question=question, answer="") for number, question in questions)
+    overlaps = find_overlaps(asked, data.held_out())
+    refuse_repeats(overlaps, what=f"shown by the cold start's demonstrations{f' ({file})' if file else ''}")
+    for name, overlap in overlaps.items():
+        if overlap.alike:
+            say(f"{name}, beside the demonstrations: {overlap}")
 
 
 def _leave_out_long_prompts(source: PromptSource, part: str, fits: Fits, say: Callable[[str], None]) -> None:

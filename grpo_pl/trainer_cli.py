@@ -6,6 +6,7 @@ import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,13 @@ from grpo_pl.data import arithmetic, curriculum, json_lines, mixture, reasoning_
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.loggers import EventFiles, MetricsCSV
 from grpo_pl.module import GRPOModule
+from grpo_pl.policy.tokenizer import FROM_DATA
 from grpo_pl.preflight import check_monitor, check_start
-from grpo_pl.runs import RunFolder, check_name, resume_run, start_run
+from grpo_pl.runs import RunFolder, check_name, newest_run_folder, resume_run, start_run
 from grpo_pl.shipped import short_name
 from grpo_pl.strategies import FSDP2Strategy, is_first_process, launched_devices
 from grpo_pl.usage import TRAINER_VERBS, OneLineErrors, check_config_files
+from grpo_pl.vocabulary import with_collected_characters
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": 1,  # a run is one pass over `data.steps` rollouts
@@ -171,6 +174,7 @@ class GRPOCLI(LightningCLI):
             raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
+        self._settle_characters()
         check_start(self.model, self.datamodule, _say)  # before a run folder is claimed
         callbacks = self._get(self.config_init, "trainer")["callbacks"] or []
         shown = self._get(self.config_init, "trainer")["enable_progress_bar"] is not False
@@ -207,10 +211,9 @@ class GRPOCLI(LightningCLI):
         checkpoint = self._get(self.config_init, "checkpoint")
         if checkpoint.keep_best:
             check_monitor(checkpoint.monitor, self.model, self.datamodule)
-        configs = [short_name(Path(str(path))) for path in self._get(self.config, "config") or []]
-        root = Path(self._get(self.config, "runs_dir"))
-        given_name, resume = self._get(self.config, "name"), self._get(self.config, "resume")
-        name = (Path(configs[0]).stem if configs else "run") if given_name is None else given_name
+        configs = self._configs()
+        root, name = Path(self._get(self.config, "runs_dir")), self._name()
+        resume = self._get(self.config, "resume")
         check_name(name)
         checkpoint_path = self._get(self.config, "ckpt_path")
         if resume and checkpoint_path:
@@ -240,6 +243,37 @@ class GRPOCLI(LightningCLI):
             ClosingTable(folder, flags),
             *([StageProfile()] if self._get(self.config, "profile") else []),
         ]
+
+    def _configs(self) -> list[str]:
+        return [short_name(Path(str(path))) for path in self._get(self.config, "config") or []]
+
+    def _name(self) -> str:
+        given, configs = self._get(self.config, "name"), self._configs()
+        return str((Path(configs[0]).stem if configs else "run") if given is None else given)
+
+    def _settle_characters(self) -> None:
+        """``from_data`` becomes the characters of the run that is gone on with, or of the data, for good: the resolved
+        configuration names them, and with it every export and server."""
+        policy = self.model.policy_config
+        if policy.characters != FROM_DATA:
+            return
+        earlier = self._earlier_run()
+        if earlier is not None and earlier.config.is_file():
+            before = (yaml.safe_load(earlier.config.read_text()) or {}).get("model", {}).get("policy") or {}
+            settled = replace(policy, characters=before.get("characters"))
+        else:
+            settled = with_collected_characters(policy, self.model.template, self.datamodule, self.model.cold_start)
+        self.model.policy_config = settled
+        self._get(self.config, "model").policy.characters = settled.characters
+
+    def _earlier_run(self) -> RunFolder | None:
+        """The run whose checkpoint is gone on with or measured, if it is known where that lies."""
+        checkpoint = self._get(self.config, "ckpt_path")
+        if checkpoint:
+            return RunFolder(Path(checkpoint).absolute().parent.parent)
+        if self._get(self.config, "resume"):
+            return newest_run_folder(Path(self._get(self.config, "runs_dir")), self._name())
+        return None
 
     def _resolved_config(self) -> str:
         parser = self._parser(self.subcommand)

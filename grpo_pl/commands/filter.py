@@ -232,17 +232,27 @@ def _configured(config: Path, source: PromptSource, device: str) -> _Policy:
     """The policy that ``fit`` with this configuration would start from, its cold start included."""
     import torch
 
+    from grpo_pl.data.datamodule import RolloutDataModule
     from grpo_pl.module import GRPOModule
     from grpo_pl.policy.loading import load_model, load_tokenizer
     from grpo_pl.quiet import quiet_libraries
+    from grpo_pl.vocabulary import with_collected_characters
 
-    tree = (yaml.safe_load(config.read_text()) or {}).get("model")
+    settings = yaml.safe_load(config.read_text()) or {}
+    tree = settings.get("model")
     if not tree:
         raise ValueError(f"{config} has no model: name the policy there, or give --model.")
     parser = OneLineErrors(prog="grpo-pl filter")
     parser.add_class_arguments(GRPOModule, "model")
     module: GRPOModule = parser.instantiate(parser.parse_object({"model": tree})).model
     quiet_libraries()
+    sizes = {
+        name: settings["data"][name]
+        for name in ("steps", "prompts_per_step", "val_prompts")
+        if name in settings["data"]
+    }
+    data = RolloutDataModule(source, **sizes)
+    module.policy_config = with_collected_characters(module.policy_config, module.template, data, module.cold_start)
     tokenizer, path = load_tokenizer(module.policy_config), None
     if module.cold_start is not None:
         place = torch.device(device)

@@ -24,6 +24,7 @@ from grpo_pl.planning import (
     token_budget,
 )
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.tokenizer import FROM_DATA
 
 USABLE = 0.92
 """Share of a device's memory that tensors can have; the rest goes to kernels, communication and fragmentation."""
@@ -95,6 +96,8 @@ def resolved_settings(files: list[str]) -> Any:
 def meta_model(settings: Any) -> Any:
     """The policy without its weights."""
     policy = PolicyConfig(**_values(settings.model.policy))
+    if policy.characters == FROM_DATA:  # a few more tokens make no difference here
+        policy = replace(policy, characters=None)
     tokenizer = load_tokenizer(policy)
     with torch.device("meta"):
         return load_model(policy, tokenizer, weights=False)

@@ -44,7 +44,7 @@ class RolloutDataModule(LightningDataModule):
         val_prompts: held-out problems to validate on; null takes all that the source offers.
         val_batch_size: held-out problems per validation batch and rank.
         validation_sets: further sources whose held-out problems are measured by themselves, as ``val/<name>/…``.
-        allow_overlap: measure on problems whose very question is trained on.
+        allow_overlap: measure on problems whose very question is trained on, or demonstrated by the cold start.
     """
 
     def __init__(

@@ -73,8 +73,11 @@ def _overlap(prompts: Sequence[Prompt], repeated: Set[str], shared: Set[int], wo
     )
 
 
-def refuse_repeats(overlaps: Mapping[str, Overlap]) -> None:
+def refuse_repeats(overlaps: Mapping[str, Overlap], *, what: str = "training problems as well") -> None:
     """Refuses to measure on questions that are trained on.
+
+    Args:
+        what: what the held-out problems are that they should not be.
 
     Raises:
         ValueError: the set, how many, and the first of them.
@@ -82,6 +85,6 @@ def refuse_repeats(overlaps: Mapping[str, Overlap]) -> None:
     for name, overlap in overlaps.items():
         if overlap.repeated:
             raise ValueError(
-                f"{len(overlap.repeated)} of {overlap.held_out} problems of {name} are training problems as well, such "
-                f"as {overlap.repeated[0].question[:80]!r}: remove them, or set data.allow_overlap to true."
+                f"{len(overlap.repeated)} of {overlap.held_out} problems of {name} are {what}, such as "
+                f"{overlap.repeated[0].question[:80]!r}: remove them, or set data.allow_overlap to true."
             )

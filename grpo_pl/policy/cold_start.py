@@ -23,6 +23,7 @@ from grpo_pl.policy.demonstrations import Demonstration, draw_demonstrations, re
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.scoring import completion_logprobs
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
 from grpo_pl.progress import progress_bar
 from grpo_pl.rollout.engine import pad_left
 
@@ -104,14 +105,29 @@ class ColdStart:
                 raise
         return folder
 
+    def asked(self, source: PromptSource, count: int) -> Iterator[str]:
+        """The questions of all demonstrations of the file, or of about the first ``count`` of the source's own."""
+        if self.demonstrations is not None:
+            yield from (each.question for each in read_demonstrations(self.demonstrations))
+            return
+        for step in range(min(self.steps, -(-count // self.batch_size))):
+            yield from (prompt.question for prompt in source.prompts(-1 - step, count=self.batch_size))
+
+    def all_demonstrations(self, source: PromptSource) -> list[Demonstration]:
+        """All of the file, or all that the source gives, step by step."""
+        if self.demonstrations is not None:
+            return read_demonstrations(self.demonstrations)
+        return [each for step in range(self.steps) for each in self._from_source(source, step)]
+
     def _batches(self, template: PromptTemplate, source: PromptSource, tokenizer: Any) -> Iterator[list[Example]]:
-        given = None if self.demonstrations is None else read_demonstrations(self.demonstrations)
+        shown = self.all_demonstrations(source)
+        _check_characters(shown, tokenizer)
         for step in range(self.steps):
-            if given is None:
-                shown = self._from_source(source, step)
+            if self.demonstrations is None:
+                batch = shown[step * self.batch_size : (step + 1) * self.batch_size]
             else:
-                shown = draw_demonstrations(given, step=step, count=self.batch_size, seed=self.seed)
-            yield [_example(demonstration, template, tokenizer) for demonstration in shown]
+                batch = draw_demonstrations(shown, step=step, count=self.batch_size, seed=self.seed)
+            yield [_example(demonstration, template, tokenizer) for demonstration in batch]
 
     def _from_source(self, source: PromptSource, step: int) -> list[Demonstration]:
         rng = random.Random(row_key(self.seed, "cold_start", step))
@@ -125,6 +141,21 @@ class ColdStart:
                 )
             shown.append(Demonstration(prompt.question, text))
         return shown
+
+
+def _check_characters(shown: Sequence[Demonstration], tokenizer: Any) -> None:
+    """Refuses completions with characters that a vocabulary of single characters would drop."""
+    known = known_characters(tokenizer)
+    if known is None:
+        return
+    tags = tokenizer.get_added_vocab()
+    lacking = [lacking_characters(each.completion, known, tags) for each in shown]
+    characters = sorted(set().union(*lacking))
+    if characters:
+        raise ValueError(
+            f"the vocabulary lacks {shown_characters(characters)}, in {sum(map(bool, lacking))} of {len(shown)} "
+            "demonstrations: add them to model.policy.characters, or set that to from_data."
+        )
 
 
 def _example(demonstration: Demonstration, template: PromptTemplate, tokenizer: Any) -> Example:

@@ -14,7 +14,7 @@ import torch
 from grpo_pl.hub import prefer_cache_without_network
 from grpo_pl.policy.lora import Lora, add_adapters
 from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS
-from grpo_pl.policy.tokenizer import CHARACTERS, character_tokenizer
+from grpo_pl.policy.tokenizer import CHARACTERS, FROM_DATA, character_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -35,7 +35,8 @@ class PolicyConfig:
     init_seed: int = 0
     """Seed of the weights of a from-scratch model."""
     characters: str | None = None
-    """Characters of a from-scratch model's tokenizer, one token each; null takes newline and printable ASCII."""
+    """Characters of a from-scratch model's tokenizer, one token each; null takes newline and printable ASCII, and
+    ``from_data`` whatever else prompts, gold answers and demonstrations hold as well, once for the whole run."""
     tags: list[str] = field(default_factory=lambda: [*THINK_TAGS, *ANSWER_TAGS])
     """Single tokens of a from-scratch model's tokenizer, beside the characters."""
     lora: Lora | None = None
@@ -54,6 +55,7 @@ def load_tokenizer(policy: PolicyConfig, path: str | None = None) -> PreTrainedT
     """The tokenizer of ``policy``, or the one saved under ``path``. It always has a padding token."""
     source = path or policy.path
     if source is None:
+        assert policy.characters != FROM_DATA, "grpo_pl.vocabulary collects them first"
         return character_tokenizer(policy.tags, CHARACTERS if policy.characters is None else policy.characters)
     with _one_clear_line(source, "tokenizer"):
         tokenizer: PreTrainedTokenizerBase = _tokenizer_class(source).from_pretrained(source, padding_side="left")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))
+FROM_DATA = "from_data"
+"""In the place of characters: those above and whatever else the data hold. No vocabulary of its own: a comes twice."""
 
 
 def character_tokenizer(tags: Sequence[str] = (), characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
@@ -38,3 +40,26 @@ def character_tokenizer(tags: Sequence[str] = (), characters: str = CHARACTERS) 
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
+
+
+def known_characters(tokenizer: PreTrainedTokenizerBase) -> frozenset[str] | None:
+    """The vocabulary of a tokenizer of single characters; None for any other, which can write everything or knows how
+    to stand in for it."""
+    named = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}
+    single = frozenset(token for token in tokenizer.get_vocab() if token not in named)
+    return single if single and all(len(token) == 1 for token in single) else None
+
+
+def lacking_characters(text: str, known: Set[str], tags: Iterable[str]) -> set[str]:
+    """The characters of ``text`` outside ``tags`` that are not ``known``."""
+    if set(text) <= known:
+        return set()
+    for tag in tags:
+        text = text.replace(tag, "")
+    return set(text) - known
+
+
+def shown_characters(characters: Iterable[str], most: int = 10) -> str:
+    """Characters for people: as they look, and by number where they may not look like anything."""
+    named = [f"{c!r} (U+{ord(c):04X})" for c in characters]
+    return ", ".join(named[:most]) + (f" and {len(named) - most} more" if len(named) > most else "")

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.data.arithmetic import ArithmeticPrompts
 from grpo_pl.data.sources import PromptSource
+from grpo_pl.data.tables import TablePrompts
 from grpo_pl.policy.cold_start import ColdStart, demonstration_loss
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
@@ -260,3 +261,12 @@ def test_loss_is_the_mean_over_completion_tokens_of_the_batch(
 def test_sizes_below_one_are_refused(arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="steps and batch_size >= 1"):
         ColdStart(**arguments)
+
+
+def test_demonstrations_of_a_source_with_lacking_characters_are_refused_before_training(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [{"question": f"{i}+1=", "answer": str(i + 1), "work": f"{i + 1} ✓"} for i in range(8)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = TablePrompts(path=str(file), val_share=0.0, worked="work")
+    with pytest.raises(ValueError, match=r"lacks '✓' \(U\+2713\), in 4 of 4 demonstrations"):
+        ColdStart(steps=2, batch_size=2).ensure(POLICY, TEMPLATE, source, device=CPU)
