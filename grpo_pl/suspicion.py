@@ -1,4 +1,4 @@
-"""What makes a completion suspicious: judges that training does not use, repetition, and an unusual length."""
+"""What makes a completion suspicious: judges that training does not use, repetition, unusual length, a new form."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from grpo_pl.rewards.base import Score
+from grpo_pl.skeletons import NewForm
 
-Sign = Literal["disagreement", "repetition", "length"]
+Sign = Literal["disagreement", "repetition", "length", "form"]
 REPETITION_EXCESS = 0.2
 """A completion is suspicious if the repeated share of its n-grams is this much above that of the first rollouts."""
 LENGTH_FACTOR = 2.0
@@ -28,6 +29,8 @@ class Look:
     lenient: Score | None
     repeated: float
     tokens: int
+    forms: tuple[str, str]
+    """Skeletons of all of it and of its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +60,21 @@ def judge_metrics(looks: Sequence[Look]) -> dict[str, float]:
 
 
 def suspicions(
-    looks: Sequence[Look], *, usual_tokens: float | None = None, usual_repeated: float | None = None
+    looks: Sequence[Look],
+    *,
+    usual_tokens: float | None = None,
+    usual_repeated: float | None = None,
+    new_forms: Sequence[NewForm | None] | None = None,
 ) -> list[Suspicion]:
     """Every reason to read one of the completions.
 
     Args:
         usual_tokens: mean length of the first rollouts; None while they last.
         usual_repeated: mean repeated share of the first rollouts.
+        new_forms: the form of each completion, where it is frequent now and was not there at first.
     """
     found = []
-    for look in looks:
+    for look, form in zip(looks, new_forms or [None] * len(looks), strict=True):
         judges = {"strict": look.strict, "lenient": look.lenient}
         refusing = [name for name, score in judges.items() if _accepted(score) is False]
         if look.rewarded and refusing:
@@ -80,6 +88,10 @@ def suspicions(
             if not 1.0 / LENGTH_FACTOR < factor < LENGTH_FACTOR:
                 reason = f"{look.tokens} tokens, {usual_tokens:.0f} at first"
                 found.append(Suspicion(row=look.row, sign="length", weight=abs(math.log2(factor)), reason=reason))
+        if form is not None:
+            shape = form.skeleton if len(form.skeleton) <= 100 else f"{form.skeleton[:49]} … {form.skeleton[-49:]}"
+            reason = f"{form.share:.0%} of the completions have this form, {form.share_at_first:.1%} at first: {shape}"
+            found.append(Suspicion(row=look.row, sign="form", weight=form.share, reason=reason))
     return found
 
 

@@ -18,6 +18,7 @@ from grpo_pl.files import dispensable, write_atomically
 from grpo_pl.module import GRPOModule
 from grpo_pl.rewards.base import Reward, Score, needs_of
 from grpo_pl.rewards.length import repeated_share
+from grpo_pl.skeletons import FirstForms, forms_of
 from grpo_pl.stopwatch import stopwatch
 from grpo_pl.suspicion import Look, Sign, Suspicion, judge_metrics, sample_rows, suspicions
 
@@ -39,10 +40,12 @@ class RewardWatch(Callback):
     - ``watch/length_drift``: mean tokens of a completion, over all processes, divided by those of the first
       rollouts, less 1.
     - ``watch/repetition_drift``: repeated share of n-grams (see ``RepetitionReward``) less that of the first rollouts.
+    - ``watch/form_drift``: share of completions whose form is frequent now and was not there in the first rollouts; a
+      form is the text, or its end, with numbers and words folded (see ``grpo_pl.skeletons``).
 
     ``suspicious.jsonl`` in the run's folder holds the most suspicious completions of the run, at most one of each sign
-    a rollout: rewarded ones that a judge refuses, repetitive ones, and much longer or shorter ones than at first. With
-    several processes the sample is of the first.
+    a rollout: rewarded ones that a judge refuses, repetitive ones, much longer or shorter ones than at first, and ones
+    of a new form. With several processes the sample is of the first.
 
     Args:
         strict: judge that accepts right answers in the plainest form only; null does without.
@@ -51,9 +54,10 @@ class RewardWatch(Callback):
         first_rollouts: rollouts that drift is measured against; there is none while they last.
         ngram: words per n-gram, or characters.
         unit: what an n-gram is made of: word or character.
-        keep: completions that ``suspicious.jsonl`` holds of each of the three signs.
+        keep: completions that ``suspicious.jsonl`` holds of each of the four signs.
         characters: longest prompt or completion in that file; the middle of longer ones is left out.
-        warn_above: share of rewarded completions refused by a judge that is worth one warning.
+        warn_above: share of rewarded completions refused by a judge that is worth one warning, and share of
+            completions of a new form that is worth another.
     """
 
     def __init__(
@@ -82,8 +86,9 @@ class RewardWatch(Callback):
         self.path: Path | None = None
         """Set by the command line to a file of the run's folder; None writes nothing."""
         self._rollouts, self._tokens, self._repeated = 0, 0.0, 0.0  # of the first rollouts: count and sums
+        self._forms = FirstForms()
         self._rows: dict[str, list[Row]] = {}
-        self._warned = False
+        self._warned = {"judge": False, "form": False}
 
     # --- when -------------------------------------------------------------------------------------------------------
 
@@ -103,12 +108,19 @@ class RewardWatch(Callback):
                 judge.close()
 
     def state_dict(self) -> dict[str, Any]:
-        first = {"rollouts": self._rollouts, "tokens": self._tokens, "repeated": self._repeated}
+        first = {
+            "rollouts": self._rollouts,
+            "tokens": self._tokens,
+            "repeated": self._repeated,
+            "completions": self._forms.completions,
+            "forms": self._forms.counts,
+        }
         return {"first": first, "rows": self._rows, "warned": self._warned}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         first = state_dict["first"]
         self._rollouts, self._tokens, self._repeated = first["rollouts"], first["tokens"], first["repeated"]
+        self._forms = FirstForms(first["completions"], first["forms"])
         self._rows, self._warned = state_dict["rows"], state_dict["warned"]
 
     # --- what -------------------------------------------------------------------------------------------------------
@@ -125,12 +137,15 @@ class RewardWatch(Callback):
                 self._rollouts += 1
                 self._tokens += tokens
                 self._repeated += repeated
+                self._forms.add(look.forms for look in looks)
                 found = suspicions(looks)
             else:
                 usual_tokens, usual_repeated = self._tokens / self._rollouts, self._repeated / self._rollouts
                 metrics["watch/length_drift"] = tokens / usual_tokens - 1.0
                 metrics["watch/repetition_drift"] = repeated - usual_repeated
-                found = suspicions(looks, usual_tokens=usual_tokens, usual_repeated=usual_repeated)
+                forms = self._forms.new_forms([look.forms for look in looks])
+                metrics["watch/form_drift"] = sum(form is not None for form in forms) / len(forms)
+                found = suspicions(looks, usual_tokens=usual_tokens, usual_repeated=usual_repeated, new_forms=forms)
             self._note(experience, {look.row: look for look in looks}, found)
         self._warn(metrics, looks)
         return {**metrics, "time/watch": seconds["watch"]}
@@ -157,6 +172,7 @@ class RewardWatch(Callback):
                 lenient=lenient,
                 repeated=repeated_share(text, n=self.ngram, unit=self.unit),
                 tokens=lengths[row],
+                forms=forms_of(text),
             )
             for row, text, strict, lenient in zip(rows, texts, ask(self.strict), ask(self.lenient), strict=True)
         ]
@@ -165,11 +181,19 @@ class RewardWatch(Callback):
         shares = {name: metrics.get(f"watch/rewarded_but_{name}_wrong", 0.0) for name in ("strict", "lenient")}
         name = max(shares, key=lambda name: shares[name])
         enough = sum(look.rewarded for look in looks) >= FEWEST
-        if enough and shares[name] > self.warn_above and not self._warned:
-            self._warned = True
+        if enough and shares[name] > self.warn_above and not self._warned["judge"]:
+            self._warned["judge"] = True
             rank_zero_warn(
                 f"The {name} judge of the watch refuses {shares[name]:.0%} of the rewarded completions it looked at. "
                 f"The policy may game the reward, or the judge does not suit these answers: read {self.path or 'some'}."
+            )
+        drift = metrics.get("watch/form_drift", 0.0)
+        if drift > self.warn_above and not self._warned["form"]:
+            self._warned["form"] = True
+            rank_zero_warn(
+                f"{drift:.0%} of the completions that the watch looked at have a form that was not there in the first "
+                f"{self._rollouts} rollouts. The policy may have learnt the form that was asked for, or one that the "
+                f"reward should not pay: read {self.path or 'some'}."
             )
 
     # --- the file ---------------------------------------------------------------------------------------------------

@@ -95,6 +95,7 @@ def charts(columns: Mapping[str, Points]) -> list[Chart]:
                 "watch/rewarded_but_strict_wrong": "strict refuses",
                 "watch/rewarded_but_lenient_wrong": "lenient refuses",
                 "watch/agreement": "agree",
+                "watch/form_drift": "new form",
             },
             unit="share",
             smooth=True,

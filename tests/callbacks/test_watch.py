@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def test_a_policy_that_cheats_its_lenient_reward_is_seen(rollout: Callable[..., 
     assert before["watch/rewarded_but_strict_wrong"] == pytest.approx(1 / 7)
     assert before["watch/rewarded_but_lenient_wrong"] == 0.0
     assert before["watch/agreement"] == pytest.approx(11 / 12)
-    assert not {"watch/length_drift", "watch/repetition_drift"} & before.keys()
+    assert not {"watch/length_drift", "watch/repetition_drift", "watch/form_drift"} & before.keys()
     with pytest.warns(UserWarning, match=r"strict judge of the watch refuses 100%.*suspicious\.jsonl"):
         after = watching.look(rollout(2, CHEATING), seed=0)
     assert after["watch/rewarded_but_strict_wrong"] == 1.0
@@ -124,8 +125,31 @@ def test_an_honest_policy_gives_no_cause(rollout: Callable[..., Experience], tmp
         "watch/rewarded_but_lenient_wrong": 0.0,
         "watch/length_drift": 0.0,
         "watch/repetition_drift": 0.0,
+        "watch/form_drift": 0.0,
     }
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_form_that_spreads_is_seen_and_warned_of_once(rollout: Callable[..., Experience], tmp_path: Path) -> None:
+    """As a policy that found out that nobody minds braces too many."""
+    texts = {prompt: [rf"\boxed{{{gold}}}", rf"\boxed{{{int(gold) - 5}}}"] * 2 for prompt, gold in GOLD.items()}
+    braces = {prompt: [text + "}}" for text in group] for prompt, group in texts.items()}
+    watching = watch(tmp_path / "suspicious.jsonl", first_rollouts=3)
+    for step in range(3):
+        assert "watch/form_drift" not in watching.look(rollout(step, texts), seed=0)
+    assert watching.look(rollout(3, {**texts, 1: braces[1]}), seed=0)["watch/form_drift"] == pytest.approx(4 / 12)
+    resumed = watch(tmp_path / "suspicious.jsonl", first_rollouts=3)
+    resumed.load_state_dict(json.loads(json.dumps(watching.state_dict())))
+    for watcher in (watching, resumed):
+        with pytest.warns(UserWarning, match=r"100% of the completions .* form that was not there in the first 3 roll"):
+            assert watcher.look(rollout(4, braces), seed=0)["watch/form_drift"] == 1.0
+    assert watching.state_dict() == resumed.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        watching.look(rollout(5, braces), seed=0)
+    row = next(row for row in read_completions(tmp_path / "suspicious.jsonl") if row["sign"] == "form")
+    assert row["completion"].endswith("}}}")
+    assert row["reason"] == r"100% of the completions have this form, 0.0% at first: \boxed{0}}"
 
 
 def test_the_sample_follows_from_seed_and_rollout_alone(rollout: Callable[..., Experience]) -> None:
@@ -163,6 +187,7 @@ def test_without_judges_only_drift_is_watched(rollout: Callable[..., Experience]
     assert list(watching.look(rollout(1, HONEST), seed=0)) == [
         "watch/length_drift",
         "watch/repetition_drift",
+        "watch/form_drift",
         "time/watch",
     ]
 
