@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
+import ssl
+import string
 import sys
 import time
-import types
 from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fastapi import Request, Response
@@ -17,20 +19,24 @@ from fastapi import Request, Response
 from grpo_pl.rewards.base import needs_of
 from serve.completions import CompletionRoutes
 from serve.dispatch import Generator, Scorer
-from serve.errors import ApiError, install_handlers, json_response
+from serve.errors import ApiError, install_handlers, json_response, shutting_down, worker_lost
 from serve.evaluation import EvaluateRoute
 from serve.generate_worker import GenerateAPI
 from serve.guard import Guard
+from serve.login import Sessions
+from serve.logs import configure_logs, open_access_log
 from serve.metrics import ServerMetrics
+from serve.origins import CrossOrigin, Origins
 from serve.page import page
 from serve.prompts import Prompts
 from serve.reward_list import build_rewards
 from serve.score_worker import ScoreAPI
 from serve.scoring import ScoreRoute
 from serve.served import ServedModel, find_model
-from serve.server import Server, WorkerFailed
+from serve.server import Server, WorkerFailed, bind
 from serve.settings import ServeSettings
 from serve.spec import RouteSpec
+from serve.warm_up import post_in_process
 
 CHAT, COMPLETIONS, SCORE, EVALUATE = "/v1/chat/completions", "/v1/completions", "/v1/score", "/v1/evaluate"
 ROUTES = {
@@ -45,6 +51,8 @@ ROUTES = {
     "GET /": "a page to try it out",
 }
 
+_WARM_UP_CHARS = 16
+
 
 class Application:
     """The front process: all routes and what they share."""
@@ -57,7 +65,17 @@ class Application:
         self.generator = Generator(CHAT, max_batch_size=settings.max_batch_size, max_queue=settings.max_queue)
         self.scorer = Scorer(SCORE, max_queue=settings.max_queue)
         self._lines = [self.generator.line, self.scorer.line]
-        self.server = Server(self._worker_apis(), on_ready=self._say_ready, on_lost=self._lose_worker)
+        self._prompts = Prompts(model)
+        self._refused = 0  # of what was accepted, because the server ends
+        self._sockets = bind(settings.addresses)
+        self.server = Server(
+            self._worker_apis(),
+            warm_up=self._warm_up,
+            on_ready=self._say_ready,
+            on_stop=lambda: self.generator.places.close(self._refuse),
+            on_time_up=lambda: self._fail_all(self._refuse),
+            on_lost=lambda: self._fail_all(worker_lost),
+        )
         for line in self._lines:
             line.connect(self.server)
         self._own_routes()
@@ -65,25 +83,26 @@ class Application:
     def run(self) -> int:
         """Serves until told to stop; the exit status."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+            signal.signal(number, lambda number, frame: self.server.stop())
         try:
-            self.server.run(
-                host=self._settings.host,
-                port=self._settings.port,
-                num_api_servers=1,
-                log_level="warning",
-                generate_client_file=False,
-            )
+            self.server.serve(self._sockets, **self._tls())
         except WorkerFailed as error:
             print(f"serve: error: {error}", file=sys.stderr)
             return 1
         if self.server.worker_lost:
             print("serve: error: a worker process was lost. Start the server again.", file=sys.stderr)
             return 1
+        if self._refused:
+            print(f"serve: error: ended with {self._refused} requests or parts of them refused.", file=sys.stderr)
+            return 1
         return 0
 
+    def _tls(self) -> dict[str, Any]:
+        settings = self._settings
+        return {} if settings.ssl_certfile is None else _tls_options(settings.ssl_certfile, settings.ssl_keyfile)
+
     def _worker_apis(self) -> list[Any]:
-        prompts, metrics, deadline_s = Prompts(self._model), self.metrics, self._settings.deadline_s
+        prompts, metrics, deadline_s = self._prompts, self.metrics, self._settings.deadline_s
         completions = CompletionRoutes(
             generator=self.generator, prompts=prompts, metrics=metrics, deadline_s=deadline_s
         )
@@ -123,12 +142,28 @@ class Application:
         for path, handler in handlers.items():
             app.add_api_route(path, handler, methods=["GET"])
         install_handlers(app)
+        app.router.redirect_slashes = False
+        settings, port = self._settings, self._sockets[0].getsockname()[1]
         app.add_middleware(
             Guard,
-            api_key=self._settings.api_key,
-            max_body=self._settings.max_body_mb << 20,
+            api_key=settings.api_key,
+            origins=Origins(
+                [address[0] for _, address in settings.addresses],
+                hosts=settings.allowed_hosts,
+                cors=settings.cors_origins,
+            ),
+            sessions=None if settings.api_key is None else Sessions(settings.api_key.encode(), port),
+            max_body=settings.max_body_mb << 20,
             observe=self.metrics.observe,
         )
+        if settings.cors_origins:
+            app.add_middleware(
+                CrossOrigin,
+                allow_origins=[origin.lower() for origin in settings.cors_origins],
+                allow_methods=["GET", "POST"],
+                allow_headers=["Authorization", "Content-Type", "X-Request-ID"],
+                expose_headers=["X-Request-ID", "Retry-After"],
+            )
 
     async def _health(self, request: Request) -> Response:
         return json_response({"status": "ok"})
@@ -150,18 +185,31 @@ class Application:
         self.metrics.open.set(len(self.server.response_buffer))
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    def _lose_worker(self) -> None:
+    async def _warm_up(self) -> None:
+        """Chats a little, so that no client waits for what libraries put off until their first use."""
+        text = "".join(filter(self._prompts.knows, string.printable.split()[0]))
+        chat = {"messages": [{"role": "user", "content": text[:_WARM_UP_CHARS]}], "max_tokens": 2, "seed": 0}
+        self.metrics.muted = True
+        for stream in (False, True):
+            for count in (1, min(8, self.generator.places.size)):
+                body = json.dumps({**chat, "n": count, "stream": stream}).encode()
+                await post_in_process(self.server.app, CHAT, body, api_key=self._settings.api_key)
+        self.metrics.muted = False
+        if self._settings.access_log:
+            open_access_log()
+
+    def _refuse(self) -> ApiError:
+        self._refused += 1
+        return shutting_down()
+
+    def _fail_all(self, reason: Callable[[], ApiError]) -> None:
         for line in self._lines:
-            line.fail_all()
+            line.fail_all(reason)
 
-    def _on_signal(self, number: int, frame: types.FrameType | None) -> None:
-        if getattr(self.server, "_shutdown_event", None) is None:
-            raise KeyboardInterrupt
-        self.server.stop()
-
-    def _say_ready(self) -> None:
-        host = "127.0.0.1" if self._settings.host == "0.0.0.0" else self._settings.host.replace("::", "[::1]")
-        address = f"http://{host}:{self._settings.port}"
+    def _say_ready(self, port: int) -> None:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._settings.host, self._settings.host)
+        scheme = "http" if self._settings.ssl_certfile is None else "https"
+        address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         key = ' -H "Authorization: Bearer $GRPO_PL_API_KEY"' if self._settings.api_key else ""
         message = {"model": self._model.name, "messages": [{"role": "user", "content": "347+285="}]}
         after = f"after {time.time() - self._began:.1f} s"
@@ -171,6 +219,20 @@ class Application:
             f"curl {address}{CHAT}{key} -H 'Content-Type: application/json' -d '{json.dumps(message)}'",
         ]
         print("\n".join(lines), flush=True)
+
+
+def _tls_options(certificate: Path, key: Path | None) -> dict[str, Any]:
+    """What uvicorn takes.
+
+    Raises:
+        ValueError: files that are no certificate and its key.
+    """
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        files = certificate if key is None else f"{certificate} and {key}"
+        raise ValueError(f"no certificate with its key in {files}: {error}.") from None
+    return {"ssl_certfile": str(certificate), "ssl_keyfile": None if key is None else str(key)}
 
 
 def choose_device(wanted: str) -> str:
@@ -200,8 +262,10 @@ def run_server(settings: ServeSettings) -> int:
     """
     began = time.time()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    configure_logs()
     model = find_model(settings.model)
+    if settings.served_model_name is not None:
+        model = replace(model, name=settings.served_model_name)
     rewards = build_rewards(model.rewards)  # a mistake shows here, as one line
     needs = needs_of(rewards)
     for reward in rewards:

@@ -63,15 +63,15 @@ class WorkerLine:
     def __init__(self, path: str) -> None:
         self._path = path
         self.inboxes: dict[str, Inbox] = {}
-        self.lost = False
+        self._ended: Callable[[], ApiError] | None = None  # why nothing more comes
 
     def connect(self, server: LitServer) -> None:
         """Called once the server's queues exist."""
         self._server = server
 
-    def fail_all(self) -> None:
-        """The worker is gone: everyone who waits for it hears so now."""
-        self.lost = True
+    def fail_all(self, reason: Callable[[], ApiError]) -> None:
+        """Everyone who waits for the worker hears now why no answer will come."""
+        self._ended = reason
         for inbox in list(self.inboxes.values()):
             inbox.fail()
 
@@ -92,11 +92,11 @@ class WorkerLine:
             on_end: called when the worker is done with it, which may be before everything has been read.
 
         Raises:
-            ApiError: refused (400), worker lost (503), its own failure (500), or too late (504).
+            ApiError: refused (400), worker lost or server ending (503), its own failure (500), or too late (504).
         """
-        if self.lost:
+        if self._ended is not None:
             on_end()
-            raise worker_lost()
+            raise self._ended()
         uid, inbox = str(uuid.uuid4()), Inbox(on_end)
         self.inboxes[uid] = inbox
         self._server.response_buffer[uid] = ResponseBufferItem(event=inbox.arrived, response_queue=inbox)
@@ -125,10 +125,18 @@ class WorkerLine:
             while inbox:
                 data, status = inbox.popleft()
                 if status == LitAPIStatus.ERROR:
-                    raise _failure(data)
+                    raise self._failure(data)
                 yield data
                 if status == LitAPIStatus.FINISH_STREAMING:
                     return
+
+    def _failure(self, data: Any) -> ApiError:
+        """What a worker's last words mean; none at all come from one that is gone."""
+        if isinstance(data, Refusal):
+            return bad_request(data.message, param="items", code="missing_column")
+        if data is not None:
+            return ApiError(500, str(data), code="worker_error")
+        return worker_lost() if self._ended is None else self._ended()
 
     def _put(self, uid: str, payload: Any) -> None:
         # LitServe's own message: (consumer, request, when, payload)
@@ -154,6 +162,7 @@ class Places:
     def __init__(self, size: int, *, max_waiting: int) -> None:
         self.size, self.free, self._max_waiting = size, size, max_waiting
         self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._closed: Callable[[], ApiError] | None = None
 
     @property
     def waiting(self) -> int:
@@ -165,8 +174,11 @@ class Places:
 
         Raises:
             QueueFull: ``bounded``, and the line is full.
+            ApiError: closed.
         """
         assert count <= self.size
+        if self._closed is not None:
+            raise self._closed()
         if not self._line and self.free >= count:
             self.free -= count
             return
@@ -177,11 +189,19 @@ class Places:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self.give_back(count)
             else:
                 self._serve_line()  # which passes over it
             raise
+
+    def close(self, reason: Callable[[], ApiError]) -> None:
+        """Refuses everyone in line and whoever comes; what has its places keeps them."""
+        self._closed = reason
+        line, self._line = self._line, deque()
+        for _, turn in line:
+            if not turn.done():
+                turn.set_exception(reason())
 
     def give_back(self, count: int) -> None:
         self.free += count
@@ -193,13 +213,6 @@ class Places:
             count, turn = self._line.popleft()
             self.free -= count
             turn.set_result(None)
-
-
-def _failure(data: Any) -> ApiError:
-    """What a worker's last words mean; none at all come from one that is gone."""
-    if isinstance(data, Refusal):
-        return bad_request(data.message, param="items", code="missing_column")
-    return worker_lost() if data is None else ApiError(500, str(data), code="worker_error")
 
 
 class Generator:

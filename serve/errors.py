@@ -48,6 +48,10 @@ def worker_lost() -> ApiError:
     return ApiError(503, "a worker process of the server ended; the server is shutting down.", code="worker_lost")
 
 
+def shutting_down() -> ApiError:
+    return ApiError(503, "the server is shutting down.", code="shutting_down", headers={"Retry-After": "5"})
+
+
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """ASCII only, so that texts with lone surrogates are still valid JSON."""
     return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")

@@ -1,107 +1,201 @@
-"""``Guard``: the ASGI layer around all routes that checks the key, bounds the body and counts requests."""
+"""``Guard``: the ASGI layer around all routes that checks the key, the sender and the size of what it sends."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import hmac
+import re
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.errors import ApiError
+from serve.login import LOGIN, LOGIN_BYTES, Sessions, login_page
+from serve.logs import log_request
+from serve.origins import Origins, require_json
 
 _OPEN = frozenset({"/health"})
-_DRAIN_BYTES = 1 << 28  # read and dropped of a body that is too large, so that the client gets to see the answer
 _BODY_SECONDS = 30.0
+_SMALL_BODY = 1 << 16
+_LARGE_BODIES = 8  # of the largest size, or as many bytes in smaller ones, are in hand at once
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+_CLIENT_GONE = 499
+
+_HEADERS = {
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",
+    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
+    b"cache-control": b"no-store",
+}
+"""Of every answer that has none of its own."""
 
 ObserveFn = Callable[[str, int, float], None]
 """Called as ``observe(path, status, seconds)`` after every request."""
 
 
 class Guard:
-    """Wraps the application; knows nothing about what the routes do."""
+    """Wraps the application; knows nothing about what the routes do.
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, max_body: int, observe: ObserveFn) -> None:
-        self._app, self._max_body, self._observe = app, max_body, observe
+    Args:
+        sessions: of browsers, where there is a key.
+        observe: told of every request.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        api_key: str | None,
+        origins: Origins,
+        sessions: Sessions | None,
+        max_body: int,
+        observe: ObserveFn,
+    ) -> None:
+        self._app, self._origins, self._sessions, self._observe = app, origins, sessions, observe
         self._key = None if api_key is None else api_key.encode()
+        self._max_body, self._bytes_left = max_body, _LARGE_BODIES * max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = time.monotonic(), 500
+        began, status = time.monotonic(), _CLIENT_GONE
+        request_id = _request_id(scope)
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message["headers"] = _completed(message.get("headers", []), request_id)
             await send(message)
 
         try:
-            try:
-                self._check_key(scope)
-                body = await self._read(scope, receive)
-            except ApiError as error:
-                await error.response()(scope, receive, watched)
-                return
-            await self._app(scope, _replay(body, receive), watched)
+            await self._answer(scope, receive, watched)
         finally:
-            self._observe(scope["path"], status, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            self._observe(scope["path"], status, seconds)
+            log_request(
+                request_id=request_id.decode(),
+                client=(scope.get("client") or ("",))[0],
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                seconds=round(seconds, 4),
+            )
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "HEAD":  # answered as GET; the HTTP layer leaves the body out
+            scope = {**scope, "method": "GET"}
+        held = [0]
+        try:
+            self._check_size(scope)
+            logs_in = self._sessions is not None and (scope["method"], scope["path"]) == ("POST", LOGIN)
+            if not logs_in:
+                self._check_key(scope)
+            body = await self._read(scope, receive, LOGIN_BYTES if logs_in else self._max_body, held)
+            if scope["path"] not in _OPEN:
+                self._origins.check(scope)
+            if self._sessions is not None and logs_in:
+                await self._sessions.open(body, secure=scope["scheme"] == "https")(scope, receive, send)
+                return
+            require_json(scope)
+            await self._app(scope, _replay(body, receive), send)
+        except _Hangup:
+            pass
+        except ApiError as error:
+            page = error.status == 401 and _wants_page(scope)
+            await (login_page() if page else error.response())(scope, receive, send)
+        finally:
+            self._bytes_left += held[0]
+
+    def _check_size(self, scope: Scope) -> None:
+        """Refuses what says of itself that it is too large, before any of it is read."""
+        declared = int(_header(scope, b"content-length") or b"0")
+        if declared > self._max_body:
+            # a client that asked first sends nothing more; from others the HTTP layer takes the rest and drops it
+            raise _too_large(self._max_body, close=_header(scope, b"expect") is not None)
 
     def _check_key(self, scope: Scope) -> None:
         if self._key is None or scope["path"] in _OPEN:
             return
-        given = _credentials(scope)
-        if given is None or not hmac.compare_digest(given, self._key):
-            # Basic is for the page: a browser asks for a password and sends it with the page's own requests.
-            challenge = 'Bearer, Basic realm="grpo_pl: the API key is the password"'
+        header = _header(scope, b"authorization")
+        cookies = [value for name, value in scope["headers"] if name == b"cookie"]
+        if header is None and self._sessions is not None and self._sessions.holds(cookies):
+            return
+        kind, _, given = (header or b"").partition(b" ")
+        if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._key):
             raise ApiError(
                 401,
                 "give the server's API key as `Authorization: Bearer <key>`.",
-                code="invalid_api_key" if given is not None else "missing_api_key",
-                headers={"WWW-Authenticate": challenge},
+                code="missing_api_key" if header is None else "invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
             )
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body.
+    async def _read(self, scope: Scope, receive: Receive, limit: int, held: list[int]) -> bytes:
+        """The whole body; ``held[0]`` is what it takes of the bytes that all large bodies share.
 
         Raises:
-            ApiError: larger than allowed (413), or not there in time (408).
+            ApiError: larger than allowed (413), not there in time (408), or too many large ones at once (429).
         """
-        declared = _header(scope, b"content-length") or b"0"
         parts: list[bytes] = []
         size = 0
         try:
             async with asyncio.timeout(_BODY_SECONDS):
-                while True:
+                more = True
+                while more:
                     message = await receive()
-                    part = message.get("body", b"")
-                    size += len(part)
-                    if size <= self._max_body:
-                        parts.append(part)
-                    else:
-                        parts.clear()
-                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                        break
-                    if size > _DRAIN_BYTES:
-                        break
+                    if message["type"] == "http.disconnect":
+                        raise _Hangup
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > limit:
+                        raise _too_large(limit)
+                    if size > _SMALL_BODY:
+                        self._hold(size, held)
+                    more = message.get("more_body", False)
         except TimeoutError:
             raise ApiError(
-                408, f"the body did not arrive within {_BODY_SECONDS:g} s.", code="body_timeout", headers=_CLOSE
+                408,
+                f"the body did not arrive within {_BODY_SECONDS:g} s.",
+                code="body_timeout",
+                headers={"Connection": "close"},
             ) from None
-        if size > self._max_body or int(declared) > self._max_body:
-            limit = self._max_body / (1 << 20)
-            raise ApiError(
-                413, f"the body is larger than {limit:g} MiB: send less at once.", code="body_too_large", headers=_CLOSE
-            )
         return b"".join(parts)
 
+    def _hold(self, size: int, held: list[int]) -> None:
+        self._bytes_left -= size - held[0]
+        held[0] = size
+        if self._bytes_left < 0:
+            message = "too many large bodies at once; try again shortly."
+            raise ApiError(429, message, code="too_many_bodies", headers={"Retry-After": "1"})
 
-_CLOSE = {"Connection": "close"}
+
+class _Hangup(Exception):
+    """The client left before its request was complete."""
+
+
+def _too_large(limit: int, *, close: bool = False) -> ApiError:
+    message = f"the body is larger than {limit / (1 << 20):g} MiB: send less at once."
+    return ApiError(413, message, code="body_too_large", headers={"Connection": "close"} if close else None)
+
+
+def _wants_page(scope: Scope) -> bool:
+    return scope["method"] == "GET" and scope["path"] == "/" and b"text/html" in (_header(scope, b"accept") or b"")
+
+
+def _request_id(scope: Scope) -> bytes:
+    """The client's own name for the request if it is a plain word, or else a new one."""
+    given = _header(scope, b"x-request-id") or b""
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+
+
+def _completed(headers: Any, request_id: bytes) -> list[tuple[bytes, bytes]]:
+    given = [(bytes(name).lower(), bytes(value)) for name, value in headers]
+    names = {name for name, _ in given}
+    return [*given, (b"x-request-id", request_id), *(pair for pair in _HEADERS.items() if pair[0] not in names)]
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
@@ -116,19 +210,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return dict(await receive())
 
     return again
-
-
-def _credentials(scope: Scope) -> bytes | None:
-    header = _header(scope, b"authorization")
-    kind, _, value = (header or b"").partition(b" ")
-    if kind.lower() == b"bearer":
-        return value.strip()
-    if kind.lower() == b"basic" and _header(scope, b"sec-fetch-site") in (None, b"same-origin", b"none"):
-        try:
-            return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
-        except binascii.Error:
-            return b""
-    return None if header is None else b""
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

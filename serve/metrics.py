@@ -43,22 +43,30 @@ class ServerMetrics:
         self._rate = gauge("tokens_per_second", f"Completion tokens over the last {_RATE_WINDOW_S:g} s.")
         self._rate.set_function(self._tokens_per_second)
         self._recent: deque[tuple[float, int]] = deque()
+        self.muted = False
+        """Nothing is counted: what the server asks itself is no request."""
 
     def observe(self, path: str, status: int, seconds: float) -> None:
+        if self.muted:
+            return
         route = path if path in self._routes else "other"
         self._requests.labels(route, str(status)).inc()
         self._latency.labels(route).observe(seconds)
 
     def count_prompt(self, tokens: int) -> None:
-        self._prompt_tokens.inc(tokens)
+        if not self.muted:
+            self._prompt_tokens.inc(tokens)
 
     def count_tokens(self, tokens: int) -> None:
+        if self.muted:
+            return
         self._tokens.inc(tokens)
         self._recent.append((time.monotonic(), tokens))
         self._forget_old()
 
     def first_token(self, seconds: float) -> None:
-        self._first_token.observe(seconds)
+        if not self.muted:
+            self._first_token.observe(seconds)
 
     def count_scores(self, items: Sequence[Mapping[str, Any]]) -> None:
         tally = Tally((name, score["status"]) for item in items for name, score in item["rewards"].items())

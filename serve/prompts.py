@@ -97,7 +97,7 @@ class Prompts:
             raise self._too_long(f"{len(text)} characters", param)
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise bad_request(f"{param}: the text holds a lone surrogate.", param=param)
-        unknown = next((character for character in dict.fromkeys(text) if not self._knows(character)), None)
+        unknown = next((character for character in dict.fromkeys(text) if not self.knows(character)), None)
         if unknown is not None:
             raise bad_request(
                 f"{param}: the model's tokenizer does not know the character {unknown!r}.",
@@ -107,7 +107,7 @@ class Prompts:
         ids = await asyncio.to_thread(encode) if len(text) > _LONG else encode()
         return self._check_tokens(ids, param)
 
-    def _knows(self, character: str) -> bool:
+    def knows(self, character: str) -> bool:
         """Whether the character leaves a trace in the tokens: tokenizers drop what they do not know, or write <unk>."""
         if character not in self._known:
             tokenizer = self.model.tokenizer

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
+import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal
 
 MAX_SAMPLES = 64
 """Most completions of one prompt in one request."""
@@ -18,18 +22,36 @@ MAX_TEXT = 1 << 20
 """Most characters of one completion or gold answer."""
 
 
+_ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", re.IGNORECASE)
+_NAME = re.compile(r"\[[0-9a-f:.]+\]|[a-z0-9._-]+", re.IGNORECASE)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
     """Checked before anything is loaded."""
 
     model: Path
     """Exported folder, run folder, or checkpoint file."""
-    host: Literal["127.0.0.1", "0.0.0.0", "::"] = "127.0.0.1"
-    """Address to listen on; ``0.0.0.0`` and ``::`` are reachable from other machines."""
+    served_model_name: str | None = None
+    """What clients call the model; None takes the run's name, or the folder's."""
+    host: str = "127.0.0.1"
+    """Address or name to listen on; ``0.0.0.0`` and ``::`` are all addresses of the machine."""
     port: int = 8000
-    """Port to listen on."""
+    """Port to listen on; 0 takes a free one."""
     api_key: str | None = None
     """Bearer token that every route but ``/health`` asks for; None asks for none."""
+    no_key: bool = False
+    """Serve other machines without a key."""
+    allowed_hosts: Sequence[str] = ()
+    """Names of the server beyond its addresses, as clients write them into ``Host``."""
+    cors_origins: Sequence[str] = ()
+    """Origins of web pages that may use the server."""
+    ssl_certfile: Path | None = None
+    """Certificate chain in PEM form; with it the server speaks TLS only."""
+    ssl_keyfile: Path | None = None
+    """Its private key, unless the certificate's file holds it."""
+    access_log: bool = False
+    """One line of JSON per request on standard output."""
     max_batch_size: int = 64
     """Most completions decoded at once."""
     max_queue: int = 128
@@ -42,14 +64,67 @@ class ServeSettings:
     """Largest request body in MiB."""
 
     def __post_init__(self) -> None:
-        if self.host not in ("127.0.0.1", "0.0.0.0", "::"):
-            raise ValueError(f"host must be 127.0.0.1, 0.0.0.0 or ::, got {self.host!r}.")
-        if not 1024 <= self.port <= 65535:
-            raise ValueError(f"port must lie in 1024 … 65535, got {self.port}.")
-        if self.api_key is not None and (not self.api_key.isascii() or not self.api_key.strip()):
-            raise ValueError("the API key must be ASCII and not blank: it travels in an HTTP header.")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must lie in 1 … 65535, or be 0 for a free one, got {self.port}.")
         for name in ("max_batch_size", "max_queue", "max_body_mb"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not (math.isfinite(self.deadline_s) and self.deadline_s > 0):
             raise ValueError(f"deadline must be a positive number of seconds, got {self.deadline_s}.")
+        if self.served_model_name is not None and not self.served_model_name.strip():
+            raise ValueError("served_model_name is blank: give a name, or leave it out.")
+        for host in self.allowed_hosts:
+            if not _NAME.fullmatch(host):
+                raise ValueError(f"allowed_host {host!r} is no host name: give it without scheme, port and path.")
+        for origin in self.cors_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"cors_origin {origin!r} is no origin: give one like https://example.org.")
+        self._check_key()
+        self._check_tls()
+
+    @cached_property
+    def addresses(self) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
+        """What ``host`` stands for, as ``socket.bind`` takes it.
+
+        Raises:
+            ValueError: no such host.
+        """
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except (OSError, UnicodeError) as error:
+            raise ValueError(f"host {self.host!r} is no address of this machine: {error}.") from None
+        return list(dict.fromkeys((family, address) for family, _, _, _, address in found))  # type: ignore[misc]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only programs on this machine can reach the server."""
+        return all(_is_loopback(address[0]) for _, address in self.addresses)
+
+    def _check_key(self) -> None:
+        if not self.host:
+            raise ValueError("host is empty: give 127.0.0.1, or 0.0.0.0 for all addresses.")
+        if self.api_key is not None:
+            if not self.api_key.isascii() or not self.api_key.strip() or self.api_key != self.api_key.strip():
+                raise ValueError(
+                    "the API key must be ASCII, not blank, and without spaces around it, because it travels in an HTTP "
+                    "header; for a server without a key, unset GRPO_PL_API_KEY."
+                )
+            if self.no_key:
+                raise ValueError("--no-key and a key are both given: leave one of them out.")
+        elif not self.is_local and not self.no_key:
+            raise ValueError(
+                f"host {self.host} lets other machines in, and there is no key: set GRPO_PL_API_KEY, or say --no-key "
+                "if everyone who can reach this machine may use the server."
+            )
+
+    def _check_tls(self) -> None:
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError(f"ssl_keyfile {self.ssl_keyfile} is of no use without --ssl-certfile.")
+        for file in (self.ssl_certfile, self.ssl_keyfile):
+            if file is not None and not file.is_file():
+                raise ValueError(f"no such file: {file}.")
+
+
+def _is_loopback(address: str) -> bool:
+    ip = ip_address(address.partition("%")[0])
+    return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback

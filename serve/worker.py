@@ -20,8 +20,7 @@ from litserve.utils import LitAPIStatus, LoopResponseType
 
 log = logging.getLogger(__name__)
 
-_IDLE_S = 0.5  # how often an idle worker looks whether it should end
-_DRAINED_S = 0.2  # without requests for this long after SIGTERM, a worker ends
+_IDLE_S = 0.5  # how long an idle worker waits for a request at a time
 
 
 class Refusal(NamedTuple):
@@ -30,34 +29,31 @@ class Refusal(NamedTuple):
     message: str
 
 
+class Stop(NamedTuple):
+    """The parent's word that nobody waits for anything any more."""
+
+
 class Mailbox:
     """A worker's end of LitServe's queues: requests in, answers out."""
 
     def __init__(self, requests: Any, transport: MPQueueTransport) -> None:
         self._requests, self._transport = requests, transport
         self._consumers: dict[str, int] = {}
-        self._stopping = threading.Event()
-        signal.signal(signal.SIGTERM, lambda *_: self._stopping.set())
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
 
     def take(self, *, wait_for_one: bool) -> tuple[str, Any] | None:
         """The next (uid, payload).
 
         Raises:
-            SystemExit: told to stop, and nothing has come for a while.
+            SystemExit: told to stop.
         """
-        if not wait_for_one:
-            if self._requests.empty():
-                return None
-            seconds = 0.0
-        else:
-            seconds = _DRAINED_S if self._stopping.is_set() else _IDLE_S
-        try:
-            consumer, uid, _, payload = self._requests.get(timeout=seconds)
-        except queue.Empty:
-            if wait_for_one and self._stopping.is_set():
-                raise SystemExit(0) from None
+        if not wait_for_one and self._requests.empty():
             return None
+        try:
+            consumer, uid, _, payload = self._requests.get(timeout=_IDLE_S if wait_for_one else 0.0)
+        except queue.Empty:
+            return None
+        if isinstance(payload, Stop):
+            raise SystemExit(0)
         self._consumers[uid] = consumer
         return uid, payload
 
@@ -104,7 +100,13 @@ class WorkerLoop(LitLoop):
 
 
 def end_with_parent() -> None:
-    """Ends this process when the one that started it is gone, however that ended."""
+    """Ends this process when the one that started it is gone, however that ended, and not by signals.
+
+    SIGTERM and Ctrl-C reach the whole process group: the parent, which knows what is in flight, decides. Processes that
+    this one starts inherit that.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
 

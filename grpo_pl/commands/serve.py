@@ -13,7 +13,14 @@ def serve(
     model: str | None = None,
     port: int = 8000,
     host: str = "127.0.0.1",
+    served_model_name: str | None = None,
     api_key: str | None = None,
+    no_key: bool = False,
+    allowed_host: str = "",
+    cors_origin: str = "",
+    ssl_certfile: str | None = None,
+    ssl_keyfile: str | None = None,
+    access_log: bool = False,
     max_batch_size: int = 64,
     max_queue: int = 128,
     deadline: float = 120.0,
@@ -22,13 +29,21 @@ def serve(
 ) -> int:
     """Serves a trained policy: OpenAI chat and completions, its rewards, and evaluation.
 
-    Runs until SIGTERM or Ctrl-C, finishes what is in flight and exits with 0; exits with 1 when a worker is lost.
+    Runs until SIGTERM or Ctrl-C, finishes what is being drawn, refuses what waits and exits with 0; exits with 1 when
+    something was refused that way or a worker was lost.
 
     Args:
         model: Exported folder, run folder, or checkpoint of a run.
-        port: Port to listen on.
-        host: Address to listen on: 127.0.0.1, or 0.0.0.0 and :: for other machines to reach it.
+        port: Port to listen on; 0 takes a free one.
+        host: Address or name to listen on: 127.0.0.1, or 0.0.0.0 and :: for other machines to reach it.
+        served_model_name: What clients call the model; by default the run's name, or the folder's.
         api_key: Bearer token that every route but /health asks for; by default $GRPO_PL_API_KEY, and none without it.
+        no_key: Let other machines in without a key.
+        allowed_host: Further names of the server that clients may use, separated by commas.
+        cors_origin: Origins of web pages that may use the server, separated by commas: https://example.org.
+        ssl_certfile: Certificate chain in PEM form, to serve https.
+        ssl_keyfile: Private key of the certificate, if its file does not hold it.
+        access_log: Write one line of JSON per request to standard output.
         max_batch_size: Completions decoded at once.
         max_queue: Requests that may wait for a place; further ones get 429.
         deadline: Seconds after which an unfinished request gets 504.
@@ -42,9 +57,16 @@ def serve(
 
     settings = ServeSettings(
         model=Path(model),
+        served_model_name=served_model_name,
         port=port,
-        host=host,  # type: ignore[arg-type]  # checked by the settings
-        api_key=api_key if api_key is not None else os.environ.get(API_KEY) or None,
+        host=host,
+        api_key=api_key if api_key is not None else os.environ.get(API_KEY),
+        no_key=no_key,
+        allowed_hosts=_parts(allowed_host),
+        cors_origins=_parts(cors_origin),
+        ssl_certfile=Path(ssl_certfile) if ssl_certfile else None,
+        ssl_keyfile=Path(ssl_keyfile) if ssl_keyfile else None,
+        access_log=access_log,
         max_batch_size=max_batch_size,
         max_queue=max_queue,
         deadline_s=deadline,
@@ -52,3 +74,7 @@ def serve(
         max_body_mb=max_body_mb,
     )
     return run_server(settings)
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

@@ -1,0 +1,87 @@
+"""How a person opens the page of a server with a key: a form that gives the browser a session."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import html
+import secrets
+import time
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs
+
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+LOGIN = "/login"
+LOGIN_BYTES = 4096
+_SESSION_S = 12 * 3600
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+_FORM = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>grpo_pl: log in</title><style>
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 22rem; margin: 18vh auto 0; padding: 0 1rem; }
+input, button { font: inherit; display: block; width: 100%; box-sizing: border-box; margin-top: .6rem; padding: .5rem; }
+</style></head><body><main><h1>grpo_pl</h1>
+<form method="post" action="/login"><label>API key of this server
+<input id="key" type="password" name="key" autocomplete="current-password" required autofocus></label>
+<button>Log in</button></form><p role="alert">MESSAGE</p></main></body></html>
+"""
+
+
+class Sessions:
+    """Signed cookies; a restart of the server ends all sessions.
+
+    Args:
+        key: the server's API key.
+        port: part of the cookie's name, because browsers do not keep the cookies of two ports apart.
+    """
+
+    def __init__(self, key: bytes, port: int) -> None:
+        self._key, self._secret, self._name = key, secrets.token_bytes(32), f"grpo_pl_{port}"
+
+    def holds(self, cookies: list[bytes]) -> bool:
+        """Whether the ``Cookie`` headers of a request hold a session that has not run out."""
+        try:
+            jar = SimpleCookie(b"; ".join(cookies).decode("latin-1"))
+        except CookieError:
+            return False
+        if self._name not in jar:
+            return False
+        expires, _, seal = jar[self._name].value.partition(".")
+        if not hmac.compare_digest(seal.encode("latin-1"), self._seal(expires).encode()):
+            return False
+        return int(expires) > time.time()
+
+    def open(self, form: bytes, *, secure: bool) -> Response:
+        """The answer to the form: to the page with a session, or the form once more."""
+        try:
+            given = parse_qs(form.decode("latin-1"), max_num_fields=4, encoding="utf-8").get("key", [""])[0]
+        except ValueError:
+            given = ""
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), self._key):
+            return login_page("This is not the key.")
+        expires = str(int(time.time()) + _SESSION_S)
+        answer = RedirectResponse("/", status_code=303)
+        answer.set_cookie(
+            self._name,
+            f"{expires}.{self._seal(expires)}",
+            max_age=_SESSION_S,
+            httponly=True,
+            samesite="strict",
+            secure=secure,
+        )
+        return answer
+
+    def _seal(self, expires: str) -> str:
+        return hmac.new(self._secret, expires.encode("latin-1"), hashlib.sha256).hexdigest()
+
+
+def login_page(message: str = "") -> Response:
+    """The form, with status 401."""
+    headers = {
+        "Content-Security-Policy": _POLICY,
+        "WWW-Authenticate": "Bearer",
+        "Referrer-Policy": "same-origin",  # with `no-referrer` a browser would hide where the form came from
+    }
+    return HTMLResponse(_FORM.replace("MESSAGE", html.escape(message)), status_code=401, headers=headers)

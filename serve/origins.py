@@ -1,0 +1,101 @@
+"""Which names the server goes by and which web pages may talk to it: what keeps other people's pages out."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Collection, Sequence
+from ipaddress import ip_address
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import Scope
+
+from serve.errors import ApiError
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
+_OWN_SITES = (b"same-origin", b"none")  # the server's own page, and what a person typed or opened
+
+
+class Origins:
+    """Checks ``Host``, ``Origin`` and ``Sec-Fetch-Site``; a client that is no browser sends only the first.
+
+    Without a check of ``Host``, a page can give its own name the server's address (DNS rebinding) and read answers;
+    without one of ``Origin``, it can make the browser send requests whose answers it does not read.
+
+    Args:
+        addresses: those that the server listens on; a wildcard means all of the machine's.
+        hosts: further names of the server.
+        cors: origins of pages that may use the server, such as ``https://example.org``.
+    """
+
+    def __init__(self, addresses: Sequence[str], *, hosts: Collection[str] = (), cors: Collection[str] = ()) -> None:
+        listening = [ip_address(address.partition("%")[0]) for address in addresses]
+        self._anywhere = any(address.is_unspecified for address in listening)
+        own = [socket.gethostname()] if any(not address.is_loopback for address in listening) else []
+        self._names = {name.lower().rstrip(".") for name in ("localhost", *own, *hosts)}
+        self._addresses = {*listening, ip_address("127.0.0.1"), ip_address("::1")}
+        self._cors = frozenset(origin.rstrip("/").lower() for origin in cors)
+
+    def check(self, scope: Scope) -> None:
+        """Refuses what a page of another site may have sent.
+
+        Raises:
+            ApiError: 400 without one valid ``Host``, 403 for a foreign one or a foreign page.
+        """
+        hosts = _values(scope, b"host")
+        if len(hosts) != 1 or not (match := _HOST.fullmatch(hosts[0].decode("latin-1").strip().lower())):
+            raise ApiError(400, "send one `Host` header with the server's name.", code="invalid_host")
+        name = match[1].rstrip(".")
+        if not self._is_own(name):
+            message = f"this server is not called {name!r}; if it should be, start it with --allowed-host {name}."
+            raise ApiError(403, message, code="host_not_allowed")
+        self._check_page(scope, match[0])
+
+    def _check_page(self, scope: Scope, host: str) -> None:
+        origins = [value.decode("latin-1").lower() for value in _values(scope, b"origin")]
+        if any(origin not in self._cors and origin.partition("://")[2] != host for origin in origins):
+            message = f"pages of {origins[0]} may not use this server; if they should, start it with --cors-origin."
+            raise ApiError(403, message, code="origin_not_allowed")
+        if origins or all(site in _OWN_SITES for site in _values(scope, b"sec-fetch-site")):
+            return
+        if _values(scope, b"sec-fetch-mode") != [b"navigate"] or scope["method"] != "GET" or scope["path"] != "/":
+            raise ApiError(403, "pages of other sites may link to `/` and to nothing else.", code="origin_not_allowed")
+
+    def _is_own(self, name: str) -> bool:
+        if name in self._names:
+            return True
+        try:
+            address = ip_address(name.strip("[]"))
+        except ValueError:
+            return False
+        return self._anywhere or address in self._addresses
+
+
+class CrossOrigin(CORSMiddleware):
+    """Starlette's, with a refusal in the shape of all others."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        answer = super().preflight_response(request_headers)
+        if answer.status_code < 400:
+            return answer
+        message = "a page of this origin may not send such a request to this server."
+        return ApiError(403, message, code="origin_not_allowed").response()
+
+
+def require_json(scope: Scope) -> None:
+    """Refuses the types that a browser sends to other sites without asking (forms, plain text).
+
+    Raises:
+        ApiError: 415.
+    """
+    if scope["method"] != "POST":
+        return
+    kinds = [value.partition(b";")[0].strip().lower() for value in _values(scope, b"content-type")]
+    if kinds != [b"application/json"]:
+        raise ApiError(415, "send the header `Content-Type: application/json`.", code="unsupported_media_type")
+
+
+def _values(scope: Scope, name: bytes) -> list[bytes]:
+    return [value for key, value in scope["headers"] if key == name]

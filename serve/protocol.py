@@ -1,0 +1,204 @@
+"""uvicorn's HTTP protocol with limits on what a client may hold open before anybody has looked at its request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+from typing import Any
+from weakref import WeakSet
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from serve.errors import ApiError
+
+HEAD_SECONDS = 10.0
+"""From the connection, or the first byte of a later request, to the end of its headers."""
+HEAD_BYTES = 1 << 16
+"""Request line and headers."""
+WRITE_SECONDS = 30.0
+"""For which a client may leave an answer unread; then it counts as gone."""
+ACCEPTED_AT_ONCE = 16
+"""Connections taken per turn of the loop: room is made for them in the next one, so descriptors must last till then."""
+_PIPELINED = 8  # requests sent ahead of the answers
+_MOST_CONNECTIONS = 1024
+_SPARE_DESCRIPTORS = 4 * ACCEPTED_AT_ONCE
+
+
+def connection_limit() -> int:
+    """As many connections as this process has descriptors for, with some to spare."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    used = len(os.listdir("/dev/fd"))
+    return max(1, min(_MOST_CONNECTIONS, allowed - used - _SPARE_DESCRIPTORS))
+
+
+class Crowd:
+    """The connections of a server. When it is full, a newcomer takes the place of whoever keeps it waiting longest."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._opening: WeakSet[BoundedProtocol] = WeakSet()  # in a TLS handshake
+        self._open: set[BoundedProtocol] = set()
+        self._waiting: dict[BoundedProtocol, None] = {}  # for the client to send or go on, longest first
+
+    def knock(self, protocol: BoundedProtocol) -> None:
+        """Before anything of a connection is known.
+
+        Raises:
+            ConnectionRefusedError: too many are at this stage; the loop closes the socket.
+        """
+        if len(self._opening) > self.limit // 2:
+            raise ConnectionRefusedError("too many connections that are not open yet")
+        self._opening.add(protocol)
+
+    def enter(self, protocol: BoundedProtocol) -> bool:
+        """Whether there is room, if need be because another connection is closed."""
+        self._opening.discard(protocol)
+        if len(self._open) >= self.limit:
+            longest = next(iter(self._waiting), None)
+            if longest is None:
+                return False
+            longest.transport.abort()
+            self.leave(longest)
+        self._open.add(protocol)
+        self._waiting[protocol] = None
+        return True
+
+    def leave(self, protocol: BoundedProtocol) -> None:
+        self._open.discard(protocol)
+        self._waiting.pop(protocol, None)
+
+    def has_sent(self, protocol: BoundedProtocol) -> None:
+        """It is the server's turn."""
+        self._waiting.pop(protocol, None)
+
+    def was_answered(self, protocol: BoundedProtocol) -> None:
+        """It is the client's turn again."""
+        if protocol in self._open:
+            self._waiting[protocol] = None
+
+    def close_waiting(self) -> None:
+        """Closes everything from which no whole request has come."""
+        for protocol in list(self._waiting):
+            protocol.transport.abort()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. What it refuses below the routes has their JSON shape."""
+
+    def __init__(self, *args: Any, crowd: Crowd, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._crowd = crowd
+        self._head_timer: asyncio.TimerHandle | None = None  # runs while a head is awaited
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._in_message = False
+        self._fault: ApiError | None = None
+        crowd.knock(self)
+
+    # --- asyncio's hooks --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self._crowd.enter(self):
+            self._await_head()
+        else:
+            message = "every connection of this server is busy; try again shortly."
+            self._refuse(ApiError(503, message, code="too_many_connections", headers={"Retry-After": "1"}))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._head_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        self._crowd.leave(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        in_head = self._head_timer is not None
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._head_timer is None and not self._in_message and self.timeout_keep_alive_task is None and self._idle:
+            self._await_head()  # blank lines stop the timer of an idle connection and begin no request
+        elif in_head and self._head_timer is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES:
+                self._refuse(_head_too_large())
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+
+    # --- the parser's hooks -----------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_message = True
+        if self._head_timer is None:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > HEAD_BYTES:
+            self._fault = _head_too_large()
+            raise ValueError(self._fault.message)  # ends the parser, which comes back through `send_400_response`
+        super().on_headers_complete()
+        if len(self.pipeline) > _PIPELINED:
+            self.transport.abort()
+            raise ValueError("too many requests ahead of their answers")
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_message = False
+        if not self._idle:
+            self._crowd.has_sent(self)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.pipeline:
+            self._crowd.was_answered(self)
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():
+            self._refuse(self._fault or ApiError(400, "this is not an HTTP request.", code="invalid_http"))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Such a request is answered as if it had not asked."""
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _await_head(self) -> None:
+        self._head_bytes = 0
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._in_message:
+            message = f"the request's headers did not arrive within {HEAD_SECONDS:g} s."
+            self._refuse(ApiError(408, message, code="head_timeout"))
+        else:
+            self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        body = json.dumps(error.body()).encode()
+        headers = {"Content-Type": "application/json", "Content-Length": len(body), "Connection": "close"}
+        lines = [f"{name}: {value}\r\n".encode() for name, value in {**headers, **error.headers}.items()]
+        self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body]))
+        self.transport.close()
+
+
+def _head_too_large() -> ApiError:
+    return ApiError(431, f"request line and headers are larger than {HEAD_BYTES >> 10} KiB.", code="head_too_large")
