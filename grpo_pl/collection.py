@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -119,14 +119,13 @@ class Collector:
     ) -> Samples:
         greedy = split == "greedy"
         group_size = 1 if greedy else self.algorithm.group_size
-        length = self.sampling.max_completion_length
         rows = len(prompts) * group_size
         draw = partial(
             self.sampler.sample,
             policy,
             prompts,
             group_size=group_size,
-            sampling=SamplingParams(max_completion_length=length, temperature=0.0) if greedy else self.sampling,
+            sampling=replace(self.sampling, temperature=0.0) if greedy else self.sampling,
             seed=self.seed,
             split=split,
             step=step,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,11 +46,9 @@ class Validation:
         """Every k of pass@k, in order."""
         return sorted({1, self.samples} if self.pass_at is None else set(self.pass_at))
 
-    def sampling(self, max_completion_length: int) -> SamplingParams:
-        """How the sampled completions are drawn."""
-        return SamplingParams(
-            max_completion_length=max_completion_length, temperature=self.temperature, top_p=self.top_p
-        )
+    def sampling(self, training: SamplingParams) -> SamplingParams:
+        """How the sampled completions are drawn: as long as those of training, and ended by the same."""
+        return replace(training, temperature=self.temperature, top_p=self.top_p, top_k=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,7 @@ def export_policy(
             do_sample=True,
             temperature=sampling.temperature,
             max_new_tokens=sampling.max_completion_length,
-            eos_token_id=eos_ids(model, tokenizer) or None,
+            eos_token_id=sorted({*eos_ids(model, tokenizer), *sampling.stop_token_ids}) or None,
             pad_token_id=tokenizer.pad_token_id,
         ).save_pretrained(staging)
         (staging / MANIFEST).write_text(json.dumps(manifest(template, rewards, sampling), indent=2) + "\n")
@@ -78,6 +78,8 @@ def manifest(template: PromptTemplate, rewards: Sequence[Reward], sampling: Samp
         "grpo_pl_version": grpo_pl.__version__,
         "template": template.to_dict(),
         "max_completion_length": sampling.max_completion_length,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
         "rewards": [
             {"class_path": f"{type(reward).__module__}.{type(reward).__qualname__}", "init_args": reward.init_args()}
             for reward in rewards

@@ -51,7 +51,7 @@ class GRPOModule(LightningModule):
         template: how a question becomes a prompt.
         algorithm: the objective.
         engine: what draws completions; null takes the native engine.
-        sampling: length and temperature of training completions.
+        sampling: length, temperature and ends of training completions.
         optimization: AdamW, learning-rate schedule, clipping.
         validation: how held-out problems are answered.
         cold_start: supervised fine-tuning before RL, made once and cached; null starts from the policy as it is.
@@ -229,7 +229,7 @@ class GRPOModule(LightningModule):
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
         assert self._held_out is not None
-        sampling = self.validation.sampling(self.sampling.max_completion_length)
+        sampling = self.validation.sampling(self.sampling)
         sampled = self._answer(batch, self.validation.samples, sampling)
         greedy = self._answer(batch, 1, replace(sampling, temperature=0.0)) if self.validation.greedy else None
         self._held_out.update(batch, sampled, greedy)

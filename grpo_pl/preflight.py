@@ -20,6 +20,7 @@ from grpo_pl.policy.template import Fits
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
+from grpo_pl.rollout.engine import StopStrings
 from grpo_pl.types import Prompt
 from grpo_pl.usage import nearest
 from grpo_pl.vocabulary import MADE_UP, check_vocabulary, first_prompts
@@ -38,6 +39,10 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
             that the vocabulary lacks, or held-out problems that are trained on or demonstrated.
     """
     tokenizer = load_tokenizer(module.policy_config)
+    StopStrings.of(module.sampling, tokenizer, module.template.prefill)  # refuses those that no text can hold
+    unknown = next((token for token in module.sampling.stop_token_ids if token >= len(tokenizer)), None)
+    if unknown is not None:
+        raise ValueError(f"sampling.stop_token_ids: there is no token {unknown}, only 0 … {len(tokenizer) - 1}.")
     context = context_length(model_config(module.policy_config, tokenizer))
     fits = None
     if context is not None:

@@ -13,6 +13,7 @@ from fastapi.responses import StreamingResponse
 
 from grpo_pl.rollout.continuous import SequenceOptions
 from grpo_pl.rollout.engine import row_keys
+from grpo_pl.rollout.texts import TextStream
 from serve.answers import ChatShape, Choice, CompletionShape, Shape, Token, event, usage_of
 from serve.connection import merged, while_connected
 from serve.dispatch import Deadline, Generator
@@ -22,7 +23,6 @@ from serve.metrics import ServerMetrics
 from serve.prompts import Prompts, sample_keys
 from serve.schemas import ChatRequest, CompletionRequest, parse
 from serve.settings import MAX_SAMPLES
-from serve.texts import TextStream
 
 log = logging.getLogger(__name__)
 

@@ -100,10 +100,7 @@ class GenerateAPI(LitAPI):
             self._hand_out(drawn, mailbox)
 
     def _new_batch(self) -> ContinuousBatch:
-        from grpo_pl.policy.loading import eos_ids
-
-        eos = eos_ids(self._model, self._served.tokenizer)
-        return ContinuousBatch(self._model, eos_token_ids=eos, max_rows=self.max_batch_size)
+        return self._served.new_batch(self._model, self.max_batch_size)
 
     def _take_requests(self, mailbox: Mailbox) -> None:
         while (item := mailbox.take(wait_for_one=not len(self._batch))) is not None:

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from grpo_pl.policy.loading import eos_ids
-from grpo_pl.rollout.continuous import ContinuousBatch
 from grpo_pl.rollout.engine import row_keys
 from serve.errors import ApiError
 from serve.evaluation import items_of, result_of
@@ -34,7 +32,7 @@ def evaluate_locally(
     except ApiError as error:
         raise ValueError(error.message) from error
     policy = model.load_policy(device)
-    batch = ContinuousBatch(policy, eos_token_ids=eos_ids(policy, model.tokenizer), max_rows=max(max_rows, n))
+    batch = model.new_batch(policy, max(max_rows, n))
     rewards = build_rewards(model.rewards)
     waiting = list(range(len(problems)))
     owner: dict[int, tuple[int, Chunk]] = {}  # by sequence: problem and completion

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from grpo_pl.export import MANIFEST
-from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.loading import PolicyConfig, eos_ids, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.quiet import quiet_libraries
+from grpo_pl.rollout.engine import SamplingParams, StopStrings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from grpo_pl.rollout.continuous import ContinuousBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +38,32 @@ class ServedModel:
     """``class_path`` and ``init_args`` of each reward."""
     max_completion_length: int
     temperature: float
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion, as in training."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that do, besides the model's own EOS."""
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return load_tokenizer(self.policy)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How completions were drawn in training."""
+        return SamplingParams(
+            max_completion_length=self.max_completion_length,
+            temperature=self.temperature,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+        )
+
+    def new_batch(self, policy: PreTrainedModel, max_rows: int) -> ContinuousBatch:
+        """A batch whose completions end as in training."""
+        from grpo_pl.rollout.continuous import ContinuousBatch
+
+        ends = {*eos_ids(policy, self.tokenizer), *self.stop_token_ids}
+        stops = StopStrings.of(self.sampling, self.tokenizer, self.template.prefill)
+        return ContinuousBatch(policy, eos_token_ids=sorted(ends), max_rows=max_rows, stops=stops)
 
     @cached_property
     def context(self) -> int | None:
@@ -111,6 +136,8 @@ def _from_export(folder: Path) -> ServedModel:
         rewards=manifest["rewards"],
         max_completion_length=manifest["max_completion_length"],
         temperature=settings.get("temperature") or 1.0,
+        stop=tuple(manifest.get("stop", ())),
+        stop_token_ids=tuple(manifest.get("stop_token_ids", ())),
     )
 
 
@@ -131,4 +158,6 @@ def _from_checkpoint(file: Path) -> ServedModel:
         rewards=model["rewards"],
         max_completion_length=sampling.get("max_completion_length", 256),
         temperature=sampling.get("temperature", 1.0),
+        stop=tuple(sampling.get("stop") or ()),
+        stop_token_ids=tuple(sampling.get("stop_token_ids") or ()),
     )

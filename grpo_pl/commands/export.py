@@ -27,7 +27,6 @@ def export(checkpoint: Path, out: Path, merge: bool = True) -> None:
     from grpo_pl.export import export_policy
     from grpo_pl.policy.lora import has_adapters
     from grpo_pl.rewards.specs import build_reward
-    from grpo_pl.rollout.engine import SamplingParams
     from serve.served import find_model
 
     run = RunFolder(checkpoint)
@@ -44,9 +43,7 @@ def export(checkpoint: Path, out: Path, merge: bool = True) -> None:
             tokenizer=trained.tokenizer,
             template=trained.template,
             rewards=[stack.enter_context(closing(build_reward(spec))) for spec in trained.rewards],
-            sampling=SamplingParams(
-                max_completion_length=trained.max_completion_length, temperature=trained.temperature
-            ),
+            sampling=trained.sampling,
             merge=merge,
         )
     print(out)

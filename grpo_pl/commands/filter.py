@@ -209,7 +209,6 @@ def _rate(correct: Sequence[bool | None]) -> float | None:
 
 def _load(config: Path, model: str | None, source: PromptSource, device: str) -> _Policy:
     from grpo_pl.rewards.specs import build_reward
-    from grpo_pl.rollout.engine import SamplingParams
     from grpo_pl.rollout.native import NativeEngine
     from grpo_pl.rollout.sampler import CompletionSampler
     from serve.app import choose_device
@@ -223,7 +222,7 @@ def _load(config: Path, model: str | None, source: PromptSource, device: str) ->
     return _Policy(
         sampler=CompletionSampler(engine=NativeEngine(), template=trained.template, tokenizer=trained.tokenizer),
         model=trained.load_policy(place),
-        sampling=SamplingParams(max_completion_length=trained.max_completion_length, temperature=trained.temperature),
+        sampling=trained.sampling,
         rewards=[build_reward(spec) for spec in trained.rewards],
     )
 

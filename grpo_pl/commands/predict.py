@@ -83,6 +83,8 @@ def predict(
     sampling = SamplingParams(
         max_completion_length=max_completion_length or trained.max_completion_length,
         temperature=trained.temperature if temperature is None else temperature,
+        stop=trained.stop,
+        stop_token_ids=trained.stop_token_ids,
     )
     policy = trained.load_policy(choose_device(device))
     length = sampling.max_completion_length

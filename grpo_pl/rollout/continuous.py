@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import draw_tokens, truncate_logits, uniforms
-from grpo_pl.rollout.engine import SamplingParams
+from grpo_pl.rollout.engine import SamplingParams, StopStrings, StopWatch
 from grpo_pl.rollout.processors import LogitOptions, LogitProcessor, TokenMask
 from grpo_pl.rollout.slots import slot_decoder
 from grpo_pl.types import FinishReason
@@ -64,6 +64,7 @@ class _Row:
     uniform: list[float]  # one number per position
     ends: frozenset[int]  # tokens that end it
     processor: LogitProcessor | None
+    watch: StopWatch | None = None
     drawn: int = 0
 
 
@@ -78,13 +79,21 @@ class ContinuousBatch:
 
     Sequences draw what an engine draws for the same key, prompt and weights, up to near-ties of floating point,
     whoever else is in the batch. The weights are read once, here.
+
+    Args:
+        model: the policy.
+        eos_token_ids: tokens that end a sequence, unless its options ignore them.
+        max_rows: most sequences at once.
+        stops: strings that end one likewise, those that the policy was trained with.
     """
 
-    def __init__(self, model: PreTrainedModel, *, eos_token_ids: Sequence[int], max_rows: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, eos_token_ids: Sequence[int], max_rows: int, stops: StopStrings | None = None
+    ) -> None:
         if max_rows < 1:
             raise ValueError(f"max_rows must be at least 1, got {max_rows}.")
         self.max_rows = max_rows
-        self._eos = frozenset(eos_token_ids)
+        self._eos, self._stops = frozenset(eos_token_ids), stops
         self._device = model.device
         self._decoder = slot_decoder(model, rows=max_rows)
         self._rows: list[_Row] = []  # in the decoder's order
@@ -131,6 +140,9 @@ class ContinuousBatch:
             return LogitProcessor(changes, prompt_ids, ends=ends, temperature=temperature, mask=mask)
 
         rows = [_Row(self._next_sequence + i, options, uniform, ends, processor(i)) for i, uniform in enumerate(draws)]
+        if self._stops is not None and not options.ignore_eos:
+            for row in rows:
+                row.watch = StopWatch(self._stops, 1)
         self._next_sequence += len(rows)
         self._joining.append(_Joining(prompt_ids, rows))
         return [row.sequence for row in rows]
@@ -215,7 +227,7 @@ class ContinuousBatch:
         finish: FinishReason | None = None
         if row.processor is not None:
             row.processor.accept(token)
-        if token in row.ends:
+        if token in row.ends or (row.watch and row.watch.found(0, token)):
             finish = "stop"
         elif row.drawn == options.sampling.max_completion_length:
             finish = "length"

@@ -7,16 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import row_key
+from grpo_pl.rollout.texts import TextStream
 from grpo_pl.types import FinishReason, Rollout, SampleKey
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ProgressFn = Callable[[int, int], None]
 """Called as ``progress(tokens_drawn, completions_finished)`` now and then while an engine works."""
@@ -34,8 +35,19 @@ class SamplingParams:
     """Draw among the k most likely tokens only; 0 is off. Refused for training: the loss would be biased."""
     top_p: float = 1.0
     """Draw from the smallest set with this much mass; 1 is off. Refused for training: the loss would be biased."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion like an EOS: the token that completes one is its last and belongs to it."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a completion besides the model's own EOS, and belong to it."""
 
     def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids"):  # as YAML and JSON give them back
+            given = getattr(self, name)
+            object.__setattr__(self, name, (given,) if isinstance(given, str | int) else tuple(given or ()))
+        if any(not isinstance(text, str) or not text for text in self.stop):
+            raise ValueError(f"stop must hold texts of one character or more, got {list(self.stop)}.")
+        if any(token < 0 for token in self.stop_token_ids):
+            raise ValueError(f"stop_token_ids must not be negative, got {list(self.stop_token_ids)}.")
         if self.max_completion_length < 1:
             raise ValueError(f"max_completion_length must be at least 1, got {self.max_completion_length}.")
         if not 0.0 <= self.temperature < float("inf"):
@@ -60,6 +72,58 @@ class SamplingParams:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class StopStrings:
+    """Texts that end a completion, and what finding them in its tokens takes."""
+
+    texts: tuple[str, ...]
+    tokenizer: PreTrainedTokenizerBase
+    prefix: str = ""
+    """Prefilled text in front of a completion; a stop string may begin in it."""
+
+    @classmethod
+    def of(cls, sampling: SamplingParams, tokenizer: PreTrainedTokenizerBase, prefix: str) -> Self | None:
+        """Those of ``sampling``; None if it has none.
+
+        Raises:
+            ValueError: one is the name of a special token, which leaves no text.
+        """
+        if not sampling.stop:
+            return None
+        special = next((text for text in sampling.stop if text in tokenizer.all_special_tokens), None)
+        if special is not None:
+            number = tokenizer.convert_tokens_to_ids(special)
+            raise ValueError(f"sampling.stop: {special!r} is a special token: set stop_token_ids: [{number}] instead.")
+        return cls(texts=sampling.stop, tokenizer=tokenizer, prefix=prefix)
+
+
+class StopWatch:
+    """Looks for stop strings in rows that grow token by token.
+
+    Args:
+        stops: what to look for; None finds nothing.
+        rows: how many rows there are.
+    """
+
+    def __init__(self, stops: StopStrings | None, rows: int) -> None:
+        self.lengths = [0] * rows
+        """Tokens of each row up to its stop string; 0 where none was found."""
+        self._streams = [
+            TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix) for _ in range(rows if stops else 0)
+        ]
+
+    def __bool__(self) -> bool:
+        return bool(self._streams)
+
+    def found(self, row: int, token: int) -> bool:
+        """Takes the next token of a row; whether that completes a stop string."""
+        stream = self._streams[row]
+        stream.push([token])
+        if stream.stopped:
+            self.lengths[row] = len(stream.tokens)
+        return stream.stopped
+
+
 class RolloutEngine(ABC):
     """Draws completions from a policy. An engine holds no weights of its own between calls."""
 
@@ -75,6 +139,7 @@ class RolloutEngine(ABC):
         pad_token_id: int,
         progress: ProgressFn | None = None,
         should_stop: Callable[[], bool] | None = None,
+        stops: StopStrings | None = None,
     ) -> Rollout:
         """Draws ``len(keys[p])`` completions, the same number for every prompt ``p``.
 
@@ -84,6 +149,8 @@ class RolloutEngine(ABC):
             keys: (P, G) names of the samples; equal keys and weights give equal tokens.
             eos_token_ids: any of these ends a completion and belongs to it; may be empty.
             pad_token_id: fills what is masked; may be one of ``eos_token_ids``.
+            stops: the strings of ``sampling.stop``, given only where there are some; a completion ends with the token
+                that completes one, by ``stop``.
             should_stop: asked between tokens; once true, the call raises :class:`RolloutInterrupted`.
         """
 

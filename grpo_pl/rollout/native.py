@@ -16,6 +16,8 @@ from grpo_pl.rollout.engine import (
     RolloutEngine,
     RolloutInterrupted,
     SamplingParams,
+    StopStrings,
+    StopWatch,
     check_request,
     pad_left,
     row_keys,
@@ -55,6 +57,7 @@ class NativeEngine(RolloutEngine):
         pad_token_id: int,
         progress: ProgressFn | None = None,
         should_stop: Callable[[], bool] | None = None,
+        stops: StopStrings | None = None,
     ) -> Rollout:
         group_size = check_request(prompt_ids, keys)
         reason = refuse_llama_family(model, length=max(map(len, prompt_ids)) + sampling.max_completion_length)
@@ -69,13 +72,15 @@ class NativeEngine(RolloutEngine):
                 pad_token_id=pad_token_id,
                 progress=progress,
                 should_stop=should_stop,
+                stops=stops,
             )
         device = model.device
         ids, mask = (tensor.to(device) for tensor in pad_left(prompt_ids, pad_token_id))  # (P, S)
         owners = torch.arange(len(prompt_ids), device=device).repeat_interleave(group_size)  # (B,)
         keyed = torch.tensor(row_keys(keys), dtype=torch.int64, device=device)  # (B,)
         chunk = self.max_batch_rows or len(owners)
-        watch = _Watch(sampling=sampling, eos=eos_token_ids, progress=progress, should_stop=should_stop)
+        ends = StopWatch(stops, len(owners))
+        watch = _Watch(ends=ends, sampling=sampling, eos=eos_token_ids, progress=progress, should_stop=should_stop)
         with torch.no_grad():
             decoder = LlamaFamilyDecoder(model, rows=min(chunk, len(owners)))
             with torch.autocast(device.type, enabled=False):
@@ -93,6 +98,7 @@ class NativeEngine(RolloutEngine):
             drawn=drawn,
             eos_token_ids=eos_token_ids,
             pad_token_id=pad_token_id,
+            stop_lengths=ends.lengths,
         )
 
     def _decode(
@@ -108,7 +114,7 @@ class NativeEngine(RolloutEngine):
             watch.check_stop()
             tokens, chosen = self._choose(logits, uniform[rows, position], rows + first_row, position, watch.sampling)
             completion_ids[rows, position], logprobs[rows, position] = tokens, chosen
-            alive = watch.alive(tokens, last=position + 1 == longest)  # (rows,)
+            alive = watch.alive(tokens, rows + first_row, last=position + 1 == longest)  # (rows,)
             if not any(alive):
                 break
             if not all(alive):
@@ -139,12 +145,13 @@ class _Watch:
     def __init__(
         self,
         *,
+        ends: StopWatch,
         sampling: SamplingParams,
         eos: Sequence[int],
         progress: ProgressFn | None,
         should_stop: Callable[[], bool] | None,
     ) -> None:
-        self.sampling = sampling
+        self.sampling, self._ends = sampling, ends
         self._eos, self._progress, self._should_stop = set(eos), progress, should_stop
         self._tokens = self._finished = 0
 
@@ -152,9 +159,12 @@ class _Watch:
         if self._should_stop is not None and self._should_stop():
             raise RolloutInterrupted
 
-    def alive(self, tokens: Tensor, *, last: bool) -> list[bool]:
-        """Which rows go on after drawing ``tokens``."""
-        if last or not self._eos:
+    def alive(self, tokens: Tensor, rows: Tensor, *, last: bool) -> list[bool]:
+        """Which of ``rows`` go on after drawing ``tokens``."""
+        if self._ends:
+            drawn = list(zip(rows.tolist(), tokens.tolist(), strict=True))
+            alive = [not self._ends.found(row, token) and token not in self._eos and not last for row, token in drawn]
+        elif last or not self._eos:
             alive = [not last] * len(tokens)
         else:
             alive = [token not in self._eos for token in tokens.tolist()]

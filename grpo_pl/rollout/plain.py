@@ -17,6 +17,8 @@ from grpo_pl.rollout.engine import (
     RolloutEngine,
     RolloutInterrupted,
     SamplingParams,
+    StopStrings,
+    StopWatch,
     check_request,
     completion_mask,
     finish_reasons,
@@ -47,6 +49,7 @@ class PlainEngine(RolloutEngine):
         pad_token_id: int,
         progress: ProgressFn | None = None,
         should_stop: Callable[[], bool] | None = None,
+        stops: StopStrings | None = None,
     ) -> Rollout:
         group_size = check_request(prompt_ids, keys)
         rows = [ids for ids in prompt_ids for _ in range(group_size)]
@@ -54,9 +57,12 @@ class PlainEngine(RolloutEngine):
         ids, mask = ids.to(model.device), mask.to(model.device)
         row_key = torch.tensor(row_keys(keys), dtype=torch.int64, device=model.device)  # (B,)
         chunk = self.max_batch_rows or len(rows)
-        chooser = _KeyedChoice(sampling, set(eos_token_ids), progress, should_stop)
+        ends = StopWatch(stops, len(rows))
+        chooser = _KeyedChoice(sampling, set(eos_token_ids), progress, should_stop, ends)
         drawn = [
-            self._decode(model, ids[i : i + chunk], mask[i : i + chunk], row_key[i : i + chunk], chooser, pad_token_id)
+            self._decode(
+                model, ids[i : i + chunk], mask[i : i + chunk], row_key[i : i + chunk], i, chooser, pad_token_id
+            )
             for i in range(0, len(rows), chunk)
         ]
         return assemble(
@@ -66,16 +72,23 @@ class PlainEngine(RolloutEngine):
             drawn=drawn,
             eos_token_ids=eos_token_ids,
             pad_token_id=pad_token_id,
+            stop_lengths=ends.lengths,
         )
 
     @staticmethod
     def _decode(
-        model: PreTrainedModel, ids: Tensor, mask: Tensor, keys: Tensor, chooser: _KeyedChoice, pad_token_id: int
+        model: PreTrainedModel,
+        ids: Tensor,
+        mask: Tensor,
+        keys: Tensor,
+        first_row: int,
+        chooser: _KeyedChoice,
+        pad_token_id: int,
     ) -> tuple[Tensor, Tensor]:
         """Tokens and log-probabilities (B, T) of one chunk of rows; what follows an EOS is arbitrary."""
-        from transformers import GenerationConfig, LogitsProcessorList
+        from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-        chooser.start(prompt_width=ids.shape[1], keys=keys)
+        chooser.start(prompt_width=ids.shape[1], keys=keys, first_row=first_row)
         config = GenerationConfig(
             max_new_tokens=chooser.sampling.max_completion_length,
             do_sample=False,  # greedy over the scores that the chooser leaves: the token it drew
@@ -89,6 +102,7 @@ class PlainEngine(RolloutEngine):
                 attention_mask=mask.long(),
                 generation_config=config,
                 logits_processor=LogitsProcessorList([chooser]),
+                stopping_criteria=StoppingCriteriaList([chooser.finished]),
             )
         return sequences[:, ids.shape[1] :], torch.stack(chooser.logprobs, dim=1)
 
@@ -101,10 +115,14 @@ def assemble(
     drawn: Sequence[tuple[Tensor, Tensor]],
     eos_token_ids: Sequence[int],
     pad_token_id: int,
+    stop_lengths: Sequence[int] = (),
 ) -> Rollout:
     """One rollout from chunks of consecutive rows: (tokens, log-probabilities), both (rows, T) with T per chunk.
 
     What follows a row's first EOS is arbitrary and is masked here.
+
+    Args:
+        stop_lengths: tokens of each row up to a stop string, 0 where it has none; empty where there are none at all.
 
     Raises:
         PolicyDiverged: a log-probability is NaN or infinite.
@@ -113,12 +131,16 @@ def assemble(
     completion_ids = torch.cat([_widen(tokens, width, pad_token_id) for tokens, _ in drawn])  # (B, T)
     kept = completion_mask(completion_ids, eos_token_ids)
     kept &= torch.cat([_widen(torch.ones_like(tokens, dtype=torch.bool), width, False) for tokens, _ in drawn])
+    if any(stop_lengths):
+        ends = torch.tensor(stop_lengths, device=kept.device).unsqueeze(1)  # (B, 1)
+        kept &= (ends == 0) | (torch.arange(width, device=kept.device) < ends)
     logprobs = torch.cat([_widen(chunk, width, 0.0) for _, chunk in drawn]).masked_fill(~kept, 0.0)  # (B, T)
     if not logprobs.isfinite().all():
         raise PolicyDiverged(
             "the policy's logits are not finite: its weights have diverged, or its type cannot hold its activations. "
             "Lower the learning rate, clip gradients, or use float32 or bfloat16 instead of float16."
         )
+    reasons = finish_reasons(completion_ids, kept, eos_token_ids)
     return Rollout(
         group_size=group_size,
         prompt_ids=prompt_ids,
@@ -126,7 +148,9 @@ def assemble(
         completion_ids=completion_ids.masked_fill(~kept, pad_token_id),
         completion_mask=kept,
         sampling_logprobs=logprobs,
-        finish_reasons=finish_reasons(completion_ids, kept, eos_token_ids),
+        finish_reasons=["stop" if length else r for length, r in zip(stop_lengths, reasons, strict=True)]
+        if stop_lengths
+        else reasons,
     )
 
 
@@ -139,13 +163,14 @@ class _KeyedChoice:
         eos: set[int],
         progress: ProgressFn | None,
         should_stop: Callable[[], bool] | None,
+        ends: StopWatch,
     ) -> None:
         self.sampling, self.eos = sampling, eos
-        self._progress, self._should_stop = progress, should_stop
+        self._progress, self._should_stop, self._ends = progress, should_stop, ends
         self._tokens = self._finished_before = 0
 
-    def start(self, *, prompt_width: int, keys: Tensor) -> None:
-        self._prompt_width, self._keys = prompt_width, keys
+    def start(self, *, prompt_width: int, keys: Tensor, first_row: int) -> None:
+        self._prompt_width, self._keys, self._first_row = prompt_width, keys, first_row
         self.logprobs: list[Tensor] = []
         self._finished = torch.zeros_like(keys, dtype=torch.bool)
 
@@ -161,15 +186,26 @@ class _KeyedChoice:
             top_p=self.sampling.top_p,
         )
         self.logprobs.append(logprobs)
-        self._report(tokens, last=position + 1 == self.sampling.max_completion_length)
+        before = self._finished.clone()
+        self._find_ends(tokens)
+        self._report(before, last=position + 1 == self.sampling.max_completion_length)
         return torch.full_like(scores, -torch.inf).scatter(-1, tokens.unsqueeze(-1), 0.0)
 
-    def _report(self, tokens: Tensor, *, last: bool) -> None:
-        if self._progress is None:
-            return
-        self._tokens += int((~self._finished).sum())
+    def finished(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+        """A stopping criterion of ``generate``: (B,) bool."""
+        return self._finished
+
+    def _find_ends(self, tokens: Tensor) -> None:
+        if self._ends:
+            for row in (~self._finished).nonzero().flatten().tolist():
+                self._finished[row] = self._ends.found(self._first_row + row, int(tokens[row]))
         for eos in self.eos:
             self._finished |= tokens == eos
+
+    def _report(self, finished_before: Tensor, *, last: bool) -> None:
+        if self._progress is None:
+            return
+        self._tokens += int((~finished_before).sum())
         done = self._finished.numel() if last else int(self._finished.sum())
         self._progress(self._tokens, self._finished_before + done)
         if done == self._finished.numel():

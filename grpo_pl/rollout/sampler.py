@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from grpo_pl.policy.loading import context_length, eos_ids
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, SamplingParams
+from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, SamplingParams, StopStrings
 from grpo_pl.types import Prompt, Rollout, SampleKey, Split
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ class CompletionSampler:
         """
         prompt_ids = [self.template.encode(prompt.asked, self.tokenizer) for prompt in prompts]
         self._check_context(model, prompts, prompt_ids, sampling.max_completion_length)
+        stops = StopStrings.of(sampling, self.tokenizer, self.template.prefill)
+        ends = {*eos_ids(model, self.tokenizer), *sampling.stop_token_ids}
         rollout = self.engine.generate(
             model,
             prompt_ids=prompt_ids,
@@ -97,10 +99,11 @@ class CompletionSampler:
                 for prompt in prompts
             ],
             sampling=sampling,
-            eos_token_ids=eos_ids(model, self.tokenizer),
+            eos_token_ids=sorted(ends),
             pad_token_id=int(self.tokenizer.pad_token_id),
             progress=progress,
             should_stop=should_stop,
+            **({} if stops is None else {"stops": stops}),
         )
         tokens, lengths = rollout.completion_ids.tolist(), rollout.lengths.tolist()
         return Samples(
