@@ -14,11 +14,13 @@ from fastapi.responses import StreamingResponse
 from grpo_pl.rollout.continuous import SequenceOptions
 from grpo_pl.rollout.engine import row_keys
 from grpo_pl.rollout.texts import TextStream
+from serve import grammars
 from serve.answers import ChatShape, Choice, CompletionShape, Shape, Token, event, usage_of
 from serve.connection import merged, while_connected
 from serve.dispatch import Deadline, Generator
-from serve.errors import ApiError, bad_request, json_response
+from serve.errors import ApiError, bad_request, json_response, model_not_found
 from serve.generate_worker import Chunk
+from serve.grammars import Grammar
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts, sample_keys
 from serve.schemas import ChatRequest, CompletionRequest, parse
@@ -37,16 +39,27 @@ class Job:
     request: ChatRequest | CompletionRequest
     prompts: Sequence[Sequence[int]]
     options: Sequence[SequenceOptions]  # per prompt
+    prefixes: Sequence[str]  # per prompt: text before what is drawn
     shape: Shape
-    prefill: str
     seed: int
     began: float
+    deadline: Deadline
+    grammar: Grammar | None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the prompts' own log-probabilities are to be told."""
+        return isinstance(self.request, CompletionRequest) and self.request.echo and self.request.logprobs is not None
 
     def choices(self, prompts: Prompts) -> list[Choice]:
         """Empty ones, the samples of a prompt side by side."""
-        tokenizer = prompts.model.tokenizer
-        count = self.request.n * len(self.prompts)
-        return [Choice(i, TextStream(tokenizer, self.request.stops, prefix=self.prefill)) for i in range(count)]
+        request, tokenizer = self.request, prompts.model.tokenizer
+        choices = []
+        for i in range(request.n * len(self.prompts)):
+            prefix = self.prefixes[i // request.n]
+            stream = TextStream(tokenizer, request.stops, prefix=prefix, min_tokens=request.min_tokens)
+            choices.append(Choice(i, stream, self.prompts[i // request.n], request.stop_token_ids))
+        return choices
 
 
 class CompletionRoutes:
@@ -57,84 +70,142 @@ class CompletionRoutes:
 
     async def chat(self, request: Request) -> Response:
         began, body = time.monotonic(), parse(ChatRequest, await request.body())
-        self._check_model(body.model)
-        ids = await self._prompts.from_messages(body.messages)
-        return await self._answer(request, body, [ids], began)
+        self.check_model(body.model)
+        job = await self.chat_job(body, began)
+        return await self._answer(request, job)
 
     async def completions(self, request: Request) -> Response:
         began, body = time.monotonic(), parse(CompletionRequest, await request.body())
-        self._check_model(body.model)
+        self.check_model(body.model)
         if not 1 <= len(body.prompts) * body.n <= 4 * MAX_SAMPLES:
             raise bad_request(f"prompt: give 1 to {4 * MAX_SAMPLES // body.n} prompts with n={body.n}.", param="prompt")
         prompts = [await self._prompts.from_raw(prompt) for prompt in body.prompts]
-        return await self._answer(request, body, prompts, began)
+        tokenizer = self._prompts.model.tokenizer
+        echoed = [
+            prompt if isinstance(prompt, str) else str(tokenizer.decode(prompt, skip_special_tokens=False))
+            for prompt in body.prompts
+            if body.echo
+        ]
+        shape = self._shape(CompletionShape, body)
+        return await self._answer(request, self._job(body, prompts, echoed or [""] * len(prompts), shape, began))
 
-    async def _answer(
-        self, request: Request, body: ChatRequest | CompletionRequest, prompts: Sequence[Sequence[int]], began: float
-    ) -> Response:
-        chat, alternatives = isinstance(body, ChatRequest), body.alternatives
-        model = self._prompts.model
-        job = Job(
+    async def chat_job(self, body: ChatRequest, began: float, shape: Shape | None = None) -> Job:
+        """What to draw for a conversation. Completions that follow a grammar begin with it, not with a prefill."""
+        plain = body.grammar is None
+        ids = await self._prompts.from_messages(body.messages, prefill=plain)
+        prefix = self._prompts.model.template.prefill if plain else ""
+        return self._job(body, [ids], [prefix], shape or self._shape(ChatShape, body), began)
+
+    def _shape(self, kind: type[Shape], body: ChatRequest | CompletionRequest) -> Shape:
+        model, logprobs = self._prompts.model, body.alternatives is not None
+        return kind(model.name, model.tokenizer, logprobs=logprobs, token_ids=body.return_token_ids)
+
+    def _job(
+        self,
+        body: ChatRequest | CompletionRequest,
+        prompts: Sequence[Sequence[int]],
+        prefixes: Sequence[str],
+        shape: Shape,
+        began: float,
+    ) -> Job:
+        grammar = body.grammar
+        if grammar is not None and not grammars.is_available():
+            raise bad_request(
+                "response_format: structured outputs need llguidance on the server: pip install 'grpo_pl[structured]'.",
+                param="response_format",
+                code="unsupported_parameter",
+            )
+        logits = self._prompts.logits(body)
+        self._prompts.check_ids(body.stop_token_ids, "stop_token_ids")
+        options = [
+            self._prompts.options(
+                ids,
+                body,
+                logits=logits,
+                stop_token_ids=body.stop_token_ids,
+                ignore_eos=body.ignore_eos,
+                top=body.alternatives or 0,
+            )
+            for ids in prompts
+        ]
+        return Job(
             request=body,
             prompts=prompts,
-            options=[
-                self._prompts.options(ids, body, ignore_eos=body.ignore_eos, top=alternatives or 0) for ids in prompts
-            ],
-            shape=(ChatShape if chat else CompletionShape)(
-                model.name, model.tokenizer, logprobs=alternatives is not None
-            ),
-            prefill=model.template.prefill if chat else "",
+            options=options,
+            prefixes=prefixes,
+            shape=shape,
             seed=body.seed_or_random(),
             began=began,
+            deadline=Deadline(self._deadline_s),
+            grammar=grammar,
         )
-        if not body.stream:
+
+    async def _answer(self, request: Request, job: Job) -> Response:
+        if not job.request.stream:
             return await while_connected(request, self._whole(job))
-        events = self._events(job)
+        return await self.stream(request, self._events(job))
+
+    @staticmethod
+    async def stream(request: Request, events: AsyncGenerator[str, None]) -> Response:
+        """The events as they come; a failure before the first is raised."""
         first = await while_connected(request, _first(events))
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(_resumed(first, events), media_type="text/event-stream", headers=headers)
 
     async def _whole(self, job: Job) -> Response:
+        choices = await self.finish(job)
+        return json_response(job.shape.whole(choices, usage_of(job.prompts, choices)))
+
+    async def finish(self, job: Job) -> list[Choice]:
+        """All completions of a job."""
         choices = job.choices(self._prompts)
-        async with aclosing(self._grow(job, choices)) as steps:
+        async with aclosing(self.grow(job, choices)) as steps:
             async for _ in steps:
                 pass
-        return json_response(job.shape.whole(choices, usage_of(job.prompts, choices)))
+        return choices
 
     async def _events(self, job: Job) -> AsyncGenerator[str, None]:
         """The events of a stream. A failure before the first is raised, a later one becomes the last event."""
         choices, started = job.choices(self._prompts), False
+        continuous = job.request.continuous_usage
         try:
-            async with aclosing(self._grow(job, choices)) as steps:
+            async with aclosing(self.grow(job, choices)) as steps:
                 async for choice, text, tokens, offset in steps:
                     if not started:
                         started = True
                         self._metrics.first_token(time.monotonic() - job.began)
                         for each in choices:
-                            if (opening := job.shape.opening(each.index, job.prefill)) is not None:
+                            if (opening := job.shape.opening(each)) is not None:
                                 yield opening
                     if text or tokens or choice.finish is not None:
-                        yield job.shape.chunk(choice.index, text, tokens, choice.finish, offset=offset)
+                        usage = usage_of(job.prompts, choices) if continuous else None
+                        yield job.shape.chunk(choice, text, tokens, choice.finish, offset=offset, usage=usage)
         except Exception as error:
             if not started:
                 raise
-            if not isinstance(error, ApiError):
-                log.exception("a stream failed")
-                error = ApiError(500, "internal error; the server's log has the details.", code="internal_error")
-            yield event(error.body())  # without [DONE] after it: a client must not take this for a short answer
+            yield event(failure(error).body())  # no [DONE] after it: a client must not take this for a short answer
             return
         if job.request.include_usage:
             yield job.shape.usage_chunk(usage_of(job.prompts, choices))
         yield "data: [DONE]\n\n"
 
-    async def _grow(self, job: Job, choices: list[Choice]) -> AsyncGenerator[Growth, None]:
+    async def grow(self, job: Job, choices: list[Choice]) -> AsyncGenerator[Growth, None]:
         """Fills ``choices`` and yields what is new."""
         n = job.request.n
         stopped: list[set[int]] = [set() for _ in job.prompts]
         for ids in job.prompts:
             self._metrics.count_prompt(len(ids))
+        if job.echoes:
+            await self._echo(job, choices)
+        if job.request.length == 0:
+            for choice in choices:
+                choice.finish = "length"
+                yield choice, "", [], 0
+            return
         streams = [self._one_prompt(job, p, stopped[p]) for p in range(len(job.prompts))]
         offsets = [0] * len(choices)  # where the next text begins, for those who asked for log-probabilities
+        if job.request.alternatives is not None:
+            offsets = [sum(len(job.shape.token_text(t.id)) for t in choice.echoed) for choice in choices]
         async with aclosing(merged(streams)) as parts:
             async for p, chunks in parts:
                 for chunk in chunks:
@@ -149,6 +220,15 @@ class CompletionRoutes:
                     if job.request.alternatives is not None:
                         offsets[choice.index] += sum(len(job.shape.token_text(t.id)) for t in tokens)
 
+    async def _echo(self, job: Job, choices: Sequence[Choice]) -> None:
+        """Puts the prompts' own tokens and log-probabilities into the choices."""
+        n = job.request.n
+        for p, ids in enumerate(job.prompts):
+            top = job.request.alternatives or 0
+            scored = await self._generator.score_prompt(ids, top=top, deadline=job.deadline, bounded=p == 0)
+            for choice in choices[p * n : (p + 1) * n]:
+                choice.echoed = [Token(*token) for token in scored]
+
     async def _one_prompt(self, job: Job, p: int, stopped: set[int]) -> AsyncGenerator[tuple[int, list[Chunk]], None]:
         ids = job.prompts[p]
         chunks = self._generator.generate(
@@ -156,7 +236,8 @@ class CompletionRoutes:
             row_keys([sample_keys(ids, seed=job.seed, n=job.request.n)]),
             job.options[p],
             live=job.request.stream or bool(job.request.stops),
-            deadline=Deadline(self._deadline_s),
+            deadline=job.deadline,
+            grammar=job.grammar,
             bounded=p == 0,  # the first prompt of a request may be refused; the others then wait for their turn
             stopped=stopped,
         )
@@ -164,12 +245,23 @@ class CompletionRoutes:
             async for part in chunks:
                 yield p, part
 
-    def _check_model(self, name: str | None) -> None:
+    def check_model(self, name: str | None) -> None:
+        """Refuses a model that is not the one that is served.
+
+        Raises:
+            ApiError: another name.
+        """
         mine = self._prompts.model.name
         if name is not None and name != mine:
-            raise ApiError(
-                404, f"there is no model {name!r} here, only {mine!r}.", code="model_not_found", param="model"
-            )
+            raise model_not_found(name, mine)
+
+
+def failure(error: Exception) -> ApiError:
+    """What a client hears of a failure in the middle of a stream."""
+    if isinstance(error, ApiError):
+        return error
+    log.error("a stream failed", exc_info=error)
+    return ApiError(500, "internal error; the server's log has the details.", code="internal_error")
 
 
 async def _first(events: AsyncGenerator[str, None]) -> str:

@@ -8,14 +8,15 @@ import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from litserve.utils import LitAPIStatus, ResponseBufferItem
 
-from grpo_pl.rollout.continuous import SequenceOptions
+from grpo_pl.rollout.continuous import ScoredToken, SequenceOptions
 from serve import generate_worker, score_worker
 from serve.errors import ApiError, bad_request, worker_lost
-from serve.generate_worker import Chunk, Generate
+from serve.generate_worker import Chunk, Generate, ScorePrompt
+from serve.grammars import Grammar
 from serve.worker import Refusal
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class WorkerLine:
     def _failure(self, data: Any) -> ApiError:
         """What a worker's last words mean; none at all come from one that is gone."""
         if isinstance(data, Refusal):
-            return bad_request(data.message, param="items", code="missing_column")
+            return bad_request(data.message, param=data.param, code=data.code)
         if data is not None:
             return ApiError(500, str(data), code="worker_error")
         return worker_lost() if self._ended is None else self._ended()
@@ -157,62 +158,91 @@ class QueueFull(ApiError):
 
 
 class Places:
-    """Places in the running batch, given out in the order of asking; several at once or none."""
+    """Places in the running batch, given out in the order of asking; several at once or none.
+
+    Evaluations hold at most ``share`` places together, so that a chat finds one free however many evaluations run;
+    nobody waits behind an evaluation that is only short of its share.
+    """
 
     def __init__(self, size: int, *, max_waiting: int) -> None:
         self.size, self.free, self._max_waiting = size, size, max_waiting
-        self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.share = max(1, size // 2)
+        self._evaluating = 0  # places that evaluations hold
+        self._asked = 0
         self._closed: Callable[[], ApiError] | None = None
+        self._lines: dict[bool, deque[_Turn]] = {False: deque(), True: deque()}  # evaluations apart
 
     @property
     def waiting(self) -> int:
-        """Requests in line."""
-        return len(self._line)
+        """Those in line, evaluations included."""
+        return sum(not turn.given.cancelled() for line in self._lines.values() for turn in line)
 
-    async def take(self, count: int, *, bounded: bool) -> None:
+    async def take(self, count: int, *, bounded: bool, evaluation: bool = False) -> None:
         """Waits for ``count`` places.
 
         Raises:
             QueueFull: ``bounded``, and the line is full.
             ApiError: closed.
         """
-        assert count <= self.size
+        assert count <= (self.share if evaluation else self.size)
         if self._closed is not None:
             raise self._closed()
-        if not self._line and self.free >= count:
-            self.free -= count
+        self._asked += 1
+        line, turn = self._lines[evaluation], _Turn(self._asked, count, asyncio.get_running_loop().create_future())
+        line.append(turn)
+        self._serve_lines()
+        if turn.given.done():
             return
-        if bounded and self.waiting >= self._max_waiting:
-            raise QueueFull(self.waiting)
-        turn = asyncio.get_running_loop().create_future()
-        self._line.append((count, turn))
+        if bounded and len(line) > self._max_waiting:
+            line.remove(turn)
+            raise QueueFull(len(line))
         try:
-            await turn
+            await turn.given
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.give_back(count)
+            if turn.given.done() and not turn.given.cancelled() and turn.given.exception() is None:
+                self.give_back(count, evaluation=evaluation)
             else:
-                self._serve_line()  # which passes over it
+                if turn in line:
+                    line.remove(turn)
+                self._serve_lines()  # who stood behind it may fit
             raise
 
     def close(self, reason: Callable[[], ApiError]) -> None:
         """Refuses everyone in line and whoever comes; what has its places keeps them."""
         self._closed = reason
-        line, self._line = self._line, deque()
-        for _, turn in line:
-            if not turn.done():
-                turn.set_exception(reason())
+        for line in self._lines.values():
+            while line:
+                turn = line.popleft()
+                if not turn.given.done():
+                    turn.given.set_exception(reason())
 
-    def give_back(self, count: int) -> None:
+    def give_back(self, count: int, *, evaluation: bool = False) -> None:
         self.free += count
-        self._serve_line()
+        self._evaluating -= count if evaluation else 0
+        self._serve_lines()
 
-    def _serve_line(self) -> None:
-        self._line = deque((count, turn) for count, turn in self._line if not turn.cancelled())
-        while self._line and self._line[0][0] <= self.free:
-            count, turn = self._line.popleft()
-            self.free -= count
-            turn.set_result(None)
+    def _serve_lines(self) -> None:
+        while True:
+            for line in self._lines.values():
+                while line and line[0].given.cancelled():
+                    line.popleft()
+            heads = [(line[0].number, evaluation) for evaluation, line in self._lines.items() if line]
+            heads = [(n, e) for n, e in heads if not e or self._evaluating + self._lines[e][0].places <= self.share]
+            if not heads:
+                return
+            line = self._lines[evaluation := min(heads)[1]]
+            if line[0].places > self.free:
+                return
+            turn = line.popleft()
+            self.free -= turn.places
+            self._evaluating += turn.places if evaluation else 0
+            turn.given.set_result(None)
+
+
+class _Turn(NamedTuple):
+    number: int
+    places: int
+    given: asyncio.Future[None]
 
 
 class Generator:
@@ -232,6 +262,8 @@ class Generator:
         deadline: Deadline,
         bounded: bool = True,
         stopped: set[int] | None = None,
+        grammar: Grammar | None = None,
+        evaluation: bool = False,
     ) -> AsyncGenerator[list[Chunk], None]:
         """Draws one completion per key; more than fit in the batch are drawn in turns.
 
@@ -239,9 +271,12 @@ class Generator:
             live: yield tokens as they come rather than all at the end.
             bounded: be refused when the queue is full, instead of waiting in it.
             stopped: the caller adds the indices of completions that it wants no more of.
+            grammar: what the completions must match.
+            evaluation: give way to others, see :class:`Places`.
         """
-        for first in range(0, len(keys), self.places.size):
-            job = Generate(list(prompt_ids), list(keys[first : first + self.places.size]), options, live)
+        size = self.places.share if evaluation else self.places.size
+        for first in range(0, len(keys), size):
+            job = Generate(list(prompt_ids), list(keys[first : first + size]), options, live, grammar, evaluation)
             steer = _stop_messages(set() if stopped is None else stopped, first, len(job.keys))
             async with aclosing(self._one_batch(job, deadline, steer, bounded=bounded)) as chunks:
                 async for part in chunks:
@@ -249,21 +284,44 @@ class Generator:
                         chunk.index += first
                     yield part
 
+    async def score_prompt(
+        self, prompt_ids: Sequence[int], *, top: int, deadline: Deadline, bounded: bool
+    ) -> list[ScoredToken]:
+        """The log-probabilities of a prompt's own tokens, in turn with those who wait for a place."""
+        await self._take(1, deadline, bounded=bounded)
+        answers = self.line.ask(
+            ScorePrompt(list(prompt_ids), top),
+            deadline=deadline,
+            cancel=lambda uid: generate_worker.Cancel(uid, []),
+            on_end=lambda: self.places.give_back(1),
+        )
+        async with aclosing(answers):
+            async for scored in answers:
+                return list(scored)
+        raise AssertionError("the last answer holds the tokens")
+
+    async def _take(self, count: int, deadline: Deadline, *, bounded: bool, evaluation: bool = False) -> None:
+        try:
+            async with asyncio.timeout(deadline.left()):
+                await self.places.take(count, bounded=bounded, evaluation=evaluation)
+        except TimeoutError:
+            raise deadline.passed() from None
+
     async def _one_batch(
         self, job: Generate, deadline: Deadline, steer: Callable[[str], Any], *, bounded: bool
     ) -> AsyncGenerator[list[Chunk], None]:
         count = len(job.keys)
-        try:
-            async with asyncio.timeout(deadline.left()):
-                await self.places.take(count, bounded=bounded)
-        except TimeoutError:
-            raise deadline.passed() from None
+        await self._take(count, deadline, bounded=bounded, evaluation=job.evaluation)
 
         def cancel(uid: str) -> generate_worker.Cancel:
             return generate_worker.Cancel(uid, list(range(count)))
 
         answers = self.line.ask(
-            job, deadline=deadline, cancel=cancel, steer=steer, on_end=lambda: self.places.give_back(count)
+            job,
+            deadline=deadline,
+            cancel=cancel,
+            steer=steer,
+            on_end=lambda: self.places.give_back(count, evaluation=job.evaluation),
         )
         async with aclosing(answers):
             async for chunks in answers:
@@ -288,12 +346,21 @@ class Scorer:
     def __init__(self, path: str, *, max_queue: int) -> None:
         self.line = WorkerLine(path)
         self._max_queue = max_queue
+        self._asking = 0
 
     async def score(self, items: score_worker.ScoreItems, *, deadline: Deadline, bounded: bool = True) -> list[Any]:
-        """What the worker says about each item, in order."""
-        waiting = len(self.line.inboxes)
-        if bounded and waiting >= self._max_queue:
-            raise QueueFull(waiting)
+        """What the worker says about each item, in order; ``bounded`` requests may be refused when many wait."""
+        if not bounded:
+            return await self._ask(items, deadline)
+        if self._asking >= self._max_queue:
+            raise QueueFull(self._asking)
+        self._asking += 1
+        try:
+            return await self._ask(items, deadline)
+        finally:
+            self._asking -= 1
+
+    async def _ask(self, items: score_worker.ScoreItems, deadline: Deadline) -> list[Any]:
         async with aclosing(self.line.ask(items, deadline=deadline, cancel=score_worker.Cancel)) as answers:
             async for answer in answers:
                 return list(answer)

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,10 @@ def bad_request(message: str, *, param: str | None, code: str = "invalid_value")
     return ApiError(400, message, param=param, code=code)
 
 
+def model_not_found(name: str, mine: str) -> ApiError:
+    return ApiError(404, f"there is no model {name!r} here, only {mine!r}.", code="model_not_found", param="model")
+
+
 def worker_lost() -> ApiError:
     return ApiError(503, "a worker process of the server ended; the server is shutting down.", code="worker_lost")
 
@@ -64,10 +69,18 @@ def to_json(value: Any) -> str:
 def from_validation(error: ValidationError) -> ApiError:
     """The first fault that pydantic found, with the path of the field."""
     fault = error.errors(include_url=False, include_input=False)[0]
-    param = ".".join(str(part) for part in fault["loc"]) or None
-    code = "missing_field" if fault["type"] == "missing" else "invalid_value"
+    named = fault.get("ctx", {}).get("field")  # a rule for the whole object may still be about one field
+    param = ".".join(str(part) for part in (*fault["loc"], *([named] if named else ()))) or None
+    kinds = {"missing": "missing_field"} | {kind: kind for kind in ("unknown_parameter", "unsupported_parameter")}
+    code = kinds.get(fault["type"], "invalid_value")
     message = fault["msg"].removeprefix("Value error, ")
     return ApiError(400, f"{param}: {message}" if param else message, param=param, code=code)
+
+
+def from_fault(error: PydanticCustomError) -> ApiError:
+    """A fault of one field that was found without a model."""
+    param = (error.context or {}).get("field")
+    return ApiError(400, f"{param}: {error.message()}", param=param, code=error.type)
 
 
 def install_handlers(app: FastAPI) -> None:

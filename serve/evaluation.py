@@ -9,11 +9,12 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from grpo_pl.rollout.continuous import SequenceOptions
 from grpo_pl.rollout.engine import row_keys
 from serve.connection import while_connected
 from serve.dispatch import Deadline, Generator, Scorer
-from serve.errors import bad_request, json_response
-from serve.generate_worker import Chunk
+from serve.errors import bad_request, json_response, model_not_found
+from serve.generate_worker import Chunk, Generate
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts, sample_keys
 from serve.schemas import EvaluateRequest, Problem, parse
@@ -22,16 +23,19 @@ from serve.served import ServedModel
 from serve.summary import summarise
 
 _MOST_COMPLETIONS = 16_384
+_JUDGED_AT_ONCE = 4  # problems; the reward worker judges eight requests at once, and half of that is for others
+_PER_TURN = 16  # prompts encoded before others get a turn of the event loop
 
 
 class EvaluateRoute:
-    """Problems wait for places in the batch like any other request, a few of each evaluation at a time."""
+    """Problems wait for places in the batch, a few of each evaluation at a time, within the share of evaluations."""
 
     def __init__(
         self, *, generator: Generator, scorer: Scorer, prompts: Prompts, metrics: ServerMetrics, deadline_s: float
     ) -> None:
         self._generator, self._scorer, self._prompts = generator, scorer, prompts
         self._metrics, self._deadline_s = metrics, deadline_s
+        self._judging = asyncio.Semaphore(_JUDGED_AT_ONCE)
 
     async def evaluate(self, request: Request) -> Response:
         body = parse(EvaluateRequest, await request.body())
@@ -40,18 +44,32 @@ class EvaluateRoute:
                 f"items: {len(body.items)} problems with n={body.n} are more than {_MOST_COMPLETIONS} completions.",
                 param="items",
             )
-        prompts = [await self._prompts.from_problem(p.problem, f"items.{i}.problem") for i, p in enumerate(body.items)]
-        results = await while_connected(request, self._all(body, prompts))
-        return json_response({"items": results, "summary": summarise(results, n=body.n)})
+        if body.model not in (None, self._prompts.model.name):
+            raise model_not_found(str(body.model), self._prompts.model.name)
+        logits, prompts = self._prompts.logits(body), []
+        for i, problem in enumerate(body.items):
+            prompts.append(await self._prompts.from_problem(problem.problem, f"items.{i}.problem"))
+            if i % _PER_TURN == 0:
+                await asyncio.sleep(0)
+        options = [self._prompts.options(ids, body, logits=logits) for ids in prompts]
+        results = await while_connected(request, self._all(body, prompts, options))
+        # thousands of samples: in a thread, so that other requests are answered meanwhile
+        return await asyncio.to_thread(
+            lambda: json_response({"items": results, "summary": summarise(results, n=body.n)})
+        )
 
-    async def _all(self, body: EvaluateRequest, prompts: Sequence[list[int]]) -> list[dict[str, Any]]:
+    async def _all(
+        self, body: EvaluateRequest, prompts: Sequence[list[int]], options: Sequence[SequenceOptions]
+    ) -> list[dict[str, Any]]:
         """The results in the order of the items; the first failure ends them all."""
         deadline, seed = Deadline(self._deadline_s), body.seed_or_random()
-        at_once = asyncio.Semaphore(max(2, 2 * self._generator.places.size // body.n))
+        at_once = asyncio.Semaphore(max(2, 2 * self._generator.places.share // body.n))
 
         async def one(i: int) -> dict[str, Any]:
             async with at_once:
-                return await self._one(body, body.items[i], prompts[i], seed, deadline, bounded=i == 0)
+                keys = row_keys([sample_keys(prompts[i], seed=seed, n=body.n, prompt_id=body.items[i].id)])
+                job = Generate(prompts[i], keys, options[i], live=False, evaluation=True)
+                return await self._one(body.items[i], job, deadline, bounded=i == 0)
 
         tasks = [asyncio.ensure_future(one(i)) for i in range(len(prompts))]
         try:
@@ -61,26 +79,23 @@ class EvaluateRoute:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _one(
-        self, body: EvaluateRequest, problem: Problem, ids: list[int], seed: int, deadline: Deadline, *, bounded: bool
-    ) -> dict[str, Any]:
-        options = self._prompts.options(ids, body, ignore_eos=False, top=0)
-        keys = row_keys([sample_keys(ids, seed=seed, n=body.n, prompt_id=problem.id)])
-        self._metrics.count_prompt(len(ids))
+    async def _one(self, problem: Problem, job: Generate, deadline: Deadline, *, bounded: bool) -> dict[str, Any]:
+        self._metrics.count_prompt(len(job.prompt_ids))
         done: dict[int, Chunk] = {}
         chunks: AsyncGenerator[list[Chunk], None] = self._generator.generate(
-            ids, keys, options, live=False, deadline=deadline, bounded=bounded
+            job.prompt_ids, job.keys, job.options, live=False, deadline=deadline, bounded=bounded, evaluation=True
         )
         async with aclosing(chunks):
             async for part in chunks:
                 done.update({chunk.index: chunk for chunk in part})
-        finished = [done[i] for i in range(body.n)]
+        finished = [done[i] for i in range(len(job.keys))]
         self._metrics.count_tokens(sum(len(chunk.tokens) for chunk in finished))
         return await self._judge(problem, finished, deadline)
 
     async def _judge(self, problem: Problem, finished: Sequence[Chunk], deadline: Deadline) -> dict[str, Any]:
         texts, job = items_of(problem, finished, self._prompts.model)
-        scored = await self._scorer.score(job, deadline=deadline, bounded=False)
+        async with self._judging:
+            scored = await self._scorer.score(job, deadline=deadline, bounded=False)
         self._metrics.count_scores(scored)
         return result_of(problem, texts, finished, scored)
 

@@ -28,7 +28,8 @@ def evaluate_locally(
     prompts, n = Prompts(model), sampling.n
     try:
         ids = [asyncio.run(prompts.from_problem(p.problem, f"line {i + 1}")) for i, p in enumerate(problems)]
-        options = [prompts.options(tokens, sampling, ignore_eos=False, top=0) for tokens in ids]
+        logits = prompts.logits(sampling)
+        options = [prompts.options(tokens, sampling, logits=logits) for tokens in ids]
     except ApiError as error:
         raise ValueError(error.message) from error
     policy = model.load_policy(device)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from itertools import groupby
 
 from grpo_pl.functional.sampling import row_key
+from grpo_pl.policy.template import Example
 from grpo_pl.rollout.continuous import SequenceOptions
 from grpo_pl.rollout.engine import SamplingParams
+from grpo_pl.rollout.processors import LogitOptions
 from grpo_pl.types import SampleKey
 from serve.errors import ApiError, bad_request
 from serve.schemas import Message, Sampling
 from serve.served import ServedModel
 
+_SCALARS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "min_tokens")
 _LONG = 2000  # characters from which encoding would hold up other requests noticeably
 _CHARS_PER_TOKEN = 64  # no text with more characters than this per token of context can fit
 
@@ -26,32 +29,36 @@ class Prompts:
     model: ServedModel
     _known: dict[str, bool] = field(default_factory=dict, init=False, repr=False)  # at most as large as Unicode
 
-    async def from_messages(self, messages: Sequence[Message]) -> list[int]:
-        """Prompt tokens of a conversation that ends with the user's turn."""
+    async def from_messages(self, messages: Sequence[Message], *, prefill: bool = True) -> list[int]:
+        """Prompt tokens of a conversation that ends with the user's turn.
+
+        Earlier turns are rendered as the template renders its examples: the user's through ``template.user``, the
+        answers as they are; in the tokenizer's chat template, or one block of text after the other without one.
+
+        Args:
+            prefill: begin the answer with the template's prefill.
+        """
         system = [m for m in messages if m.role in ("system", "developer")]
-        turns = [m for m in messages if m.role in ("user", "assistant")]
         if len(system) > 1 or (system and messages[0] is not system[0]):
             raise bad_request("messages: give at most one system message, as the first.", param="messages")
-        if not turns or turns[-1].role != "user":
+        turns = _joined([m for m in messages if m.role in ("user", "assistant")])
+        if not turns or turns[-1][0] != "user":
             raise bad_request("messages: the last message must be the user's.", param="messages")
-        template = replace(self.model.template, system=system[0].text) if system else self.model.template
-        if len(turns) == 1:
-            question = turns[0].text
-            return await self._encode(question, lambda: template.encode(question, self.model.tokenizer), "messages")
-        if not self._has_chat_template:
-            raise bad_request(
-                "messages: this model was trained on single questions; send one user message.", param="messages"
-            )
-        turns[-1] = Message(role="user", content=template.user.replace("{question}", turns[-1].text))
-        chat = [{"role": m.role, "content": m.text} for m in turns]
-        if template.system:
-            chat.insert(0, {"role": "system", "content": template.system})
-
-        def encode() -> list[int]:
-            text = self.model.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-            return list(self.model.tokenizer(str(text) + template.prefill, add_special_tokens=False).input_ids)
-
-        return await self._encode("".join(m.text for m in turns), encode, "messages")
+        if turns[0][0] != "user":
+            raise bad_request("messages: the first message after the system's must be the user's.", param="messages")
+        template, question = self.model.template, turns[-1][1]
+        earlier = [
+            Example(question=asked, completion=answered)
+            for (_, asked), (_, answered) in zip(turns[:-1:2], turns[1::2], strict=True)
+        ]
+        template = replace(
+            template,
+            system=system[0].text if system else template.system,
+            examples=[*template.examples, *earlier],
+            prefill=template.prefill if prefill else "",
+        )
+        text = "".join(m.text for m in messages)
+        return await self._encode(text, lambda: template.encode(question, self.model.tokenizer), "messages")
 
     async def from_problem(self, problem: str, param: str) -> list[int]:
         """Prompt tokens of a question, as in training."""
@@ -61,14 +68,36 @@ class Prompts:
         """Tokens of a prompt that is continued as it is: no template."""
         if isinstance(prompt, str):
             return await self._encode(prompt, lambda: list(self.model.tokenizer(prompt).input_ids), "prompt")
-        size = len(self.model.tokenizer)
-        bad = next((token for token in prompt if not 0 <= token < size), None)
-        if bad is not None:
-            raise bad_request(f"prompt: there is no token {bad}, only 0 … {size - 1}.", param="prompt")
-        return self._check_tokens(list(prompt), "prompt")
+        ids = self._check_tokens(list(prompt), "prompt")
+        self.check_ids(ids, "prompt")
+        return ids
 
-    def options(self, prompt_ids: Sequence[int], request: Sampling, *, ignore_eos: bool, top: int) -> SequenceOptions:
+    def logits(self, request: Sampling) -> LogitOptions | None:
+        """The changes to logits that a request asks for; None if it asks for none.
+
+        Raises:
+            ApiError: a token that the model does not have.
+        """
+        bias = tuple((int(token), value) for token, value in request.logit_bias.items())
+        self.check_ids([token for token, _ in bias], "logit_bias")
+        words = tuple(ids for word in request.bad_words for ids in self._spellings(word))
+        options = LogitOptions(logit_bias=bias, bad_words=words, **{n: getattr(request, n) for n in _SCALARS})
+        return None if options == LogitOptions() else options
+
+    def options(
+        self,
+        prompt_ids: Sequence[int],
+        request: Sampling,
+        *,
+        logits: LogitOptions | None = None,
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        top: int = 0,
+    ) -> SequenceOptions:
         """How to draw, with the model's own defaults where the client left them.
+
+        Args:
+            logits: from :meth:`logits`, which is the same for all prompts of a request.
 
         Raises:
             ApiError: the completion would not fit the model's context behind the prompt.
@@ -81,7 +110,11 @@ class Prompts:
                 param="max_tokens",
                 code="context_length_exceeded",
             )
-        length = wanted or min(self.model.max_completion_length, room)
+        length = min(self.model.max_completion_length, room) if wanted is None else max(1, wanted)
+        if request.min_tokens > length:
+            raise bad_request(
+                f"min_tokens: {request.min_tokens} are more than a completion may have, {length}.", param="min_tokens"
+            )
         temperature = self.model.temperature if request.temperature is None else request.temperature
         return SequenceOptions(
             sampling=SamplingParams(
@@ -89,7 +122,29 @@ class Prompts:
             ),
             ignore_eos=ignore_eos,
             top_logprobs=top,
+            stop_token_ids=tuple(stop_token_ids),
+            logits=logits,
         )
+
+    def check_ids(self, tokens: Sequence[int], param: str) -> None:
+        """Refuses token ids that the model does not have.
+
+        Raises:
+            ApiError: one of them.
+        """
+        size = len(self.model.tokenizer)
+        bad = next((token for token in tokens if not 0 <= token < size), None)
+        if bad is not None:
+            raise bad_request(f"{param}: there is no token {bad}, only 0 … {size - 1}.", param=param)
+
+    def _spellings(self, word: str) -> list[tuple[int, ...]]:
+        """The tokens of a word at the beginning of a text and, where that is another single piece, after a blank."""
+        tokenizer = self.model.tokenizer
+        plain, spaced = (tuple(tokenizer(text, add_special_tokens=False).input_ids) for text in (word, f" {word}"))
+        if not plain or tokenizer.unk_token_id in plain:
+            return []  # it cannot be written, so there is nothing to exclude
+        differs = len(spaced) == len(plain) and spaced[0] != plain[0]
+        return [plain, spaced] if differs else [plain]
 
     async def _encode(self, text: str, encode: Callable[[], list[int]], param: str) -> list[int]:
         context = self.model.context
@@ -130,9 +185,13 @@ class Prompts:
             code="context_length_exceeded",
         )
 
-    @cached_property
-    def _has_chat_template(self) -> bool:
-        return self.model.template.chat is not False and bool(getattr(self.model.tokenizer, "chat_template", None))
+
+def _joined(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    """(role, text) of the turns; neighbours of one role become one, with an empty line between."""
+    turns: list[tuple[str, str]] = []
+    for role, group in groupby(messages, key=lambda m: m.role):
+        turns.append((role, "\n\n".join(m.text for m in group)))
+    return turns
 
 
 def sample_keys(prompt_ids: Sequence[int], *, seed: int, n: int, prompt_id: int | str | None = None) -> list[SampleKey]:

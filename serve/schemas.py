@@ -2,57 +2,101 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from serve.errors import bad_request, from_validation
+from serve import fields
+from serve.errors import bad_request, from_fault, from_validation
+from serve.grammars import MAX_GRAMMAR, Grammar
 from serve.json_body import parse_object
 from serve.settings import MAX_COLUMNS, MAX_ITEMS, MAX_SAMPLES, MAX_TEXT
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "function_call": (),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
-    "presence_penalty": (0,),
-    "response_format": ({"type": "text"},),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-}
-"""Fields of OpenAI's that this server does not serve, with the values that ask for nothing."""
 
-Text = Annotated[str, Field(strict=True)]
+def _unicode(text: str) -> str:
+    if not _is_unicode(text):
+        raise ValueError("the text holds a lone surrogate")
+    return text
+
+
+Text = Annotated[str, Field(strict=True), AfterValidator(_unicode)]
 T = TypeVar("T", bound=BaseModel)
 _SMALLEST = 2.0**-126  # below it a 32-bit float is zero or nearly so, and no token is left to draw
 _First = Field(fail_fast=True)  # one error for a list, not one per element: a body may hold hundreds of thousands
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 
 
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
 class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    """An object that holds what it declares, and what ``passing`` lets through. Null is the same as nothing."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
+    passing: ClassVar[fields.Passing | None] = fields.Passing()
+    """None takes further fields as they are."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: each for name, each in value.items() if each is not None or name not in cls.model_fields}
+
+    @model_validator(mode="after")
+    def _only_known_fields(self) -> Self:
+        if self.passing is not None and self.model_extra:
+            self.passing.check(self.model_extra, type(self).model_fields)
+        return self
 
 
 class StreamOptions(_Body):
+    """How a stream is written."""
+
+    passing = fields.STREAM_OPTIONS
     include_usage: bool = False
+    """End with a chunk that holds the usage."""
+    continuous_usage_stats: bool = False
+    """Put the usage so far into every chunk."""
 
 
 class Sampling(_Body):
     """How completions are drawn; what chat, completions and evaluate share."""
 
     n: int = Field(1, ge=1, le=MAX_SAMPLES)
+    """Completions of each prompt."""
     seed: Seed | None = None
+    """Determines the completions; without one they differ from call to call."""
     temperature: float | None = Field(None, ge=0.0, le=100.0)
+    """Divides the logits; 0 takes the most likely token. By default the one of training."""
     top_p: float = Field(1.0, ge=_SMALLEST, le=1.0)
-    top_k: int = Field(0, ge=0)
+    """Draw from the smallest set of tokens with this much mass; 1 is off."""
+    top_k: int = Field(0, ge=-1)
+    """Draw among the k most likely tokens; 0 and -1 are off."""
+    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    """Exclude tokens less likely than this times the most likely one; 0 is off."""
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100.0)
+    """Divides positive logits, and multiplies others, of tokens in the prompt or the completion; 1 is off."""
+    presence_penalty: Penalty = 0.0
+    """Subtracted from the logits of tokens that the completion holds; 0 is off."""
+    frequency_penalty: Penalty = 0.0
+    """Subtracted for every time that the completion holds a token; 0 is off."""
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field({}, max_length=1024)
+    """By token id: a number that is added to its logit."""
+    min_tokens: int = Field(0, ge=0)
+    """No end of the completion before this many tokens."""
+    bad_words: list[Text] = Field([], max_length=128, fail_fast=True)
+    """Texts that a completion may not hold."""
     max_tokens: int | None = Field(None, ge=1)
+    """Most tokens of a completion; by default the number of training."""
     max_completion_tokens: int | None = Field(None, ge=1)
+    """The same as max_tokens."""
     max_completion_length: int | None = Field(None, ge=1)
+    """The same as max_tokens."""
 
     @field_validator("temperature")
     @classmethod
@@ -61,13 +105,28 @@ class Sampling(_Body):
             raise ValueError("between 0 and 0.001 there is nothing to draw from: give 0 for the most likely token")
         return value
 
-    @field_validator("n", "top_p", "top_k", mode="before")
+    @field_validator("top_k")
     @classmethod
-    def _null_is_default(cls, value: Any, info: Any) -> Any:
-        return cls.model_fields[info.field_name].default if value is None else value
+    def _minus_one_is_off(cls, value: int) -> int:
+        return max(value, 0)
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _by_token(cls, value: dict[str, float]) -> dict[str, float]:
+        bad = next((k for k in value if not (k.isascii() and k.isdigit() and len(k) < 10 and str(int(k)) == k)), None)
+        if bad is not None:
+            raise ValueError(f"{bad[:20]!r} is no token id")
+        return value
+
+    @field_validator("bad_words")
+    @classmethod
+    def _short_words(cls, value: list[str]) -> list[str]:
+        if any(not 1 <= len(word) <= 256 for word in value):
+            raise ValueError("give strings of 1 to 256 characters")
+        return value
 
     @model_validator(mode="after")
-    def _one_length(self) -> Sampling:
+    def _one_length(self) -> Self:
         given = {self.max_tokens, self.max_completion_tokens, self.max_completion_length} - {None}
         if len(given) > 1:
             raise ValueError("max_tokens, max_completion_tokens and max_completion_length differ: give one")
@@ -76,23 +135,106 @@ class Sampling(_Body):
     @property
     def length(self) -> int | None:
         """Most tokens of a completion, if the client said so."""
-        return self.max_tokens or self.max_completion_tokens or self.max_completion_length
+        given = (self.max_tokens, self.max_completion_tokens, self.max_completion_length)
+        return next((length for length in given if length is not None), None)
 
     def seed_or_random(self) -> int:
         return secrets.randbits(63) if self.seed is None else self.seed
 
 
+class JsonSchema(_Body):
+    """A schema with its name."""
+
+    passing = fields.JSON_SCHEMA
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(_Body):
+    """What form a completion has."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_belongs(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("give json_schema with type json_schema, and with no other")
+        return self
+
+    @property
+    def grammar(self) -> Grammar | None:
+        if self.type == "text":
+            return None
+        return json_grammar({"type": "object"} if self.json_schema is None else self.json_schema.json_schema)
+
+
+class StructuredOutputs(_Body):
+    """What a completion must match; give one."""
+
+    regex: Text | None = Field(None, min_length=1, max_length=MAX_GRAMMAR)
+    json_schema: dict[str, Any] | Text | None = Field(None, alias="json")
+    json_object: bool = False
+    choice: list[Annotated[Text, Field(min_length=1)]] | None = Field(
+        None, min_length=1, max_length=1024, fail_fast=True
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if sum((self.regex is not None, self.json_schema is not None, self.json_object, self.choice is not None)) != 1:
+            raise ValueError("give one of regex, json, json_object and choice")
+        return self
+
+    @property
+    def grammar(self) -> Grammar:
+        if self.regex is not None:
+            return Grammar("regex", self.regex)
+        if self.choice is not None:
+            return Grammar("choice", json.dumps(self.choice))
+        return json_grammar({"type": "object"} if self.json_schema is None else self.json_schema)
+
+
+def json_grammar(schema: dict[str, Any] | str) -> Grammar:
+    """The grammar of a schema.
+
+    Raises:
+        ApiError: it is too long.
+    """
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    if len(text) > MAX_GRAMMAR:
+        raise bad_request(f"a schema may have {MAX_GRAMMAR} characters, and this one has {len(text)}.", param=None)
+    return Grammar("json", text)
+
+
 class _Completions(Sampling):
     model: Text | None = None
+    """The model's name, as `/v1/models` gives it."""
     stop: Text | Annotated[list[Text], _First] | None = None
+    """Up to 16 texts that end a completion; they are not part of it."""
+    stop_token_ids: list[TokenId] = Field([], max_length=128, fail_fast=True)
+    """Tokens that end a completion; they are not part of its text."""
     stream: bool = False
+    """Send the answer in pieces, as server-sent events."""
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
+    """Go on to the full length whatever is drawn: for measurements."""
+    return_token_ids: bool = False
+    """Add the token ids of prompts and completions."""
+    response_format: ResponseFormat | None = None
+    """The form of a completion: text, a JSON object, or JSON after a schema."""
+    structured_outputs: StructuredOutputs | None = None
+    """The same and more in vLLM's way: a regular expression, JSON, or a choice."""
 
-    @field_validator("stream", "ignore_eos", mode="before")
-    @classmethod
-    def _null_is_false(cls, value: Any) -> Any:
-        return False if value is None else value
+    @model_validator(mode="after")
+    def _one_grammar(self) -> Self:
+        if self.structured_outputs is not None and self.response_format is not None:
+            raise ValueError("response_format and structured_outputs: give one")
+        return self
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What completions must match."""
+        asked = self.structured_outputs or self.response_format
+        return None if asked is None else asked.grammar
 
     @field_validator("stop")
     @classmethod
@@ -102,13 +244,6 @@ class _Completions(Sampling):
             raise ValueError("give at most 16 strings of 1 to 256 characters")
         return value
 
-    @model_validator(mode="after")
-    def _served_fields(self) -> _Completions:
-        for name, value in (self.model_extra or {}).items():
-            if value is not None and name in _NEUTRAL and value not in _NEUTRAL[name]:
-                raise ValueError(f"{name} is not supported by this server")
-        return self
-
     @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -117,13 +252,23 @@ class _Completions(Sampling):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
 
 class ContentPart(_Body):
+    """A piece of a message."""
+
+    passing = fields.CONTENT_PART
     type: Literal["text"]
     text: Text
 
 
 class Message(_Body):
+    """One turn of a conversation."""
+
+    passing = fields.MESSAGE
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[ContentPart], Field(max_length=MAX_ITEMS, fail_fast=True)]
 
@@ -135,9 +280,12 @@ class Message(_Body):
 class ChatRequest(_Completions):
     """``POST /v1/chat/completions``."""
 
+    passing = fields.CHAT
     messages: list[Message] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
-    logprobs: bool | None = None
+    logprobs: bool = False
+    """Report the log-probability of every token."""
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    """With logprobs: report this many likely tokens at every position."""
 
     @property
     def alternatives(self) -> int | None:
@@ -148,6 +296,7 @@ class ChatRequest(_Completions):
 class CompletionRequest(_Completions):
     """``POST /v1/completions``: one prompt or several, as text or as tokens."""
 
+    passing = fields.COMPLETION
     prompt: (
         Text
         | Annotated[list[Text], _First]
@@ -155,6 +304,17 @@ class CompletionRequest(_Completions):
         | Annotated[list[Annotated[list[int], _First]], _First]
     )
     logprobs: int | None = Field(None, ge=0, le=20)
+    """Report the log-probability of every token, and this many likely ones at its place."""
+    max_tokens: int | None = Field(None, ge=0)
+    """Most tokens of a completion; 0, with echo, only reads the prompt."""
+    echo: bool = False
+    """Begin the text with the prompt; with logprobs, report those of its tokens, too."""
+
+    @model_validator(mode="after")
+    def _nothing_only_with_echo(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: 0 draws nothing; give at least 1, or echo")
+        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -170,6 +330,7 @@ class CompletionRequest(_Completions):
 class Problem(_Body):
     """One problem to evaluate on; further fields are columns for the rewards."""
 
+    passing = None
     problem: Text
     answer: Annotated[Text, Field(max_length=MAX_TEXT)]
     id: int | Text | None = None
@@ -177,8 +338,6 @@ class Problem(_Body):
     @field_validator("id")
     @classmethod
     def _names_something(cls, value: int | str | None) -> int | str | None:
-        if isinstance(value, str) and not _is_unicode(value):
-            raise ValueError("the text holds a lone surrogate")
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
             raise ValueError("give a number of at most 64 bits, or a string")
         return value
@@ -193,6 +352,9 @@ class Problem(_Body):
 class EvaluateRequest(Sampling):
     """``POST /v1/evaluate``."""
 
+    passing = fields.EVALUATION
+    model: Text | None = None
+    """The model's name, as `/v1/models` gives it."""
     items: list[Problem] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
 
 
@@ -205,6 +367,11 @@ class ScoreRequest:
             raise bad_request("items: Field required", param="items", code="missing_field")
         if not isinstance(items, list) or not 1 <= len(items) <= MAX_ITEMS:
             raise bad_request(f"items: give a list of 1 to {MAX_ITEMS} objects.", param="items")
+        extra = {name: value for name, value in body.items() if name not in ("items", "group", "model")}
+        try:
+            fields.EVALUATION.check(extra, ("items", "group", "model"))
+        except PydanticCustomError as error:
+            raise from_fault(error) from None
         group = body.get("group", False)
         if not isinstance(group, bool):
             raise bad_request("group: give true or false.", param="group")

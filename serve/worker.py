@@ -27,6 +27,8 @@ class Refusal(NamedTuple):
     """What a worker answers to a request that the client has to mend."""
 
     message: str
+    param: str | None = "items"
+    code: str = "missing_column"
 
 
 class Stop(NamedTuple):

@@ -141,8 +141,9 @@ class ContinuousBatch:
 
         rows = [_Row(self._next_sequence + i, options, uniform, ends, processor(i)) for i, uniform in enumerate(draws)]
         if self._stops is not None and not options.ignore_eos:
+            least = 0 if options.logits is None else options.logits.min_tokens
             for row in rows:
-                row.watch = StopWatch(self._stops, 1)
+                row.watch = StopWatch(self._stops, 1, min_tokens=least)
         self._next_sequence += len(rows)
         self._joining.append(_Joining(prompt_ids, rows))
         return [row.sequence for row in rows]

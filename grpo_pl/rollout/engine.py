@@ -103,13 +103,15 @@ class StopWatch:
     Args:
         stops: what to look for; None finds nothing.
         rows: how many rows there are.
+        min_tokens: a string that is complete within this many tokens ends nothing.
     """
 
-    def __init__(self, stops: StopStrings | None, rows: int) -> None:
+    def __init__(self, stops: StopStrings | None, rows: int, *, min_tokens: int = 0) -> None:
         self.lengths = [0] * rows
         """Tokens of each row up to its stop string; 0 where none was found."""
         self._streams = [
-            TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix) for _ in range(rows if stops else 0)
+            TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix, min_tokens=min_tokens)
+            for _ in range(rows if stops else 0)
         ]
 
     def __bool__(self) -> bool:

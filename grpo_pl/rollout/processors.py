@@ -57,8 +57,7 @@ class LogitProcessor:
         self._options, self._temperature, self._mask = options, temperature, mask
         self._prompt, self._ends = prompt_ids, list(ends)
         self._drawn: list[int] = []
-        self._counts: Tensor | None = None  # (V,) how often each token was drawn
-        self._seen: Tensor | None = None  # (V,) bool: in the prompt or drawn
+        self._tally: tuple[Tensor, Tensor] | None = None  # (V,) how often drawn; (V,) bool: in the prompt or drawn
 
     def __call__(self, logits: Tensor) -> Tensor:
         """New logits (V,), float32; what may not be drawn is -inf, which may be everything."""
@@ -66,15 +65,14 @@ class LogitProcessor:
         self._exclude(logits)
         for token, bias in options.logit_bias:
             logits[token] += bias
-        if self._counts is None:
-            self._start_counting(logits)
+        counts, seen = self._tally or self._start_counting(logits)
         if options.repetition_penalty != 1.0:
             scale = torch.where(logits > 0, 1.0 / options.repetition_penalty, options.repetition_penalty)
-            logits = torch.where(self._seen, logits * scale, logits)  # type: ignore[arg-type]
+            logits = torch.where(seen, logits * scale, logits)
         if options.frequency_penalty:
-            logits -= options.frequency_penalty * self._counts
+            logits -= options.frequency_penalty * counts
         if options.presence_penalty:
-            logits -= options.presence_penalty * (self._counts > 0)  # type: ignore[operator]
+            logits -= options.presence_penalty * (counts > 0)
         if options.min_p and self._temperature:
             logits[logits < logits.max() + self._temperature * math.log(options.min_p)] = -torch.inf
         return logits
@@ -82,9 +80,10 @@ class LogitProcessor:
     def accept(self, token: int) -> None:
         """Takes the token that was drawn."""
         self._drawn.append(token)
-        if self._counts is not None and self._seen is not None:
-            self._counts[token] += 1.0
-            self._seen[token] = True
+        if self._tally is not None:
+            counts, seen = self._tally
+            counts[token] += 1.0
+            seen[token] = True
         if self._mask is not None:
             self._mask.accept(token)
 
@@ -97,7 +96,8 @@ class LogitProcessor:
         if len(self._drawn) < self._options.min_tokens:
             logits[self._ends] = -torch.inf
 
-    def _start_counting(self, logits: Tensor) -> None:
-        self._counts = torch.zeros_like(logits)
-        self._seen = torch.zeros_like(logits, dtype=torch.bool)
-        self._seen[torch.as_tensor(self._prompt, device=logits.device)] = True
+    def _start_counting(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        seen = torch.zeros_like(logits, dtype=torch.bool)
+        seen[torch.as_tensor(self._prompt, device=logits.device)] = True
+        self._tally = torch.zeros_like(logits), seen
+        return self._tally

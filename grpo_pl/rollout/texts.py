@@ -18,10 +18,13 @@ class TextStream:
     matter how many more had been drawn when it was noticed.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str] = (), *, prefix: str = "") -> None:
-        self._tokenizer, self._stops = tokenizer, [stop for stop in stops if stop]
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str] = (), *, prefix: str = "", min_tokens: int = 0
+    ) -> None:
+        self._tokenizer, self._stops, self._min_tokens = tokenizer, [stop for stop in stops if stop], min_tokens
         self.tokens: list[int] = []
         self.stopped = False
+        self.prefix = prefix
         self.text = prefix  # all of it, including what is held back
         self._sent = len(prefix)  # the caller sends it
         self._anchor = self._read = 0  # tokens[anchor:read] are decoded as context of the new ones
@@ -60,7 +63,9 @@ class TextStream:
         self._anchor, self._read = self._read, len(self.tokens)
 
     def _cut(self, before: int) -> bool:
-        """Ends the text before the first stop string that reaches beyond ``before``."""
+        """Ends the text before the first stop string that reaches beyond ``before``, once there are enough tokens."""
+        if len(self.tokens) <= self._min_tokens and self._min_tokens:
+            return False
         found = [at for stop in self._stops if (at := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0]
         if found:
             self.text, self.stopped = self.text[: min(found)], True

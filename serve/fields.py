@@ -1,0 +1,168 @@
+"""Fields of OpenAI's and vLLM's that this server does not act on: which values pass, and what is refused by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+ANY = object()
+"""Any value passes: the field says nothing about the text."""
+
+
+@dataclass(frozen=True)
+class Passing:
+    """Fields that a body may hold beside those it declares: ``ANY``, or the values that ask for nothing. Null, which
+    clients send for what they leave alone, always passes."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    instead: Mapping[str, str] = field(default_factory=dict)
+    """What to use in place of a field that has another name here."""
+
+    def check(self, extra: Mapping[str, Any], declared: Iterable[str]) -> None:
+        """Refuses what would otherwise be ignored in silence.
+
+        Raises:
+            PydanticCustomError: a field that is not known, or a value that asks for something that is not served.
+        """
+        for name, value in extra.items():
+            passing = self.values.get(name, ())
+            if passing is ANY or (name in self.values and (value is None or _is_one_of(value, passing))):
+                continue
+            if name in self.values:
+                raise _refused("unsupported_parameter", name, f"this server does not support {_short(value)}")
+            raise _refused("unknown_parameter", name, self._advice(name, declared))
+
+    def _advice(self, name: str, declared: Iterable[str]) -> str:
+        if name in self.instead:
+            return f"there is no such field here; use {self.instead[name]}"
+        near = difflib.get_close_matches(name[:64].lower(), [*declared, *self.values], n=1, cutoff=0.7)
+        return "there is no such field" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _refused(code: str, name: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError(code, "{message}", {"message": message, "field": name[:64]})  # type: ignore[arg-type]
+
+
+def _is_one_of(value: Any, passing: Iterable[Any]) -> bool:
+    return any(type(value) is type(each) and value == each for each in passing) or (
+        type(value) is float and any(type(each) is int and value == each for each in passing)
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if isinstance(value, str | int | float | bool) else f"this {type(value).__name__}"
+    return text if len(text) <= 40 else text[:37] + "…"
+
+
+_FOR_WHOM: dict[str, Any] = {  # who asks, and how the answer is kept or billed
+    "user": ANY,
+    "metadata": ANY,
+    "store": ANY,
+    "service_tier": ANY,
+    "safety_identifier": ANY,
+    "prompt_cache_key": ANY,
+    "prompt_cache_retention": ANY,
+    "request_id": ANY,
+    "cache_salt": ANY,
+    "priority": ANY,
+}
+_TOOLS: dict[str, Any] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "reasoning_effort": (),
+}
+_VLLM: dict[str, Any] = {
+    "add_special_tokens": (),
+    "best_of": (1,),
+    "early_stopping": (False,),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "prompt_logprobs": (),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+}
+_INSTEAD = {
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.regex or .json",
+    "guided_json": "structured_outputs.json",
+    "guided_regex": "structured_outputs.regex",
+    "max_new_tokens": "max_tokens",
+    "num_return_sequences": "n",
+    "do_sample": "temperature, which is 0 for greedy",
+}
+
+CHAT = Passing(
+    _FOR_WHOM
+    | _TOOLS
+    | _VLLM
+    | {
+        "add_generation_prompt": (True,),
+        "audio": (),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "continue_final_message": (False,),
+        "documents": ([],),
+        "echo": (False,),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "moderation": (),
+        "prediction": (),
+        "reasoning": (),
+        "thinking": (),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+    },
+    _INSTEAD,
+)
+COMPLETION = Passing(_FOR_WHOM | _VLLM | {"add_special_tokens": (True,), "suffix": ("",)}, _INSTEAD)
+RESPONSES = Passing(
+    _FOR_WHOM
+    | _TOOLS
+    | {
+        "background": (False,),
+        "context_management": ([],),
+        "conversation": (),
+        "include": ([],),
+        "max_tool_calls": (),
+        "moderation": (),
+        "previous_response_id": (),
+        "prompt": (),
+        "reasoning": ({},),
+        "truncation": ("disabled", "auto"),  # what is too long is refused
+    },
+    {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"},
+)
+STREAM_OPTIONS = Passing({"include_obfuscation": ANY})
+MESSAGE = Passing(
+    {
+        "annotations": ([],),
+        "audio": (),
+        "function_call": (),
+        "id": ANY,
+        "name": ANY,
+        "reasoning": ("",),
+        "reasoning_content": ("",),
+        "refusal": (),
+        "status": ANY,
+        "tool_calls": ([],),
+        "type": ("text", "message"),
+    }
+)
+CONTENT_PART = Passing({"annotations": ([],), "cache_control": ANY, "logprobs": ([],)})
+JSON_SCHEMA = Passing({"description": ANY, "name": ANY, "strict": ANY})
+EVALUATION = Passing(_FOR_WHOM, _INSTEAD)
+TOKENIZE = Passing(
+    {name: CHAT.values[name] for name in ("add_generation_prompt", "chat_template", "chat_template_kwargs", "tools")}
+    | {"continue_final_message": (False,), "user": ANY}
+)
