@@ -10,12 +10,14 @@ import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from grpo_pl.files import PatientFile, write_atomically
+
+T = TypeVar("T")
 
 LAST = "last.ckpt"
 """Link to the newest checkpoint of a run."""
@@ -175,10 +177,32 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return read_file(path)
 
 
+def read_head(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
+    """The shapes of the policy's weights, by name, and what else a checkpoint of either form holds, without reading
+    its tensors.
+
+    Raises:
+        CheckpointError: see :func:`read_checkpoint`.
+    """
+    if path.is_dir() and (path / META).exists():
+        from grpo_pl.sharded import read_shapes
+
+        shapes = {key.removeprefix("state_dict."): shape for key, shape in read_shapes(path).items()}
+        return _of_policy(shapes), read_file(path / META)
+    if path.is_dir():
+        read_checkpoint(path)
+    state = read_file(path, mmap=True)
+    return _of_policy({key: tuple(value.shape) for key, value in state.pop("state_dict").items()}), state
+
+
 def policy_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The policy's own state dict inside a checkpoint."""
+    return _of_policy(checkpoint["state_dict"])
+
+
+def _of_policy(entries: Mapping[str, T]) -> dict[str, T]:
     prefix = "policy."
-    return {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
+    return {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
 
 
 class CheckpointFiles(TorchCheckpointIO):

@@ -20,6 +20,7 @@ from yaml import YAMLError
 
 import grpo_pl
 from grpo_pl.commands import VERBS
+from grpo_pl.orphans import end_with_launcher
 from grpo_pl.shipped import with_shipped_configs
 from grpo_pl.usage import TRAINER_VERBS, USAGE_ERROR, OneLineErrors, explain, load_argument, nearest
 
@@ -92,6 +93,7 @@ def overview() -> str:
 
 
 def _train(verb: str, args: list[str]) -> int:
+    end_with_launcher()
     from grpo_pl.quiet import quiet_libraries
     from grpo_pl.rollout.engine import RolloutInterrupted
     from grpo_pl.trainer_cli import GRPOCLI

@@ -22,6 +22,7 @@ from grpo_pl.evaluation import Answers, HeldOutMetrics, Measured, Validation, ju
 from grpo_pl.experience import Experience, ExperienceMaker
 from grpo_pl.microbatches import TokenBudget
 from grpo_pl.optimization import Optimization, TrainingDiverged
+from grpo_pl.orphans import end_with_launcher
 from grpo_pl.policy.cold_start import ColdStart
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.reference import Reference
@@ -110,6 +111,9 @@ class GRPOModule(LightningModule):
         self._tokens_seen = 0
 
     # --- building ---------------------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        end_with_launcher()
 
     def prepare_data(self) -> None:
         """Makes the cold start where it is missing, as a download would; runs in one process a node."""

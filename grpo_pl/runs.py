@@ -15,6 +15,7 @@ import yaml
 
 from grpo_pl.checkpoints import newest_whole
 from grpo_pl.files import write_atomically
+from grpo_pl.locks import FolderLock
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ class OpenRun:
     checkpoint: Path | None = None
     note: str = ""
     """For people, once nothing speaks against the run any more."""
+    lock: FolderLock | None = None
+    """Held by the one process that writes there."""
 
 
 def start_run(root: Path, name: str, config: str, *, first: bool) -> OpenRun:
@@ -105,16 +108,23 @@ def start_run(root: Path, name: str, config: str, *, first: bool) -> OpenRun:
     if not first:
         return OpenRun(RunFolder(root / name))
     folder = claim_run_folder(root, name)
+    lock = _locked(folder)
     write_atomically(folder.config, lambda file: file.write_text(config))
-    return OpenRun(folder, note="" if folder.path.name == name else f"{root / name} exists; this run is {folder.path}.")
+    note = "" if folder.path.name == name else f"{root / name} exists; this run is {folder.path}."
+    return OpenRun(folder, note=note, lock=lock)
 
 
 def resume_run(root: Path, name: str, config: str, *, first: bool) -> OpenRun:
     """The newest run of that name, to go on from its last whole checkpoint; a new one where there is none, so that a
-    job that is started again and again needs one command only. Says which settings differ from those so far."""
+    job that is started again and again needs one command only. Says which settings differ from those so far.
+
+    Raises:
+        ValueError: another process works on that run.
+    """
     folder = newest_run_folder(root, name)
     if folder is None:
         return start_run(root, name, config, first=first)
+    lock = _locked(folder) if first else None
 
     def say(line: str) -> None:
         if first:
@@ -123,20 +133,32 @@ def resume_run(root: Path, name: str, config: str, *, first: bool) -> OpenRun:
     checkpoint = newest_whole(folder.checkpoints, say)
     start = "its beginning, for it has no whole checkpoint" if checkpoint is None else checkpoint.name
     say(f"going on with {folder.path} from {start}.")
-    if first:
-        _note_changes(folder, config)
-    return OpenRun(folder, checkpoint)
-
-
-def _note_changes(folder: RunFolder, config: str) -> None:
-    before = folder.config.read_text() if folder.config.exists() else ""
-    changes = config_changes(yaml.safe_load(before) or {}, yaml.safe_load(config))
+    changes = config_changes(_config_so_far(folder), yaml.safe_load(config))
     if changes:
-        print("changed: " + "; ".join(changes), file=sys.stderr)
-        if before:  # it stays beside the new one
+        say("changed: " + "; ".join(changes))
+    return OpenRun(folder, checkpoint, lock=lock)
+
+
+def keep_config(folder: RunFolder, config: str) -> None:
+    """Writes the resolved configuration of a run that goes on; one that differs stays beside it under another name."""
+    before = _config_so_far(folder)
+    if config_changes(before, yaml.safe_load(config)):
+        if before:
             number = next(n for n in count(1) if not (folder.path / f"config.{n}.yaml").exists())
-            folder.config.rename(folder.path / f"config.{number}.yaml")
+            shutil.copyfile(folder.config, folder.path / f"config.{number}.yaml")
         write_atomically(folder.config, lambda file: file.write_text(config))
+
+
+def _locked(folder: RunFolder) -> FolderLock:
+    lock = FolderLock(folder.path)
+    reason = lock.take()
+    if reason:
+        print(f"{folder.path} cannot be locked ({reason}): see that no second run goes on there.", file=sys.stderr)
+    return lock
+
+
+def _config_so_far(folder: RunFolder) -> dict[str, Any]:
+    return dict(yaml.safe_load(folder.config.read_text()) or {}) if folder.config.exists() else {}
 
 
 def newest_run_folder(root: Path, name: str) -> RunFolder | None:

@@ -108,6 +108,16 @@ def read_sharded(folder: Path) -> dict[str, Any]:
     return {**meta, "state_dict": state["state_dict"], "optimizer_states": _by_number(state["optimizer"], groups)}
 
 
+def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor that the index names.
+
+    Raises:
+        CheckpointError: see :func:`load_sharded`.
+    """
+    reader, _ = _open(folder)
+    return {key: tuple(entry.size) for key, entry in reader.read_metadata().state_dict_metadata.items()}  # type: ignore[union-attr]
+
+
 class _PatientFileSystem(FileSystem):
     """Torch's own loses why a tensor could not be written."""
 

@@ -16,6 +16,7 @@ from lightning.pytorch.loggers import Logger
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.callbacks.completions import CompletionsLog
+from grpo_pl.callbacks.configuration import KeepConfiguration
 from grpo_pl.callbacks.evaluation import ReportEvaluation
 from grpo_pl.callbacks.export import ExportPolicy
 from grpo_pl.callbacks.profiling import StageProfile
@@ -29,10 +30,12 @@ from grpo_pl.callbacks.watch import RewardWatch
 from grpo_pl.checkpoints import CheckpointError, CheckpointFiles
 from grpo_pl.data import arithmetic, curriculum, json_lines, mixture, reasoning_gym, sorting, tables  # noqa: F401
 from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.locks import FolderLock
 from grpo_pl.loggers import EventFiles, MetricsCSV
 from grpo_pl.module import GRPOModule
 from grpo_pl.policy.tokenizer import FROM_DATA
 from grpo_pl.preflight import check_monitor, check_start
+from grpo_pl.resuming import check_resume
 from grpo_pl.runs import RunFolder, check_name, newest_run_folder, resume_run, start_run
 from grpo_pl.shipped import short_name
 from grpo_pl.strategies import FSDP2Strategy, is_first_process, launched_devices
@@ -63,6 +66,14 @@ class GRPOCLI(LightningCLI):
         self._note = ""
         self._others: list[Logger] = []
         """Loggers that the configuration names besides our own."""
+        self._lock: FolderLock | None = None
+        try:
+            self._run_cli(args)
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+
+    def _run_cli(self, args: list[str]) -> None:
         super().__init__(
             GRPOModule,
             RolloutDataModule,
@@ -182,6 +193,9 @@ class GRPOCLI(LightningCLI):
         if self.subcommand == "fit":
             extra += self._open_run()
         if self.subcommand == "validate":
+            given = self._get(self.config, "ckpt_path")
+            if given and Path(given).exists():
+                self._check_checkpoint(Path(given))
             extra.append(ReportEvaluation(self._get(self.config, "output"), self._get(self.config, "baseline")))
         trainer = self._get(self.config_init, "trainer")
         if self.subcommand != "fit" and trainer["logger"] is None:
@@ -220,12 +234,16 @@ class GRPOCLI(LightningCLI):
             raise ValueError("give --resume or --ckpt_path, not both: --resume finds the checkpoint itself.")
         if checkpoint_path and not Path(checkpoint_path).exists():
             raise CheckpointError(f"there is no checkpoint {checkpoint_path}.")
+        if checkpoint_path:
+            self._check_checkpoint(Path(checkpoint_path))
         first = is_first_process()
         run = (resume_run if resume else start_run)(root, name, self._resolved_config(), first=first)
+        self._lock = run.lock
         folder = run.folder
         self.folder, self._note = (folder, run.note) if first else (None, "")
         if run.checkpoint is not None:
             self.config_init[str(self.subcommand)]["ckpt_path"] = str(run.checkpoint)
+            self._check_checkpoint(run.checkpoint)
         trainer = self._get(self.config_init, "trainer")
         given = trainer["logger"]
         self._others = given if isinstance(given, list) else [] if given in (None, True, False) else [given]
@@ -237,6 +255,7 @@ class GRPOCLI(LightningCLI):
         flags = " ".join(f"--config {path}" for path in configs)
         return [
             StopOnSignal(),
+            KeepConfiguration(folder, self._resolved_config()),
             ValidateAtBothEnds(),
             ExportPolicy(folder.export),
             WriteReport(folder),
@@ -274,6 +293,10 @@ class GRPOCLI(LightningCLI):
         if self._get(self.config, "resume"):
             return newest_run_folder(Path(self._get(self.config, "runs_dir")), self._name())
         return None
+
+    def _check_checkpoint(self, path: Path) -> None:
+        config = yaml.safe_load(self._resolved_config())
+        check_resume(path, self.model, self.datamodule, config, fit=self.subcommand == "fit")
 
     def _resolved_config(self) -> str:
         parser = self._parser(self.subcommand)

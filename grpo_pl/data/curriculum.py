@@ -103,6 +103,8 @@ class CurriculumPrompts(PromptSource):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if not state:  # of a run that had no curriculum so far
+            return
         ids = state["ids"].tolist()
         self._visits = dict(zip(ids, state["visits"].tolist(), strict=True))
         self._rates = dict(zip(ids, state["rates"].tolist(), strict=True))

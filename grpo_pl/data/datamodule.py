@@ -45,6 +45,7 @@ class RolloutDataModule(LightningDataModule):
         val_batch_size: held-out problems per validation batch and rank.
         validation_sets: further sources whose held-out problems are measured by themselves, as ``val/<name>/…``.
         allow_overlap: measure on problems whose very question is trained on, or demonstrated by the cold start.
+        allow_changed: go on with a run although the files or data sets that it reads hold something else by now.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class RolloutDataModule(LightningDataModule):
         val_batch_size: int = 64,
         validation_sets: dict[str, PromptSource] | None = None,
         allow_overlap: bool = False,
+        allow_changed: bool = False,
     ) -> None:
         super().__init__()
         for name, value in (("steps", steps), ("prompts_per_step", prompts_per_step), ("val_batch", val_batch_size)):
@@ -68,6 +70,7 @@ class RolloutDataModule(LightningDataModule):
         self.val_batch_size = val_batch_size
         self.validation_sets = validation_sets or {}
         self.allow_overlap = allow_overlap
+        self.allow_changed = allow_changed
         self._held_out: dict[str, list[Prompt]] | None = None
         self.completed_rollouts = 0
 
@@ -113,11 +116,45 @@ class RolloutDataModule(LightningDataModule):
         return list(dict.fromkeys(group for groups in members for group in groups))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"completed_rollouts": self.completed_rollouts, "source": self.source.state_dict()}
+        digests = {place: digest for place, (digest, _) in self._digests().items()}
+        state = {"completed_rollouts": self.completed_rollouts, "source": self.source.state_dict()}
+        return {**state, "digests": digests} if digests else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.trainer is not None and self.trainer.training:
+            self.require_unchanged(state_dict)
         self.completed_rollouts = state_dict["completed_rollouts"]
         self.source.load_state_dict(state_dict["source"])
+
+    def require_unchanged(self, state_dict: Mapping[str, Any]) -> None:
+        """Refuses to go on from a state on data that hold something else by now: the prompts of a step would be others.
+
+        Raises:
+            ValueError: which data have changed.
+        """
+        before: Mapping[str, str] = state_dict.get("digests", {})
+        changed = [
+            f"{place} ({path})"
+            for place, (digest, path) in self._digests().items()
+            if before.get(place, digest) != digest
+        ]
+        if changed and not self.allow_changed:
+            verb = "hold" if len(changed) > 1 else "holds"
+            raise ValueError(
+                f"{' and '.join(changed)} {verb} other rows than when this run began: "
+                "restore what was there, begin a run of another --name, or go on with what is there now by "
+                "--data.allow_changed=true."
+            )
+
+    def _digests(self) -> dict[str, tuple[str, str]]:
+        """``data.source.train``, ``data.validation_sets.aime.val`` … to the digest of what it holds, and its path."""
+        sets = {f"data.validation_sets.{name}": source for name, source in self.validation_sets.items()}
+        return {
+            ".".join(filter(None, (place, part, split))): (digest, getattr(leaf, "path", ""))
+            for place, source in {"data.source": self.source, **sets}.items()
+            for part, leaf in source.leaves().items()
+            for split, digest in leaf.digests().items()
+        }
 
     def _rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)

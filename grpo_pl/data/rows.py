@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -81,6 +83,7 @@ class RowPrompts(PromptSource):
     notes: list[str] = field(init=False, default_factory=list, repr=False, compare=False)
     """What was left out while loading, for people to read."""
     _rows: dict[Side, Rows] | None = field(init=False, default=None, repr=False, compare=False)
+    _digests: dict[str, str] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.val_share < 1.0:
@@ -129,6 +132,11 @@ class RowPrompts(PromptSource):
         for split, unwanted in ids.items():
             self.problems(split).leave_out(unwanted)
 
+    def digests(self) -> dict[str, str]:
+        """Of the rows as they are read, in their order: the same for a file that was copied, moved or touched."""
+        self.problems("train")
+        return dict(self._digests)
+
     # --- loading ----------------------------------------------------------------------------------------------------
 
     def _load(self) -> dict[Side, Rows]:
@@ -136,14 +144,16 @@ class RowPrompts(PromptSource):
         assert reader is not None
         train, val = Rows(self, reader), Rows(self, further or reader)
         held_out = set[int]()
-        for number, place, key in () if further is None else self._readable(further):
+        for number, place, key in () if further is None else self._readable(further, "val"):
             val.add(number, place)
             held_out.add(key)
         if self.validates_only:
             return {"train": train, "val": val}
         wanted = None if self.kept is None else {row_key(question) for question in read_kept(self.kept)}
+        if wanted is not None:
+            self._digests["kept"] = hashlib.blake2b(repr(sorted(wanted)).encode(), digest_size=16).hexdigest()
         repeated = unwanted = 0
-        for number, place, key in self._readable(reader):
+        for number, place, key in self._readable(reader, "train"):
             if further is None and self._is_held_out(key):
                 val.add(number, place)
             elif key in held_out:
@@ -160,12 +170,14 @@ class RowPrompts(PromptSource):
             self._note_kept(len(train), len(train) + unwanted)
         return {"train": train, "val": val}
 
-    def _readable(self, reader: RowReader) -> Iterator[tuple[int, int, int]]:
+    def _readable(self, reader: RowReader, split: Side) -> Iterator[tuple[int, int, int]]:
         """Number, place and key of the question of every row that is a problem; judges the others at the end."""
         total, bad = 0, 0
         shown: list[str] = []
+        digest = hashlib.blake2b(digest_size=16)
         for number, place, row in reader.scan():
             total += 1
+            digest.update(json.dumps([number, row], default=str).encode())
             prompt = self.prompt(number, row)
             if prompt is not None:
                 yield number, place, row_key(normal_question(prompt.question))
@@ -173,6 +185,7 @@ class RowPrompts(PromptSource):
             bad += 1
             if len(shown) < EXAMPLES_SHOWN:
                 shown.append(f"{reader.unit} {number}: {self._fault(row)}")
+        self._digests[split] = digest.hexdigest()
         if not total:
             raise ValueError(f"{reader.name!r} is empty: it has no rows.")
         if not bad:

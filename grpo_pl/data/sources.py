@@ -41,6 +41,11 @@ class PromptSource(ABC):
         """Never gives these problems, named by split and ``Prompt.id``, again; only for a fixed list."""
         raise TypeError(f"{type(self).__name__} makes its problems up: there is no list to leave any out of.")
 
+    def digests(self) -> dict[str, str]:
+        """Name of each file or split that problems are read from (``train``, ``val`` …) -> digest of what it holds, by
+        which a resumed run notices that it has changed; nothing from a source that makes its problems up."""
+        return {}
+
     def observe(self, rates: Mapping[int, float]) -> None:  # noqa: B027 - most sources do not care
         """Told after each rollout which share of the completions of each problem, by id, was right."""
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +87,19 @@ class PoisonWeights(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if trainer.datamodule.completed_rollouts == self.rollouts:
             next(iter(pl_module.parameters())).data.fill_(float("nan"))
+
+
+class Meddling(Callback):
+    """Tries to go on with the run that it is part of, and prints what it is told."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        from grpo_pl.runs import resume_run
+
+        folder = Path(trainer.default_root_dir)
+        try:
+            resume_run(folder.parent, folder.name, "{}", first=True)
+        except ValueError as error:
+            print(error, file=sys.stderr)
 
 
 class FillDisk(Callback):

@@ -1,0 +1,26 @@
+"""``KeepConfiguration``: a resumed run's ``config.yaml`` becomes the new one once nothing speaks against it."""
+
+from __future__ import annotations
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from grpo_pl.files import dispensable
+from grpo_pl.runs import RunFolder, keep_config
+
+
+class KeepConfiguration(Callback):
+    """Writes it when everything of the checkpoint has been taken over.
+
+    Args:
+        folder: the run's folder.
+        config: the resolved configuration.
+    """
+
+    def __init__(self, folder: RunFolder, config: str) -> None:
+        self.folder, self.config = folder, config
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            with dispensable(self.folder.config):
+                keep_config(self.folder, self.config)

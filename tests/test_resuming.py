@@ -1,0 +1,198 @@
+"""What a run may not change when it goes on, seen before anything is written."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+
+from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.data.json_lines import JsonLinesPrompts
+from grpo_pl.data.mixture import MixturePrompts
+from grpo_pl.data.tables import TablePrompts
+
+
+def _state_of(folder: Path) -> dict[str, bytes | int]:
+    return {
+        str(path): path.read_bytes() if path.suffix in (".yaml", ".csv", ".jsonl", ".json") else path.stat().st_mtime_ns
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def run(command_line: Any) -> Path:
+    config = command_line.config("once", data__steps=1)
+    assert command_line("fit", "--config", config).status == 0
+    return Path(command_line.runs / "once")
+
+
+@pytest.mark.parametrize(
+    ("option", "change"),
+    [
+        ("from_scratch.hidden_size=64", "model.policy.from_scratch.hidden_size: 32 → 64"),
+        ("from_scratch.num_hidden_layers=2", "model.policy.from_scratch.num_hidden_layers: 1 → 2"),
+        ("from_scratch.num_attention_heads=4", "model.policy.from_scratch.num_attention_heads: 2 → 4"),
+        ("from_scratch.rope_theta=50.0", "model.policy.from_scratch.rope_theta: unset → 50.0"),
+        ("lora={rank: 2}", "model.policy.lora"),
+        ("tags=['<think>','</think>','<answer>','</answer>','<more>']", "model.policy.tags: "),
+    ],
+)
+@pytest.mark.parametrize("way", ["--resume", "--ckpt_path"])
+def test_another_model_is_one_line_that_names_the_field_and_writes_nothing(
+    command_line: Any, run: Path, option: str, change: str, way: str
+) -> None:
+    before = _state_of(command_line.runs)
+    config = command_line.config("once", data__steps=3)
+    given = [way] if way == "--resume" else [f"{way}={run / 'checkpoints' / 'last.ckpt'}", "--name=new"]
+    name, _, value = option.partition("=")
+    policy = name.split(".")
+    if policy[0] == "from_scratch":
+        scratch = {"model__policy__from_scratch": {**_scratch(config), policy[1]: _value(value)}}
+        config = command_line.config("once", data__steps=3, **scratch)
+        given = [*given]
+    else:
+        given = [*given, f"--model.policy.{name}={value}"]
+    outcome = command_line("fit", "--config", config, *given)
+    assert outcome.status == 1, outcome.err
+    last = outcome.err.splitlines()[-1]
+    assert "holds another model: " in last and change in last, last
+    assert "Traceback" not in outcome.err
+    assert _state_of(command_line.runs) == before
+
+
+def _scratch(config: Path) -> dict[str, Any]:
+    import yaml
+
+    return dict(yaml.safe_load(config.read_text())["model"]["policy"]["from_scratch"])
+
+
+def _value(text: str) -> float | int:
+    return float(text) if "." in text else int(text)
+
+
+def test_a_checkpoint_without_its_configuration_names_the_weight(command_line: Any, run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "alone.ckpt"
+    path.write_bytes((run / "checkpoints" / "last.ckpt").read_bytes())
+    config = command_line.config("once")
+    scratch = {**_scratch(config), "intermediate_size": 40}
+    config = command_line.config("other", model__policy__from_scratch=scratch)
+    for verb in ("fit", "validate"):
+        outcome = command_line(verb, "--config", config, f"--ckpt_path={path}")
+        assert outcome.status == 1
+        assert "mlp.gate_proj.weight has the shape (48, 32) there and (40, 32) in model.policy" in outcome.err
+
+
+def test_what_does_not_concern_the_weights_may_change(command_line: Any, run: Path) -> None:
+    config = command_line.config("once", data__steps=2, model__policy__attn_implementation="eager")
+    outcome = command_line("fit", "--config", config, "--resume")
+    assert outcome.status == 0, outcome.err
+    assert "attn_implementation: eager" in (run / "config.yaml").read_text()
+    assert (run / "config.1.yaml").exists()
+
+
+def test_a_state_that_cannot_be_taken_over_leaves_the_configuration(command_line: Any, run: Path) -> None:
+    """Whatever fails after the checks, such as an optimiser of another shape."""
+    last = (run / "checkpoints" / "last.ckpt").resolve()
+    whole = last.read_bytes()
+    state = torch.load(last, weights_only=True)
+    state["optimizer_states"][0]["param_groups"] = []
+    torch.save(state, last)
+    before = (run / "config.yaml").read_text()
+    outcome = command_line(
+        "fit", "--config", command_line.config("once"), f"--ckpt_path={last}", "--data.steps=3", "--name=once"
+    )
+    assert outcome.status != 0
+    assert (run / "config.yaml").read_text() == before
+    last.write_bytes(whole)
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+ROWS = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(3, 7) for b in range(3)]
+
+
+def _write(path: Path, rows: list[dict[str, str]]) -> None:
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".csv":
+        path.write_text("question,answer\n" + "".join(f"{row['question']},{row['answer']}\n" for row in rows))
+    else:
+        Dataset.from_list(rows).to_parquet(str(path))
+
+
+def _changed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [*rows[:-1], {**rows[-1], "answer": "0"}]
+
+
+def _data(source: Any, **more: Any) -> RolloutDataModule:
+    return RolloutDataModule(source, prompts_per_step=2, **more)
+
+
+def _kinds(folder: Path) -> Iterator[tuple[Path, Any]]:
+    for suffix in ("jsonl", "json", "csv", "parquet"):
+        yield folder / f"rows.{suffix}", lambda suffix=suffix: TablePrompts(path=str(folder / f"rows.{suffix}"))
+    yield folder / "lines.jsonl", lambda: JsonLinesPrompts(path=str(folder / "lines.jsonl"))
+    (folder / "tree").mkdir()
+    yield folder / "tree" / "train.csv", lambda: TablePrompts(path=str(folder / "tree"))
+
+
+def test_every_kind_of_file_is_known_by_what_it_holds(tmp_path: Path) -> None:
+    for file, source in _kinds(tmp_path):
+        _write(file, ROWS)
+        state = _data(source()).state_dict()
+        _write(file, ROWS)  # written again, the same
+        _data(source()).require_unchanged(state)
+        for rows in (_changed(ROWS), ROWS[::-1], ROWS[:-1]):
+            _write(file, rows)
+            with pytest.raises(ValueError, match=r"data\.source\.train \(.*\) holds other rows than when this run"):
+                _data(source()).require_unchanged(state)
+            _data(source(), allow_changed=True).require_unchanged(state)
+
+
+def test_parts_and_validation_sets_are_named(tmp_path: Path) -> None:
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("a", "b", "val", "set")}
+    for number, file in enumerate(files.values()):
+        _write(file, [{**row, "question": f"{number} {row['question']}"} for row in ROWS])
+
+    def data() -> RolloutDataModule:
+        parts = {
+            "a": JsonLinesPrompts(path=str(files["a"]), val_path=str(files["val"])),
+            "b": TablePrompts(path=str(files["b"])),
+        }
+        sets = {"far": JsonLinesPrompts(path=str(files["set"]))}
+        return _data(MixturePrompts(parts=parts), validation_sets=sets)
+
+    state = data().state_dict()
+    data().require_unchanged(state)
+    for name, place in [("b", "source.b.train"), ("val", "source.a.val"), ("set", "validation_sets.far.train")]:
+        before = files[name].read_text()
+        files[name].write_text(before.replace("8", "9"))
+        with pytest.raises(ValueError, match=rf"^data\.{place} "):
+            data().require_unchanged(state)
+        files[name].write_text(before)
+
+
+def test_a_run_whose_data_changed_is_refused_and_goes_on_if_told_to(command_line: Any, tmp_path: Path) -> None:
+    file = tmp_path / "sums.jsonl"
+    _write(file, ROWS)
+    source = {"class_path": "grpo_pl.data.json_lines.JsonLinesPrompts", "init_args": {"path": str(file)}}
+    changes = {"data__source": source, "model__cold_start": None, "data__val_prompts": 1, "data__prompts_per_step": 2}
+    config = command_line.config("data", data__steps=1, **changes)
+    assert command_line("fit", "--config", config).status == 0
+    run = command_line.runs / "data"
+    before = _state_of(run)
+    _write(file, _changed(ROWS))
+    outcome = command_line("fit", "--config", config, "--resume", "--data.steps=2")
+    assert outcome.status == 1 and "Traceback" not in outcome.err
+    assert f"data.source.train ({file}) holds other rows than when this run began" in outcome.err.splitlines()[-1]
+    assert _state_of(run) == before
+    outcome = command_line("validate", "--config", config, f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}")
+    assert outcome.status == 0, outcome.err
+    outcome = command_line("fit", "--config", config, "--resume", "--data.steps=2", "--data.allow_changed=true")
+    assert outcome.status == 0, outcome.err
