@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics import SumMetric
 
 from grpo_pl.data.datamodule import PromptBatch
 from grpo_pl.functional.estimates import Estimate, estimate_mean
@@ -56,6 +57,7 @@ class Answers:
     """What the completions of some problems came to."""
 
     correct: Tensor  # (P, n) bool
+    judged: Tensor  # (P, n) bool: the correctness reward is a number; where it is None, `correct` says nothing
     classes: Tensor  # (P, n) int64, see ``answer_classes``
     lengths: Tensor  # (P, n) tokens
     truncated: Tensor  # (P, n) bool: cut at the length limit
@@ -77,6 +79,7 @@ def judge(rewards: Sequence[Reward], samples: Samples, *, vote: bool = True) -> 
     truncated = [reason == "length" for reason in samples.rollout.finish_reasons]
     return Answers(
         correct=torch.tensor(correct, device=device).view(-1, n),
+        judged=torch.tensor([score.value is not None for score in scores], device=device).view(-1, n),
         classes=torch.tensor(classes, device=device).view(-1, n),
         lengths=samples.rollout.lengths.view(-1, n),
         truncated=torch.tensor(truncated, device=device).view(-1, n),
@@ -116,7 +119,8 @@ Read = Callable[[Answers], Tensor]
 
 
 class HeldOutMetrics:
-    """The metrics of one validation: the same ones for every group of problems.
+    """The metrics of one validation: the same ones for every group of problems. Completions that could not be judged
+    count neither as right nor as wrong; :meth:`unjudged` tells how many these are.
 
     Args:
         validation: what is measured.
@@ -129,6 +133,7 @@ class HeldOutMetrics:
         self.metrics: dict[str, GroupMetric] = {}
         self._sampled: dict[str, list[tuple[GroupMetric, Read]]] = {}
         self._greedy: dict[str, GroupMetric] = {}
+        self._unjudged = {group: SumMetric().to(device) for group in groups}
         for group in groups:
             sampled: dict[str, tuple[GroupMetric, Read]] = {}
             sampled |= {f"pass@{k}": (PassAtK(k), lambda a: a.correct) for k in validation.ks}
@@ -139,7 +144,7 @@ class HeldOutMetrics:
             self.metrics |= {f"{group}/{name}": metric for name, (metric, _) in sampled.items()}
             self._sampled[group] = list(sampled.values())
             if validation.greedy:
-                self.metrics[f"{group}/greedy"] = self._greedy[group] = AverageAtK(1)
+                self.metrics[f"{group}/greedy"] = self._greedy[group] = PassAtK(1)
         for metric in self.metrics.values():
             metric.to(device)
 
@@ -151,13 +156,21 @@ class HeldOutMetrics:
             rows = zip(batch.valid, batch.groups, strict=True)
             member = torch.tensor([valid and group in groups for valid, groups in rows], device=device)
             for metric, read in metrics:
-                metric.update(read(sampled), member, ids)
+                metric.update(read(sampled), member, ids, sampled.judged)
+            unjudged = (~sampled.judged[member]).sum()
             if greedy is not None:
-                self._greedy[group].update(greedy.correct, member, ids)
+                self._greedy[group].update(greedy.correct, member, ids, greedy.judged)
+                unjudged = unjudged + (~greedy.judged[member]).sum()
+            self._unjudged[group].update(unjudged)
 
     def results(self) -> dict[str, Measured]:
-        """Every metric with its problems, over all ranks; every rank must call it."""
-        return {
+        """Every metric with its problems, over all ranks, if it has any; every rank must call it."""
+        found = {
             key: Measured(mean=metric.compute().item(), problems=metric.results())
             for key, metric in self.metrics.items()
         }
+        return {key: measured for key, measured in found.items() if measured.problems}
+
+    def unjudged(self) -> dict[str, int]:
+        """How many completions of each group could not be judged, over all ranks; every rank must call it."""
+        return {group: int(metric.compute()) for group, metric in self._unjudged.items()}

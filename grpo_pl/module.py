@@ -104,6 +104,8 @@ class GRPOModule(LightningModule):
         """Asked between the tokens of a rollout; once true, the rollout ends by ``RolloutInterrupted``."""
         self.held_out: dict[str, Measured] = {}
         """What the last validation found, by metric key."""
+        self.unjudged: dict[str, int] = {}
+        """By group: how many completions of the last validation could not be judged, and count nowhere."""
         self._held_out: HeldOutMetrics | None = None
         self._reference: Reference | None = None
         self._skipped_in_a_row = 0
@@ -240,9 +242,10 @@ class GRPOModule(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         assert self._held_out is not None
-        self.held_out = self._held_out.results()
+        self.held_out, self.unjudged = self._held_out.results(), self._held_out.unjudged()
         self.log("step", float(self._data.completed_rollouts), on_epoch=True)
         self.log_dict({key: found.mean for key, found in self.held_out.items()}, on_epoch=True)
+        self.log_dict({f"{group}/unjudged": float(count) for group, count in self.unjudged.items()}, on_epoch=True)
 
     def _answer(self, batch: PromptBatch, samples: int, sampling: SamplingParams) -> Answers:
         """Completions of held-out problems. Keys do not name the training step, so validations of one run draw with

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from grpo_pl.collective import Collective
 from grpo_pl.experience import Experience
+from grpo_pl.functional.estimates import pass_at_k
 from grpo_pl.rewards.base import Reward, Status
 
 REFLECTION_WORDS = ("wait", "check")
@@ -67,8 +68,8 @@ def pass_rates(experience: Experience, rewards: Sequence[Reward], collective: Co
     mine = torch.tensor([prompt.id for prompt in experience.samples.prompts], device=experience.keep.device)
     ids = collective.gather_rows(mine).tolist()
     values = experience.values[next(i for i, reward in enumerate(rewards) if reward.correctness)]  # (P, G)
-    right, judged = (values >= 1.0).sum(dim=1).tolist(), (~values.isnan()).sum(dim=1).tolist()
-    return {i: r / n for i, r, n in zip(ids, right, judged, strict=True) if n}
+    rates = pass_at_k(values >= 1.0, 1, ~values.isnan()).tolist()
+    return {i: rate for i, rate in zip(ids, rates, strict=True) if rate == rate}
 
 
 def _text_metrics(experience: Experience, collective: Collective, words: Sequence[str]) -> dict[str, float]:
