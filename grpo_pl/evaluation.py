@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,8 +13,9 @@ from torchmetrics import SumMetric
 from grpo_pl.data.datamodule import PromptBatch
 from grpo_pl.functional.estimates import Estimate, estimate_mean
 from grpo_pl.metrics import AverageAtK, GroupMetric, MajorityAtK, PassAtK
-from grpo_pl.rewards.base import Reward, Score, needs_of
-from grpo_pl.rewards.scoring import score_completions
+from grpo_pl.rewards.base import Reward, needs_of
+from grpo_pl.rewards.notes import Notes
+from grpo_pl.rewards.scoring import ScoredBatch, score_completions
 from grpo_pl.rewards.voting import answer_classes
 from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.rollout.sampler import Samples
@@ -61,20 +62,33 @@ class Answers:
     classes: Tensor  # (P, n) int64, see ``answer_classes``
     lengths: Tensor  # (P, n) tokens
     truncated: Tensor  # (P, n) bool: cut at the length limit
+    noted: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """What the reward gave to ``log_metric``."""
 
 
-def judge(rewards: Sequence[Reward], samples: Samples, *, vote: bool = True) -> Answers:
+def judge(
+    rewards: Sequence[Reward],
+    samples: Samples,
+    *,
+    vote: bool = True,
+    trainer_state: Callable[[], Any] | None = None,
+) -> Answers:
     """Lets the correctness reward judge every completion.
 
     Args:
         vote: also find out which wrong answers are the same; without it each is a class of its own.
+        trainer_state: see :func:`score_completions`.
     """
     columns, n = samples.columns(needs_of(rewards)), samples.rollout.group_size
-    reward, scores = _correctness_scores(rewards, samples, columns)
+    reward, scored = _correctness_scores(rewards, samples, columns, trainer_state)
+    scores = scored.scores[0]
     correct = [score.value is not None and score.value >= 1.0 for score in scores]
     classes = [0 if c else row + 1 for row, c in enumerate(correct)]
     if vote:
-        classes = answer_classes(reward, completions=samples.completions, scores=scores, columns=columns, group_size=n)
+        with Notes(0, trainer_state, kept=False).taken():
+            classes = answer_classes(
+                reward, completions=samples.completions, scores=scores, columns=columns, group_size=n
+            )
     device = samples.rollout.completion_ids.device
     truncated = [reason == "length" for reason in samples.rollout.finish_reasons]
     return Answers(
@@ -83,22 +97,28 @@ def judge(rewards: Sequence[Reward], samples: Samples, *, vote: bool = True) -> 
         classes=torch.tensor(classes, device=device).view(-1, n),
         lengths=samples.rollout.lengths.view(-1, n),
         truncated=torch.tensor(truncated, device=device).view(-1, n),
+        noted=scored.metrics,
     )
 
 
 def correctness(rewards: Sequence[Reward], samples: Samples) -> list[bool | None]:
     """Whether each completion is right, in order; None where the reward could not say."""
-    _, scores = _correctness_scores(rewards, samples, samples.columns(needs_of(rewards)))
-    return [None if score.value is None else score.value >= 1.0 for score in scores]
+    _, scored = _correctness_scores(rewards, samples, samples.columns(needs_of(rewards)))
+    return scored.correct()
 
 
 def _correctness_scores(
-    rewards: Sequence[Reward], samples: Samples, columns: Mapping[str, Sequence[Any]]
-) -> tuple[Reward, Sequence[Score]]:
+    rewards: Sequence[Reward],
+    samples: Samples,
+    columns: Mapping[str, Sequence[Any]],
+    trainer_state: Callable[[], Any] | None = None,
+) -> tuple[Reward, ScoredBatch]:
     reward = next(reward for reward in rewards if reward.correctness)
     answers = [prompt.answer for prompt in samples.per_row]
-    scored = score_completions([reward], completions=samples.completions, answers=answers, columns=columns)
-    return reward, scored.scores[0]
+    scored = score_completions(
+        [reward], completions=samples.completions, answers=answers, columns=columns, trainer_state=trainer_state
+    )
+    return reward, scored
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -200,6 +200,7 @@ def completion_rows(drawn: Samples, rewards: Sequence[Reward]) -> Iterator[dict[
             "correct": correct[i],
             "tokens": lengths[i],
             "finish_reason": drawn.rollout.finish_reasons[i],
+            **scored.noted(i),
         }
 
 
