@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from serve.errors import ApiError
+from serve.errors import ApiError, shutting_down
 
 HEAD_SECONDS = 10.0
 """From the connection, or the first byte of a later request, to the end of its headers."""
@@ -40,6 +40,7 @@ class Crowd:
         self.limit = limit
         self._opening: WeakSet[BoundedProtocol] = WeakSet()  # in a TLS handshake
         self._open: set[BoundedProtocol] = set()
+        self._closed = False
         self._waiting: dict[BoundedProtocol, None] = {}  # for the client to send or go on, longest first
 
     def knock(self, protocol: BoundedProtocol) -> None:
@@ -48,22 +49,25 @@ class Crowd:
         Raises:
             ConnectionRefusedError: too many are at this stage; the loop closes the socket.
         """
-        if len(self._opening) > self.limit // 2:
+        if len(self._opening) >= max(self.limit // 2, 2 * ACCEPTED_AT_ONCE):
             raise ConnectionRefusedError("too many connections that are not open yet")
         self._opening.add(protocol)
 
-    def enter(self, protocol: BoundedProtocol) -> bool:
-        """Whether there is room, if need be because another connection is closed."""
+    def enter(self, protocol: BoundedProtocol) -> ApiError | None:
+        """Makes room for a connection, if need be by closing another; or why there is none."""
         self._opening.discard(protocol)
+        if self._closed:
+            return shutting_down()
         if len(self._open) >= self.limit:
             longest = next(iter(self._waiting), None)
             if longest is None:
-                return False
+                message = "every connection of this server is busy; try again shortly."
+                return ApiError(503, message, code="too_many_connections", headers={"Retry-After": "1"})
             longest.transport.abort()
             self.leave(longest)
         self._open.add(protocol)
         self._waiting[protocol] = None
-        return True
+        return None
 
     def leave(self, protocol: BoundedProtocol) -> None:
         self._open.discard(protocol)
@@ -78,8 +82,9 @@ class Crowd:
         if protocol in self._open:
             self._waiting[protocol] = None
 
-    def close_waiting(self) -> None:
-        """Closes everything from which no whole request has come."""
+    def close(self) -> None:
+        """Lets nobody in, and closes everything from which no whole request has come."""
+        self._closed = True
         for protocol in list(self._waiting):
             protocol.transport.abort()
 
@@ -101,11 +106,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self._crowd.enter(self):
+        refusal = self._crowd.enter(self)
+        if refusal is None:
             self._await_head()
         else:
-            message = "every connection of this server is busy; try again shortly."
-            self._refuse(ApiError(503, message, code="too_many_connections", headers={"Retry-After": "1"}))
+            self._refuse(refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._head_timer, self._write_timer):

@@ -205,7 +205,7 @@ class Server(LitServer):
         self._transport.close(send_sentinel=False)
 
     def _wind_up(self) -> None:
-        self._crowd.close_waiting()
+        self._crowd.close()
         self._on_stop()
         self._loop.call_later(_GRACE_S, self._on_time_up)
 
@@ -240,21 +240,21 @@ def bind(addresses: Sequence[tuple[socket.AddressFamily, tuple[str, int]]]) -> l
         ValueError: a port that is taken or not allowed.
     """
     sockets: list[socket.socket] = []
-    for family, (address, port, *rest) in addresses:
-        port = sockets[0].getsockname()[1] if sockets else port
+    for family, address in addresses:
+        port = sockets[0].getsockname()[1] if sockets else address[1]
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6 and len(addresses) > 1:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
-            listener.bind((address, port, *rest))
+            listener.bind((address[0], port, *address[2:]))
         except OSError as error:
             listener.close()
             if sockets and error.errno == errno.EADDRNOTAVAIL:  # `localhost` on a machine without IPv6, say
                 continue
             for other in sockets:
                 other.close()
-            raise ValueError(f"cannot listen on {address}, port {port}: {error.strerror}. Choose another.") from None
+            raise ValueError(f"cannot listen on {address[0]}, port {port}: {error.strerror}. Choose another.") from None
         sockets.append(listener)
     return sockets
 

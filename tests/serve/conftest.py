@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +66,9 @@ def shape() -> dict[str, Any]:
 class Running:
     """One server process, as a user starts it."""
 
-    def __init__(self, model: Path, log: Path, *options: str, api_key: str | None = None) -> None:
+    def __init__(
+        self, model: Path, log: Path, *options: str, api_key: str | None = None, descriptors: int | None = None
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -73,7 +77,16 @@ class Running:
         environment |= {"OMP_NUM_THREADS": "1"} | ({"GRPO_PL_API_KEY": api_key} if api_key else {})
         command = [sys.executable, "-m", "serve", "--model", str(model), "--port", str(self.port), *options]
         with log.open("w") as out:
-            self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a process group of its own, as a service manager would make
+                preexec_fn=descriptors
+                and partial(resource.setrlimit, resource.RLIMIT_NOFILE, (descriptors, descriptors)),
+            )
         wait_until(lambda: self.process.poll() is not None or "\ncurl " in self.log, START_S)
         assert self.process.poll() is None, self.log
         self.family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
@@ -147,9 +160,9 @@ def start(export: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ca
     """``start("--max-queue", "1", api_key="secret")``: a server of one's own, ended with the tests."""
     started: list[Running] = []
 
-    def run(*options: str, model: Path = export, api_key: str | None = None) -> Running:
+    def run(*options: str, model: Path = export, api_key: str | None = None, descriptors: int | None = None) -> Running:
         log = tmp_path_factory.mktemp("log") / "server.log"
-        server = Running(model, log, *options, api_key=api_key)
+        server = Running(model, log, *options, api_key=api_key, descriptors=descriptors)
         started.append(server)
         return server
 

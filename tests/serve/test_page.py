@@ -33,7 +33,7 @@ pytestmark = needs_browser
 class Browser:
     """A page in Chromium, spoken to in plain WebDriver."""
 
-    def __init__(self, profile: Path) -> None:
+    def __init__(self, profile: Path, *flags: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -42,7 +42,7 @@ class Browser:
             ["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         self._wait_for_driver()
-        options = {"binary": shutil.which("chromium"), "args": [*FLAGS, f"--user-data-dir={profile}"]}
+        options = {"binary": shutil.which("chromium"), "args": [*FLAGS, *flags, f"--user-data-dir={profile}"]}
         capabilities = {"alwaysMatch": {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}}
         self._session = "/session/" + self._send("POST", "/session", {"capabilities": capabilities})["sessionId"]
 
@@ -51,6 +51,10 @@ class Browser:
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self._send("POST", f"{self._session}/execute/sync", {"script": script, "args": list(arguments)})
+
+    def wait_for(self, script: str, *arguments: Any) -> Any:
+        """What the script hands to its last argument."""
+        return self._send("POST", f"{self._session}/execute/async", {"script": script, "args": list(arguments)})
 
     def fill(self, field: str, value: str) -> None:
         """Types into a field, key by key."""

@@ -1,0 +1,202 @@
+"""A hundred requests that no honest client sends, each with the statuses that may answer it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+CHAT, COMPLETIONS, SCORE, EVALUATE = "/v1/chat/completions", "/v1/completions", "/v1/score", "/v1/evaluate"
+POSTS = (CHAT, COMPLETIONS, SCORE, EVALUATE)
+MANY = 8 << 20
+"""Bytes of the largest body that is read."""
+REFUSED = frozenset({400})
+
+
+class Case(NamedTuple):
+    """Bytes for one connection and how they may be answered; 0 is a closed connection."""
+
+    name: str
+    request: bytes
+    statuses: frozenset[int]
+    why: str = ""
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    """A request with a body of JSON, unless a header says otherwise."""
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Connection: close", f"Content-Length: {len(body)}", *headers]
+    if not any(header.lower().startswith("content-type:") for header in headers):
+        lines.append("Content-Type: application/json")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def cases() -> list[Case]:
+    """All of them."""
+    return [*_shapes(), *_parameters(), *_texts(), *_pages(), *_connections()]
+
+
+def _filled(before: bytes, unit: bytes, after: bytes) -> bytes:
+    return before + unit * ((MANY - len(before) - len(after)) // len(unit)) + after
+
+
+def _shapes() -> Iterator[Case]:
+    """Eight megabytes of JSON in every shape, to every route."""
+    for path, field in zip(POSTS, (b"messages", b"prompt", b"items", b"items"), strict=True):
+        start = b'{"' + field + b'":['
+        for name, unit, last in (
+            ("numbers", b"1,", b"1"),
+            ("objects", b"{},", b"{}"),
+            ("lists", b"[],", b"[]"),
+            ("empty strings", b'"",', b'""'),
+            ("nulls", b"null,", b"null"),
+        ):
+            yield Case(f"{path} {name}", post(path, _filled(start, unit, last + b"]}")), REFUSED)
+        yield Case(f"{path} open lists", post(path, _filled(start, b"[", b"")), REFUSED)
+        yield Case(f"{path} one long string", post(path, _filled(b'{"' + field + b'":"', b"x", b'"}')), REFUSED)
+        yield Case(f"{path} keys", post(path, b"{" + b",".join(b'"k%d":0' % i for i in range(500_000)) + b"}"), REFUSED)
+    yield Case("keys of one name", post(CHAT, _filled(b"{", b'"a":0,', b'"a":0}')), REFUSED)
+    yield Case("a number of 8 MB", post(CHAT, _filled(b'{"n":', b"9", b"}")), REFUSED)
+    yield Case("a fraction of 8 MB", post(CHAT, _filled(b'{"temperature":0.', b"1", b"}")), REFUSED)
+    yield Case("an exponent of 8 MB", post(CHAT, _filled(b'{"temperature":1e', b"9", b"}")), REFUSED)
+    yield Case("numbers of 600 digits", post(SCORE, _filled(b'{"items":[', b"9" * 600 + b",", b"1]}")), REFUSED)
+    yield Case("invalid UTF-8", post(CHAT, _filled(b'{"messages":"', b"\xff", b'"}')), REFUSED)
+    yield Case("UTF-16", post(CHAT, ('{"messages":[' + "1," * 1_000_000 + "1]}").encode("utf-16")), REFUSED)
+    yield Case("nothing but blanks", post(CHAT, b" " * MANY), REFUSED)
+    yield Case("nothing but backslashes", post(CHAT, b"\\" * MANY), REFUSED)
+    wide = '{"items":[{"completion":"\N{GRINNING FACE}'.encode()
+    yield Case("four bytes a character", post(SCORE, _filled(wide, b"x", b'","answer":"1"}]}')), REFUSED)
+    nested = b'{"messages":[{"role":"user","content":' + b'[{"type":' * 500 + b"1" + b"}]" * 500 + b"}]}"
+    yield Case("content in content", post(CHAT, nested), REFUSED)
+    columns = [{"completion": "1", "answer": "1", **{f"c{i}-{k}": 0 for k in range(50)}} for i in range(1000)]
+    yield Case("50,000 columns", post(SCORE, json.dumps({"items": columns}).encode()), REFUSED)
+
+
+_HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 2}
+
+
+def _parameters() -> Iterator[Case]:
+    """Values that other servers fell over; vLLM's issue or pull request is named where there is one."""
+    known: list[tuple[dict[str, Any], str]] = [
+        ({"n": 10**9}, "memory by n"),
+        ({"temperature": 1e-310}, "vLLM #2937: logits over almost nothing"),
+        ({"temperature": -1.0}, "llama.cpp #19367"),
+        ({"top_p": 1e-46}, "nothing in 32 bits"),
+        ({"top_p": -1.0}, "llama.cpp #19367"),
+        ({"top_k": -2}, "neither a count nor off"),
+        ({"seed": 2**64}, "overflow"),
+        ({"seed": -(2**63) - 1}, "overflow"),
+        ({"max_tokens": 2**63}, "overflow"),
+        ({"max_tokens": -1}, "an unbounded completion"),
+        ({"logit_bias": {"99999999": 5}}, "vLLM #16529: a token that does not exist"),
+        ({"logit_bias": {"x": 5}}, "no token at all"),
+        ({"stop_token_ids": [10**9]}, "vLLM #54195: one request ends the engine"),
+        ({"prompt_logprobs": -1}, "vLLM: the whole vocabulary at each position"),
+        ({"logprobs": True, "top_logprobs": -1}, "the whole vocabulary at each position"),
+        ({"guided_regex": "((a+)+)+$"}, "vLLM #17313: a pattern that ends the server"),
+        ({"guided_json": {"$ref": "#"}}, "a schema without an end"),
+        ({"response_format": {"type": "regex", "pattern": "("}}, "vLLM #17313"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 5}}}}, "none"),
+        ({"chat_template": "{% for i in range(10**9) %}x{% endfor %}"}, "a template from outside"),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "a template from outside"),
+        ({"kv_transfer_params": {"tp_size": 10**9}}, "vLLM #51137"),
+        ({"stop": [""]}, "a stop at every place"),
+        ({"stop": ["x" * 10**6]}, "a long wait at the end of every text"),
+        ({"tools": [{"type": "function"}]}, "not served"),
+        ({"messages": [{"role": "user", "content": None}]}, "no text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://localhost/"}}]}]},
+         "a request in the server's name"),
+        ({"messages": [{"role": "user", "content": "x" * 10**6}]}, "longer than any context"),
+        ({"messages": [{"role": "user", "content": ""}] * 5000}, "more messages than a conversation has"),
+        ({"temprature": 0.5}, "a misspelt name"),
+    ]  # fmt: skip
+    for change, why in known:
+        yield Case(
+            f"chat {json.dumps(change)[:60]}", post(CHAT, json.dumps({**_HELLO, **change}).encode()), REFUSED, why
+        )
+    for prompt in ([], [[]], [10**9], [-1], [2**63], "", ["1"] * 10_000):
+        body = json.dumps({"prompt": prompt, "max_tokens": 1}).encode()
+        yield Case(f"completions {str(prompt)[:30]}", post(COMPLETIONS, body), REFUSED)
+    null = json.dumps({"prompt": "1+1=", "max_tokens": None}).encode()
+    yield Case("completions max_tokens null", post(COMPLETIONS, null), frozenset({200}), "vLLM #19862")
+
+
+def _texts() -> Iterator[Case]:
+    """Texts that cannot be encoded, judged or printed."""
+    half = b'"\\ud800"'
+    yield Case("half a character in a prompt", post(COMPLETIONS, b'{"prompt":%s}' % half), REFUSED)
+    problem = b'{"items":[{"problem":%s,"answer":"1","id":%s}],"max_tokens":1}'
+    yield Case("half a character in a problem", post(EVALUATE, problem % (half, b"1")), REFUSED)
+    yield Case("half a character in an id", post(EVALUATE, problem % (b'"1+1="', half)), REFUSED)
+    yield Case("an id of 100 digits", post(EVALUATE, problem % (b'"1+1="', b"9" * 100)), REFUSED)
+    fine = frozenset({200})
+    for text in (
+        half,
+        b'"\\u0000"',
+        b'"\\u202e\\u2066"',
+        json.dumps("\\boxed{" * 5000).encode(),
+        b'"' + b"9" * 10**6 + b'"',
+    ):
+        body = b'{"items":[{"completion":%s,"answer":"1"}]}' % text
+        yield Case(f"score {text[:20].decode()}", post(SCORE, body), fine)
+    yield Case("a huge column", post(SCORE, b'{"items":[{"completion":"1","answer":"1","x":1e400}]}'), REFUSED)
+    deep = b"[" * 60 + b"]" * 60
+    yield Case("a deep column", post(SCORE, b'{"items":[{"completion":"1","answer":"1","x":%s}]}' % deep), fine)
+
+
+def _pages() -> Iterator[Case]:
+    """What a browser would send for somebody else's page."""
+    body = json.dumps(_HELLO).encode()
+    for kind in (
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "text/plain; application/json",
+    ):
+        yield Case(kind, post(CHAT, body, f"Content-Type: {kind}"), frozenset({415}))
+    foreign = frozenset({403})
+    for header in (
+        "Origin: http://evil.example",
+        "Origin: null",
+        "Sec-Fetch-Site: cross-site",
+        "Sec-Fetch-Site: same-site",
+    ):
+        yield Case(header, post(CHAT, body, header), foreign)
+    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "169.254.169.254", "[::2]"):
+        request = f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
+        yield Case(f"Host: {host}", request, foreign)
+    for lines in ("", "Host: localhost\r\nHost: evil.example\r\n", "Host: localhost@evil.example\r\n", "Host:\r\n"):
+        request = f"GET /v1/models HTTP/1.1\r\n{lines}Connection: close\r\n\r\n".encode()
+        yield Case(f"hosts {lines!r}", request, REFUSED)
+
+
+def _connections() -> Iterator[Case]:
+    """What is no HTTP, or too much of it."""
+    get = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+    for name, request in (
+        ("binary", b"\0\1\2\3\r\n\r\n"),
+        ("a TLS hello", bytes.fromhex("1603010200010001fc0303") + b"\0" * 200),
+        ("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+        ("no version", b"GET\r\n\r\n"),
+        ("a tunnel", b"CONNECT evil.example:443 HTTP/1.1\r\nHost: evil.example\r\n\r\n"),
+        ("two lengths", get + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nxx"),
+        ("a negative length", get + b"Content-Length: -1\r\n\r\n"),
+        ("a length and chunks", get + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+        ("a folded header", get + b"X: 1\r\n 2\r\n\r\n"),
+        ("a header without a name", get + b": 1\r\n\r\n"),
+    ):
+        yield Case(name, request, REFUSED)
+    yield Case("one header of 70 kB", get + b"X: " + b"a" * 70_000 + b"\r\n\r\n", frozenset({431}), "CVE-2025-48956")
+    yield Case("10,000 headers", get + b"X: 1\r\n" * 20_000 + b"\r\n", frozenset({431}), "CVE-2025-48956")
+    yield Case("a path of 70 kB", b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", frozenset({431}))
+    declared = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {10**15}\r\nExpect: 100-continue\r\n\r\n"
+    yield Case("a petabyte", declared.encode(), frozenset({413}))
+    for path in (
+        "/../../etc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/v1/models/",
+        "/docs/../metrics",
+        "//evil.example/",
+    ):
+        request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+        yield Case(path, request, frozenset({404}))
+    yield Case("500 requests ahead", (get + b"\r\n") * 500, frozenset({0}), "hung up on")

@@ -1,0 +1,273 @@
+"""The server's outside: half requests, signals to the group, TLS, names, logs, and what it refuses to start with."""
+
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from grpo_pl.cli import main
+from grpo_pl.commands.serve import API_KEY
+
+HELLO = [{"role": "user", "content": "1+1="}]
+CHAT, EVALUATE = "/v1/chat/completions", "/v1/evaluate"
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "message"),
+    [
+        ({API_KEY: ""}, [], "blank"),
+        ({API_KEY: " "}, [], "blank"),
+        ({}, ["--api-key", ""], "blank"),
+        ({}, ["--api-key", "schlüssel"], "ASCII"),
+        ({}, ["--host", "0.0.0.0"], "--no-key"),
+        ({}, ["--host", "::"], "--no-key"),
+        ({}, ["--host", "0"], "--no-key"),
+        ({}, ["--host", "::ffff:0.0.0.0"], "--no-key"),
+        ({API_KEY: "x"}, ["--host", "0.0.0.0", "--no-key"], "both"),
+        ({}, ["--host", "no.such.host.invalid"], "no address"),
+        ({}, ["--host", "192.0.2.1", "--no-key"], "cannot listen"),
+        ({}, ["--port", "70000"], "port"),
+        ({}, ["--ssl-keyfile", "key.pem"], "--ssl-certfile"),
+        ({}, ["--ssl-certfile", "nothing.pem"], "no such file"),
+        ({}, ["--allowed-host", "https://example.org/"], "no host name"),
+        ({}, ["--cors-origin", "example.org"], "no origin"),
+        ({}, ["--cors-origin", "*"], "no origin"),
+        ({}, ["--served-model-name", " "], "blank"),
+    ],
+)
+def test_a_server_that_would_be_open_by_mistake_does_not_start(
+    export: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    environment: dict[str, str],
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.delenv(API_KEY, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["serve", "--model", str(export), "--port", "0", *options]) == 1
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_said_in_one_line(export: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--model", str(export), "--port", str(port)]) == 1
+    assert f"cannot listen on 127.0.0.1, port {port}" in capsys.readouterr().err
+
+
+def test_half_requests_stop_nothing_where_descriptors_are_few(start: Callable[..., Any]) -> None:
+    server = start(descriptors=256)
+    main_process = psutil.Process(server.process.pid)
+    before = main_process.num_fds()
+    halves = []
+    for _ in range(400):
+        halves.append(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+        halves[-1].sendall(b"GET /health HT")
+    spent = sum(main_process.cpu_times()[:2])
+    began = time.monotonic()
+    for _ in range(20):
+        assert server.call("GET", "/health", timeout=5)[0] == 200
+        time.sleep(0.1)
+    assert server.post(CHAT, {"messages": HELLO, "max_tokens": 2})[0] == 200
+    busy = (sum(main_process.cpu_times()[:2]) - spent) / (time.monotonic() - began)
+    assert busy < 0.5  # of a core
+    wait_until(lambda: main_process.num_fds() <= before + 5, 30)  # their ten seconds are over
+    for half in halves:
+        half.close()
+    assert len(server.log) < 20_000
+    assert server.call("GET", "/ready")[0] == 200
+
+
+def test_clients_that_hang_up_leave_the_log_alone(server: Any) -> None:
+    before = len(server.log)
+    body = json.dumps({"messages": HELLO, "max_tokens": 2000, "ignore_eos": True, "stream": True}).encode()
+    head = _head(CHAT, body)
+    for i in range(60):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(head + body[: len(body) - i % 3])  # some of them in the middle of the body
+            if i % 3 == 0 and i % 2:
+                connection.recv(200)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset, not a goodbye
+    wait_until(server.is_idle)
+    assert len(server.log) - before < 2000, server.log[before:][-3000:]
+
+
+def _head(path: str, body: bytes) -> bytes:
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def _post_and_leave(server: Any, path: str, body: Any) -> socket.socket:
+    data = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    connection.sendall(_head(path, data) + data)
+    return connection
+
+
+def _answer(connection: socket.socket) -> tuple[int, Any]:
+    text = b""
+    while part := connection.recv(1 << 16):
+        text += part
+    head, _, body = text.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+def test_sigterm_to_the_group_answers_what_is_drawn_and_refuses_what_waits(start: Callable[..., Any]) -> None:
+    server = start()
+    chat = _post_and_leave(server, CHAT, {"messages": HELLO, "max_tokens": 300, "ignore_eos": True, "n": 8})
+    wait_until(lambda: server.metric("running_sequences") == 8)
+    items = [{"problem": f"{i}+1=", "answer": str(i + 1)} for i in range(500)]
+    evaluation = _post_and_leave(server, EVALUATE, {"items": items, "n": 32, "max_tokens": 2000})
+    wait_until(lambda: server.metric("running_sequences") > 8)
+    half = socket.create_connection(("127.0.0.1", server.port))
+    half.sendall(b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
+    began = time.monotonic()
+    os.killpg(server.process.pid, signal.SIGTERM)
+    status, answer = _answer(evaluation)
+    assert (status, answer["error"]["code"]) == (503, "shutting_down")
+    assert time.monotonic() - began < 15
+    status, answer = _answer(chat)
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 8 * 300)
+    assert server.process.wait(30) == 1
+    assert "refused" in server.log
+    wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in server.family))
+
+
+def test_sigterm_to_the_group_lets_a_small_evaluation_finish(start: Callable[..., Any]) -> None:
+    server = start()
+    items = [{"problem": f"{i}+1=", "answer": str(i + 1)} for i in range(2)]
+    evaluation = _post_and_leave(server, EVALUATE, {"items": items, "n": 8, "max_tokens": 500, "seed": 0})
+    wait_until(lambda: server.metric("running_sequences") == 16)
+    os.killpg(server.process.pid, signal.SIGTERM)
+    status, answer = _answer(evaluation)
+    assert status == 200, answer
+    assert [len(item["samples"]) for item in answer["items"]] == [8, 8]
+    assert server.process.wait(30) == 0
+
+
+def test_a_stopped_worker_is_not_ready(server: Any) -> None:
+    for name in ("generate", "score"):
+        worker = server.worker(name)
+        worker.suspend()
+        try:
+            wait_until(lambda: server.call("GET", "/ready")[0] == 503)
+            assert server.call("GET", "/health")[0] == 200
+        finally:
+            worker.resume()
+        wait_until(lambda: server.call("GET", "/ready")[0] == 200)
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/ready", "/metrics", "/v1/models"])
+def test_head_is_get_without_the_body(server: Any, path: str) -> None:
+    status, _, _ = server.call("GET", path)
+    request = f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(request)
+        answer = b""
+        while part := connection.recv(1 << 16):
+            answer += part
+    assert answer.startswith(f"HTTP/1.1 {status}".encode())
+    assert answer.endswith(b"\r\n\r\n")
+    assert re.search(rb"content-length: [1-9]", answer)
+
+
+def test_a_body_that_declares_itself_too_large_is_refused_before_it_is_sent(server: Any) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {1 << 30}\r\n\r\n".encode())
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 413")
+
+
+@pytest.fixture(scope="module")
+def secured(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A server with a certificate, names, an access log and a model name of its own."""
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    files = ["--ssl-certfile", str(folder / "cert.pem"), "--ssl-keyfile", str(folder / "key.pem")]
+    names = ["--host", "localhost", "--served-model-name", "adder", "--allowed-host", "a.example, b.example"]
+    server = start(*files, *names, "--cors-origin", "https://page.example", "--access-log", api_key="secret-2")
+    server.context = ssl.create_default_context(cafile=folder / "cert.pem")
+    return server
+
+
+def _ask(server: Any, path: str, method: str = "GET", body: Any = None, **headers: str) -> tuple[int, bytes, Any]:
+    headers = {"Authorization": f"Bearer {server.key}", "Content-Type": "application/json", **headers}
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"https://localhost:{server.port}{path}", data, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=30, context=server.context) as answer:
+            return answer.status, answer.read(), answer.headers
+    except urllib.error.HTTPError as error:
+        return error.code, error.read(), error.headers
+
+
+def test_it_speaks_tls_under_the_names_that_it_was_given(secured: Any) -> None:
+    assert json.loads(_ask(secured, "/v1/models")[1])["data"][0]["id"] == "adder"
+    assert _ask(secured, CHAT, "POST", {"model": "adder", "messages": HELLO, "max_tokens": 1})[0] == 200
+    assert _ask(secured, CHAT, "POST", {"model": "tiny", "messages": HELLO, "max_tokens": 1})[0] == 404
+    for host, status in (("a.example", 200), ("B.example:443", 200), ("c.example", 403)):
+        assert _ask(secured, "/v1/models", Host=host)[0] == status
+    assert f"https://localhost:{secured.port}" in secured.log
+
+
+def test_pages_that_may_use_the_server_can_read_what_it_says(secured: Any) -> None:
+    allowed, foreign = {"Origin": "https://page.example"}, {"Origin": "https://evil.example"}
+    preflight = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, content-type",
+    }
+    status, _, headers = _ask(secured, CHAT, "OPTIONS", **allowed, **preflight)
+    assert (status, headers["access-control-allow-origin"]) == (200, "https://page.example")
+    for authorization, expected in ((f"Bearer {secured.key}", 200), ("Bearer wrong", 401)):
+        status, _, headers = _ask(secured, "/v1/models", Authorization=authorization, **allowed)
+        assert (status, headers["access-control-allow-origin"]) == (expected, "https://page.example")
+    status, body, headers = _ask(secured, CHAT, "OPTIONS", **foreign, **preflight)
+    assert (status, json.loads(body)["error"]["code"]) == (403, "origin_not_allowed")
+    assert headers["access-control-allow-origin"] is None
+    assert _ask(secured, "/v1/models", **foreign)[0] == 403
+
+
+def test_requests_have_ids_and_lines_in_the_log(secured: Any) -> None:
+    assert _ask(secured, "/v1/models", **{"X-Request-ID": "mine-1"})[2]["x-request-id"] == "mine-1"
+    made = _ask(secured, "/v1/nothing", **{"X-Request-ID": "two words \t"})[2]["x-request-id"]
+    assert re.fullmatch("[0-9a-f]{32}", made)
+    wait_until(lambda: made in secured.log)
+    lines = [json.loads(line) for line in secured.log.splitlines() if line.startswith("{")]
+    by_id = {line["request_id"]: line for line in lines}
+    assert (by_id["mine-1"]["method"], by_id["mine-1"]["path"], by_id["mine-1"]["status"]) == ("GET", "/v1/models", 200)
+    assert by_id[made]["status"] == 404
+    assert set(by_id[made]) == {"time", "request_id", "client", "method", "path", "status", "seconds"}
+    assert secured.key not in secured.log

@@ -1,0 +1,97 @@
+"""The table of hostile requests against one server: the answers, and what is left behind."""
+
+import contextlib
+import json
+import os
+import re
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.serve.hostile_cases import CHAT, Case, cases, post
+
+CASES = cases()
+
+
+def exchange(port: int, request: bytes) -> bytes:
+    """What comes back until the server closes, or ends its first answer and stays silent."""
+    answer = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(request)
+        connection.settimeout(30)
+        while part := connection.recv(1 << 16):
+            answer += part
+            if _is_whole(answer):
+                break
+    return answer
+
+
+def _is_whole(answer: bytes) -> bool:
+    head, blank, body = answer.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head.lower())
+    return bool(blank) and length is not None and len(body) >= int(length[1])
+
+
+class Footprint:
+    """What a server's processes hold."""
+
+    def __init__(self, server: Any) -> None:
+        self.processes = sorted(p.pid for p in _family(server))
+        self.memory = sum(p.memory_info().rss for p in _family(server))
+        self.descriptors = psutil.Process(server.process.pid).num_fds()
+        self.files = set(os.listdir(tempfile.gettempdir())) | set(os.listdir("/dev/shm"))
+
+
+def _family(server: Any) -> list[psutil.Process]:
+    main = psutil.Process(server.process.pid)
+    return [main, *main.children(recursive=True)]
+
+
+@pytest.fixture(scope="module")
+def footprints(server: Any) -> Any:
+    """Before the table; taken after one request of each kind has warmed the server up."""
+    for body in ({"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 2}, {}):
+        exchange(server.port, post(CHAT, json.dumps(body).encode()))
+    return Footprint(server)
+
+
+def test_the_table_is_long_and_no_case_is_there_twice() -> None:
+    assert len(CASES) >= 100
+    assert len({case.request for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: re.sub(r"\W+", "-", case.name)[:60])
+def test_a_hostile_request_is_answered_as_one(server: Any, footprints: Footprint, case: Case) -> None:
+    answer = exchange(server.port, case.request)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status = int(head.split()[1]) if head else 0
+    assert status in case.statuses, answer[:500]
+    if status >= 400:
+        error = json.loads(body)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert len(error["message"]) < 1000
+
+
+def test_nothing_of_the_table_is_left(server: Any, footprints: Footprint) -> None:
+    end = time.monotonic() + 30
+    while True:
+        now = Footprint(server)
+        new_files = {name for name in now.files - footprints.files if not Path(tempfile.gettempdir(), name).is_dir()}
+        clean = (
+            now.processes == footprints.processes
+            and now.memory < footprints.memory + (100 << 20)
+            and now.descriptors <= footprints.descriptors
+            and not new_files
+            and server.is_idle()
+        )
+        if clean or time.monotonic() > end:
+            break
+        time.sleep(0.2)
+    assert clean, (vars(footprints), vars(now), new_files)
+    assert server.call("GET", "/ready")[0] == 200
+    assert "Traceback" not in server.log
