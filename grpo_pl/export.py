@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +31,14 @@ def export_policy(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     template: PromptTemplate,
-    rewards: Sequence[Reward],
+    rewards: Sequence[Reward | Mapping[str, Any]],
     sampling: SamplingParams,
     merge: bool = True,
 ) -> None:
     """Writes safetensors, tokenizer, generation config and ``grpo_pl.json``; the folder appears whole or not at all.
 
     Args:
+        rewards: what the policy was trained on, or the ``class_path`` and ``init_args`` of each.
         merge: add LoRA adapters to the weights; false writes the adapters alone, which need their base model.
 
     Raises:
@@ -72,7 +73,9 @@ def export_policy(
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def manifest(template: PromptTemplate, rewards: Sequence[Reward], sampling: SamplingParams) -> dict[str, Any]:
+def manifest(
+    template: PromptTemplate, rewards: Sequence[Reward | Mapping[str, Any]], sampling: SamplingParams
+) -> dict[str, Any]:
     """The plain values that rebuild prompt template, rewards and completion length."""
     return {
         "grpo_pl_version": grpo_pl.__version__,
@@ -80,8 +83,5 @@ def manifest(template: PromptTemplate, rewards: Sequence[Reward], sampling: Samp
         "max_completion_length": sampling.max_completion_length,
         "stop": list(sampling.stop),
         "stop_token_ids": list(sampling.stop_token_ids),
-        "rewards": [
-            {"class_path": f"{type(reward).__module__}.{type(reward).__qualname__}", "init_args": reward.init_args()}
-            for reward in rewards
-        ],
+        "rewards": [reward.spec() if isinstance(reward, Reward) else dict(reward) for reward in rewards],
     }

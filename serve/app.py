@@ -125,7 +125,7 @@ class Application:
         device = choose_device(self._settings.device)
         return [
             GenerateAPI(self._model, device=device, max_batch_size=self._settings.max_batch_size, spec=chat_spec),
-            ScoreAPI(self._model.rewards, spec=score_spec),
+            ScoreAPI(self._model.rewards, trust_rewards=self._model.trust_rewards, spec=score_spec),
         ]
 
     def _own_routes(self) -> None:
@@ -263,10 +263,10 @@ def run_server(settings: ServeSettings) -> int:
     began = time.time()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     configure_logs()
-    model = find_model(settings.model)
+    model = find_model(settings.model, trust_rewards=settings.trust_rewards)
     if settings.served_model_name is not None:
         model = replace(model, name=settings.served_model_name)
-    rewards = build_rewards(model.rewards)  # a mistake shows here, as one line
+    rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)  # a mistake shows here, as one line
     needs = needs_of(rewards)
     for reward in rewards:
         reward.close()

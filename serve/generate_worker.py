@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from litserve import LitAPI
 from litserve.specs.base import LitSpec
 
+from grpo_pl.rewards.worker_environment import MODEL, worker_environment
 from grpo_pl.rollout.continuous import ContinuousBatch, Drawn, SequenceOptions
 from grpo_pl.types import FinishReason
 from serve.grammars import Grammar, GrammarError, GrammarMask, Grammars
@@ -91,6 +92,10 @@ class GenerateAPI(LitAPI):
 
     def authorize(self) -> None:
         """Keys are checked around all routes (``serve.guard``); this keeps LIT_SERVER_API_KEY from locking some."""
+
+    def environment(self) -> dict[str, str]:
+        """The variables that the process gets; see ``Server.launch_inference_worker``."""
+        return worker_environment(MODEL)
 
     def setup(self, device: str) -> None:
         import torch

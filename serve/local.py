@@ -34,7 +34,7 @@ def evaluate_locally(
         raise ValueError(error.message) from error
     policy = model.load_policy(device)
     batch = model.new_batch(policy, max(max_rows, n))
-    rewards = build_rewards(model.rewards)
+    rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)
     waiting = list(range(len(problems)))
     owner: dict[int, tuple[int, Chunk]] = {}  # by sequence: problem and completion
     groups: dict[int, list[Chunk]] = {}

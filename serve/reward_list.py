@@ -8,16 +8,22 @@ from typing import Any
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.scoring import check_rewards
 from grpo_pl.rewards.specs import build_reward
+from grpo_pl.rewards.trust import check_rewards_trusted
 
 
-def build_rewards(specs: Sequence[Mapping[str, Any]]) -> list[Reward]:
+def build_rewards(specs: Sequence[Mapping[str, Any]], *, trust_rewards: bool = False) -> list[Reward]:
     """The rewards of ``class_path`` and ``init_args`` pairs, as an export or a run's configuration holds them, with
     those that they hold in turn.
+
+    Args:
+        trust_rewards: build any class; else only those that ``grpo_pl.rewards.trust`` lets load by themselves.
 
     Raises:
         ValueError: a class that cannot be imported, is no reward or refuses its arguments, or a list that
             :func:`check_rewards` refuses.
     """
+    if not trust_rewards:
+        check_rewards_trusted(specs)
     rewards = [build_reward(spec) for spec in specs]
     check_rewards(rewards)
     return rewards

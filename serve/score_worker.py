@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from grpo_pl.rewards.answer_text import last_boxed
 from grpo_pl.rewards.base import MissingColumn, Reward
 from grpo_pl.rewards.scoring import ScoredBatch, score_completions
 from grpo_pl.rewards.voting import answer_classes
+from grpo_pl.rewards.worker_environment import worker_environment
 from serve.reward_list import build_rewards
 from serve.worker import Mailbox, Refusal, WorkerLoop, end_with_parent
 
@@ -45,16 +47,20 @@ class Cancel(NamedTuple):
 class ScoreAPI(LitAPI):
     """LitServe's view of the worker; the route lives in the front process."""
 
-    def __init__(self, rewards: Sequence[Mapping[str, Any]], *, spec: LitSpec) -> None:
+    def __init__(self, rewards: Sequence[Mapping[str, Any]], *, spec: LitSpec, trust_rewards: bool = False) -> None:
         super().__init__(spec=spec, loop=WorkerLoop())
-        self._specs = rewards
+        self._specs, self._trusted = rewards, trust_rewards
 
     def authorize(self) -> None:
         """Keys are checked around all routes (``serve.guard``); this keeps LIT_SERVER_API_KEY from locking some."""
 
+    def environment(self) -> dict[str, str]:
+        """The variables that the process gets; rewards that are trusted may need the key of a judge."""
+        return dict(os.environ) if self._trusted else worker_environment()
+
     def setup(self, device: str) -> None:
         end_with_parent()
-        self._rewards = build_rewards(self._specs)
+        self._rewards = build_rewards(self._specs, trust_rewards=self._trusted)
         for reward in self._rewards:
             reward.start()
 

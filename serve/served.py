@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from grpo_pl.export import MANIFEST
 from grpo_pl.policy.loading import PolicyConfig, eos_ids, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.quiet import quiet_libraries
+from grpo_pl.rewards.trust import FLAG, Untrusted, check_rewards_trusted
 from grpo_pl.rollout.engine import SamplingParams, StopStrings
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class ServedModel:
     """Strings that end a completion, as in training."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that do, besides the model's own EOS."""
+    trust_rewards: bool = False
+    """Whether somebody vouches for the rewards; without that only those of ``grpo_pl.rewards.trust`` are built."""
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -71,7 +74,7 @@ class ServedModel:
         from transformers import AutoConfig
 
         if self.policy.path is not None:
-            config = AutoConfig.from_pretrained(self.policy.path)
+            config = AutoConfig.from_pretrained(self.policy.path, trust_remote_code=False)
         else:
             scratch = dict(self.policy.from_scratch or {})
             config = AutoConfig.for_model(scratch.pop("model_type"), **scratch)
@@ -97,15 +100,26 @@ class ServedModel:
         return model.to(device).eval()  # type: ignore[arg-type]
 
 
-def find_model(path: Path) -> ServedModel:
-    """What ``path`` holds.
+def find_model(path: Path, *, trust_rewards: bool = False) -> ServedModel:
+    """What ``path`` holds; nothing that it names is imported.
 
     Args:
         path: an exported folder, a run folder (its export, or else its last checkpoint), or a checkpoint file.
+        trust_rewards: let it name any class as a reward, because its author is known.
 
     Raises:
-        ValueError: nothing there, or nothing that can be served.
+        ValueError: nothing there, or nothing that can be served, or without ``trust_rewards`` a class or a setting
+            that could run somebody else's code.
     """
+    model = _found(path)
+    if trust_rewards:
+        return replace(model, trust_rewards=True)
+    check_rewards_trusted(model.rewards)
+    _refuse_code(model)
+    return model
+
+
+def _found(path: Path) -> ServedModel:
     if not path.exists():
         raise ValueError(f"no such model: {path}. Give an exported folder, a run folder or a checkpoint.")
     if path.is_file() or path.suffix == ".ckpt":
@@ -161,3 +175,30 @@ def _from_checkpoint(file: Path) -> ServedModel:
         stop=tuple(sampling.get("stop") or ()),
         stop_token_ids=tuple(sampling.get("stop_token_ids") or ()),
     )
+
+
+def _refuse_code(model: ServedModel) -> None:
+    """Refuses settings by which ``transformers`` or ``peft`` would import a module or fetch a kernel by name.
+
+    Raises:
+        Untrusted: names the file and the setting.
+    """
+    kernels = {"": [model.policy.attn_implementation, (model.policy.from_scratch or {}).get("attn_implementation")]}
+    if model.checkpoint is None:
+        for name in ("config.json", "adapter_config.json"):
+            file = model.source / name
+            settings = json.loads(file.read_text()) if file.is_file() else {}
+            kernels[name] = [value for key, value in settings.items() if key.strip("_") == "attn_implementation"]
+            for key in ("auto_map", "auto_mapping", "megatron_config", "megatron_core"):
+                if settings.get(key) not in (None, {}, _HARMLESS.get(key)):
+                    raise Untrusted(f"{file} names code in {key!r}: it needs {FLAG}.")
+    for name, values in kernels.items():
+        for value in values:
+            if value is not None and value not in ATTENTION:
+                raise Untrusted(f"{name or 'the policy'} asks for the kernel {value!r} in attn_implementation: {FLAG}.")
+
+
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+"""Implementations that ``transformers`` brings along; other names are repositories of the hub."""
+_HARMLESS = {"megatron_core": "megatron.core"}
+"""What ``peft`` writes where nothing was chosen."""

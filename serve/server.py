@@ -23,6 +23,7 @@ from litserve import LitAPI, LitServer
 from litserve.transport.process_transport import MPQueueTransport
 from litserve.utils import WorkerSetupStatus
 
+from grpo_pl.rewards.worker_environment import reduced_to
 from serve.protocol import ACCEPTED_AT_ONCE, BoundedProtocol, Crowd, connection_limit
 from serve.worker import Stop
 
@@ -139,7 +140,7 @@ class Server(LitServer):
         self._transport = MPQueueTransport(None, [context.Queue() for _ in range(num_api_servers)])
 
     def launch_inference_worker(self, lit_api: LitAPI) -> list[Any]:
-        with _bare_main():
+        with _bare_main(), reduced_to(lit_api.environment()):
             return list(super().launch_inference_worker(lit_api))
 
     def verify_worker_status(self) -> None:

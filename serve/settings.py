@@ -62,6 +62,8 @@ class ServeSettings:
     """``cpu``, ``cuda``, ``cuda:1`` …; ``auto`` takes a GPU where there is one."""
     max_body_mb: int = 8
     """Largest request body in MiB."""
+    trust_rewards: bool = False
+    """Let the model name any class as a reward; without it only those that read text and do no more."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

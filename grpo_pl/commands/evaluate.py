@@ -31,6 +31,7 @@ def evaluate(
     api_key: str | None = None,
     device: str = "auto",
     max_batch_size: int = 64,
+    trust_rewards: bool = False,
 ) -> int:
     """Answers every problem of a file n times and says how many answers are right.
 
@@ -51,6 +52,8 @@ def evaluate(
         api_key: The server's key; by default $GRPO_PL_API_KEY.
         device: Where to evaluate without a server: cpu, cuda …; auto takes a GPU where there is one.
         max_batch_size: Completions decoded at once without a server.
+        trust_rewards: Let the model name any class as a reward, such as functions and judges: only if you know who
+            wrote it. Without it such a model is refused.
     """
     if data is None:
         raise ValueError("--data is missing: give a JSONL file with problem and answer on each line.")
@@ -74,7 +77,7 @@ def evaluate(
         from serve.served import find_model
 
         answers = evaluate_locally(
-            find_model(Path(str(model))),
+            find_model(Path(str(model)), trust_rewards=trust_rewards),
             problems,
             Sampling.model_validate(asked),
             seed=seed,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,26 +25,25 @@ def export(checkpoint: Path, out: Path, merge: bool = True) -> None:
     """
     from grpo_pl.export import export_policy
     from grpo_pl.policy.lora import has_adapters
-    from grpo_pl.rewards.specs import build_reward
     from serve.served import find_model
 
     run = RunFolder(checkpoint)
-    trained = find_model(run.last_checkpoint if run.config.is_file() else checkpoint)
+    found = run.last_checkpoint if run.config.is_file() else checkpoint
+    trained = find_model(found, trust_rewards=True)  # rewards are copied here, not built
     model = trained.load_policy("cpu")
     if not merge:
         if not has_adapters(model):
             raise ValueError(f"{checkpoint} has no adapters (policy.lora is null): leave --merge at true.")
         _name_base(model, _run_config(checkpoint, run))
-    with ExitStack() as stack:
-        export_policy(
-            out,
-            model=model,
-            tokenizer=trained.tokenizer,
-            template=trained.template,
-            rewards=[stack.enter_context(closing(build_reward(spec))) for spec in trained.rewards],
-            sampling=trained.sampling,
-            merge=merge,
-        )
+    export_policy(
+        out,
+        model=model,
+        tokenizer=trained.tokenizer,
+        template=trained.template,
+        rewards=trained.rewards,
+        sampling=trained.sampling,
+        merge=merge,
+    )
     print(out)
 
 

@@ -47,6 +47,7 @@ def filter(
     seed: int = 0,
     batch_size: int = 256,
     device: str = "auto",
+    trust_rewards: bool = False,
 ) -> None:
     """Answers every training problem a few times and keeps those whose share of right answers lies in a range.
 
@@ -66,6 +67,8 @@ def filter(
         seed: names the samples.
         batch_size: completions decoded at once.
         device: cpu, cuda …; auto takes a GPU where there is one.
+        trust_rewards: let the model name any class as a reward, such as functions and judges: only if you know who
+            wrote it. Without it such a model is refused.
     """
     if config is None:
         raise ValueError("--config is missing: give a configuration with data.source.")
@@ -90,7 +93,7 @@ def filter(
         if len(todo) < len(asked):
             print(f"{len(asked) - len(todo)} problems were measured before ({notes.path})")
         if todo:
-            policy = _load(Path(config), model, source, device)
+            policy = _load(Path(config), model, source, device, trust_rewards=trust_rewards)
             todo -= _too_long(policy, problems, todo, notes)
             _measure(policy, problems, todo, notes, samples, seed, batch_size)
     kept = 0
@@ -207,8 +210,7 @@ def _rate(correct: Sequence[bool | None]) -> float | None:
     return sum(judged) / len(judged) if judged else None
 
 
-def _load(config: Path, model: str | None, source: PromptSource, device: str) -> _Policy:
-    from grpo_pl.rewards.specs import build_reward
+def _load(config: Path, model: str | None, source: PromptSource, device: str, *, trust_rewards: bool) -> _Policy:
     from grpo_pl.rollout.native import NativeEngine
     from grpo_pl.rollout.sampler import CompletionSampler
     from serve.app import choose_device
@@ -216,14 +218,15 @@ def _load(config: Path, model: str | None, source: PromptSource, device: str) ->
     place = choose_device(device)
     if model is None:
         return _configured(config, source, place)
+    from serve.reward_list import build_rewards
     from serve.served import find_model
 
-    trained = find_model(Path(model))
+    trained = find_model(Path(model), trust_rewards=trust_rewards)
     return _Policy(
         sampler=CompletionSampler(engine=NativeEngine(), template=trained.template, tokenizer=trained.tokenizer),
         model=trained.load_policy(place),
         sampling=trained.sampling,
-        rewards=[build_reward(spec) for spec in trained.rewards],
+        rewards=build_rewards(trained.rewards, trust_rewards=trust_rewards),
     )
 
 

@@ -45,6 +45,7 @@ def predict(
     seed: int = 0,
     batch_size: int = 256,
     device: str = "auto",
+    trust_rewards: bool = False,
 ) -> None:
     """Answers problems with a trained policy and writes one JSON line per completion, with every reward.
 
@@ -65,20 +66,21 @@ def predict(
         seed: names the samples.
         batch_size: completions decoded at once.
         device: cpu, cuda …; auto takes a GPU where there is one.
+        trust_rewards: let the model name any class as a reward or a source, such as functions and judges: only if you
+            know who wrote it. Without it such a model is refused.
     """
     if model is None:
         raise ValueError("--model is missing: give an exported folder, a run folder or a checkpoint.")
     for name, value in (("prompts", prompts), ("samples", samples), ("batch_size", batch_size)):
         if value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}.")
-    from grpo_pl.rewards.scoring import check_rewards
-    from grpo_pl.rewards.specs import build_reward
     from grpo_pl.rollout.engine import SamplingParams
     from serve.app import choose_device
+    from serve.reward_list import build_rewards
     from serve.served import find_model
 
-    trained = find_model(Path(model))
-    source = load_source(Path(config) if config else _run_config(Path(model)))
+    trained = find_model(Path(model), trust_rewards=trust_rewards)
+    source = load_source(Path(config)) if config else _own_source(Path(model), trust=trust_rewards)
     problems = source.validation(prompts) if split == "val" else training_problems(source, prompts)
     sampling = SamplingParams(
         max_completion_length=max_completion_length or trained.max_completion_length,
@@ -93,8 +95,9 @@ def predict(
     tally: Counter[str] = Counter()
     seen: set[tuple[int, str]] = set()
     with ExitStack() as stack:
-        rewards = [stack.enter_context(closing(build_reward(spec))) for spec in trained.rewards]
-        check_rewards(rewards)
+        rewards = build_rewards(trained.rewards, trust_rewards=trust_rewards)
+        for reward in rewards:
+            stack.enter_context(closing(reward))
         file = stack.enter_context(RowWriter(Path(output)))
         advance = stack.enter_context(progress_bar("predict", len(problems)))
         per_batch = max(1, batch_size // samples)
@@ -121,15 +124,34 @@ def load_source(config: Path) -> PromptSource:
     """
     from grpo_pl.data.sources import PromptSource
 
+    spec = _source_spec(config)
+    parser = OneLineErrors(prog="grpo-pl predict")
+    parser.add_subclass_arguments(PromptSource, "source", required=True)
+    source: PromptSource = parser.instantiate(parser.parse_object({"source": spec})).source
+    return source
+
+
+def _own_source(model: Path, *, trust: bool) -> PromptSource:
+    """The source that the run of ``model`` names; the run may be somebody else's, so not every class is imported.
+
+    Raises:
+        ValueError: there is none, or without ``trust`` one that is not ours.
+    """
+    from grpo_pl.rewards.trust import check_source_trusted
+
+    config = _run_config(model)
+    if not trust:
+        check_source_trusted(_source_spec(config))
+    return load_source(config)
+
+
+def _source_spec(config: Path) -> Any:
     if not config.is_file():
         raise ValueError(f"no such file: {config}: name the problems with --config, a configuration with data.source.")
     spec = ((yaml.safe_load(config.read_text()) or {}).get("data") or {}).get("source")
     if not spec:
         raise ValueError(f"{config} has no data.source.")
-    parser = OneLineErrors(prog="grpo-pl predict")
-    parser.add_subclass_arguments(PromptSource, "source", required=True)
-    source: PromptSource = parser.instantiate(parser.parse_object({"source": spec})).source
-    return source
+    return spec
 
 
 def training_problems(source: PromptSource, count: int) -> list[Prompt]:

@@ -26,6 +26,7 @@ def serve(
     deadline: float = 120.0,
     device: str = "auto",
     max_body_mb: int = 8,
+    trust_rewards: bool = False,
 ) -> int:
     """Serves a trained policy: OpenAI chat and completions, its rewards, and evaluation.
 
@@ -49,6 +50,8 @@ def serve(
         deadline: Seconds after which an unfinished request gets 504.
         device: cpu, cuda, cuda:1 …; auto takes a GPU where there is one.
         max_body_mb: Largest request body in MiB.
+        trust_rewards: Let the model name any class as a reward, such as functions and judges: only if you know who
+            wrote it. Without it such a model is refused.
     """
     if model is None:
         raise ValueError("--model is missing: give an exported folder, a run folder or a checkpoint.")
@@ -72,6 +75,7 @@ def serve(
         deadline_s=deadline,
         device=device,
         max_body_mb=max_body_mb,
+        trust_rewards=trust_rewards,
     )
     return run_server(settings)
 

@@ -58,7 +58,9 @@ def load_tokenizer(policy: PolicyConfig, path: str | None = None) -> PreTrainedT
         assert policy.characters != FROM_DATA, "grpo_pl.vocabulary collects them first"
         return character_tokenizer(policy.tags, CHARACTERS if policy.characters is None else policy.characters)
     with _one_clear_line(source, "tokenizer"):
-        tokenizer: PreTrainedTokenizerBase = _tokenizer_class(source).from_pretrained(source, padding_side="left")
+        kind = _tokenizer_class(source)
+        no_code = {"trust_remote_code": False} if kind.__name__ == "AutoTokenizer" else {}  # the other knows no code
+        tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(source, padding_side="left", **no_code)
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ValueError(f"the tokenizer of {source!r} has neither a padding nor an EOS token.")
@@ -103,7 +105,11 @@ def load_model(
     else:
         with _one_clear_line(source, "model"):
             model = AutoModelForCausalLM.from_pretrained(
-                source, dtype="auto" if policy.dtype == "auto" else getattr(torch, policy.dtype), **options
+                source,
+                dtype="auto" if policy.dtype == "auto" else getattr(torch, policy.dtype),
+                trust_remote_code=False,  # a model is data: its folder brings no code and no pickles
+                use_safetensors=True,
+                **options,
             )
     _disable_dropout(model)
     if policy.lora is not None:
@@ -132,7 +138,7 @@ def model_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase, path:
     if source is None:
         return _scratch_config(policy, tokenizer)
     with _one_clear_line(source, "model"):
-        return AutoConfig.from_pretrained(source)
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
 
 
 def _scratch_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase) -> Any:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_pl.rewards.base import Status
+from grpo_pl.rewards.worker_environment import worker_environment
 
 WORKER_FILE = Path(__file__).with_name("math_worker.py")
 START_LIMIT_S = 180.0
@@ -102,7 +103,10 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            env={**os.environ, "PYTHONHASHSEED": "0"},  # SymPy's order of terms, hence its verdicts, follow hashes
+            env={
+                **worker_environment(),
+                "PYTHONHASHSEED": "0",
+            },  # SymPy's order of terms, hence its verdicts, follow hashes
         )
         assert self.process.stdin is not None and self.process.stdout is not None
         self._in, self._out = self.process.stdin.fileno(), self.process.stdout.fileno()

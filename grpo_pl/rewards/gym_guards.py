@@ -70,7 +70,7 @@ def calculate(text: str, *, exact: bool = False) -> Any:
 
 
 def _value(node: ast.AST, exact: bool) -> Any:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return Fraction(node.value) if exact else node.value
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_value(node.left, exact), _value(node.right, exact))

@@ -1,0 +1,137 @@
+"""Which classes an export, a run folder or a checkpoint of somebody else may name: what reads text and does no more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+FLAG = "--trust-rewards"
+REWARDS: Mapping[str, Sequence[str]] = {
+    "format": ["FormatReward"],
+    "language": ["LanguageConsistencyReward"],
+    "length": ["LengthReward", "RepetitionReward"],
+    "math_answer": ["ExactReward", "MathReward"],
+    "per_source": ["PerSource"],
+    "process": ["ColumnArithmeticReward"],
+    "reasoning_gym": ["ReasoningGymReward"],
+    "second_opinion": ["LenientAnswerReward", "StrictAnswerReward"],
+    "sorting": ["SortingReward"],
+}
+"""Rewards by module that import nothing by name, reach no network, load no model and touch no file."""
+SOURCES: Mapping[str, Sequence[str]] = {
+    "arithmetic": ["ArithmeticPrompts"],
+    "curriculum": ["CurriculumPrompts"],
+    "json_lines": ["JsonLinesPrompts"],
+    "mixture": ["MixturePrompts"],
+    "reasoning_gym": ["ReasoningGymPrompts"],
+    "sorting": ["SortingPrompts"],
+    "tables": ["TablePrompts"],
+}
+"""Sources by module; they read data and import nothing by name."""
+LIMITS = {"workers": 64, "memory_limit_mb": 65_536, "soft_limit_s": 60, "hard_limit_s": 120, "max_answer_chars": 10**6}
+"""Largest values of arguments that cost the machine something; beyond them somebody who may decide that must."""
+_LEVELS = 16
+
+
+class Untrusted(ValueError):
+    """Something in an export, run folder or checkpoint that is not used before somebody says that it may be."""
+
+
+def check_rewards_trusted(specs: Any) -> None:
+    """Refuses rewards that could do more than read text; imports nothing.
+
+    Args:
+        specs: ``class_path`` and ``init_args`` of each reward, as a manifest or a run's configuration holds them.
+
+    Raises:
+        Untrusted: one of them, or one inside of another, is not in ``REWARDS``, or has an argument that is no plain
+            value; one line that names it and the flag.
+        ValueError: no list of such objects.
+    """
+    if not isinstance(specs, list | tuple) or not all(isinstance(spec, Mapping) for spec in specs):
+        raise ValueError(f"rewards must be a list of objects with class_path and init_args, got {_short(specs)}.")
+    allowed = _paths("grpo_pl.rewards", REWARDS)
+    for spec in specs:
+        _check(spec, allowed, "reward")
+
+
+def check_source_trusted(spec: Any) -> None:
+    """Refuses a prompt source of a run's own configuration that is none of ours; imports nothing.
+
+    Raises:
+        Untrusted: see :func:`check_rewards_trusted`.
+    """
+    _check(spec, _paths("", {f"grpo_pl.data.{module}": names for module, names in SOURCES.items()}), "source")
+
+
+def _paths(package: str, modules: Mapping[str, Sequence[str]]) -> frozenset[str]:
+    """Every way to write the classes: by their module, and by the package that shows them."""
+    inside = {f"{package}.{module}.{name}".strip(".") for module, names in modules.items() for name in names}
+    shown = {f"{package}.{name}" for names in modules.values() for name in names} if package else set()
+    return frozenset(inside | shown)
+
+
+def _check(spec: Any, allowed: frozenset[str], what: str) -> None:
+    for level, found in _specs(spec):
+        class_path = found.get("class_path") if isinstance(found, Mapping) else found
+        if not isinstance(found, Mapping) or not isinstance(class_path, str) or class_path not in allowed:
+            raise Untrusted(
+                f"the {what} {_short(class_path)} cannot be imported without {FLAG}: it is not a {what} of grpo_pl "
+                f"that loads by itself. Give {FLAG} (trust_rewards=True in Python) if you know who wrote it."
+            )
+        further = found.keys() - {"class_path", "init_args"}
+        arguments = found.get("init_args") or {}
+        if further or level > _LEVELS or not isinstance(arguments, Mapping):
+            raise Untrusted(f"the {what} {class_path!r} has more than class_path and init_args: it needs {FLAG}.")
+        for name, value in arguments.items():
+            _check_argument(class_path, str(name), value, what)
+
+
+def _check_argument(class_path: str, name: str, value: Any, what: str) -> None:
+    too_much = isinstance(value, int | float) and not isinstance(value, bool) and value > LIMITS.get(name, math.inf)
+    if too_much or not _is_plain(value):
+        raise Untrusted(f"the {what} {class_path!r} has {name}={_short(value)}: that needs {FLAG}.")
+
+
+def _specs(value: Any, level: int = 0) -> Iterator[tuple[int, Any]]:
+    """``value`` and every class named in it, however deep, with its depth."""
+    yield level, value
+    if not isinstance(value, Mapping) or level > _LEVELS:
+        return
+    arguments = value.get("init_args")
+    if isinstance(arguments, Mapping):
+        for name, inner in arguments.items():
+            # where a class is expected, its bare name is one, too
+            if name in ("source", "correct") and inner is not None:
+                yield from _specs(inner, level + 1)
+            elif name in ("parts", "rewards") and isinstance(inner, Mapping):
+                for part in inner.values():
+                    yield from _specs(part, level + 1)
+            else:
+                for part in _named(inner, level):
+                    yield from _specs(part, level + 1)
+
+
+def _named(value: Any, level: int) -> Iterator[Any]:
+    """Every object with a ``class_path`` in a value that should hold none, and what lies too deep to be looked at."""
+    if level > _LEVELS or (isinstance(value, Mapping) and "class_path" in value):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _named(inner, level + 1)
+
+
+def _is_plain(value: Any, level: int = 0) -> bool:
+    if value is None or isinstance(value, bool | int | float | str):
+        return True
+    if level > 2 * _LEVELS:
+        return False
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(inner, level + 1) for key, inner in value.items())
+    return isinstance(value, list | tuple) and all(_is_plain(inner, level + 1) for inner in value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"

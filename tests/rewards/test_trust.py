@@ -1,0 +1,171 @@
+"""What an export or a run folder of somebody else may name as a reward or a source, and what it may not."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import grpo_pl.rewards as rewards_module
+from grpo_pl.rewards import ExactReward, Reward
+from grpo_pl.rewards.process import ProcessReward
+from grpo_pl.rewards.specs import build_reward
+from grpo_pl.rewards.trust import REWARDS, SOURCES, check_rewards_trusted, check_source_trusted
+
+NEEDS_TRUST = {"FunctionReward", "JudgeReward", "ModelReward", "ProcessModelReward"}
+EXACT = {"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"name": "x"}}
+FUNCTION = {"class_path": "grpo_pl.rewards.FunctionReward", "init_args": {"function": "os.getcwd"}}
+
+
+def _spec(class_path: str, /, **arguments: Any) -> dict[str, Any]:
+    return {"class_path": class_path, "init_args": arguments}
+
+
+def test_every_reward_is_either_harmless_or_known_to_need_trust() -> None:
+    classes = {
+        name
+        for name in rewards_module.__all__
+        if isinstance(kind := getattr(rewards_module, name), type)
+        and issubclass(kind, Reward)
+        and kind not in (Reward, ProcessReward)
+    }
+    harmless = {name for names in REWARDS.values() for name in names}
+    assert classes == harmless | NEEDS_TRUST
+    assert harmless.isdisjoint(NEEDS_TRUST)
+
+
+@pytest.mark.parametrize("name", sorted(name for names in REWARDS.values() for name in names))
+def test_a_harmless_reward_loads_by_any_of_its_names(name: str) -> None:
+    kind = getattr(rewards_module, name)
+    arguments = {"rewards": {"a": EXACT}} if name == "PerSource" else {}
+    for path in (f"grpo_pl.rewards.{name}", f"{kind.__module__}.{name}"):
+        check_rewards_trusted([_spec(path, **arguments)])
+        assert type(build_reward(_spec(path, **arguments))) is kind
+
+
+def test_every_source_of_ours_is_listed_where_it_is() -> None:
+    for module, names in SOURCES.items():
+        loaded = __import__(f"grpo_pl.data.{module}", fromlist=names)
+        assert all(getattr(loaded, name).__module__ == f"grpo_pl.data.{module}" for name in names)
+
+
+REFUSED = [
+    *[f"grpo_pl.rewards.{name}" for name in sorted(NEEDS_TRUST)],
+    "grpo_pl.rewards.function.FunctionReward",
+    "grpo_pl.rewards.judge.JudgeReward",
+    "grpo_pl.rewards.model.ModelReward",
+    "grpo_pl.rewards.process.ProcessModelReward",
+    "grpo_pl.rewards.function.load_function",
+    "grpo_pl.rewards.math_answer.FunctionReward",
+    "grpo_pl.rewards..ExactReward",
+    "grpo_pl.rewards.exactreward",
+    "grpo_pl.rewards.ExactReward ",
+    "grpo_pl.rewards:ExactReward",
+    "ExactReward",
+    "os.system",
+    "subprocess.Popen",
+    "my_rewards.Mine",
+    "",
+    None,
+    5,
+    ["grpo_pl.rewards.ExactReward"],
+]
+
+
+@pytest.mark.parametrize("class_path", REFUSED, ids=repr)
+@pytest.mark.parametrize("depth", ["outside", "in a list", "in PerSource", "in LengthReward", "in a number", "deep"])
+def test_everything_else_is_refused_by_name_wherever_it_stands(class_path: Any, depth: str) -> None:
+    inner = {"class_path": class_path, "init_args": {}}
+    per_source = "grpo_pl.rewards.PerSource"
+    spec = {
+        "outside": inner,
+        "in a list": _spec("grpo_pl.rewards.ExactReward", name=[1, [inner]]),
+        "in PerSource": _spec(per_source, rewards={"a": EXACT, "b": inner}),
+        "in LengthReward": _spec("grpo_pl.rewards.LengthReward", correct=inner),
+        "in a number": _spec("grpo_pl.rewards.ExactReward", weight={"a": {"b": inner}}),
+        "deep": _spec(per_source, rewards={"a": _spec(per_source, rewards={"b": inner})}),
+    }[depth]
+    before = set(sys.modules)
+    with pytest.raises(ValueError, match="--trust-rewards") as refusal:
+        check_rewards_trusted([EXACT, spec])
+    assert repr(class_path) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert set(sys.modules) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"workers": 10_000},
+        {"memory_limit_mb": 10**9},
+        {"soft_limit_s": 1e6, "hard_limit_s": 2e6},
+        {"name": ExactReward},
+        {"name": b"bytes"},
+    ],
+)
+def test_arguments_that_cost_too_much_or_are_not_plain_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="--trust-rewards"):
+        check_rewards_trusted([_spec("grpo_pl.rewards.MathReward", **arguments)])
+
+
+def test_more_than_class_and_arguments_is_refused() -> None:
+    for further in ({"dict_kwargs": {"a": 1}}, {"init_args": [1]}):
+        with pytest.raises(ValueError, match="--trust-rewards"):
+            check_rewards_trusted([{**EXACT, **further}])
+
+
+@pytest.mark.parametrize("specs", [None, "os.system", {"class_path": "os.system"}, ["os.system"], [[EXACT]], 5])
+def test_what_is_no_list_of_rewards_is_refused(specs: Any) -> None:
+    with pytest.raises(ValueError, match="rewards must be a list"):
+        check_rewards_trusted(specs)
+
+
+def test_endless_nesting_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    around = _spec("grpo_pl.rewards.PerSource", rewards={})
+    around["init_args"]["rewards"]["a"] = around
+    for spec in (_spec("grpo_pl.rewards.ExactReward", name=loop), around):
+        with pytest.raises(ValueError, match="--trust-rewards"):
+            check_rewards_trusted([spec])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "os.system",
+        "grpo_pl.data.arithmetic.ArithmeticPrompts",
+        _spec("my_sources.Mine"),
+        _spec("ArithmeticPrompts"),
+        _spec("grpo_pl.data.mixture.MixturePrompts", parts={"a": _spec("my_sources.Mine")}),
+        _spec("grpo_pl.data.mixture.MixturePrompts", parts={"a": "my_sources.Mine"}),
+        _spec("grpo_pl.data.curriculum.CurriculumPrompts", source="my_sources.Mine"),
+        _spec("grpo_pl.data.curriculum.CurriculumPrompts", source=_spec("my_sources.Mine")),
+    ],
+    ids=str,
+)
+def test_a_source_that_is_not_ours_is_refused(spec: Any) -> None:
+    with pytest.raises(ValueError, match="--trust-rewards"):
+        check_source_trusted(spec)
+
+
+def test_our_sources_load_by_themselves() -> None:
+    sums = _spec("grpo_pl.data.arithmetic.ArithmeticPrompts", digits=2, seed=1)
+    check_source_trusted(sums)
+    check_source_trusted(_spec("grpo_pl.data.mixture.MixturePrompts", parts={"a": sums}, weights={"a": 2.0}))
+    check_source_trusted(_spec("grpo_pl.data.curriculum.CurriculumPrompts", source=sums))
+
+
+def test_exports_in_the_repository_need_no_trust(tmp_path: Path) -> None:
+    """Every reward of the shipped configurations but those that are meant to ask."""
+    import yaml
+
+    asking = set()
+    for file in sorted(Path(__file__).parents[2].glob("configs/**/*.yaml")):
+        specs = ((yaml.safe_load(file.read_text()) or {}).get("model") or {}).get("rewards") or []
+        try:
+            check_rewards_trusted(json.loads(json.dumps(specs)))
+        except ValueError:
+            asking.add(file.name)
+    assert asking <= {"judge.yaml", "function.yaml"}
