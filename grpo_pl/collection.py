@@ -13,7 +13,7 @@ from torch import Tensor
 from grpo_pl.algorithm import GRPOAlgorithm
 from grpo_pl.collective import Collective
 from grpo_pl.data.datamodule import PromptBatch
-from grpo_pl.rewards.base import Reward, Score, needs_of
+from grpo_pl.rewards.base import Reward, needs_of
 from grpo_pl.rewards.scoring import ScoredBatch, join_scores, score_completions
 from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.rollout.groups import group_rows, join_samples, samples_to, select_groups
@@ -22,13 +22,27 @@ from grpo_pl.stopwatch import stopwatch
 from grpo_pl.types import Prompt, Split
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, TrainerState
 
 
 class Report(Protocol):
     """Tells whoever watches how far the current stage of a step is."""
 
     def __call__(self, stage: str, done: int, total: int, note: str = "") -> None: ...
+
+
+def trainer_state(step: int, steps: int, rank: int) -> TrainerState:
+    """What reward functions get as TRL hands it to them; steps are rollouts, and the run is one epoch."""
+    from transformers import TrainerState
+
+    return TrainerState(
+        global_step=step,
+        max_steps=steps,
+        epoch=step / steps if steps else 0.0,
+        num_train_epochs=1,
+        is_local_process_zero=rank == 0,
+        is_world_process_zero=rank == 0,
+    )
 
 
 FetchPrompts = Callable[[int, int], PromptBatch]
@@ -56,6 +70,8 @@ class Collector:
     seed: int
     collective: Collective
     report: Report
+    steps: int = 0
+    """Rollouts of the whole run."""
     should_stop: Callable[[], bool] | None = None
 
     def collect(
@@ -102,6 +118,7 @@ class Collector:
             completions=samples.completions,
             answers=[prompt.answer for prompt in samples.per_row],
             columns=samples.columns(needs_of(self.rewards)),
+            trainer_state=partial(trainer_state, samples.step, self.steps, self.collective.rank),
         )
         self.report("reward", len(samples.completions), len(samples.completions))
         return scored
@@ -154,7 +171,7 @@ class Collector:
         share = wanted // self.collective.world
         mine = chosen[self.collective.rank * share : (self.collective.rank + 1) * share]
         # each rank offers the chosen groups that it drew; the global number of a group tells its owner
-        offered: dict[tuple[int, int], tuple[Samples, Sequence[Sequence[Score]]]] = {}
+        offered: dict[tuple[int, int], tuple[Samples, ScoredBatch]] = {}
         for attempt, group in chosen:
             owner, local = divmod(group, share)
             if owner == self.collective.rank:
@@ -162,11 +179,15 @@ class Collector:
                 rows = group_rows([local], self.algorithm.group_size)
                 offered[attempt, group] = (
                     samples_to(select_groups(samples, [local]), torch.device("cpu")),
-                    scored.select(rows).scores,
+                    replace(scored.select(rows), rewards=[], metrics={}),  # rewards need not survive pickle
                 )
         everyone = {key: value for part in self.collective.gather_objects(offered) for key, value in part.items()}
         parts = [everyone[key] for key in mine]
         pad_token_id = int(self.sampler.tokenizer.pad_token_id)
         joined = join_samples([samples for samples, _ in parts], pad_token_id)
         device = pool[0][0].rollout.completion_ids.device
-        return samples_to(joined, device), join_scores(self.rewards, [scores for _, scores in parts])
+        noted: dict[str, list[float]] = {}
+        for _, scored in pool:
+            for name, values in scored.metrics.items():
+                noted.setdefault(name, []).extend(values)
+        return samples_to(joined, device), join_scores(self.rewards, [scores for _, scores in parts], noted)

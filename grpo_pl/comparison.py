@@ -36,6 +36,8 @@ class RunCurves:
     """By the names of ``CURVES``; empty where the run never logged it, such as KL without a reference."""
     held_out: Points
     """``val/pass@1``."""
+    unjudged: int
+    """Held-out completions of the last validation that could not be judged, and count nowhere."""
     seconds: float
     """Median ``step_time``."""
 
@@ -57,6 +59,7 @@ def read_run(metrics: Path) -> RunCurves:
     return RunCurves(
         curves={name: points(column) for name, column in CURVES.items()},
         held_out=points("val/pass@1"),
+        unjudged=int(points("val/unjudged")[-1][1]) if points("val/unjudged") else 0,
         seconds=median(value for _, value in points("step_time")) if points("step_time") else 0.0,
     )
 
@@ -73,9 +76,21 @@ def write_curves(path: Path, runs: Mapping[str, RunCurves]) -> None:
 
 
 def results_table(runs: Mapping[str, RunCurves]) -> Table:
-    """Held-out pass@1 before and after, and where each curve ended; fits a terminal of 80 columns."""
+    """Held-out pass@1 before and after, and where each curve ended; fits a terminal of 80 columns.
+
+    Below it stands how many held-out completions could not be judged, where there are such.
+    """
     title = "held-out pass@1, then means over the last fifth of the rollouts"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    left_out = [f"{name}: {run.unjudged}" for name, run in runs.items() if run.unjudged]
+    caption = f"held-out completions that could not be judged and count nowhere: {', '.join(left_out)}"
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption=caption if left_out else None,
+        caption_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+    )
     table.add_column("algorithm", no_wrap=True)
     for heading in ("pass@1", "reward", "length right", "length wrong", "KL", "entropy", "time, s"):
         table.add_column(heading, justify="right", no_wrap=heading == "pass@1")

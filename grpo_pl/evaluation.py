@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics import SumMetric
 
 from grpo_pl.data.datamodule import PromptBatch
 from grpo_pl.functional.estimates import Estimate, estimate_mean
 from grpo_pl.metrics import AverageAtK, GroupMetric, MajorityAtK, PassAtK
-from grpo_pl.rewards.base import Reward, Score, needs_of
-from grpo_pl.rewards.scoring import score_completions
+from grpo_pl.rewards.base import Reward, needs_of
+from grpo_pl.rewards.notes import Notes
+from grpo_pl.rewards.scoring import ScoredBatch, score_completions
 from grpo_pl.rewards.voting import answer_classes
 from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.rollout.sampler import Samples
@@ -56,46 +58,67 @@ class Answers:
     """What the completions of some problems came to."""
 
     correct: Tensor  # (P, n) bool
+    judged: Tensor  # (P, n) bool: the correctness reward is a number; where it is None, `correct` says nothing
     classes: Tensor  # (P, n) int64, see ``answer_classes``
     lengths: Tensor  # (P, n) tokens
     truncated: Tensor  # (P, n) bool: cut at the length limit
+    noted: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """What the reward gave to ``log_metric``."""
 
 
-def judge(rewards: Sequence[Reward], samples: Samples, *, vote: bool = True) -> Answers:
+def judge(
+    rewards: Sequence[Reward],
+    samples: Samples,
+    *,
+    vote: bool = True,
+    trainer_state: Callable[[], Any] | None = None,
+) -> Answers:
     """Lets the correctness reward judge every completion.
 
     Args:
         vote: also find out which wrong answers are the same; without it each is a class of its own.
+        trainer_state: see :func:`score_completions`.
     """
     columns, n = samples.columns(needs_of(rewards)), samples.rollout.group_size
-    reward, scores = _correctness_scores(rewards, samples, columns)
+    reward, scored = _correctness_scores(rewards, samples, columns, trainer_state)
+    scores = scored.scores[0]
     correct = [score.value is not None and score.value >= 1.0 for score in scores]
     classes = [0 if c else row + 1 for row, c in enumerate(correct)]
     if vote:
-        classes = answer_classes(reward, completions=samples.completions, scores=scores, columns=columns, group_size=n)
+        with Notes(0, trainer_state, kept=False).taken():
+            classes = answer_classes(
+                reward, completions=samples.completions, scores=scores, columns=columns, group_size=n
+            )
     device = samples.rollout.completion_ids.device
     truncated = [reason == "length" for reason in samples.rollout.finish_reasons]
     return Answers(
         correct=torch.tensor(correct, device=device).view(-1, n),
+        judged=torch.tensor([score.value is not None for score in scores], device=device).view(-1, n),
         classes=torch.tensor(classes, device=device).view(-1, n),
         lengths=samples.rollout.lengths.view(-1, n),
         truncated=torch.tensor(truncated, device=device).view(-1, n),
+        noted=scored.metrics,
     )
 
 
 def correctness(rewards: Sequence[Reward], samples: Samples) -> list[bool | None]:
     """Whether each completion is right, in order; None where the reward could not say."""
-    _, scores = _correctness_scores(rewards, samples, samples.columns(needs_of(rewards)))
-    return [None if score.value is None else score.value >= 1.0 for score in scores]
+    _, scored = _correctness_scores(rewards, samples, samples.columns(needs_of(rewards)))
+    return scored.correct()
 
 
 def _correctness_scores(
-    rewards: Sequence[Reward], samples: Samples, columns: Mapping[str, Sequence[Any]]
-) -> tuple[Reward, Sequence[Score]]:
+    rewards: Sequence[Reward],
+    samples: Samples,
+    columns: Mapping[str, Sequence[Any]],
+    trainer_state: Callable[[], Any] | None = None,
+) -> tuple[Reward, ScoredBatch]:
     reward = next(reward for reward in rewards if reward.correctness)
     answers = [prompt.answer for prompt in samples.per_row]
-    scored = score_completions([reward], completions=samples.completions, answers=answers, columns=columns)
-    return reward, scored.scores[0]
+    scored = score_completions(
+        [reward], completions=samples.completions, answers=answers, columns=columns, trainer_state=trainer_state
+    )
+    return reward, scored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +139,8 @@ Read = Callable[[Answers], Tensor]
 
 
 class HeldOutMetrics:
-    """The metrics of one validation: the same ones for every group of problems.
+    """The metrics of one validation: the same ones for every group of problems. Completions that could not be judged
+    count neither as right nor as wrong; :meth:`unjudged` tells how many these are.
 
     Args:
         validation: what is measured.
@@ -129,6 +153,7 @@ class HeldOutMetrics:
         self.metrics: dict[str, GroupMetric] = {}
         self._sampled: dict[str, list[tuple[GroupMetric, Read]]] = {}
         self._greedy: dict[str, GroupMetric] = {}
+        self._unjudged = {group: SumMetric().to(device) for group in groups}
         for group in groups:
             sampled: dict[str, tuple[GroupMetric, Read]] = {}
             sampled |= {f"pass@{k}": (PassAtK(k), lambda a: a.correct) for k in validation.ks}
@@ -139,7 +164,7 @@ class HeldOutMetrics:
             self.metrics |= {f"{group}/{name}": metric for name, (metric, _) in sampled.items()}
             self._sampled[group] = list(sampled.values())
             if validation.greedy:
-                self.metrics[f"{group}/greedy"] = self._greedy[group] = AverageAtK(1)
+                self.metrics[f"{group}/greedy"] = self._greedy[group] = PassAtK(1)
         for metric in self.metrics.values():
             metric.to(device)
 
@@ -151,13 +176,21 @@ class HeldOutMetrics:
             rows = zip(batch.valid, batch.groups, strict=True)
             member = torch.tensor([valid and group in groups for valid, groups in rows], device=device)
             for metric, read in metrics:
-                metric.update(read(sampled), member, ids)
+                metric.update(read(sampled), member, ids, sampled.judged)
+            unjudged = (~sampled.judged[member]).sum()
             if greedy is not None:
-                self._greedy[group].update(greedy.correct, member, ids)
+                self._greedy[group].update(greedy.correct, member, ids, greedy.judged)
+                unjudged = unjudged + (~greedy.judged[member]).sum()
+            self._unjudged[group].update(unjudged)
 
     def results(self) -> dict[str, Measured]:
-        """Every metric with its problems, over all ranks; every rank must call it."""
-        return {
+        """Every metric with its problems, over all ranks, if it has any; every rank must call it."""
+        found = {
             key: Measured(mean=metric.compute().item(), problems=metric.results())
             for key, metric in self.metrics.items()
         }
+        return {key: measured for key, measured in found.items() if measured.problems}
+
+    def unjudged(self) -> dict[str, int]:
+        """How many completions of each group could not be judged, over all ranks; every rank must call it."""
+        return {group: int(metric.compute()) for group, metric in self._unjudged.items()}

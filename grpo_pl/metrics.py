@@ -15,6 +15,9 @@ from grpo_pl.functional.estimates import Estimate, average_at_k, estimate_mean, 
 class GroupMetric(Metric):
     """Mean over problems of one number per problem, worked out from the first ``k`` of its samples or from all.
 
+    Samples that could not be judged count neither as right nor as wrong. A problem with fewer than ``k`` judged ones
+    is left out.
+
     Args:
         k: samples of a problem that count; a problem needs at least ``k``.
     """
@@ -32,24 +35,32 @@ class GroupMetric(Metric):
         self.add_state("ids", [], dist_reduce_fx="cat")
 
     @abstractmethod
-    def per_problem(self, samples: Tensor) -> Tensor:
-        """(P, n) samples to (P,) float64."""
+    def per_problem(self, samples: Tensor, judged: Tensor | None) -> Tensor:
+        """(P, n) samples to (P,) float64, NaN where they say nothing."""
 
-    def update(self, samples: Tensor, valid: Tensor | None = None, ids: Tensor | None = None) -> None:
+    def update(
+        self,
+        samples: Tensor,
+        valid: Tensor | None = None,
+        ids: Tensor | None = None,
+        judged: Tensor | None = None,
+    ) -> None:
         """Adds problems.
 
         Args:
             samples: (P, n) with n >= k; what the numbers mean is the subclass's.
             valid: (P,) bool; problems that only fill a batch are false.
             ids: (P,) int64 names of the problems, for :meth:`results`; 0, 1 … per call if not given.
+            judged: (P, n) bool, samples whose reward is a number; all if not given.
 
         Raises:
             ValueError: fewer than k samples a problem.
         """
-        values = self.per_problem(samples)
+        values = self.per_problem(samples, judged)
         ids = torch.arange(len(values), device=values.device) if ids is None else ids
-        self.values.append(values if valid is None else values[valid])
-        self.ids.append(ids if valid is None else ids[valid])
+        told = ~values.isnan() if valid is None else valid & ~values.isnan()
+        self.values.append(values[told])
+        self.ids.append(ids[told])
 
     def compute(self) -> Tensor:
         """The mean, 0 without problems."""
@@ -85,8 +96,8 @@ class PassAtK(GroupMetric):
 
     higher_is_better = True
 
-    def per_problem(self, samples: Tensor) -> Tensor:
-        return pass_at_k(samples, self.k)
+    def per_problem(self, samples: Tensor, judged: Tensor | None) -> Tensor:
+        return pass_at_k(samples, self.k, judged)
 
 
 class MajorityAtK(GroupMetric):
@@ -98,15 +109,15 @@ class MajorityAtK(GroupMetric):
 
     higher_is_better = True
 
-    def per_problem(self, samples: Tensor) -> Tensor:
-        return majority_at_k(samples, self.k)
+    def per_problem(self, samples: Tensor, judged: Tensor | None) -> Tensor:
+        return majority_at_k(samples, self.k, judged)
 
 
 class AverageAtK(GroupMetric):
     """avg@k: mean over problems of the mean of k samples; of correctness, lengths, truncation, any number.
 
-    Takes (P, n) numbers.
+    Takes (P, n) numbers, whether judged or not.
     """
 
-    def per_problem(self, samples: Tensor) -> Tensor:
+    def per_problem(self, samples: Tensor, judged: Tensor | None) -> Tensor:
         return average_at_k(samples, self.k)

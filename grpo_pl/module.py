@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from grpo_pl.algorithm import GRPOAlgorithm
-from grpo_pl.collection import Collector, Report
+from grpo_pl.collection import Collector, Report, trainer_state
 from grpo_pl.collective import Collective
 from grpo_pl.data.datamodule import PromptBatch, RolloutDataModule
 from grpo_pl.evaluation import Answers, HeldOutMetrics, Measured, Validation, judge
@@ -33,7 +33,7 @@ from grpo_pl.rewards.scoring import check_rewards
 from grpo_pl.rollout.engine import RolloutEngine, SamplingParams
 from grpo_pl.rollout.native import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
-from grpo_pl.step_metrics import REFLECTION_WORDS, broken_share, experience_metrics, pass_rates
+from grpo_pl.step_metrics import REFLECTION_WORDS, broken_share, experience_metrics, noted_means, pass_rates
 from grpo_pl.stopwatch import stopwatch
 from grpo_pl.strategies import FSDP2Strategy
 from grpo_pl.update import PolicyUpdate, UpdateResult
@@ -104,7 +104,10 @@ class GRPOModule(LightningModule):
         """Asked between the tokens of a rollout; once true, the rollout ends by ``RolloutInterrupted``."""
         self.held_out: dict[str, Measured] = {}
         """What the last validation found, by metric key."""
+        self.unjudged: dict[str, int] = {}
+        """By group: how many completions of the last validation could not be judged, and count nowhere."""
         self._held_out: HeldOutMetrics | None = None
+        self._noted: dict[str, list[float]] = {}  # what reward functions logged in this validation
         self._reference: Reference | None = None
         self._skipped_in_a_row = 0
         self._warned_of_rewards = False
@@ -193,6 +196,7 @@ class GRPOModule(LightningModule):
             seed=self.seed,
             collective=self.collective,
             report=self.report,
+            steps=self._data.steps,
             should_stop=self.should_stop,
         )
         maker = ExperienceMaker(collector=collector, budget=self.budget)
@@ -229,6 +233,7 @@ class GRPOModule(LightningModule):
     # --- validation -------------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
+        self._noted = {}
         self._held_out = HeldOutMetrics(self.validation, self._data.held_out_groups(), self.device)
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
@@ -240,9 +245,12 @@ class GRPOModule(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         assert self._held_out is not None
-        self.held_out = self._held_out.results()
+        self.held_out, self.unjudged = self._held_out.results(), self._held_out.unjudged()
         self.log("step", float(self._data.completed_rollouts), on_epoch=True)
         self.log_dict({key: found.mean for key, found in self.held_out.items()}, on_epoch=True)
+        noted = {f"val/{name}": mean for name, mean in noted_means(self._noted, self.collective).items()}
+        self.log_dict({name: mean for name, mean in noted.items() if name not in self.held_out}, on_epoch=True)
+        self.log_dict({f"{group}/unjudged": float(count) for group, count in self.unjudged.items()}, on_epoch=True)
 
     def _answer(self, batch: PromptBatch, samples: int, sampling: SamplingParams) -> Answers:
         """Completions of held-out problems. Keys do not name the training step, so validations of one run draw with
@@ -261,7 +269,11 @@ class GRPOModule(LightningModule):
         )
         with gathered(self.policy):
             drawn = self.collective.interruptible(draw, self.device)
-        return judge(self.rewards, drawn, vote=samples > 1)
+        state = partial(trainer_state, self._data.completed_rollouts, self._data.steps, self.collective.rank)
+        answers = judge(self.rewards, drawn, vote=samples > 1, trainer_state=state)
+        for name, values in answers.noted.items():
+            self._noted.setdefault(name, []).extend(values)
+        return answers
 
     # --- bookkeeping ------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import get_args
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from grpo_pl.collective import Collective
 from grpo_pl.experience import Experience
+from grpo_pl.functional.estimates import pass_at_k
 from grpo_pl.rewards.base import Reward, Status
 
 REFLECTION_WORDS = ("wait", "check")
@@ -42,6 +44,7 @@ def experience_metrics(
         metrics["completions/mean_length_wrong"] = _mean(lengths[values < 1.0])
     metrics |= _source_metrics(experience, rewards, collective)
     metrics |= _text_metrics(experience, collective, reflection_words)
+    metrics |= _noted_metrics(experience, collective, taken=metrics)
     return {name: value for name, value in metrics.items() if value == value}  # NaN: a mean over nothing
 
 
@@ -67,8 +70,8 @@ def pass_rates(experience: Experience, rewards: Sequence[Reward], collective: Co
     mine = torch.tensor([prompt.id for prompt in experience.samples.prompts], device=experience.keep.device)
     ids = collective.gather_rows(mine).tolist()
     values = experience.values[next(i for i, reward in enumerate(rewards) if reward.correctness)]  # (P, G)
-    right, judged = (values >= 1.0).sum(dim=1).tolist(), (~values.isnan()).sum(dim=1).tolist()
-    return {i: r / n for i, r, n in zip(ids, right, judged, strict=True) if n}
+    rates = pass_at_k(values >= 1.0, 1, ~values.isnan()).tolist()
+    return {i: rate for i, rate in zip(ids, rates, strict=True) if rate == rate}
 
 
 def _text_metrics(experience: Experience, collective: Collective, words: Sequence[str]) -> dict[str, float]:
@@ -84,6 +87,28 @@ def _text_metrics(experience: Experience, collective: Collective, words: Sequenc
     *totals, reflecting, rows = collective.sum(packed).tolist()
     seen = {name: total for name, total in zip(counts, totals, strict=True) if total}
     return {**seen, "completions/reflection_rate": reflecting / rows}
+
+
+def noted_means(noted: Mapping[str, Sequence[float]], collective: Collective) -> dict[str, float]:
+    """What reward functions gave to ``log_metric``: means over their calls on all ranks, in the order of names."""
+    values: dict[str, list[float]] = {}
+    for some in collective.gather_objects(dict(noted)):
+        for name, part in some.items():
+            values.setdefault(name, []).extend(part)
+    return {name: fmean(part) for name, part in sorted(values.items())}
+
+
+def _noted_metrics(experience: Experience, collective: Collective, taken: Mapping[str, float]) -> dict[str, float]:
+    """The means of one rollout.
+
+    Raises:
+        ValueError: a name that is one of our own metrics.
+    """
+    means = noted_means(experience.scored.metrics, collective)
+    mine = next((name for name in means if name in taken), None)
+    if mine is not None:
+        raise ValueError(f"log_metric({mine!r}): a metric of that name is logged already, choose another.")
+    return means
 
 
 def broken_share(metrics: Mapping[str, float], rewards: Sequence[Reward], completions: int) -> float:

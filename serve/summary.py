@@ -19,25 +19,27 @@ def ks_of(n: int) -> list[int]:
 def summarise(results: Sequence[Mapping[str, Any]], *, n: int) -> dict[str, Any]:
     """Metrics over problems, from the per-problem results of an evaluation.
 
-    A problem whose gold answer could not be read, or whose judge was not reachable, says nothing about the policy and
-    is left out; ``unscored`` counts these.
+    A completion that could not be judged, because the gold answer could not be read or a judge was not reachable,
+    counts neither as right nor as wrong; ``unjudged`` is the number of these, and ``unscored`` that of problems without
+    any other. A metric's ``problems`` are those with enough judged completions for it.
 
     Args:
         results: each with ``samples``, of which each holds ``correct``, ``answer_class``, ``tokens`` and
             ``finish_reason``.
         n: samples of a problem.
     """
-    judged = [r["samples"] for r in results if all(s["correct"] is not None for s in r["samples"])]
-    summary: dict[str, Any] = {"problems": len(results), "unscored": len(results) - len(judged), "n": n, "metrics": {}}
+    summary: dict[str, Any] = {"problems": len(results), "n": n, "metrics": {}}
     samples = [sample for result in results for sample in result["samples"]]
     summary["mean_length"] = sum(sample["tokens"] for sample in samples) / len(samples)
     summary["clipped_ratio"] = sum(sample["finish_reason"] == "length" for sample in samples) / len(samples)
-    if not judged:
-        return summary
-    correct = torch.tensor([[sample["correct"] for sample in group] for group in judged])
-    classes = torch.tensor([[sample["answer_class"] for sample in group] for group in judged])
-    values = {f"pass@{k}": pass_at_k(correct, k) for k in ks_of(n)}
+    groups = [result["samples"] for result in results]
+    judged = torch.tensor([[sample["correct"] is not None for sample in group] for group in groups])
+    summary["unscored"], summary["unjudged"] = int((~judged.any(dim=1)).sum()), int((~judged).sum())
+    correct = torch.tensor([[bool(sample["correct"]) for sample in group] for group in groups])
+    classes = torch.tensor([[sample["answer_class"] for sample in group] for group in groups])
+    values = {f"pass@{k}": pass_at_k(correct, k, judged) for k in ks_of(n)}
     if n > 1:
-        values[f"maj@{n}"] = majority_at_k(classes, n)
-    summary["metrics"] = {name: asdict(estimate_mean(value)) for name, value in values.items()}
+        values[f"maj@{n}"] = majority_at_k(classes, n, judged)
+    told = {name: value[~value.isnan()] for name, value in values.items()}
+    summary["metrics"] = {name: asdict(estimate_mean(value)) for name, value in told.items() if len(value)}
     return summary

@@ -52,6 +52,16 @@ def test_the_table_says_before_after_and_where_curves_ended(metrics: Path) -> No
     assert row.split() == ["a", "0.250", "→", "0.500", "0.750", "10.0", "22.0", "–", "1.250", "3.00"]
 
 
+def test_the_table_says_how_many_completions_could_not_be_judged(metrics: Path, tmp_path: Path) -> None:
+    lines = METRICS.splitlines()
+    file = tmp_path / "unjudged.csv"
+    file.write_text("\n".join([f"{lines[0]},val/unjudged", f"{lines[1]},9", *lines[2:4], f"{lines[4]},3", ""]))
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(results_table({"a": read_run(metrics), "b": read_run(file)}))
+    assert "could not be judged and count nowhere: b: 3" in capture.get()
+
+
 def test_moving_averages_are_centred_and_shrink_at_the_ends() -> None:
     assert moving_average([1.0, 2.0, 6.0, 4.0, 7.0], 1) == pytest.approx([1.0, 3.0, 4.0, 17 / 3, 7.0])
     assert moving_average([1.0, 2.0, 6.0, 4.0, 7.0], 9) == pytest.approx([1.0, 3.0, 4.0, 17 / 3, 7.0])

@@ -18,12 +18,17 @@ from grpo_pl.rollout.sampler import Samples
 from grpo_pl.types import Prompt, Rollout
 
 CPU = torch.device("cpu")
+UNJUDGED = 99
 
 
 def _answers(classes: Sequence[Sequence[int]]) -> Answers:
     table = torch.tensor(classes)
     return Answers(
-        correct=table == 0, classes=table, lengths=torch.full_like(table, 5), truncated=torch.zeros_like(table).bool()
+        correct=table == 0,
+        judged=table != UNJUDGED,
+        classes=table,
+        lengths=torch.full_like(table, 5),
+        truncated=torch.zeros_like(table).bool(),
     )
 
 
@@ -54,6 +59,23 @@ def test_every_group_gets_its_own_metrics_and_fillers_get_none() -> None:
         }
     )
     assert metrics.results()["val/greedy"].problems == {10: 0.0, 11: 1.0}
+
+
+def test_completions_without_a_verdict_count_nowhere_and_are_counted() -> None:
+    metrics = HeldOutMetrics(Validation(samples=3), ["val", "val/easy"], CPU)
+    batch = _batch([("val",), ("val", "val/easy"), ("val",)], [True, True, False])
+    sampled = _answers([[0, 1, UNJUDGED], [UNJUDGED] * 3, [UNJUDGED] * 3])
+    metrics.update(batch, sampled, _answers([[0], [UNJUDGED], [1]]))
+    means = {key: found.mean for key, found in metrics.results().items()}
+    assert means == {
+        "val/pass@1": 0.5,  # the second problem says nothing, and a problem with two verdicts nothing of three draws
+        "val/mean_length": 5.0,
+        "val/clipped_ratio": 0.0,
+        "val/greedy": 1.0,
+        "val/easy/mean_length": 5.0,
+        "val/easy/clipped_ratio": 0.0,
+    }
+    assert metrics.unjudged() == {"val": 5, "val/easy": 4}
 
 
 def test_one_sample_needs_no_vote_and_k_must_fit() -> None:
@@ -87,6 +109,7 @@ def test_completions_are_judged_counted_and_grouped_by_answer() -> None:
     )
     found = judge([MathReward()], samples)
     assert found.correct.tolist() == [[False, False, True, False]]
+    assert found.judged.all()
     assert found.classes.tolist() == [[1, 1, 0, -1]]
     assert found.lengths.tolist() == [[2, 3, 3, 1]]
     assert found.truncated.tolist() == [[False, True, False, False]]
@@ -161,6 +184,24 @@ def test_validate_prints_intervals_writes_problems_and_compares(command_line: An
     assert reports[0].measured == reports[1].measured
     assert len(reports[0].measured["val/long/greedy"].problems) == 6
     assert all(gap.value == 0.0 for gap in reports[1].differences(reports[0]).values())
+
+
+def test_validate_leaves_out_what_could_not_be_judged_and_says_how_much(command_line: Any, tmp_path: Path) -> None:
+    """A judge that knows every second completion: pass@1 is 1 over those, not 0.5."""
+    (tmp_path / "judge.py").write_text(
+        "def judge(completions):\n    return [1.0 if i % 2 else None for i in range(len(completions))]\n"
+    )
+    init = {"function": f"{tmp_path}/judge.py:judge", "correctness": True}
+    rewards = [{"class_path": "grpo_pl.rewards.FunctionReward", "init_args": init}]
+    config = command_line.config("half_judged", model__rewards=rewards)
+    done = command_line("validate", f"--config={config}", f"--output={tmp_path / 'half.json'}")
+    assert done.status == 0, done.err
+    measured = EvaluationReport.read(tmp_path / "half.json").measured
+    assert measured["val/pass@1"].problems == dict.fromkeys(measured["val/pass@1"].problems, 1.0)
+    assert len(measured["val/pass@1"].problems) == 6
+    unjudged = json.loads((tmp_path / "half.json").read_text())["unjudged"]["val"]
+    assert unjudged > 0
+    assert f"val: {unjudged} completions could not be judged" in done.out
 
 
 def _source(digits: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """pass@k against what it means: the share of subsets of k samples that hold a correct one."""
 
+import math
 import multiprocessing
 import socket
 from itertools import combinations, product
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_pl.functional.estimates import estimate_mean
+from grpo_pl.functional.estimates import estimate_mean, pass_at_k
 from grpo_pl.metrics import AverageAtK, MajorityAtK, PassAtK
 
 
@@ -53,6 +54,38 @@ def test_without_problems_it_is_zero_and_reset_forgets() -> None:
     metric.reset()
     metric.update(torch.tensor([[True]]), torch.tensor([False]))
     assert metric.compute().item() == 0.0
+
+
+def test_samples_that_could_not_be_judged_count_neither_as_right_nor_as_wrong() -> None:
+    correct = torch.tensor([[True, False, False], [True, True, True], [False, False, False]])
+    judged = torch.tensor([[True, True, False], [True, True, True], [False, False, False]])
+    one, two, three = PassAtK(1), PassAtK(2), PassAtK(3)
+    for metric in (one, two, three):
+        metric.update(correct, ids=torch.tensor([7, 8, 9]), judged=judged)
+    assert one.results() == {7: 0.5, 8: 1.0}  # nothing is known of the third problem
+    assert two.results() == {7: 1.0, 8: 1.0}
+    assert three.results() == {8: 1.0}  # two judged samples say nothing about three draws
+    assert one.compute().item() == 0.75
+
+
+def test_every_share_of_judged_samples_is_the_share_of_their_subsets() -> None:
+    for correct in product([False, True], repeat=4):
+        for judged in product([False, True], repeat=4):
+            known = [c for c, j in zip(correct, judged, strict=True) if j]
+            for k in (1, 2, 3):
+                value = pass_at_k(torch.tensor([correct]), k, torch.tensor([judged])).item()
+                assert math.isnan(value) if len(known) < k else value == pytest.approx(_pass_at_k(known, k))
+
+
+def test_samples_that_could_not_be_judged_have_no_vote() -> None:
+    classes = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 0, 0, 0]])
+    judged = torch.tensor([[False, True, True, True, False], [True, True, False, False, False]])
+    metric = MajorityAtK(3)
+    metric.update(classes, judged=judged)
+    assert metric.results() == {0: 1.0}
+    plain = MajorityAtK(3)
+    plain.update(classes)
+    assert plain.results() == {0: 0.0, 1: 0.0}
 
 
 def test_many_samples_do_not_overflow() -> None:

@@ -122,6 +122,7 @@ def rows_of(experience: Experience, numbers: Iterable[int]) -> list[Row]:
                     )
                 },
                 "correct": correct[i],
+                **experience.scored.noted(i),
                 "reward": _finite(rewards[experience.first_row + i]),
                 "advantage": _finite(advantages[i]),
             }
@@ -146,15 +147,17 @@ def read_completions(path: Path) -> Iterator[Row]:
 
 
 def flat_row(row: Mapping[str, Any]) -> Row:
-    """A row as columns of a table: ``rewards`` becomes ``reward/<name>`` and ``status/<name>``."""
-    flat = {key: value for key, value in row.items() if key != "rewards"}
+    """A row as columns of a table: ``rewards`` becomes ``reward/<name>`` and ``status/<name>``, ``extra`` becomes
+    ``extra/<name>``."""
+    flat = {key: value for key, value in row.items() if key not in ("rewards", "extra")}
+    flat |= {f"extra/{name}": value for name, value in row.get("extra", {}).items()}
     for name, score in row["rewards"].items():
         flat[f"reward/{name}"], flat[f"status/{name}"] = score["value"], score["status"]
     return flat
 
 
 def _line(row: Row) -> str:
-    return json.dumps(row, ensure_ascii=False) + "\n"
+    return json.dumps(row, ensure_ascii=False, default=str) + "\n"  # reward functions may note anything
 
 
 def _finite(value: float) -> float | None:

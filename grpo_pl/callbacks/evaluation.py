@@ -42,12 +42,17 @@ class ReportEvaluation(Callback):
                 "temperature": module.validation.temperature,
                 "top_p": module.validation.top_p,
                 "seed": module.seed,
+                "unjudged": module.unjudged,
             },
         )
         if self.output is not None:
             report.write(self.output)
         console = Console()
         console.print(report_table(report))
+        for group, count in module.unjudged.items():
+            if count:
+                line = f"{group}: {count} completions could not be judged; they count neither as right nor as wrong."
+                console.print(line, highlight=False, soft_wrap=True)
         if self.baseline is not None:
             console.print(difference_table(report, self.baseline))
             for line in doubts(report, self.baseline):

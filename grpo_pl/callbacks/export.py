@@ -23,6 +23,11 @@ class ExportPolicy(Callback):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Rewards that an export could not name are refused before the training, not after it."""
+        for reward in cast(GRPOModule, pl_module).rewards:
+            reward.spec()
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module = cast(GRPOModule, pl_module)
         model = whole_model(module.require_policy())

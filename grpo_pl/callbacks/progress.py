@@ -57,7 +57,8 @@ class StageProgress(ProgressBar):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._enabled or not trainer.is_global_zero:
             return
-        held_out = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+        logged = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+        held_out = {name: value for name, value in logged.items() if value or not name.endswith("/unjudged")}
         first = ("val/pass@1", "val/greedy")
         ordered = sorted(held_out.items(), key=lambda item: (item[0] not in first, item[0]))
         numbers = "  ".join(f"{name} {float(value):.3f}" for name, value in ordered)

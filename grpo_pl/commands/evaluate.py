@@ -133,12 +133,12 @@ def _gather(answers: Any, count: int) -> list[dict[str, Any]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[right]}"), console=Console(file=sys.stderr)) as bar:
         task = bar.add_task("problems", total=count, right="")
-        right = drawn = 0
+        right = judged = 0
         for i, result in answers:
             results[i] = result
-            right += sum(bool(sample["correct"]) for sample in result["samples"])
-            drawn += len(result["samples"])
-            bar.update(task, advance=1, right=f"{right / drawn:.1%} right")
+            verdicts = [sample["correct"] for sample in result["samples"] if sample["correct"] is not None]
+            right, judged = right + sum(verdicts), judged + len(verdicts)
+            bar.update(task, advance=1, right=f"{right / judged:.1%} right" if judged else "")
     assert None not in results
     return [result for result in results if result is not None]
 
@@ -147,14 +147,19 @@ def _show(summary: Mapping[str, Any], output: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("metric", "value", "95 % interval")
+    table = Table("metric", "value", "95 % interval", "problems")
     for name, estimate in summary["metrics"].items():
-        table.add_row(name, f"{estimate['value']:.4f}", f"{estimate['low']:.4f} … {estimate['high']:.4f}")
+        table.add_row(
+            name,
+            f"{estimate['value']:.4f}",
+            f"{estimate['low']:.4f} … {estimate['high']:.4f}",
+            str(estimate["problems"]),
+        )
     console = Console()
     console.print(table)
-    unscored = f", {summary['unscored']} of them could not be scored" if summary["unscored"] else ""
+    unjudged = f", {summary['unjudged']} of which could not be judged and count nowhere" if summary["unjudged"] else ""
     console.print(
-        f"{summary['problems']} problems × {summary['n']} completions{unscored}; mean length "
+        f"{summary['problems']} problems × {summary['n']} completions{unjudged}; mean length "
         f"{summary['mean_length']:.1f} tokens, {summary['clipped_ratio']:.1%} cut off; results in {output}.",
         highlight=False,
     )

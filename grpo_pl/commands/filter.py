@@ -107,6 +107,8 @@ def filter(
             raise ValueError(f"no problem is left of {len(problems)}: {_spread(rates)}. Widen --keep {keep}.")
     if samples:
         notes.path.unlink(missing_ok=True)
+        if notes.unjudged:
+            print(f"{notes.unjudged} completions could not be judged: they count neither as right nor as wrong")
     print(f"{kept} of {len(problems)} problems kept ({_spread(rates)}), written to {output}")
     if hasattr(source, "kept"):
         print(f"next        grpo-pl fit --config {config} --data.source.init_args.kept {output}")
@@ -141,6 +143,8 @@ class _Notes:
     def __init__(self, output: Path, measured_with: Sequence[Any]) -> None:
         self.path = output.with_name(f"{output.name}.measured")
         self.rates: dict[int, float | None] = {}
+        self.unjudged = 0
+        """Completions that could not be judged: they count in no rate."""
         header = json.dumps(measured_with)
         lines = self.path.read_text().splitlines() if self.path.is_file() else []
         if lines and lines[0] != header:
@@ -151,19 +155,23 @@ class _Notes:
         self._header = None if lines else header
         for line in lines[1:]:
             try:
-                identity, rate = json.loads(line)
+                identity, rate, unjudged = json.loads(line)
             except ValueError:  # cut short by the interruption: measured again
                 continue
             self.rates[identity] = rate
+            self.unjudged += unjudged
 
-    def add(self, rates: Mapping[int, float | None]) -> None:
-        self.rates.update(rates)
+    def add(self, measured: Mapping[int, tuple[float | None, int]]) -> None:
+        """Notes the rate of each problem, and how many of its completions could not be judged."""
+        for identity, (rate, unjudged) in measured.items():
+            self.rates[identity] = rate
+            self.unjudged += unjudged
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
             if self._header is not None:
                 file.write(self._header + "\n")
                 self._header = None
-            file.write("".join(json.dumps(item) + "\n" for item in rates.items()))
+            file.write("".join(json.dumps([identity, *found]) + "\n" for identity, found in measured.items()))
 
 
 def _measure(
@@ -189,7 +197,7 @@ def _measure(
             )
             correct = correctness(policy.rewards, drawn)
             groups = [correct[i * samples : (i + 1) * samples] for i in range(len(batch))]
-            notes.add({p.id: _rate(group) for p, group in zip(batch, groups, strict=True)})
+            notes.add({p.id: (_rate(group), group.count(None)) for p, group in zip(batch, groups, strict=True)})
             done += len(batch)
             advance(done)
 
@@ -200,14 +208,19 @@ def _too_long(policy: _Policy, problems: Iterable[Prompt], todo: Set[int], notes
     asked = (prompt for prompt in problems if prompt.id in todo)
     long = {p.id for p in too_long(asked, len(todo), sampler.template, sampler.tokenizer, policy.model, length)}
     if long:
-        notes.add(dict.fromkeys(long))
+        notes.add(dict.fromkeys(long, (None, 0)))
     return long
 
 
 def _rate(correct: Sequence[bool | None]) -> float | None:
-    """Share of right completions among those that could be judged; None where none could."""
-    judged = [c for c in correct if c is not None]
-    return sum(judged) / len(judged) if judged else None
+    """pass@1 of a problem: the share of right completions among those that could be judged; None where none could."""
+    import torch
+
+    from grpo_pl.functional.estimates import pass_at_k
+
+    right, judged = torch.tensor([[bool(c) for c in correct]]), torch.tensor([[c is not None for c in correct]])
+    rate = pass_at_k(right, 1, judged).item()
+    return None if rate != rate else rate
 
 
 def _load(config: Path, model: str | None, source: PromptSource, device: str, *, trust_rewards: bool) -> _Policy:

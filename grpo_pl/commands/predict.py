@@ -108,6 +108,7 @@ def predict(
                 fate = _fate(row, seen) if keep_correct else "kept"
                 tally[fate] += 1
                 tally["correct"] += row["correct"] is True
+                tally["judged"] += row["correct"] is not None
                 if fate == "kept":
                     file.write(row)
             advance(min(first + per_batch, len(problems)))
@@ -221,6 +222,7 @@ def completion_rows(drawn: Samples, rewards: Sequence[Reward]) -> Iterator[dict[
             "correct": correct[i],
             "tokens": lengths[i],
             "finish_reason": drawn.rollout.finish_reasons[i],
+            **scored.noted(i),
         }
 
 
@@ -241,6 +243,8 @@ def _draw(
 
 def _fate(row: dict[str, Any], seen: set[tuple[int, str]]) -> str:
     """Whether rejection sampling keeps a completion, or why not."""
+    if row["correct"] is None:
+        return "not judged"
     if row["correct"] is not True:
         return "not correct"
     if row["finish_reason"] == "length":
@@ -254,13 +258,17 @@ def _fate(row: dict[str, Any], seen: set[tuple[int, str]]) -> str:
 
 def _report(tally: Counter[str], problems: int, samples: int, output: str) -> None:
     total = problems * samples
-    print(f"{total} completions of {problems} problems, {tally['correct'] / total:.1%} correct")
+    share = f"{tally['correct'] / tally['judged']:.1%} correct" if tally["judged"] else "none could be judged"
+    unjudged = f" of {tally['judged']} that could be judged" if 0 < tally["judged"] < total else ""
+    print(f"{total} completions of {problems} problems, {share}{unjudged}")
     dropped = _left_out(tally)
     print(f"{tally['kept']} written to {output}" + (f"; left out: {dropped}" if dropped else ""))
 
 
 def _left_out(tally: Counter[str]) -> str:
-    return ", ".join(f"{tally[why]} {why}" for why in ("not correct", "cut off", "repeated") if tally[why])
+    return ", ".join(
+        f"{tally[why]} {why}" for why in ("not correct", "not judged", "cut off", "repeated") if tally[why]
+    )
 
 
 def _run_config(model: Path) -> Path:

@@ -197,6 +197,7 @@ def _describe(
             "scores": {n: {"value": s.value, "status": s.status, "detail": s.detail} for n, s in scores.items()},
             "reward": total,
             "correct": correct,
+            **scored.noted(offset),
         }
         if "expected" in row:
             written["agrees"] = meets(_expectation(row["expected"], first + offset), judged)

@@ -73,7 +73,9 @@ def print_summary(summary: ScoreSummary, rewards: Sequence[Reward], console: Con
         table.add_row("total", "", f"{summary.total / summary.valued:.4f}", "")
     console.print(table)
     if summary.judged:
-        console.print(f"correct (*): {summary.correct} of {summary.judged} = {summary.correct / summary.judged:.2%}")
+        unjudged = f", {summary.rows - summary.judged} could not be judged" if summary.judged < summary.rows else ""
+        share = f"{summary.correct / summary.judged:.2%}{unjudged}"
+        console.print(f"correct (*): {summary.correct} of {summary.judged} = {share}")
     if summary.expectations:
         met = summary.expectations - summary.disagreements
         console.print(f"expected: {met} of {summary.expectations} agree")

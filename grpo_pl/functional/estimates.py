@@ -26,38 +26,44 @@ class Estimate:
     method: Literal["wilson", "bootstrap", "agresti-min"]
 
 
-def pass_at_k(correct: Tensor, k: int) -> Tensor:
+def pass_at_k(correct: Tensor, k: int, judged: Tensor | None = None) -> Tensor:
     """1 − C(n − c, k) / C(n, k) per problem, with c of n samples correct: the chance that k draws hold a right one.
 
     Args:
         correct: (P, n) bool, n >= k.
         k: draws without replacement from the n samples.
+        judged: (P, n) bool, samples that could be judged; the others count neither as right nor as wrong, so n is the
+            number of judged ones. All by default.
 
     Returns:
-        (P,) float64.
+        (P,) float64; NaN for a problem with fewer than k judged samples, which says nothing about k draws.
 
     Raises:
         ValueError: fewer than k samples a problem, or k below 1.
 
     Source: Chen et al. 2021, "Evaluating large language models trained on code", eq. 1.
     """
-    n = correct.shape[1]
-    _check_k("pass", k, n)
-    wrong = n - correct.sum(dim=1)  # (P,)
+    _check_k("pass", k, correct.shape[1])
+    judged = torch.ones_like(correct, dtype=torch.bool) if judged is None else judged
+    n = judged.sum(dim=1)  # (P,)
+    wrong = n - (correct.bool() & judged).sum(dim=1)
     # C(n - c, k) / C(n, k) as a product of k factors; a factor reaches 0 where fewer than k samples are wrong
     draws = torch.arange(k, device=correct.device)
-    return 1.0 - ((wrong[:, None] - draws).clamp(min=0) / (n - draws).double()).prod(dim=1)
+    misses = (wrong[:, None] - draws).clamp(min=0) / (n[:, None] - draws).clamp(min=1).double()
+    return (1.0 - misses.prod(dim=1)).masked_fill(n < k, torch.nan)
 
 
-def majority_at_k(classes: Tensor, k: int) -> Tensor:
-    """The chance that the most frequent answer among the first k samples is right, ties broken by lot.
+def majority_at_k(classes: Tensor, k: int, judged: Tensor | None = None) -> Tensor:
+    """The chance that the most frequent answer among the first k judged samples is right, ties broken by lot.
 
     Args:
         classes: (P, n) integers, n >= k: equal numbers are equal answers, 0 is the right one, negative is no answer.
         k: voters.
+        judged: (P, n) bool, samples that could be judged; the others have no vote. All by default.
 
     Returns:
-        (P,) float64: 1 / (answers that share the top) where the right one is among them, else 0; 0 without answers.
+        (P,) float64: 1 / (answers that share the top) where the right one is among them, else 0; 0 without answers;
+        NaN with fewer than k judged samples.
 
     Raises:
         ValueError: fewer than k samples a problem, or k below 1.
@@ -65,11 +71,13 @@ def majority_at_k(classes: Tensor, k: int) -> Tensor:
     Source: Wang et al. 2022, "Self-consistency improves chain of thought reasoning in language models", section 2.
     """
     _check_k("maj", k, classes.shape[1])
-    votes = classes[:, :k]  # (P, k)
+    judged = torch.ones_like(classes, dtype=torch.bool) if judged is None else judged
+    votes = classes.gather(1, (~judged).int().argsort(dim=1, stable=True))[:, :k]  # (P, k), judged ones first
     counts = (votes[:, :, None] == votes[:, None, :]).sum(dim=2) * (votes >= 0)  # (P, k): voters who agree with one
     top = counts.amax(dim=1, keepdim=True)
     leads = (counts == top) & (votes >= 0)  # every leading answer has `top` rows here
-    return (leads & (votes == 0)).sum(dim=1).double() / leads.sum(dim=1).clamp(min=1)
+    right = (leads & (votes == 0)).sum(dim=1).double() / leads.sum(dim=1).clamp(min=1)
+    return right.masked_fill(judged.sum(dim=1) < k, torch.nan)
 
 
 def average_at_k(values: Tensor, k: int) -> Tensor:
@@ -163,8 +171,12 @@ def bootstrap_interval(
         values: (P,) one number per problem.
         seed: names the resamples.
 
+    Raises:
+        ValueError: a level outside (0, 1).
+
     Source: Efron 1979, "Bootstrap methods: another look at the jackknife".
     """
+    _check_level(level)
     ordered = values.double().cpu().sort().values
     generator = torch.Generator().manual_seed(seed)
     size = len(ordered)
@@ -177,9 +189,13 @@ def bootstrap_interval(
     return low, high
 
 
-def _z(level: float) -> float:
+def _check_level(level: float) -> None:
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must lie between 0 and 1, got {level}.")
+
+
+def _z(level: float) -> float:
+    _check_level(level)
     return NormalDist().inv_cdf((1.0 + level) / 2.0)
 
 

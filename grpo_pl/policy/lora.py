@@ -34,13 +34,21 @@ def add_adapters(model: PreTrainedModel, lora: Lora, *, seed: int) -> None:
 
     Raises:
         ImportError: peft is not installed.
-        ValueError: no layer has one of the names in ``targets``.
+        ValueError: no layer has one of the names in ``targets``, or one of them cannot have an adapter.
     """
     try:
         from peft import LoraConfig
     except ImportError as error:
         raise ImportError("policy.lora needs the package peft: pip install 'grpo_pl[lora]'.") from error
+    unfit = _unfit(model)
+    named = [name for name in unfit if name.rpartition(".")[2] in (lora.targets or ())]
+    if named:
+        raise ValueError(
+            f"policy.lora.targets: {named[0]} of {type(model).__name__} is no plain linear layer in use: an adapter "
+            "beside it would break it or do nothing. Leave it out."
+        )
     config = LoraConfig(
+        exclude_modules=unfit or None,
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
         target_modules=lora.targets or "all-linear",
@@ -53,6 +61,17 @@ def add_adapters(model: PreTrainedModel, lora: Lora, *, seed: int) -> None:
             model.add_adapter(config)
         except ValueError as error:
             raise ValueError(f"policy.lora.targets: {' '.join(str(error).split())}") from error
+
+
+def _unfit(model: PreTrainedModel) -> list[str]:
+    """Linear layers that an adapter cannot stand beside: routers, which return more than a product, and those of Mamba
+    blocks whose weight is read without calling them."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+        and (type(module).forward is not torch.nn.Linear.forward or name.endswith("mamba.dt_proj"))
+    ]
 
 
 def has_adapters(model: Any) -> bool:
@@ -77,11 +96,13 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
     """A copy on the CPU with adapters added to the weights: W + (alpha / rank) · B A, and no adapters any more."""
     from transformers import AutoModelForCausalLM
 
-    weights = {key.replace(".base_layer.", "."): value for key, value in model.state_dict().items()}
+    weights = {key.replace(".base_layer", ""): value for key, value in model.state_dict().items()}
     for name, layer in _adapted(model):
         for adapter in layer.active_adapters:
-            weight = weights[f"{name}.weight"]
-            weights[f"{name}.weight"] = (weight.float() + layer.get_delta_weight(adapter).float()).to(weight.dtype)
+            # all experts of a layer may be one 3-D parameter, which peft wraps once for each of its parameters
+            key = f"{name.replace('.base_layer', '')}.{getattr(layer, 'parameter_name', 'weight')}"
+            weight = weights[key]
+            weights[key] = (weight.float() + layer.get_delta_weight(adapter).float()).to(weight.dtype)
     plain = {key: value for key, value in weights.items() if ".lora_" not in key}
     copy: PreTrainedModel = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
     copy.load_state_dict(plain)

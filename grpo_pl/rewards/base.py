@@ -81,6 +81,12 @@ class Reward(ABC):
         and ``completion_ids`` (the tokens). By default what the rewards among its arguments need."""
         return needs_of(_held_by(self))
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether it mostly waits for something outside, so that it runs beside the others; by default, whether a
+        reward among its arguments does."""
+        return any(reward.asynchronous for reward in _held_by(self))
+
     @abstractmethod
     def __call__(
         self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]

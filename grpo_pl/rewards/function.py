@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.background import run_coroutine
+from grpo_pl.rewards.base import MissingColumn, Reward, Score
+from grpo_pl.rewards.notes import current_page
 
 
 def load_function(reference: str) -> Callable[..., Any]:
@@ -57,24 +58,55 @@ def _module_from_file(path: Path) -> Any:
     return module
 
 
-def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine, also where an event loop already runs in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()
+def reference_of(function: str | Callable[..., Any]) -> str:
+    """What :func:`load_function` finds ``function`` by.
+
+    Raises:
+        ValueError: it has no name that another process could import, such as a lambda or one of a notebook.
+    """
+    if isinstance(function, str):
+        return function
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if module not in (None, "__main__") and getattr(sys.modules.get(module), name, None) is function:
+        return f"{module}:{name}"
+    raise ValueError(
+        f"function {_shown(function)} cannot be found by name in another process, so nothing can rebuild this reward: "
+        "put it at the top of a module or a file and give 'package.module:function' or 'file.py:function'."
+    )
+
+
+def _shown(function: str | Callable[..., Any]) -> str:
+    if isinstance(function, str):
+        return repr(function)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return repr(f"{getattr(function, '__module__', '')}.{name}")
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    while isinstance(function, partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 @dataclass(kw_only=True)
 class FunctionReward(Reward):
-    """Calls ``function(completions=…, prompts=…, <columns by name>) -> list[float | None]``; its range is its own.
+    """Calls ``function(prompts=…, completions=…, <columns by name>) -> list[float | None]``; its range is its own.
 
-    This is TRL's signature, so functions written for TRL run unchanged, plain or ``async``. The function gets the gold
-    answers as ``answer`` unless the data set has a column of that name, and of all columns those that its signature
-    names, or all if it takes ``**kwargs``. ``None`` means that the reward says nothing about a completion: it becomes
-    ``unavailable``. A value of 1 or more has status ``ok``, a lower one ``wrong``.
+    This is TRL's signature, so functions written for TRL run unchanged, plain or ``async``; asynchronous ones run
+    beside the other rewards. Beside the columns of the data set a function gets, as far as its signature names them, or
+    all if it takes ``**kwargs``:
+
+    - ``answer``: the gold answers, unless the data set has a column of that name;
+    - ``completion_ids``: the tokens of each completion, the end token included (see :attr:`needs`);
+    - ``trainer_state``: ``transformers.TrainerState`` with rollouts in ``global_step`` and ``max_steps``; None outside
+      training;
+    - ``log_extra(column, values)``: a column for the table of completions, one value each;
+    - ``log_metric(name, value)``: a metric, averaged over the calls of a rollout and over processes. Outside training
+      both do nothing.
+
+    Prompts and completions are texts, or lists of messages where the data set asks with conversations. ``None`` means
+    that the reward says nothing about a completion: it becomes ``unavailable``. A value of 1 or more has status ``ok``,
+    a lower one ``wrong``.
 
     An exception inside the function ends the run, with a note that names the function: a training run that goes on
     with a broken reward is worse than none.
@@ -86,19 +118,25 @@ class FunctionReward(Reward):
     """Factor in the weighted sum of rewards."""
     correctness: bool = False
     """True for the one reward per config that says whether an answer is right."""
-    function: str
-    """``package.module.function``, ``package.module:function`` or ``path/to/file.py:function``."""
-    conversational: bool = False
-    """Hand each completion over as ``[{"role": "assistant", "content": text}]``, as TRL does for chat data sets."""
+    function: str | Callable[..., Any]
+    """``package.module.function``, ``package.module:function`` or ``path/to/file.py:function``; in Python also the
+    function itself."""
+    conversational: bool | None = None
+    """Hand over prompts and completions as lists of messages, as TRL does for chat data sets; null does so where the
+    data set asks with conversations."""
 
     def __post_init__(self) -> None:
-        self._call = load_function(self.function)
+        self._call = load_function(self.function) if isinstance(self.function, str) else self.function
+        if not callable(self._call):
+            raise ValueError(f"function must be a reference or a function, got {self.function!r}.")
         parameters = inspect.signature(self._call).parameters.values()
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self._names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        self._names = {p.name for p in named}
+        self._required = {p.name for p in named if p.default is p.empty}
         if not self._takes_all and "completions" not in self._names:
             raise ValueError(
-                f"function {self.function!r} must take 'completions' by name; it takes {sorted(self._names)}."
+                f"function {_shown(self.function)} must take 'completions' by name; it takes {sorted(self._names)}."
             )
 
     @property
@@ -107,31 +145,58 @@ class FunctionReward(Reward):
         columns = {"completion_length", "completion_ids"}
         return frozenset(columns if self._takes_all else columns & self._names)
 
+    @property
+    def asynchronous(self) -> bool:
+        return _is_async(self._call)
+
+    def init_args(self) -> dict[str, Any]:
+        return {**super().init_args(), "function": reference_of(self.function)}
+
     def __call__(
         self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> list[Score]:
-        arguments: dict[str, Any] = {"answer": list(answers), **{k: list(v) for k, v in columns.items()}}
-        if "prompt" in columns:
-            arguments["prompts"] = arguments.pop("prompt")
-        arguments["completions"] = (
-            [[{"role": "assistant", "content": text}] for text in completions]
-            if self.conversational
-            else list(completions)
-        )
-        if not self._takes_all:
-            arguments = {name: value for name, value in arguments.items() if name in self._names}
+        arguments = self._arguments(completions, answers, columns)
         try:
             values = self._call(**arguments)
             if inspect.iscoroutine(values):
-                values = _run(values)
+                values = run_coroutine(values)
         except Exception as error:
-            error.add_note(f"raised by the reward function {self.function!r}")
+            error.add_note(f"raised by the reward function {_shown(self.function)}")
             raise
         return self._scores(list(values), len(completions))
 
+    def _arguments(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> dict[str, Any]:
+        arguments: dict[str, Any] = {"answer": list(answers), **{k: list(v) for k, v in columns.items()}}
+        arguments["completions"] = list(completions)
+        if "prompt" in columns:
+            arguments["prompts"] = arguments.pop("prompt")
+        messages = "prompt_messages" in columns
+        if messages if self.conversational is None else self.conversational:
+            arguments["completions"] = [[{"role": "assistant", "content": text}] for text in completions]
+            if messages:
+                arguments["prompts"] = arguments["prompt_messages"]
+            elif "prompt" in columns:
+                asked = columns.get("question", columns["prompt"])
+                arguments["prompts"] = [[{"role": "user", "content": text}] for text in asked]
+        page = current_page()
+        state = None if page is None else page.notes.trainer_state
+        if self._takes_all or "trainer_state" in self._names:
+            arguments["trainer_state"] = None if state is None else state()
+        arguments["log_extra"] = _unread if page is None else page.log_extra
+        arguments["log_metric"] = _unread if page is None else page.log_metric
+        missing = sorted(self._required - arguments.keys())
+        if missing:
+            raise MissingColumn(
+                f"function {_shown(self.function)} takes {missing[0]!r}, and there is no such column; "
+                f"there are {sorted(columns)}."
+            )
+        return {name: value for name, value in arguments.items() if self._takes_all or name in self._names}
+
     def _scores(self, values: list[Any], count: int) -> list[Score]:
         if len(values) != count:
-            raise ValueError(f"function {self.function!r} returned {len(values)} values for {count} completions.")
+            raise ValueError(f"function {_shown(self.function)} returned {len(values)} values for {count} completions.")
         scores = []
         for value in values:
             if value is None:
@@ -139,7 +204,7 @@ class FunctionReward(Reward):
                 continue
             number = float(value)
             if not math.isfinite(number):
-                raise ValueError(f"function {self.function!r} returned {number}: rewards must be finite or None.")
+                raise ValueError(f"function {_shown(self.function)} returned {number}: rewards must be finite or None.")
             scores.append(Score(number, "ok" if number >= 1.0 else "wrong"))
         return scores
 
@@ -149,3 +214,7 @@ class FunctionReward(Reward):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.__post_init__()
+
+
+def _unread(name: str, values: Any) -> None:
+    """``log_extra`` and ``log_metric`` where nobody reads what is noted."""

@@ -10,6 +10,11 @@ from typing import Any, Literal
 from grpo_pl.rewards.base import Reward, Score
 
 
+def well_formed(text: str) -> str:
+    """``text`` with a question mark for every lone surrogate, which no tokenizer takes; its length stays."""
+    return text.encode(errors="replace").decode()
+
+
 @dataclass(kw_only=True)
 class ModelReward(Reward):
     """The score that a sequence-classification model gives to prompt and completion.
@@ -55,7 +60,7 @@ class ModelReward(Reward):
         self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> list[Score]:
         prompts = columns.get("prompt", [""] * len(completions))
-        texts = [f"{prompt}{completion}" for prompt, completion in zip(prompts, completions, strict=True)]
+        texts = [well_formed(f"{prompt}{text}") for prompt, text in zip(prompts, completions, strict=True)]
         # Texts of like length share a batch, so that little of it is padding.
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         values = [0.0] * len(texts)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from grpo_pl.rewards.background import call_together
 from grpo_pl.rewards.base import MissingColumn, Reward, Score
+from grpo_pl.rewards.notes import page_of
 
 
 @dataclass(kw_only=True)
@@ -40,15 +43,23 @@ class PerSource(Reward):
                 f"reward {self.name!r} has no reward for the source {unknown[0]!r}: the column 'source' must be one of "
                 f"{', '.join(map(repr, sorted(self.rewards)))}."
             )
-        scores: dict[int, Score] = {}
-        for source in dict.fromkeys(sources):
-            rows = [row for row, name in enumerate(sources) if name == source]
-            found = self.rewards[source](
-                [completions[row] for row in rows],
-                [answers[row] for row in rows],
-                {name: [column[row] for row in rows] for name, column in columns.items()},
-            )
-            scores.update(zip(rows, found, strict=True))
+        parts = {name: [row for row, of in enumerate(sources) if of == name] for name in dict.fromkeys(sources)}
+
+        def score(name: str) -> list[Score]:
+            rows = parts[name]
+            with page_of(rows):
+                return self.rewards[name](
+                    [completions[row] for row in rows],
+                    [answers[row] for row in rows],
+                    {column: [values[row] for row in rows] for column, values in columns.items()},
+                )
+
+        found = call_together([(self.rewards[name].asynchronous, partial(score, name)) for name in parts])
+        scores = {
+            row: one
+            for rows, part in zip(parts.values(), found, strict=True)
+            for row, one in zip(rows, part, strict=True)
+        }
         return [scores[row] for row in range(len(completions))]
 
     def start(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from grpo_pl.rewards.answer_text import last_boxed
 from grpo_pl.rewards.base import Reward, Score, StepScores
+from grpo_pl.rewards.model import well_formed
 
 
 class ProcessReward(Reward):
@@ -175,7 +176,7 @@ class ProcessModelReward(ProcessReward):
 
         model, tokenizer = self._load()
         batch = tokenizer(
-            [prompt + completion for prompt, completion in rows],
+            [well_formed(prompt + completion) for prompt, completion in rows],
             padding=True,
             truncation=True,
             max_length=self.max_length,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from grpo_pl.functional.exact_sums import weighted_sum
+from grpo_pl.rewards.background import call_together
 from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.notes import Notes, pick
 from grpo_pl.rewards.process import ProcessReward
 
 
@@ -19,6 +22,10 @@ class ScoredBatch:
 
     rewards: Sequence[Reward]
     scores: Sequence[Sequence[Score]]  # (R, B)
+    extra: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Columns that reward functions noted by ``log_extra``, one value per completion."""
+    metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Values that reward functions noted by ``log_metric``."""
 
     def values(self) -> list[list[float]]:
         """(R, B) numbers, NaN where a score has none."""
@@ -42,17 +49,32 @@ class ScoredBatch:
 
     def select(self, rows: Sequence[int]) -> ScoredBatch:
         """The scores of some completions, in the order of ``rows``."""
-        return ScoredBatch(rewards=self.rewards, scores=[[row[i] for i in rows] for row in self.scores])
+        return ScoredBatch(
+            rewards=self.rewards,
+            scores=[[row[i] for i in rows] for row in self.scores],
+            extra=pick(self.extra, rows),
+            metrics=self.metrics,
+        )
+
+    def noted(self, row: int) -> dict[str, dict[str, Any]]:
+        """What reward functions noted of one completion, as ``extra`` of the row of a table; empty if nothing."""
+        return {"extra": {name: cells[row] for name, cells in self.extra.items()}} if self.extra else {}
 
     def status_counts(self) -> dict[str, Counter[str]]:
         """How often each status occurred, per reward name."""
         return {r.name: Counter(s.status for s in row) for r, row in zip(self.rewards, self.scores, strict=True)}
 
 
-def join_scores(rewards: Sequence[Reward], parts: Sequence[Sequence[Sequence[Score]]]) -> ScoredBatch:
-    """Scores (R, B) of several batches by the same rewards, one batch after the other."""
-    scores = [[score for part in parts for score in part[i]] for i in range(len(rewards))]
-    return ScoredBatch(rewards=rewards, scores=scores)
+def join_scores(
+    rewards: Sequence[Reward], parts: Sequence[ScoredBatch], metrics: Mapping[str, Sequence[float]]
+) -> ScoredBatch:
+    """The scores of several batches by the same rewards, one batch after the other, with these noted values."""
+    scores = [[score for part in parts for score in part.scores[i]] for i in range(len(rewards))]
+    names = dict.fromkeys(name for part in parts for name in part.extra)
+    extra = {
+        name: [cell for part in parts for cell in part.extra.get(name, [None] * len(part.scores[0]))] for name in names
+    }
+    return ScoredBatch(rewards=rewards, scores=scores, extra=extra, metrics=metrics)
 
 
 def score_completions(
@@ -61,22 +83,33 @@ def score_completions(
     completions: Sequence[str],
     answers: Sequence[str],
     columns: Mapping[str, Sequence[Any]],
+    trainer_state: Callable[[], Any] | None = None,
 ) -> ScoredBatch:
-    """Calls every reward once on the whole batch.
+    """Calls every reward once on the whole batch; asynchronous ones run together, beside the others.
+
+    Args:
+        trainer_state: makes what reward functions get as ``trainer_state``; None outside training.
 
     Raises:
         ValueError: a reward returned another number of scores, or a value that is not finite.
     """
-    scores = []
-    for reward in rewards:
-        row = reward(completions, answers, columns)
-        if len(row) != len(completions):
-            raise ValueError(f"reward {reward.name!r} returned {len(row)} scores for {len(completions)} completions.")
-        bad = next((s for s in row if s.value is not None and not math.isfinite(s.value)), None)
-        if bad is not None:
-            raise ValueError(f"reward {reward.name!r} returned {bad.value}: rewards must be finite numbers or None.")
-        scores.append(row)
-    return ScoredBatch(rewards=rewards, scores=scores)
+    notes = Notes(len(completions), trainer_state)
+    with notes.taken():
+        calls = [(reward.asynchronous, partial(_score, reward, completions, answers, columns)) for reward in rewards]
+        scores = call_together(calls)
+    return ScoredBatch(rewards=rewards, scores=scores, extra=notes.extra, metrics=notes.metrics)
+
+
+def _score(
+    reward: Reward, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+) -> list[Score]:
+    row = reward(completions, answers, columns)
+    if len(row) != len(completions):
+        raise ValueError(f"reward {reward.name!r} returned {len(row)} scores for {len(completions)} completions.")
+    bad = next((s for s in row if s.value is not None and not math.isfinite(s.value)), None)
+    if bad is not None:
+        raise ValueError(f"reward {reward.name!r} returned {bad.value}: rewards must be finite numbers or None.")
+    return row
 
 
 def check_rewards(rewards: Sequence[Reward], *, steps_needed: bool = False) -> None:

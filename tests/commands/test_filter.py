@@ -135,6 +135,7 @@ def test_problems_that_cannot_be_asked_or_judged_are_left_out_and_counted(
     assert [row["question"] for row in _rows(tmp_path / "out.jsonl")] == ["1+1="]
     printed = capsys.readouterr().out
     assert "1 of 3 prompts leave no room for a completion and are left out" in printed
+    assert "2 completions could not be judged: they count neither as right nor as wrong" in printed
     assert "2 could not be judged" in printed
 
 

@@ -313,3 +313,16 @@ def test_the_check_of_golds_is_cached_by_reward_and_golds(tmp_path: Path) -> Non
     check_golds(Counting(name="other"), ["a", "b"], cache_folder=tmp_path)
     check_golds(reward, ["a", "b"])
     assert reward.calls == 4
+
+
+def test_what_a_reward_function_notes_stands_in_the_rows(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def shout(completions, log_extra, trainer_state):\n"
+        "    assert trainer_state is None\n"
+        "    log_extra('loud', [text.upper() for text in completions])\n"
+        "    return [1.0] * len(completions)\n"
+    )
+    reward = FunctionReward(function=f"{tmp_path}/mine.py:shout", correctness=True)
+    file = write(tmp_path / "rows.jsonl", [{"completion": text, "answer": ""} for text in ("a", "b", "c")])
+    score_file(file, [reward], output=tmp_path / "out.jsonl", batch_size=2)
+    assert [row["extra"] for row in read(tmp_path / "out.jsonl")] == [{"loud": "A"}, {"loud": "B"}, {"loud": "C"}]

@@ -142,3 +142,82 @@ def test_a_run_with_adapters_keeps_the_base_and_exports_both_ways(command_line: 
         header, *rows = (line.rstrip("\n").split(",") for line in file)
     kl = [float(row[header.index("kl")]) for row in rows]
     assert kl[0] == 0.0 and kl[-1] > 0.0 and all(map(math.isfinite, kl))
+
+
+_EXPERTS = {"num_experts_per_tok": 2, "num_hidden_layers": 2}
+_LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "mixtral": {**_EXPERTS, "num_local_experts": 4},
+    "qwen3_moe": {**_EXPERTS, "num_experts": 4, "moe_intermediate_size": 24},
+    "olmoe": {**_EXPERTS, "num_experts": 4},
+    "gpt_oss": {**_EXPERTS, "num_local_experts": 4, "head_dim": 16},
+    "granitemoe": {**_EXPERTS, "num_local_experts": 4},
+    "deepseek_v3": {
+        **(_EXPERTS | _LATENT),
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 24,
+        "first_k_dense_replace": 1,
+    },
+    "phimoe": {**_EXPERTS, "num_local_experts": 4},  # its router returns more than a product
+    "jamba": {  # reads the weight of one linear layer without calling it
+        **_EXPERTS,
+        "num_experts": 4,
+        "mamba_dt_rank": 4,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+    },
+}
+"""Models whose experts are one 3-D parameter, and others with layers that are no plain linear ones."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_of_every_family_are_merged_into_what_they_computed(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, family: str
+) -> None:
+    scratch = {**SCRATCH, "model_type": family, **FAMILIES[family]}
+    if family == "jamba":
+        del scratch["max_position_embeddings"]
+    start = load_model(PolicyConfig(from_scratch=scratch), tokenizer).eval()
+    model = load_model(PolicyConfig(from_scratch=scratch, lora=Lora(rank=2, alpha=8.0)), tokenizer).eval()
+    torch.testing.assert_close(_logits(model), _logits(start), rtol=0, atol=1e-5)
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.data = torch.randn(weight.shape, generator=generator) * 0.3
+    assert (_logits(model) - _logits(start)).abs().max() > 1e-2
+    with adapters_off(model):
+        torch.testing.assert_close(_logits(model), _logits(start), rtol=0, atol=1e-5)
+    merged(model).save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(_logits(loaded), _logits(model), rtol=0, atol=1e-4)
+
+
+def test_a_router_that_is_named_as_a_target_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
+    scratch = {**SCRATCH, "model_type": "phimoe", **FAMILIES["phimoe"]}
+    with pytest.raises(ValueError, match=r"policy\.lora\.targets: model\.layers\.0\.mlp\.router of PhimoeForCausalLM"):
+        load_model(PolicyConfig(from_scratch=scratch, lora=Lora(targets=["q_proj", "router"])), tokenizer)
+
+
+def test_a_run_of_fused_experts_is_trained_exported_and_loaded(command_line: Any) -> None:
+    from grpo_pl.checkpoints import policy_weights, read_checkpoint
+
+    scratch = {**SCRATCH, "model_type": "mixtral", **FAMILIES["mixtral"]}
+    policy = {"from_scratch": scratch, "lora": {"rank": 2, "alpha": 8.0}}
+    rewards = [
+        {"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"correctness": True}},
+        {"class_path": "user_parts.Listening"},  # its rewards differ, so that weights move
+    ]
+    changes = {"model__policy": policy, "model__rewards": rewards, "model__cold_start": None, "data__steps": 2}
+    config = command_line.config("experts", **changes, trainer={"accelerator": "cpu", "limit_val_batches": 0})
+    outcome = command_line("fit", "--config", config)
+    assert outcome.status == 0, outcome.err
+    run = command_line.runs / "experts"
+    trained = PolicyConfig(**policy)
+    model = load_model(trained, load_tokenizer(trained), weights=False).eval()
+    model.load_state_dict(policy_weights(read_checkpoint(run / "checkpoints" / "last.ckpt")))
+    assert any(weight.abs().max() > 0 for name, weight in model.named_parameters() if "experts.lora_B" in name)
+    exported = AutoModelForCausalLM.from_pretrained(run / "export").eval()
+    torch.testing.assert_close(_logits(exported), _logits(model), rtol=0, atol=1e-5)

@@ -1,11 +1,16 @@
 import asyncio
 import pickle
+import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from grpo_pl.rewards import FunctionReward
+from grpo_pl.rewards import ExactReward, FunctionReward, PerSource, Reward
+from grpo_pl.rewards.base import MissingColumn
 from grpo_pl.rewards.function import load_function
+from grpo_pl.rewards.scoring import ScoredBatch, score_completions
 
 SOURCE = """
 import asyncio
@@ -122,3 +127,169 @@ def test_a_function_reward_survives_pickle(file: Path) -> None:
     twin = pickle.loads(pickle.dumps(FunctionReward(function=f"{file}:accuracy", name="mine")))
     assert twin.name == "mine"
     assert twin(["5"], ["5"], {})[0].value == 1.0
+
+
+# --- what TRL hands over ------------------------------------------------------------------------------------
+
+TRL = """
+import asyncio, time
+
+def everything(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **kwargs):
+    log_extra("tokens", [len(ids) for ids in completion_ids])
+    log_metric("progress", trainer_state.global_step / trainer_state.max_steps)
+    log_metric("progress", 1.0)
+    return [float(len(ids)) for ids in completion_ids]
+
+def outside(completions, trainer_state, log_extra, log_metric, **kwargs):
+    log_extra("anything", [])
+    log_metric("any", 1.0)
+    return [1.0 if trainer_state is None else 0.0] * len(completions)
+
+def chat(prompts, completions, **kwargs):
+    return [float(p[-1]["role"] == "user" and c[0]["role"] == "assistant") for p, c in zip(prompts, completions)]
+
+def twice(completions, log_extra):
+    log_extra("note", ["a"] * len(completions))
+    log_extra("note", ["b"] * len(completions))
+
+def ragged(completions, log_extra):
+    log_extra("note", ["a"])
+
+LOOPS = set()
+
+async def nap(completions, **kwargs):
+    LOOPS.add(id(asyncio.get_running_loop()))
+    await asyncio.sleep(0.5)
+    return [float(len(text)) for text in completions]
+
+async def broken(completions):
+    await asyncio.sleep(0)
+    raise KeyError("solution")
+"""
+
+
+@pytest.fixture(scope="module")
+def trl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("functions") / "trl.py"
+    path.write_text(TRL)
+    return path
+
+
+def scored(*rewards: Reward, completions: list[str], **columns: list[object]) -> ScoredBatch:
+    return score_completions(
+        rewards,
+        completions=completions,
+        answers=[""] * len(completions),
+        columns=columns,
+        trainer_state=lambda: SimpleNamespace(global_step=5, max_steps=10),
+    )
+
+
+def test_a_function_gets_tokens_state_and_places_to_note(trl: Path) -> None:
+    reward = FunctionReward(function=f"{trl}:everything")
+    batch = scored(reward, completions=["a", "bc"], prompt=["p", "q"], completion_ids=[[1, 9], [2, 3, 9]])
+    assert [s.value for s in batch.scores[0]] == [2.0, 3.0]
+    assert batch.extra == {"tokens": [2, 3]}
+    assert batch.metrics == {"progress": [0.5, 1.0]}
+    assert batch.select([1]).extra == {"tokens": [3]}
+
+
+def test_outside_training_there_is_no_state_and_notes_go_nowhere(trl: Path) -> None:
+    reward = FunctionReward(function=f"{trl}:outside")
+    assert reward(["a"], [""], {})[0].value == 1.0
+
+
+def test_a_column_that_is_not_there_is_named(trl: Path) -> None:
+    with pytest.raises(MissingColumn, match="takes 'completion_ids', and there is no such column"):
+        FunctionReward(function=f"{trl}:everything")(["a"], [""], {"prompt": ["p"]})
+
+
+@pytest.mark.parametrize("conversational", [None, True])
+def test_prompts_of_a_conversation_come_as_messages(trl: Path, conversational: bool | None) -> None:
+    reward = FunctionReward(function=f"{trl}:chat", conversational=conversational)
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    assert reward(["a"], [""], {"prompt": ["text"], "prompt_messages": [messages]})[0].value == 1.0
+    if conversational:
+        assert reward(["a"], [""], {"prompt": ["text"], "question": ["u"]})[0].value == 1.0
+
+
+def test_notes_that_do_not_fit_are_refused(trl: Path) -> None:
+    for name, match in (("twice", "called twice"), ("ragged", "got 1 values for 2")):
+        with pytest.raises(ValueError, match=match):
+            scored(FunctionReward(function=f"{trl}:{name}"), completions=["a", "b"])
+
+
+def test_rewards_inside_a_reward_note_their_own_rows(trl: Path) -> None:
+    everything, nothing = FunctionReward(function=f"{trl}:everything"), ExactReward()
+    reward = PerSource(rewards={"x": everything, "y": nothing})
+    columns = {"prompt": ["", "", ""], "completion_ids": [[1], [1, 2], [1, 2, 3]], "source": ["x", "y", "x"]}
+    assert scored(reward, completions=["a", "b", "c"], **columns).extra == {"tokens": [1, None, 3]}
+
+
+def naps(trl: Path, count: int) -> list[FunctionReward]:
+    return [FunctionReward(function=f"{trl}:nap", name=f"nap{i}") for i in range(count)]
+
+
+@pytest.mark.parametrize("place", ["thread", "event loop", "one reward for each source"])
+def test_asynchronous_rewards_run_together(trl: Path, place: str) -> None:
+    """Twelve naps of half a second: six seconds one after the other."""
+    naps_, texts = naps(trl, 12), ["ab"] * 12
+    rewards: list[Reward] = [*naps_, ExactReward()]
+    sources = [f"{i}" for i in range(12)]
+    if place == "one reward for each source":
+        rewards = [PerSource(rewards=dict(zip(sources, naps_, strict=True)))]
+
+    async def inside() -> ScoredBatch:
+        return scored(*rewards, completions=texts, source=list(sources))
+
+    began = time.monotonic()
+    batch = asyncio.run(inside()) if place == "event loop" else scored(*rewards, completions=texts, source=sources)
+    assert time.monotonic() - began < 3.0
+    assert {s.value for s in batch.scores[0]} == {2.0}
+
+
+def test_all_calls_share_one_event_loop_so_that_clients_live_on(trl: Path) -> None:
+    reward = FunctionReward(function=f"{trl}:nap")
+    for _ in range(2):
+        reward(["x"], [""], {})
+    assert len(reward._call.__globals__["LOOPS"]) == 1
+
+
+def test_what_an_asynchronous_function_raises_names_it(trl: Path) -> None:
+    with pytest.raises(KeyError) as error:
+        scored(FunctionReward(function=f"{trl}:broken"), ExactReward(), completions=["a"])
+    assert "trl.py:broken" in error.value.__notes__[0]
+
+
+# --- function objects ---------------------------------------------------------------------------------------
+
+
+def length(completions: list[str], **kwargs: object) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+class Judge:
+    async def __call__(self, completions: list[str], **kwargs: object) -> list[float]:
+        return [1.0] * len(completions)
+
+
+def test_function_objects_work_and_say_where_they_are() -> None:
+    reward = FunctionReward(function=length)
+    assert reward(["abc"], [""], {})[0].value == 3.0
+    arguments = reward.spec()["init_args"]
+    assert arguments["function"] == f"{__name__}:length"
+    assert FunctionReward(**arguments)(["abc"], [""], {})[0].value == 3.0
+    assert pickle.loads(pickle.dumps(reward))(["ab"], [""], {})[0].value == 2.0
+    judge = FunctionReward(function=Judge())
+    assert judge.asynchronous
+    assert judge(["abc"], [""], {})[0].value == 1.0
+
+
+def test_a_function_that_no_other_process_finds_trains_but_has_no_spec() -> None:
+    for function in (lambda completions, **_: [1.0], partial(length), Judge()):
+        reward = FunctionReward(function=function)
+        reward(["abc"], [""], {})
+        with pytest.raises(ValueError, match="cannot be found by name in another process"):
+            reward.spec()
+    with pytest.raises(ValueError, match="must be a reference or a function"):
+        FunctionReward(function=3)

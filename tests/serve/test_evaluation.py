@@ -175,7 +175,16 @@ def test_the_summary_is_that_of_the_metrics() -> None:
     assert summary["metrics"]["maj@4"]["value"] == pytest.approx(majority.compute().item())
     assert summary["metrics"]["pass@1"]["low"] == estimate_mean(torch.tensor([0.5, 0.0, 1.0])).low
     assert summary["problems"] == 4
-    assert summary["unscored"] == 1
+    assert (summary["unscored"], summary["unjudged"]) == (1, 4)
+
+
+def test_completions_that_could_not_be_judged_count_neither_as_right_nor_as_wrong() -> None:
+    results = [_result([True, None, False, True], [0, 1, 2, 0]), _result([None, None, None, True], [1, 2, 3, 0])]
+    summary = summarise(results, n=4)
+    assert summary["metrics"]["pass@1"]["value"] == pytest.approx((2 / 3 + 1) / 2)
+    assert (summary["metrics"]["pass@2"]["value"], summary["metrics"]["pass@2"]["problems"]) == (1.0, 1)
+    assert "maj@4" not in summary["metrics"]  # no problem has four votes
+    assert (summary["unscored"], summary["unjudged"]) == (0, 4)
 
 
 def test_ks_are_powers_of_two_and_n() -> None:

@@ -1,0 +1,91 @@
+"""What reward functions note beside their rewards: columns and metrics, and the state of the training that asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Notes:
+    """Collects over one call of all rewards."""
+
+    rows: int
+    """Completions of the call."""
+    trainer_state: Callable[[], Any] | None = None
+    """Makes the state that a function asks for as ``trainer_state``; there is none outside training."""
+    kept: bool = True
+    """False where a reward is asked for another reason than its score, so that what it notes would be noted twice."""
+    extra: dict[str, list[Any]] = field(default_factory=dict)
+    """Column -> one value per completion, None where no function gave one."""
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    """Metric -> the values of all calls of ``log_metric``."""
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """While the rewards run: what they note is noted here."""
+        token = _current.set(Page(self, range(self.rows)))  # threads of rewards get a copy of it
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+
+@dataclass(frozen=True)
+class Page:
+    """Where one reward writes: the notes, and the completions that it sees of them."""
+
+    notes: Notes
+    rows: Sequence[int]
+
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        """Adds a column to the table of completions.
+
+        Raises:
+            ValueError: other than one value per completion, or a column that is there already.
+        """
+        if not self.notes.kept:
+            return
+        given = list(values)
+        if len(given) != len(self.rows):
+            raise ValueError(f"log_extra({column!r}) got {len(given)} values for {len(self.rows)} completions.")
+        cells = self.notes.extra.setdefault(str(column), [None] * self.notes.rows)
+        if any(cells[row] is not None for row in self.rows):
+            raise ValueError(f"log_extra({column!r}) was called twice for the same completions: choose another name.")
+        for row, value in zip(self.rows, given, strict=True):
+            cells[row] = value
+
+    def log_metric(self, name: str, value: float) -> None:
+        """Adds a value to a metric; its mean over all calls of a rollout is logged."""
+        if self.notes.kept:
+            self.notes.metrics.setdefault(str(name), []).append(float(value))
+
+
+_current: ContextVar[Page | None] = ContextVar("grpo_pl_reward_notes", default=None)
+
+
+def current_page() -> Page | None:
+    """Where the running reward writes; None where nobody reads it."""
+    return _current.get()
+
+
+@contextmanager
+def page_of(rows: Sequence[int]) -> Iterator[None]:
+    """While a reward sees only these of the completions that the reward around it sees."""
+    page = _current.get()
+    if page is None:
+        yield
+        return
+    token = _current.set(Page(page.notes, [page.rows[row] for row in rows]))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def pick(extra: Mapping[str, Sequence[Any]], rows: Sequence[int]) -> dict[str, list[Any]]:
+    """Some rows of noted columns."""
+    return {name: [cells[row] for row in rows] for name, cells in extra.items()}

@@ -1,0 +1,287 @@
+"""What holds for every reward and judge: no text makes it raise, and none makes it slow."""
+
+import inspect
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import grpo_pl.rewards
+from grpo_pl.rewards import (
+    ColumnArithmeticReward,
+    ExactReward,
+    FormatReward,
+    FunctionReward,
+    JudgeReward,
+    LanguageConsistencyReward,
+    LengthReward,
+    LenientAnswerReward,
+    MathReward,
+    ModelReward,
+    PerSource,
+    ProcessModelReward,
+    ReasoningGymReward,
+    RepetitionReward,
+    Reward,
+    Score,
+    SortingReward,
+    StrictAnswerReward,
+)
+from grpo_pl.skeletons import forms_of
+
+PATTERNS = [
+    " ", "\n", "~", "7", "42,", "1 111 ", "- ", "a ", "aП", "{", "}", "(", "^", "$", "```", "\\", "\\[", "\\(",
+    "\\boxed", "\\boxed{", "\\boxed{1}", "\\frac{", "\\text{", "<think>", "<answer>", "</answer>", "1/", ". ",
+]  # fmt: skip
+"""Each of these, written over and over, was quadratic in some rule once, or might be."""
+HANG_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """An OpenAI-compatible server on loopback that finds everything different."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "DIFFERENT"}}
+            body = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """A tiny sequence classifier and a tiny token classifier, one token per character."""
+    from tokenizers import Regex, Tokenizer, pre_tokenizers
+    from tokenizers.models import WordLevel
+    from transformers import (
+        LlamaConfig,
+        LlamaForSequenceClassification,
+        LlamaForTokenClassification,
+        PreTrainedTokenizerFast,
+    )
+
+    characters = ["<pad>", *map(chr, range(32, 127))]
+    tokens = Tokenizer(WordLevel({c: i for i, c in enumerate(characters)}, unk_token="<pad>"))
+    tokens.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="<pad>")
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        num_labels=2, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    folders = {}
+    for head in (LlamaForSequenceClassification, LlamaForTokenClassification):
+        folders[head.__name__] = tmp_path_factory.mktemp(head.__name__)
+        tokenizer.save_pretrained(folders[head.__name__])
+        head(config).save_pretrained(folders[head.__name__])
+    return folders
+
+
+@pytest.fixture(scope="module")
+def rewards(
+    endpoint: str, models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[str, Reward]]:
+    """Every reward of the package, by class name and, where there are forms of it, their names."""
+    file = tmp_path_factory.mktemp("function") / "own.py"
+    file.write_text("def length(completions, **columns):\n    return [float(len(text)) for text in completions]\n")
+    made: list[tuple[str, Reward]] = [
+        ("", MathReward(workers=1)),
+        ("", ExactReward()),
+        ("", FormatReward()),
+        ("partial", FormatReward(partial=True, allow_text=True)),
+        ("", StrictAnswerReward()),
+        ("text", StrictAnswerReward(allow_text=True)),
+        ("", LenientAnswerReward()),
+        ("", LengthReward()),
+        ("cosine", LengthReward(shape="cosine", correct=ExactReward())),
+        ("", RepetitionReward()),
+        ("character", RepetitionReward(unit="character")),
+        ("", LanguageConsistencyReward()),
+        ("ru", LanguageConsistencyReward(language="ru")),
+        ("", SortingReward()),
+        ("distance", SortingReward(credit="distance")),
+        ("", FunctionReward(function=f"{file}:length")),
+        ("", JudgeReward(model="m", base_url=endpoint)),
+        ("", ModelReward(model=str(models["LlamaForSequenceClassification"]), max_length=64)),
+        ("", ProcessModelReward(model=str(models["LlamaForTokenClassification"]), max_length=256)),
+        ("", ColumnArithmeticReward()),
+        ("", ReasoningGymReward(workers=1)),
+        ("", PerSource(rewards={"a": ExactReward()})),
+    ]
+    yield {" ".join(filter(None, (type(reward).__name__, form))): reward for form, reward in made}
+    for _, reward in made:
+        reward.close()
+
+
+NAMES = [
+    "MathReward", "ExactReward", "FormatReward", "FormatReward partial", "StrictAnswerReward",
+    "StrictAnswerReward text", "LenientAnswerReward", "LengthReward", "LengthReward cosine", "RepetitionReward",
+    "RepetitionReward character", "LanguageConsistencyReward", "LanguageConsistencyReward ru", "SortingReward",
+    "SortingReward distance", "FunctionReward", "JudgeReward", "ModelReward", "ProcessModelReward",
+    "ColumnArithmeticReward", "ReasoningGymReward", "PerSource",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def problem() -> str:
+    """A cell of the column that ``ReasoningGymReward`` reads."""
+    pytest.importorskip("reasoning_gym")
+    from grpo_pl.data.reasoning_gym import ReasoningGymPrompts
+    from grpo_pl.rewards.reasoning_gym import COLUMN
+
+    (prompt,) = ReasoningGymPrompts(task="chain_sum").prompts(0, count=1)
+    return str(prompt.columns[COLUMN])
+
+
+def _score(reward: Reward, completions: Sequence[str], golds: Sequence[str], problem: str) -> list[Score]:
+    count = len(completions)
+    columns: dict[str, list[Any]] = {
+        "prompt": ["12+3="] * count,
+        "question": ["12+3="] * count,
+        "completion_length": [len(text) for text in completions],
+        "completion_ids": [[1]] * count,
+        "reasoning_gym": [problem] * count,
+        "source": ["a"] * count,
+    }
+    return reward(completions, golds, columns)
+
+
+def test_every_reward_of_the_package_is_here(rewards: Mapping[str, Reward]) -> None:
+    exported = [getattr(grpo_pl.rewards, name) for name in grpo_pl.rewards.__all__]
+    classes = {kind for kind in exported if isinstance(kind, type) and issubclass(kind, Reward)}
+    assert {type(reward) for reward in rewards.values()} == {c for c in classes if not inspect.isabstract(c)}
+    assert sorted(rewards) == sorted(NAMES)
+
+
+# --- odd texts --------------------------------------------------------------------------------------------------------
+
+PIECES = [
+    "<think>", "</think>", "<answer>", "</answer>", "\\boxed{", "\\boxed", "}", "{", "\\", " ", "\n", "7", "-", ",",
+    ".", "/", "632", "12+3=15", "2+3+0=5\n", "\\frac{1}{0}", "\\frac", "\\text{", "1e999", "nan", "inf", "½", "²",
+    "\u0663", "\uff15", "\U0001d7d3", "\x00", "\ud800", "\u200b", "\u202e", "\u2028", "\x1c", "aП", "和", "é",
+    "\u02bc", "$", "$$", "\\[", "\\(", "```", "^", "_", "yes", "no", "None", "()", "[]", "7" * 5000, "1," * 60,
+    "[" * 60, "x" * 1200,
+]  # fmt: skip
+TEXTS = st.one_of(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.text(max_size=40))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_text_ends_a_run(name: str, rewards: Mapping[str, Reward], problem: str) -> None:
+    """One score per completion, a finite number or none with its reason, whatever the policy or the data holds."""
+    reward = rewards[name]
+
+    @settings(max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(st.lists(st.tuples(TEXTS, TEXTS), max_size=4))
+    def check(rows: list[tuple[str, str]]) -> None:
+        completions, golds = [row[0] for row in rows], [row[1] for row in rows]
+        scores = _score(reward, completions, golds, problem)
+        assert len(scores) == len(rows)
+        for completion, score in zip(completions, scores, strict=True):
+            if score.value is None:
+                assert score.status in ("bad_gold", "unavailable")
+            else:
+                assert math.isfinite(score.value)
+            if score.steps is not None:
+                assert all(end <= len(completion) for end in score.steps.ends)
+            json.dumps([score.value, score.status, score.detail]).encode()
+        assert len(reward.gold_faults(golds)) == len(golds)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "\\boxed{632} \\boxed",
+        "\\boxed{632} \\boxed{",
+        f"\\boxed{{{'7' * 4301}}}",
+        "7" * 4301,
+        f"\\boxed{{{'7' * 4301}}}\\boxed{{632}}",
+        f"\\frac{{{'7' * 4301}}}{{2}}",
+        "\\boxed{" * 5000,
+        "\\boxed{\u0663\u0664 ²}",
+        "\ud800",
+    ],
+)
+def test_texts_that_ended_runs(completion: str, rewards: Mapping[str, Reward], problem: str) -> None:
+    for name, reward in rewards.items():
+        for gold in ("632", "12 34", completion):
+            (score,) = _score(reward, [completion], [gold], problem)
+            assert score.value is None or math.isfinite(score.value), name
+
+
+# --- growth -----------------------------------------------------------------------------------------------------------
+
+
+def _texts(pattern: str, length: int) -> tuple[list[str], list[str]]:
+    """Completions with ``length`` characters of ``pattern``, bare, boxed and before an answer, and gold answers."""
+    grown = (pattern * length)[:length]
+    completions = [grown, f"x{grown}\\boxed{{{grown}}}", f"<think>{grown}</think>{grown}<answer>\\boxed{{5}}</answer>"]
+    return [*completions, completions[1]], ["5", "x+1", "5", grown]
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """CPU time of this process: what other processes of the machine do does not count."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def _grows_too_fast(work: Callable[[int], object]) -> float | None:
+    """How much longer 100,000 characters take than 10,000, if that is far more than ten times; a quadratic rule takes
+    a hundred times. What takes less than 2 ms is not told apart from nothing; three attempts rule accidents out."""
+    factors = []
+    for _ in range(3):
+        short, long = (_seconds(lambda size=size: work(size)) for size in (10_000, 100_000))  # type: ignore[misc]
+        factors.append(long / max(short, 0.002))
+        if factors[-1] < 40:
+            return None
+    return min(factors)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if " " not in name])
+def test_time_grows_with_the_length_of_a_text_and_not_with_its_square(
+    name: str, rewards: Mapping[str, Reward], problem: str
+) -> None:
+    reward = rewards[name]
+    _score(reward, ["warm"], ["5"], problem)
+    started = time.monotonic()
+    too_fast = {}
+    # the models' tokenizers are linear, and slow: what is ours beside them cuts lines
+    for pattern in ("\n", "7") if name in ("ModelReward", "ProcessModelReward") else PATTERNS:
+
+        def work(length: int, pattern: str = pattern) -> None:
+            _score(reward, *_texts(pattern, length), problem)
+
+        if factor := _grows_too_fast(work):
+            too_fast[pattern] = round(factor)
+    assert not too_fast
+    assert time.monotonic() - started < HANG_S  # nothing waits for a worker or a server either
+
+
+def test_forms_take_linear_time() -> None:
+    assert [p for p in PATTERNS if _grows_too_fast(lambda n, p=p: forms_of((p * n)[:n] + "!"))] == []  # type: ignore[misc]
