@@ -30,6 +30,7 @@ from grpo_pl.callbacks.watch import RewardWatch
 from grpo_pl.checkpoints import CheckpointError, CheckpointFiles
 from grpo_pl.data import arithmetic, curriculum, json_lines, mixture, reasoning_gym, sorting, tables  # noqa: F401
 from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.foreign_names import check_trainer
 from grpo_pl.locks import FolderLock
 from grpo_pl.loggers import EventFiles, MetricsCSV
 from grpo_pl.module import GRPOModule
@@ -185,6 +186,7 @@ class GRPOCLI(LightningCLI):
             raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
+        check_trainer(self._get(self.config_init, "trainer"))
         self._settle_characters()
         check_start(self.model, self.datamodule, _say)  # before a run folder is claimed
         callbacks = self._get(self.config_init, "trainer")["callbacks"] or []

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import ArgumentParser, get_loader
 
+from grpo_pl.foreign_names import our_name
 from grpo_pl.overlays import keep_fields_of_the_same_class_only
 
 USAGE_ERROR = 2
@@ -159,19 +160,20 @@ Say = Callable[[str, re.Match[str], Iterable[str]], str]
 def _unknown_flag(key: str, found: re.Match[str], options: Iterable[str]) -> str:
     flag = found["flag"].split("=")[0]
     if flag.startswith("-"):
-        return f"unknown option {flag}{nearest(flag.lstrip('-'), options, prefix='--')}"
+        name = flag.lstrip("-")
+        return f"unknown option {flag}{our_name(name) or nearest(name, options, prefix='--')}"
     hint = f"did you mean --config {flag}?" if flag.endswith((".yaml", ".yml")) else "a value follows its --option"
     return f"unexpected argument {flag!r}; {hint}"
 
 
 def _unknown_key(key: str, found: re.Match[str], options: Iterable[str]) -> str:
     name = f"{found['group']}.{found['key']}" if found["group"] else found["key"]
-    return f"unknown key {name!r}{nearest(name, options)}"
+    return f"unknown key {name!r}{our_name(name) or nearest(name, options)}"
 
 
 def _unknown_argument(key: str, found: re.Match[str], options: Iterable[str]) -> str:
     hint = nearest(found["name"].split(".")[0], ["init_args", *_arguments(found["path"])])
-    return f"{key}: {found['path']} has no argument {found['name']!r}{hint}"
+    return f"{key}: {found['path']} has no argument {found['name']!r}{hint or our_name(found['name'])}"
 
 
 def _no_attribute(key: str, found: re.Match[str], options: Iterable[str]) -> str:

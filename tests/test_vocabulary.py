@@ -118,7 +118,7 @@ def test_collected_characters_stay_those_of_the_run(command_line: Any, tmp_path:
     resumed = _fit(command_line, "frozen", "--resume", "--data.steps=2", **changes)
     assert resumed.status == 1 and "'ñ' (U+00F1)" in resumed.err
     _source(tmp_path, rows[:-1])
-    resumed = _fit(command_line, "frozen", "--resume", "--data.steps=2", **changes)
+    resumed = _fit(command_line, "frozen", "--resume", "--data.steps=2", "--data.allow_changed=true", **changes)
     assert resumed.status == 0, resumed.err
     assert yaml.safe_load((run / "config.yaml").read_text())["model"]["policy"]["characters"] == wanted
     validated = command_line(
