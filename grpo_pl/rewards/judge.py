@@ -31,7 +31,7 @@ _VERDICT = re.compile(r"[\s\"'*.`]*(SAME|DIFFERENT)[\s\"'*.`!]*", re.IGNORECASE)
 
 
 _NAMED = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
-_LOOK_ALIKES = frozenset("‹›«»≪≫≺≻⋖⋗〈〉⟨⟩《》⟪⟫❬❭❮❯❰❱⦑⦒⧼⧽⪡⪢⩹⩺˂˃˱˲ᐸᐳ")
+_LOOKALIKES = frozenset("‹›«»≪≫≺≻⋖⋗〈〉⟨⟩《》⟪⟫❬❭❮❯❰❱⦑⦒⧼⧽⪡⪢⩹⩺˂˃˱˲ᐸᐳ")
 """Characters that a reader may take for angle brackets and that NFKC does not turn into them."""
 
 
@@ -47,7 +47,7 @@ def _escaped(character: str) -> str:
     if " " <= character <= "~" or character in "\n\t":
         return character
     unseen = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-    looks_like = character in _LOOK_ALIKES or not _NAMED.keys().isdisjoint(unicodedata.normalize("NFKC", character))
+    looks_like = character in _LOOKALIKES or not _NAMED.keys().isdisjoint(unicodedata.normalize("NFKC", character))
     return f"&#x{ord(character):X};" if unseen or looks_like else character
 
 

@@ -1,0 +1,23 @@
+# The five things that a contributor does; `.ci/run` does setup, test, lint and docs in a fresh environment.
+.PHONY: setup test lint docs bench
+
+setup:  ## everything a contributor needs, into the active environment
+	pip install -e '.[dev,docs]'
+	pre-commit install
+
+test:  ## minutes; slow ones: pytest -m slow, on a GPU: pytest -m gpu
+	pytest
+
+lint:
+	ruff check .
+	ruff format --check .
+	typos
+	mypy
+	mypy serve
+
+docs:  ## the site, into ./site
+	mkdocs build --strict
+
+bench:  ## the two figures that every change to rollout or update is held against
+	python benchmarks/rollout.py
+	python benchmarks/step.py
