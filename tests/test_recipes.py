@@ -1,6 +1,7 @@
 """The recipes for real models and data, with a small local model and a Parquet file in GSM8K's columns."""
 
 import csv
+import random
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 import yaml
 from jsonargparse import ArgumentParser
 
+from grpo_pl.data.arithmetic import ArithmeticPrompts
 from grpo_pl.module import GRPOModule
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.rewards import FormatReward, LenientAnswerReward, StrictAnswerReward
+from grpo_pl.rewards.specs import build_reward
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 CHAT = (
@@ -92,3 +96,30 @@ def test_the_think_answer_overlay_is_the_template_of_r1_zero() -> None:
     overlay = yaml.safe_load((CONFIGS / "template" / "think_answer.yaml").read_text())["model"]["template"]
     recipe = yaml.safe_load((CONFIGS / "r1_zero.yaml").read_text())["model"]["template"]
     assert {key: overlay[key] for key in recipe} == recipe
+
+
+def _parts(config: str, key: str) -> Any:
+    """What a configuration names, built: rewards, or a judge."""
+    loaded = yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
+    for name in key.split("."):
+        loaded = loaded[name]
+    return [build_reward(spec) for spec in loaded] if isinstance(loaded, list) else build_reward(loaded)
+
+
+def test_the_demonstrations_of_the_quickstart_are_worth_everything_there() -> None:
+    source = ArithmeticPrompts(digits=3, min_digits=3)
+    problems = source.prompts(0, count=20)
+    texts = [source.demonstration(problem, random.Random(i)) for i, problem in enumerate(problems)]
+    for reward in [*_parts("quickstart", "model.rewards"), StrictAnswerReward(), LenientAnswerReward()]:
+        scores = reward(texts, [problem.answer for problem in problems], {})
+        assert {score.value for score in scores} == {1.0}, reward.name
+        reward.close()
+
+
+def test_r1_zero_takes_an_answer_in_a_sentence_and_the_quickstart_does_not() -> None:
+    text = "<think>6 * 7</think> <answer>The answer is \\boxed{42}.</answer>"
+    for config, value in (("r1_zero", 1.0), ("quickstart", 0.0)):
+        form = next(reward for reward in _parts(config, "model.rewards") if isinstance(reward, FormatReward))
+        assert form([text], ["42"], {})[0].value == value
+    assert _parts("r1_zero", "watch.strict")([text], ["42"], {})[0].value == 1.0
+    assert StrictAnswerReward()([text], ["42"], {})[0].value == 0.0

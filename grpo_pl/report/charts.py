@@ -90,7 +90,7 @@ def charts(columns: Mapping[str, Points]) -> list[Chart]:
         _chart(
             columns,
             "Watch",
-            "share of rewarded completions that another judge refuses; share on which both judges agree",
+            "share of rewarded completions that a judge refuses; of all, where both agree, and of a form that is new",
             {
                 "watch/rewarded_but_strict_wrong": "strict refuses",
                 "watch/rewarded_but_lenient_wrong": "lenient refuses",
