@@ -26,9 +26,11 @@ from serve.guard import Guard
 from serve.login import Sessions
 from serve.logs import configure_logs, open_access_log
 from serve.metrics import ServerMetrics
+from serve.openapi import Documentation
 from serve.origins import CrossOrigin, Origins
 from serve.page import page
 from serve.prompts import Prompts
+from serve.responses import ResponsesRoute
 from serve.reward_list import build_rewards
 from serve.score_worker import ScoreAPI
 from serve.scoring import ScoreRoute
@@ -36,19 +38,26 @@ from serve.served import ServedModel, find_model
 from serve.server import Server, WorkerFailed, bind
 from serve.settings import ServeSettings
 from serve.spec import RouteSpec
+from serve.tokens import TokenRoutes
 from serve.warm_up import post_in_process
 
 CHAT, COMPLETIONS, SCORE, EVALUATE = "/v1/chat/completions", "/v1/completions", "/v1/score", "/v1/evaluate"
 ROUTES = {
     f"POST {CHAT}": "OpenAI chat, streaming and not",
     f"POST {COMPLETIONS}": "the same for plain prompts",
+    "POST /v1/responses": "OpenAI's newer API, text only",
+    "POST /tokenize": "text or messages to token ids",
+    "POST /detokenize": "token ids to text",
     f"POST {SCORE}": "the checkpoint's rewards over given completions",
     f"POST {EVALUATE}": "generate, score, pass@k and maj@k with intervals",
     "GET /v1/models": "the model's name",
+    "GET /v1/models/{id}": "the same for one",
     "GET /health": "the process is alive (no key needed)",
     "GET /ready": "requests are taken",
     "GET /metrics": "Prometheus metrics",
     "GET /": "a page to try it out",
+    "GET /docs": "what the routes take",
+    "GET /openapi.json": "the same for programs",
 }
 
 _WARM_UP_CHARS = 16
@@ -120,6 +129,11 @@ class Application:
         chat_spec, score_spec = RouteSpec(CHAT), RouteSpec(SCORE)
         chat_spec.add_endpoint(CHAT, completions.chat, ["POST"])
         chat_spec.add_endpoint(COMPLETIONS, completions.completions, ["POST"])
+        responses = ResponsesRoute(completions=completions, prompts=prompts, metrics=metrics)
+        tokens = TokenRoutes(prompts)
+        chat_spec.add_endpoint("/v1/responses", responses.responses, ["POST"])
+        chat_spec.add_endpoint("/tokenize", tokens.tokenize, ["POST"])
+        chat_spec.add_endpoint("/detokenize", tokens.detokenize, ["POST"])
         chat_spec.add_endpoint(EVALUATE, evaluate.evaluate, ["POST"])
         score_spec.add_endpoint(SCORE, score.score, ["POST"])
         device = choose_device(self._settings.device)
@@ -132,12 +146,16 @@ class Application:
         app = self.server.app
         litserves = {"/", "/health", "/info"}
         app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) not in litserves]
+        documentation = Documentation(ROUTES)
         handlers: dict[str, Callable[..., Any]] = {
             "/": page,
             "/health": self._health,
             "/ready": self._ready,
             "/metrics": self._metrics,
             "/v1/models": self._models,
+            "/v1/models/{model_id:path}": self._one_model,
+            "/docs": documentation.docs,
+            "/openapi.json": documentation.openapi,
         }
         for path, handler in handlers.items():
             app.add_api_route(path, handler, methods=["GET"])
@@ -174,9 +192,21 @@ class Application:
         return json_response({"status": "ready"})
 
     async def _models(self, request: Request) -> Response:
+        return json_response({"object": "list", "data": [self._model_entry()]})
+
+    async def _one_model(self, request: Request) -> Response:
+        self._prompts.check_model(request.path_params["model_id"])
+        return json_response(self._model_entry())
+
+    def _model_entry(self) -> dict[str, Any]:
         entry = {"id": self._model.name, "object": "model", "created": int(self._began), "owned_by": "grpo_pl"}
-        limits = {"context_length": self._model.context, "max_completion_length": self._model.max_completion_length}
-        return json_response({"object": "list", "data": [{**entry, **limits}]})
+        context = self._model.context
+        return {
+            **entry,
+            "context_length": context,
+            "max_model_len": context,  # vLLM's name
+            "max_completion_length": self._model.max_completion_length,
+        }
 
     async def _metrics(self, request: Request) -> Response:
         places = self.generator.places

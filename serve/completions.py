@@ -18,7 +18,7 @@ from serve import grammars
 from serve.answers import ChatShape, Choice, CompletionShape, Shape, Token, event, usage_of
 from serve.connection import merged, while_connected
 from serve.dispatch import Deadline, Generator
-from serve.errors import ApiError, bad_request, json_response, model_not_found
+from serve.errors import ApiError, bad_request, json_response
 from serve.generate_worker import Chunk
 from serve.grammars import Grammar
 from serve.metrics import ServerMetrics
@@ -70,13 +70,13 @@ class CompletionRoutes:
 
     async def chat(self, request: Request) -> Response:
         began, body = time.monotonic(), parse(ChatRequest, await request.body())
-        self.check_model(body.model)
+        self._prompts.check_model(body.model)
         job = await self.chat_job(body, began)
         return await self._answer(request, job)
 
     async def completions(self, request: Request) -> Response:
         began, body = time.monotonic(), parse(CompletionRequest, await request.body())
-        self.check_model(body.model)
+        self._prompts.check_model(body.model)
         if not 1 <= len(body.prompts) * body.n <= 4 * MAX_SAMPLES:
             raise bad_request(f"prompt: give 1 to {4 * MAX_SAMPLES // body.n} prompts with n={body.n}.", param="prompt")
         prompts = [await self._prompts.from_raw(prompt) for prompt in body.prompts]
@@ -244,16 +244,6 @@ class CompletionRoutes:
         async with aclosing(chunks):
             async for part in chunks:
                 yield p, part
-
-    def check_model(self, name: str | None) -> None:
-        """Refuses a model that is not the one that is served.
-
-        Raises:
-            ApiError: another name.
-        """
-        mine = self._prompts.model.name
-        if name is not None and name != mine:
-            raise model_not_found(name, mine)
 
 
 def failure(error: Exception) -> ApiError:

@@ -13,7 +13,7 @@ from grpo_pl.rollout.continuous import SequenceOptions
 from grpo_pl.rollout.engine import row_keys
 from serve.connection import while_connected
 from serve.dispatch import Deadline, Generator, Scorer
-from serve.errors import bad_request, json_response, model_not_found
+from serve.errors import bad_request, json_response
 from serve.generate_worker import Chunk, Generate
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts, sample_keys
@@ -44,8 +44,7 @@ class EvaluateRoute:
                 f"items: {len(body.items)} problems with n={body.n} are more than {_MOST_COMPLETIONS} completions.",
                 param="items",
             )
-        if body.model not in (None, self._prompts.model.name):
-            raise model_not_found(str(body.model), self._prompts.model.name)
+        self._prompts.check_model(body.model)
         logits, prompts = self._prompts.logits(body), []
         for i, problem in enumerate(body.items):
             prompts.append(await self._prompts.from_problem(problem.problem, f"items.{i}.problem"))

@@ -13,7 +13,7 @@ from grpo_pl.rollout.continuous import SequenceOptions
 from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.rollout.processors import LogitOptions
 from grpo_pl.types import SampleKey
-from serve.errors import ApiError, bad_request
+from serve.errors import ApiError, bad_request, model_not_found
 from serve.schemas import Message, Sampling
 from serve.served import ServedModel
 
@@ -126,6 +126,15 @@ class Prompts:
             logits=logits,
         )
 
+    def check_model(self, name: str | None) -> None:
+        """Refuses a model that is not the one that is served.
+
+        Raises:
+            ApiError: another name (404).
+        """
+        if name is not None and name != self.model.name:
+            raise model_not_found(name, self.model.name)
+
     def check_ids(self, tokens: Sequence[int], param: str) -> None:
         """Refuses token ids that the model does not have.
 
@@ -150,6 +159,16 @@ class Prompts:
         context = self.model.context
         if context is not None and len(text) > context * _CHARS_PER_TOKEN:
             raise self._too_long(f"{len(text)} characters", param)
+        self.check_characters(text, param)
+        ids = await asyncio.to_thread(encode) if len(text) > _LONG else encode()
+        return self._check_tokens(ids, param)
+
+    def check_characters(self, text: str, param: str) -> None:
+        """Refuses a text that would lose something on the way to tokens.
+
+        Raises:
+            ApiError: a lone surrogate, or a character that the tokenizer does not know.
+        """
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise bad_request(f"{param}: the text holds a lone surrogate.", param=param)
         unknown = next((character for character in dict.fromkeys(text) if not self.knows(character)), None)
@@ -159,8 +178,6 @@ class Prompts:
                 param=param,
                 code="unknown_character",
             )
-        ids = await asyncio.to_thread(encode) if len(text) > _LONG else encode()
-        return self._check_tokens(ids, param)
 
     def knows(self, character: str) -> bool:
         """Whether the character leaves a trace in the tokens: tokenizers drop what they do not know, or write <unk>."""

@@ -33,7 +33,7 @@ Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
     """An object that holds what it declares, and what ``passing`` lets through. Null is the same as nothing."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
@@ -54,7 +54,7 @@ class _Body(BaseModel):
         return self
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """How a stream is written."""
 
     passing = fields.STREAM_OPTIONS
@@ -64,7 +64,7 @@ class StreamOptions(_Body):
     """Put the usage so far into every chunk."""
 
 
-class Sampling(_Body):
+class Sampling(Body):
     """How completions are drawn; what chat, completions and evaluate share."""
 
     n: int = Field(1, ge=1, le=MAX_SAMPLES)
@@ -142,14 +142,14 @@ class Sampling(_Body):
         return secrets.randbits(63) if self.seed is None else self.seed
 
 
-class JsonSchema(_Body):
+class JsonSchema(Body):
     """A schema with its name."""
 
     passing = fields.JSON_SCHEMA
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(Body):
     """What form a completion has."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -168,7 +168,7 @@ class ResponseFormat(_Body):
         return json_grammar({"type": "object"} if self.json_schema is None else self.json_schema.json_schema)
 
 
-class StructuredOutputs(_Body):
+class StructuredOutputs(Body):
     """What a completion must match; give one."""
 
     regex: Text | None = Field(None, min_length=1, max_length=MAX_GRAMMAR)
@@ -257,7 +257,7 @@ class _Completions(Sampling):
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
-class ContentPart(_Body):
+class ContentPart(Body):
     """A piece of a message."""
 
     passing = fields.CONTENT_PART
@@ -265,7 +265,7 @@ class ContentPart(_Body):
     text: Text
 
 
-class Message(_Body):
+class Message(Body):
     """One turn of a conversation."""
 
     passing = fields.MESSAGE
@@ -327,7 +327,7 @@ class CompletionRequest(_Completions):
         return self.logprobs
 
 
-class Problem(_Body):
+class Problem(Body):
     """One problem to evaluate on; further fields are columns for the rewards."""
 
     passing = None

@@ -109,10 +109,14 @@ class StopWatch:
     def __init__(self, stops: StopStrings | None, rows: int, *, min_tokens: int = 0) -> None:
         self.lengths = [0] * rows
         """Tokens of each row up to its stop string; 0 where none was found."""
-        self._streams = [
-            TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix, min_tokens=min_tokens)
-            for _ in range(rows if stops else 0)
-        ]
+        self._streams = (
+            []
+            if stops is None
+            else [
+                TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix, min_tokens=min_tokens)
+                for _ in range(rows)
+            ]
+        )
 
     def __bool__(self) -> bool:
         return bool(self._streams)

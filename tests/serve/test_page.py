@@ -145,9 +145,46 @@ def test_without_an_answer_there_are_completions_and_no_rewards(server: Any, bro
     browser.fill("answer", " ")
     browser.fill("n", "2")
     browser.click("#go")
-    until(lambda: browser.text("#group").startswith("Samples"))
+    until(lambda: "Samples" in browser.text("#group"))
     assert browser.run("return document.querySelectorAll('article').length") == 2
     assert browser.run("return document.querySelectorAll('dl').length") == 0
+
+
+def test_what_could_not_be_judged_is_neither_right_nor_wrong(server: Any, browser: Browser) -> None:
+    browser.open(server.address + "/")
+    browser.fill("problem", "12+34=")
+    browser.fill("answer", r"\frac{")
+    browser.fill("n", "4")
+    browser.click("#go")
+    until(lambda: "Could not be judged" in browser.text("#group"))
+    assert browser.run("return document.querySelectorAll('article.unjudged').length") == 4
+    assert browser.run("return document.querySelectorAll('article.right, article.wrong').length") == 0
+    shown = browser.text("#group")
+    assert "4 of 4" in shown
+    assert "Right" not in shown
+    assert "could not be judged: bad gold" in browser.text("article .detail")
+
+
+def test_an_answer_goes_with_its_problem(server: Any, browser: Browser) -> None:
+    browser.open(server.address + "/")
+    value = "return document.getElementById('answer').value"
+    assert browser.run(value) != ""
+    browser.fill("problem", "2+2=")
+    assert browser.run(value) == ""
+    browser.fill("answer", "4")
+    browser.fill("n", "2")
+    browser.run(
+        "const read = eventsOf; eventsOf = async function* (response) { yield* read(response);"
+        "document.getElementById('answer').value = 'typed meanwhile' }"
+    )
+    browser.run(
+        "const real = fetch; window.fetch = (path, options) => {"
+        "if (path === '/v1/score') window.scored = JSON.parse(options.body); return real(path, options) }"
+    )
+    browser.click("#go")
+    until(lambda: "Problem" in browser.text("#group"))
+    assert browser.run("return scored.items.map(item => item.answer)") == ["4", "4"]
+    assert "2+2=" in browser.text("#group")
 
 
 def test_a_refusal_of_the_server_is_shown(server: Any, browser: Browser) -> None:

@@ -1,0 +1,253 @@
+"""``/v1/responses``: OpenAI's newer API, text only, on top of the chat route. Nothing is stored."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Annotated, Any, Literal, Self
+
+from fastapi import Request, Response
+from pydantic import Field, ValidationError, model_validator
+
+from serve import fields
+from serve.answers import Choice, usage_of
+from serve.completions import CompletionRoutes, Job, failure
+from serve.connection import while_connected
+from serve.errors import ApiError, from_validation, json_response, to_json
+from serve.metrics import ServerMetrics
+from serve.prompts import Prompts
+from serve.schemas import Body, ChatRequest, Message, Seed, Text, parse
+from serve.settings import MAX_ITEMS
+
+
+class InputText(Body):
+    """A piece of a message."""
+
+    passing = fields.CONTENT_PART
+    type: Literal["input_text", "output_text"]
+    text: Text
+
+
+class InputMessage(Body):
+    """One turn of a conversation."""
+
+    passing = fields.MESSAGE
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[InputText], Field(max_length=MAX_ITEMS, fail_fast=True)]
+
+    def message(self) -> Message:
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return Message(role=self.role, content=text)
+
+
+class TextFormat(Body):
+    """The form of the answer."""
+
+    passing = fields.JSON_SCHEMA
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+
+    def response_format(self) -> dict[str, Any]:
+        """The same as chat has it."""
+        schema = {} if self.json_schema is None else {"json_schema": {"schema": self.json_schema}}
+        return {"type": self.type, **schema}
+
+
+class TextOptions(Body):
+    """What the answer looks like."""
+
+    passing = fields.Passing({"verbosity": ("medium",)})
+    format: TextFormat | None = None
+
+
+class ResponsesRequest(Body):
+    """``POST /v1/responses``."""
+
+    passing = fields.RESPONSES
+    input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    instructions: Text | None = None
+    """Takes the place of the template's system text."""
+    model: Text | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    """Most tokens of the answer; by default the number of training."""
+    temperature: float | None = Field(None, ge=0.0, le=100.0)
+    top_p: float | None = None
+    seed: Seed | None = None
+    stream: bool = False
+    stream_options: dict[str, bool] | None = None
+    text: TextOptions | None = None
+    top_logprobs: Literal[0] | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_are_harmless(self) -> Self:
+        fields.STREAM_OPTIONS.check(self.stream_options or {}, ())
+        return self
+
+    def chat(self) -> ChatRequest:
+        """The same as a chat.
+
+        Raises:
+            ValidationError: a value that chat refuses.
+        """
+        turns = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        messages = [turn.message().model_dump() for turn in turns]
+        if self.instructions is not None:
+            messages.insert(0, {"role": "system", "content": self.instructions})
+        same = {name: getattr(self, name) for name in ("temperature", "top_p", "seed", "stream", "model")}
+        if self.text is not None and self.text.format is not None:
+            same["response_format"] = self.text.format.response_format()
+        return ChatRequest.model_validate({**same, "messages": messages, "max_tokens": self.max_output_tokens})
+
+
+class ResponsesRoute:
+    """Asks the chat route for one completion and writes it as a response."""
+
+    def __init__(self, *, completions: CompletionRoutes, prompts: Prompts, metrics: ServerMetrics) -> None:
+        self._completions, self._prompts, self._metrics = completions, prompts, metrics
+
+    async def responses(self, request: Request) -> Response:
+        began, body = time.monotonic(), parse(ResponsesRequest, await request.body())
+        self._prompts.check_model(body.model)
+        try:
+            chat = body.chat()
+        except ValidationError as error:
+            raise _renamed(error) from None
+        job = await self._completions.chat_job(chat, began)
+        answer = _Answer(body, chat, self._prompts.model.name)
+        if body.stream:
+            return await self._completions.stream(request, self._events(job, answer))
+        choices = await while_connected(request, self._completions.finish(job))
+        return json_response(answer.whole(choices[0], usage_of(job.prompts, choices)))
+
+    async def _events(self, job: Job, answer: _Answer) -> AsyncGenerator[str, None]:
+        choices, started = job.choices(self._prompts), False
+        try:
+            async with aclosing(self._completions.grow(job, choices)) as steps:
+                async for choice, text, _, _ in steps:
+                    if not started:
+                        started = True
+                        self._metrics.first_token(time.monotonic() - job.began)
+                        for event in answer.opening(choice):
+                            yield event
+                    if text:
+                        yield answer.delta(text)
+        except Exception as error:
+            if not started:
+                raise
+            yield answer.error(failure(error))
+            return
+        for event in answer.closing(choices[0], usage_of(job.prompts, choices)):
+            yield event
+
+
+class _Answer:
+    """The shapes of one response: whole, and as events."""
+
+    def __init__(self, body: ResponsesRequest, chat: ChatRequest, model: str) -> None:
+        self._body, self._chat, self._model = body, chat, model
+        self._id, self._item = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
+        self._created, self._events = int(time.time()), 0
+
+    def whole(self, choice: Choice, usage: dict[str, int]) -> dict[str, Any]:
+        status = "completed" if choice.finish == "stop" else "incomplete"
+        return self._response(status, [self._message(choice.stream.text, status)], usage)
+
+    def opening(self, choice: Choice) -> list[str]:
+        """What comes before the text, and the text that the server begins with itself."""
+        empty = self._response("in_progress", [], None)
+        item = {**self._message("", "in_progress"), "content": []}
+        events = [
+            self._event("response.created", response=empty),
+            self._event("response.in_progress", response=empty),
+            self._event("response.output_item.added", output_index=0, item=item),
+            self._event("response.content_part.added", **self._place(), part=_part("")),
+        ]
+        return [*events, self.delta(choice.stream.prefix)] if choice.stream.prefix else events
+
+    def delta(self, text: str) -> str:
+        return self._event("response.output_text.delta", **self._place(), delta=text, logprobs=[])
+
+    def closing(self, choice: Choice, usage: dict[str, int]) -> list[str]:
+        whole, text = self.whole(choice, usage), choice.stream.text
+        return [
+            self._event("response.output_text.done", **self._place(), text=text, logprobs=[]),
+            self._event("response.content_part.done", **self._place(), part=_part(text)),
+            self._event("response.output_item.done", output_index=0, item=whole["output"][0]),
+            self._event(f"response.{whole['status']}", response=whole),
+        ]
+
+    def error(self, error: ApiError) -> str:
+        """With ``error`` beside OpenAI's fields: that is what makes the client raise."""
+        told = error.body()["error"]
+        return self._event("error", code=told["code"], message=told["message"], param=told["param"], error=told)
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item, "output_index": 0, "content_index": 0}
+
+    def _event(self, kind: str, **content: Any) -> str:
+        value = {"type": kind, "sequence_number": self._events, **content}
+        self._events += 1
+        return f"event: {kind}\ndata: {to_json(value)}\n\n"
+
+    def _message(self, text: str, status: str) -> dict[str, Any]:
+        return {
+            "id": self._item,
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": [_part(text)],
+        }
+
+    def _response(self, status: str, output: Sequence[dict[str, Any]], usage: dict[str, int] | None) -> dict[str, Any]:
+        body, extra = self._body, self._body.model_extra or {}
+        told = None
+        if usage is not None:
+            told = {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+            }
+        text = {"type": "text"} if body.text is None or body.text.format is None else body.text.format
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": extra.get("metadata") or {},
+            "model": self._model,
+            "output": list(output),
+            "parallel_tool_calls": False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": body.temperature,
+            "text": {"format": text if isinstance(text, dict) else text.model_dump(by_alias=True, exclude_none=True)},
+            "tool_choice": "none",
+            "tools": [],
+            "top_p": self._chat.top_p,
+            "truncation": "disabled",
+            "usage": told,
+            "user": extra.get("user"),
+        }
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _renamed(error: ValidationError) -> ApiError:
+    """A refusal of the chat that a response became, in the response's own words."""
+    refusal = from_validation(error)
+    names = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
+    for name, own in names.items():
+        if refusal.param is not None and refusal.param.startswith(name):
+            refusal.message = refusal.message.replace(name, own, 1)
+            refusal.param = refusal.param.replace(name, own, 1)
+    return refusal

@@ -1,0 +1,79 @@
+"""``/tokenize`` and ``/detokenize``, in vLLM's form."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Self
+
+from fastapi import Request, Response
+from pydantic import Field, model_validator
+
+from serve import fields
+from serve.errors import bad_request, json_response
+from serve.prompts import Prompts
+from serve.schemas import Body, Message, Text, TokenId, parse
+from serve.settings import MAX_ITEMS
+
+_MOST_TOKENS = 1 << 17
+
+
+class TokenizeRequest(Body):
+    """``POST /tokenize``: a text, or a conversation as the chat route would render it."""
+
+    passing = fields.TOKENIZE
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_ITEMS, fail_fast=True)
+    add_special_tokens: bool = True
+    """With a text: add what the tokenizer puts around one."""
+    return_token_strs: bool = False
+    """Tell the tokens' texts, too."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt: give prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Body):
+    """``POST /detokenize``."""
+
+    passing = fields.TOKENIZE
+    model: Text | None = None
+    tokens: list[TokenId] = Field(max_length=_MOST_TOKENS, fail_fast=True)
+
+
+class TokenRoutes:
+    """Both directions; nothing is generated."""
+
+    def __init__(self, prompts: Prompts) -> None:
+        self._prompts = prompts
+
+    async def tokenize(self, request: Request) -> Response:
+        body = parse(TokenizeRequest, await request.body())
+        model = self._prompts.model
+        self._prompts.check_model(body.model)
+        if body.messages is not None:
+            ids = await self._prompts.from_messages(body.messages)
+        else:
+            ids = await self._text(str(body.prompt), special=body.add_special_tokens)
+        names = model.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
+        answer = {"count": len(ids), "max_model_len": model.context, "tokens": ids, "token_strs": names}
+        return json_response(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        body = parse(DetokenizeRequest, await request.body())
+        self._prompts.check_model(body.model)
+        self._prompts.check_ids(body.tokens, "tokens")
+        tokenizer = self._prompts.model.tokenizer
+        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return json_response({"prompt": str(text)})
+
+    async def _text(self, text: str, *, special: bool) -> list[int]:
+        if len(text) > _MOST_TOKENS:
+            raise bad_request(f"prompt: give at most {_MOST_TOKENS:,} characters.", param="prompt")
+        self._prompts.check_characters(text, "prompt")
+        tokenizer = self._prompts.model.tokenizer
+        encoded = await asyncio.to_thread(tokenizer, text, add_special_tokens=special)
+        return list(encoded.input_ids)

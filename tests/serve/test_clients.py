@@ -1,0 +1,119 @@
+"""Other people's clients, unchanged, against a real server; each is looked for in ``$GRPO_PL_CLIENTS`` and ``$PATH``.
+
+Install each into an environment of its own, because their requirements differ from ours, and name the folders of
+their programs:
+
+    python -m venv lm && lm/bin/pip install 'lm-eval[api]' transformers
+    python -m venv ai && ai/bin/pip install inspect-ai openai
+    python -m venv llm && llm/bin/pip install guidellm
+    GRPO_PL_CLIENTS=lm/bin:ai/bin:llm/bin pytest -m slow tests/serve/test_clients.py
+"""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name, path=os.environ.get("GRPO_PL_CLIENTS", "") + os.pathsep + os.environ["PATH"])
+    if found is None:
+        pytest.skip(f"{name} is not installed: see the head of this file")
+    return found
+
+
+def _run(command: str, folder: Path, **environment: str) -> str:
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder / "hf"), "PYTHONPATH": ""}
+    done = subprocess.run(
+        shlex.split(command),
+        cwd=folder,
+        env=os.environ | offline | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", ["generate_until", "multiple_choice"])
+def test_lm_eval(server: Any, export: Path, tmp_path: Path, kind: str) -> None:
+    """One task that generates, one that compares log-likelihoods."""
+    program = _program("lm_eval")
+    rows = [{"question": f"{i}+{i}=", "answer": str(2 * i), "choices": [str(2 * i), str(i)]} for i in range(1, 7)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task: dict[str, Any] = {
+        "task": "sums",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}},
+        "test_split": "test",
+        "output_type": kind,
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "{{answer}}" if kind == "generate_until" else 0,
+    }
+    if kind == "generate_until":
+        task["generation_kwargs"] = {"until": ["\n"], "do_sample": False, "max_gen_toks": 12}
+        task["metric_list"] = [{"metric": "exact_match"}]
+    else:
+        task["doc_to_choice"] = "choices"
+        task["metric_list"] = [{"metric": "acc"}]
+    (tmp_path / "sums.yaml").write_text(json.dumps(task))  # JSON is YAML
+    where = f"model=tiny,base_url={server.address}/v1/completions,tokenizer={export},num_concurrent=2,max_length=512"
+    out = tmp_path / "out"
+    _run(
+        f"{program} --model local-completions --model_args {where} --include_path {tmp_path} --tasks sums"
+        f" --output_path {out}",
+        tmp_path,
+    )
+    (result,) = out.rglob("results_*.json")
+    metrics = json.loads(result.read_text())["results"]["sums"]
+    assert 0.0 <= metrics["exact_match,none" if kind == "generate_until" else "acc,none"] <= 1.0
+
+
+@pytest.mark.parametrize("model", ["openai/tiny", "openai-api/local/tiny"])
+def test_inspect_ai(server: Any, tmp_path: Path, model: str) -> None:
+    """Its OpenAI provider speaks to /v1/responses, the one for compatible servers to chat."""
+    program = _program("inspect")
+    (tmp_path / "sums.py").write_text(
+        "from inspect_ai import Task, task\n"
+        "from inspect_ai.dataset import Sample\n"
+        "from inspect_ai.scorer import includes\n"
+        "from inspect_ai.solver import generate\n"
+        "@task\n"
+        "def sums():\n"
+        "    samples = [Sample(input=f'{i}+{i}=', target=str(2 * i)) for i in range(4)]\n"
+        "    return Task(dataset=samples, solver=generate(), scorer=includes())\n"
+    )
+    printed = _run(
+        f"{program} eval sums.py --model {model} --max-tokens 16 --temperature 0.5 --seed 1"
+        f" --display plain --log-format json --log-dir {tmp_path / 'logs'}",
+        tmp_path,
+        **{f"{name}_BASE_URL": f"{server.address}/v1" for name in ("OPENAI", "LOCAL")},
+        **{f"{name}_API_KEY": "none" for name in ("OPENAI", "LOCAL")},
+    )
+    (log,) = (tmp_path / "logs").glob("*.json")
+    told = json.loads(log.read_text())
+    assert told["status"] == "success", printed[-2000:]
+    assert len(told["samples"]) == 4
+    assert all(sample["output"]["choices"][0]["message"]["content"] for sample in told["samples"])
+
+
+def test_guidellm(server: Any, export: Path, tmp_path: Path) -> None:
+    program = _program("guidellm")
+    _run(
+        f"{program} benchmark run --target {server.address} --model tiny --processor {export} --profile concurrent"
+        f" --rate 2 --max-requests 6 --data prompt_tokens=16,output_tokens=12 --output-dir {tmp_path} --outputs json",
+        tmp_path,
+    )
+    (report,) = tmp_path.glob("*.json")
+    (benchmark,) = json.loads(report.read_text())["benchmarks"]
+    totals = benchmark["metrics"]["request_totals"]
+    assert totals["successful"] == 6, totals
+    assert totals["errored"] == 0
