@@ -133,7 +133,6 @@ RESPONSES = Passing(
         "background": (False,),
         "context_management": ([],),
         "conversation": (),
-        "include": ([],),
         "max_tool_calls": (),
         "moderation": (),
         "previous_response_id": (),

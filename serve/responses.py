@@ -21,6 +21,16 @@ from serve.prompts import Prompts
 from serve.schemas import Body, ChatRequest, Message, Seed, Text, parse
 from serve.settings import MAX_ITEMS
 
+_Absent = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
 
 class InputText(Body):
     """A piece of a message."""
@@ -79,6 +89,8 @@ class ResponsesRequest(Body):
     stream_options: dict[str, bool] | None = None
     text: TextOptions | None = None
     top_logprobs: Literal[0] | None = None
+    include: list[_Absent] = Field([], max_length=16, fail_fast=True)
+    """Parts of items that a text answer never has; so nothing is added."""
 
     @model_validator(mode="after")
     def _stream_options_are_harmless(self) -> Self:

@@ -107,13 +107,16 @@ def test_inspect_ai(server: Any, tmp_path: Path, model: str) -> None:
 
 def test_guidellm(server: Any, export: Path, tmp_path: Path) -> None:
     program = _program("guidellm")
+    rows = [{"prompt": f"{i}+{i}=", "output_tokens_count": 12} for i in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     _run(
-        f"{program} benchmark run --target {server.address} --model tiny --processor {export} --profile concurrent"
-        f" --rate 2 --max-requests 6 --data prompt_tokens=16,output_tokens=12 --output-dir {tmp_path} --outputs json",
+        f"{program} run --backend kind=openai_http,target={server.address},model=tiny"
+        f" --profile kind=concurrent,streams=2 --constraint kind=max_requests,count=6"
+        f" --tokenizer kind=hf_auto,model={export} --data kind=json_file,path={tmp_path / 'rows.jsonl'}"
+        f" --output kind=json,path={tmp_path / 'report.json'} --disable-console",
         tmp_path,
     )
-    (report,) = tmp_path.glob("*.json")
-    (benchmark,) = json.loads(report.read_text())["benchmarks"]
+    (benchmark,) = json.loads((tmp_path / "report.json").read_text())["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
     assert totals["successful"] == 6, totals
     assert totals["errored"] == 0

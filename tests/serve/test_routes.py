@@ -58,7 +58,13 @@ def test_conversations_instructions_and_formats_reach_the_chat(client: openai.Op
         {"role": "user", "content": "2+2="},
     ]
     answer = client.responses.create(
-        model="tiny", input=turns, instructions="Add.", store=True, metadata={"a": "b"}, extra_body={"seed": 5}
+        model="tiny",
+        input=turns,
+        instructions="Add.",
+        store=True,
+        metadata={"a": "b"},
+        include=["reasoning.encrypted_content"],
+        extra_body={"seed": 5},
     )
     messages = [
         {"role": "system", "content": "Add."},
@@ -95,6 +101,7 @@ def test_conversations_instructions_and_formats_reach_the_chat(client: openai.Op
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),
         ({"background": True}, "background"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"stream_options": {"include_usge": True}}, "include_usge"),
     ],
