@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from serve.errors import ApiError
 
-MAX_ELEMENTS = 1 << 18
+MAX_ELEMENTS = 1 << 17
 """Most commas, colons and opening brackets outside of strings: 8 MB of them would take gigabytes once parsed."""
 MAX_DEPTH = 64
 """Most levels of nesting; what is queued for a worker is pickled, which fails at some hundreds."""

@@ -74,7 +74,11 @@ class Running:
             self.port = probe.getsockname()[1]
         self.key, self.address, self._log = api_key, f"http://127.0.0.1:{self.port}", log
         environment = {name: value for name, value in os.environ.items() if name != "GRPO_PL_API_KEY"}
-        environment |= {"OMP_NUM_THREADS": "1"} | ({"GRPO_PL_API_KEY": api_key} if api_key else {})
+        self.scratch = log.parent / "tmp"
+        self.scratch.mkdir()
+        environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.scratch)} | (
+            {"GRPO_PL_API_KEY": api_key} if api_key else {}
+        )
         command = [sys.executable, "-m", "serve", "--model", str(model), "--port", str(self.port), *options]
         with log.open("w") as out:
             self.process = subprocess.Popen(

@@ -5,9 +5,7 @@ import json
 import os
 import re
 import socket
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -44,7 +42,7 @@ class Footprint:
         self.processes = sorted(p.pid for p in _family(server))
         self.memory = sum(p.memory_info().rss for p in _family(server))
         self.descriptors = psutil.Process(server.process.pid).num_fds()
-        self.files = set(os.listdir(tempfile.gettempdir())) | set(os.listdir("/dev/shm"))
+        self.files = set(os.listdir(server.scratch))
 
 
 def _family(server: Any) -> list[psutil.Process]:
@@ -81,17 +79,16 @@ def test_nothing_of_the_table_is_left(server: Any, footprints: Footprint) -> Non
     end = time.monotonic() + 30
     while True:
         now = Footprint(server)
-        new_files = {name for name in now.files - footprints.files if not Path(tempfile.gettempdir(), name).is_dir()}
         clean = (
             now.processes == footprints.processes
             and now.memory < footprints.memory + (100 << 20)
             and now.descriptors <= footprints.descriptors
-            and not new_files
+            and now.files == footprints.files
             and server.is_idle()
         )
         if clean or time.monotonic() > end:
             break
         time.sleep(0.2)
-    assert clean, (vars(footprints), vars(now), new_files)
+    assert clean, (vars(footprints), vars(now))
     assert server.call("GET", "/ready")[0] == 200
     assert "Traceback" not in server.log
