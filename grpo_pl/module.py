@@ -248,8 +248,9 @@ class GRPOModule(LightningModule):
         self.held_out, self.unjudged = self._held_out.results(), self._held_out.unjudged()
         self.log("step", float(self._data.completed_rollouts), on_epoch=True)
         self.log_dict({key: found.mean for key, found in self.held_out.items()}, on_epoch=True)
-        noted = {f"val/{name}": mean for name, mean in noted_means(self._noted, self.collective).items()}
-        self.log_dict({name: mean for name, mean in noted.items() if name not in self.held_out}, on_epoch=True)
+        taken = {key.removeprefix("val/") for key in [*self.held_out, "val/unjudged"]}
+        noted = noted_means(self._noted, self.collective, taken)
+        self.log_dict({f"val/{name}": mean for name, mean in noted.items()}, on_epoch=True)
         self.log_dict({f"{group}/unjudged": float(count) for group, count in self.unjudged.items()}, on_epoch=True)
 
     def _answer(self, batch: PromptBatch, samples: int, sampling: SamplingParams) -> Answers:
@@ -305,6 +306,7 @@ class GRPOModule(LightningModule):
         for name, values in (("loss", result.losses), ("grad_norm", result.grad_norms)):
             if values:
                 metrics[name] = sum(values) / len(values)
+        metrics |= noted_means(experience.scored.metrics, self.collective, {*metrics, "step"})
         self.log_dict(metrics, on_step=True, on_epoch=False, logger=False, batch_size=len(experience.keep))
         for logger in self.loggers:  # Lightning's own way would repeat old values of names that are missing today
             logger.log_metrics(metrics, step=experience.samples.step + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import get_args
 
@@ -44,7 +44,6 @@ def experience_metrics(
         metrics["completions/mean_length_wrong"] = _mean(lengths[values < 1.0])
     metrics |= _source_metrics(experience, rewards, collective)
     metrics |= _text_metrics(experience, collective, reflection_words)
-    metrics |= _noted_metrics(experience, collective, taken=metrics)
     return {name: value for name, value in metrics.items() if value == value}  # NaN: a mean over nothing
 
 
@@ -89,26 +88,25 @@ def _text_metrics(experience: Experience, collective: Collective, words: Sequenc
     return {**seen, "completions/reflection_rate": reflecting / rows}
 
 
-def noted_means(noted: Mapping[str, Sequence[float]], collective: Collective) -> dict[str, float]:
-    """What reward functions gave to ``log_metric``: means over their calls on all ranks, in the order of names."""
+def noted_means(
+    noted: Mapping[str, Sequence[float]], collective: Collective, taken: Collection[str]
+) -> dict[str, float]:
+    """What reward functions gave to ``log_metric``: means over their calls on all ranks, in the order of names.
+
+    Args:
+        taken: names that are logged already.
+
+    Raises:
+        ValueError: a name is among them.
+    """
     values: dict[str, list[float]] = {}
     for some in collective.gather_objects(dict(noted)):
         for name, part in some.items():
             values.setdefault(name, []).extend(part)
+    ours = next((name for name in values if name in taken), None)
+    if ours is not None:
+        raise ValueError(f"log_metric({ours!r}): a metric of that name is logged already, choose another.")
     return {name: fmean(part) for name, part in sorted(values.items())}
-
-
-def _noted_metrics(experience: Experience, collective: Collective, taken: Mapping[str, float]) -> dict[str, float]:
-    """The means of one rollout.
-
-    Raises:
-        ValueError: a name that is one of our own metrics.
-    """
-    means = noted_means(experience.scored.metrics, collective)
-    mine = next((name for name in means if name in taken), None)
-    if mine is not None:
-        raise ValueError(f"log_metric({mine!r}): a metric of that name is logged already, choose another.")
-    return means
 
 
 def broken_share(metrics: Mapping[str, float], rewards: Sequence[Reward], completions: int) -> float:

@@ -21,8 +21,9 @@ def judge(prompts, completions, completion_ids, trainer_state, log_extra, log_me
 async def brevity(completions, **kwargs):
     return [-len(text) / 100 for text in completions]
 
-def clash(completions, log_metric):
-    log_metric("reward", 1.0)
+def clash(completions, log_metric, trainer_state):
+    if trainer_state.global_step < trainer_state.max_steps:
+        log_metric(NAME, 1.0)
     return [0.0] * len(completions)
 """
 
@@ -56,12 +57,13 @@ def test_a_run_hands_over_tokens_and_state_and_keeps_what_is_noted(
     assert [float(row["val/progress"]) for row in metrics if "val/progress" in row] == [0.0, 1.0]
 
 
-def test_a_metric_of_ours_is_not_overwritten(command_line: Any, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(FUNCTIONS)
+@pytest.mark.parametrize("name", ["lr", "pass@1"])  # of a rollout, and of a validation
+def test_a_metric_of_ours_is_not_overwritten(command_line: Any, tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine.py").write_text(f"NAME = {name!r}\n{FUNCTIONS}")
     config = command_line.config("clash", model__rewards=_rewards(tmp_path / "mine.py", "clash"))
     done = command_line("fit", f"--config={config}", "--data.steps=1", "--name=clash")
     assert done.status != 0
-    assert "log_metric('reward'): a metric of that name is logged already" in done.err
+    assert f"log_metric({name!r}): a metric of that name is logged already" in done.err
 
 
 def test_a_reward_that_no_export_can_name_is_refused_before_the_training() -> None:

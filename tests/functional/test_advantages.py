@@ -312,7 +312,7 @@ def test_whitening_over_tokens_gives_an_empty_completion_no_advantage_and_the_ot
 
 
 def test_decoupled_normalisation_of_rewards_that_cancel_leaves_no_dust():
-    weights = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
+    weights = torch.tensor([0.1, 0.7, 0.8], dtype=torch.float64)
     up, down = [[1.0, 0.0, 1.0, 0.0]], [[0.0, 1.0, 0.0, 1.0]]
     values, valid = torch.tensor([up, up, down], dtype=torch.float64), torch.ones(1, 4, dtype=torch.bool)
     assert (normalize_each_reward(values, weights, valid, ddof=1, eps=0.0) == 0).all()
@@ -330,10 +330,10 @@ def test_equal_sums_are_recognised_whatever_they_are_made_of(dtype):
     assert informative_groups(rewards, valid).tolist() == [False]
 
 
-def test_thirds_add_up_to_a_whole():
-    values = torch.tensor([[[1 / 3, 1.0]], [[1 / 3, 0.0]], [[1 / 3, 0.0]]], dtype=torch.float64)
-    rewards, valid = combine_rewards(values, torch.full((3,), 0.3, dtype=torch.float64))
-    assert rewards.tolist() == [[0.3, 0.3]]
+def test_sevenths_add_up_to_a_whole():
+    values = torch.tensor([[[1 / 7, float(k == 0)]] for k in range(7)], dtype=torch.float64)
+    rewards, valid = combine_rewards(values, torch.ones(7, dtype=torch.float64))
+    assert rewards.tolist() == [[1.0, 1.0]]
     assert informative_groups(rewards, valid).tolist() == [False]
 
 
