@@ -165,7 +165,8 @@ def _prompt_texts(
 ) -> Iterator[_Text]:
     rendered = template.render(prompt.asked, tokenizer)
     yield _Text(place=f"{split} prompts", text=rendered, source=source, split=split, prompt=prompt.id)
-    yield _Text(place=f"{split} gold answers", text=prompt.answer, source=source, split=split, prompt=prompt.id)
+    gold = "".join(prompt.answer.split())  # white space in a gold answer need not be written to answer right
+    yield _Text(place=f"{split} gold answers", text=gold, source=source, split=split, prompt=prompt.id)
 
 
 def first_prompts(data: RolloutDataModule) -> Iterator[Prompt]:

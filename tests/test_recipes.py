@@ -123,3 +123,16 @@ def test_r1_zero_takes_an_answer_in_a_sentence_and_the_quickstart_does_not() -> 
         assert form([text], ["42"], {})[0].value == value
     assert _parts("r1_zero", "watch.strict")([text], ["42"], {})[0].value == 1.0
     assert StrictAnswerReward()([text], ["42"], {})[0].value == 0.0
+
+
+def test_sorting_starts_with_digits_alone_and_its_watch_sees_no_new_form(fresh_command_line: Any) -> None:
+    """Its gold answers are written with spaces, which the vocabulary of the policy does without."""
+    outcome = fresh_command_line(
+        *("fit", "--config", CONFIGS / "sorting.yaml", "--data.steps=16", "--data.prompts_per_step=4"),
+        *("--data.val_prompts=2", "--data.val_batch_size=2", "--trainer.val_check_interval=16"),
+    )
+    assert outcome.status == 0, outcome.err
+    with (fresh_command_line.runs / "sorting" / "metrics.csv").open(newline="") as file:
+        drift = [row["watch/form_drift"] for row in csv.DictReader(file) if row["watch/form_drift"]]
+    assert len(drift) == 6
+    assert set(map(float, drift)) == {0.0}
