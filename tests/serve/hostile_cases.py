@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 CHAT, COMPLETIONS, SCORE, EVALUATE = "/v1/chat/completions", "/v1/completions", "/v1/score", "/v1/evaluate"
-POSTS = (CHAT, COMPLETIONS, SCORE, EVALUATE)
+FIELDS = {
+    CHAT: b"messages",
+    COMPLETIONS: b"prompt",
+    SCORE: b"items",
+    EVALUATE: b"items",
+    "/v1/responses": b"input",
+    "/tokenize": b"prompt",
+    "/detokenize": b"tokens",
+}
+"""Routes that take a body, and the field that holds most of it."""
 MANY = 8 << 20
 """Bytes of the largest body that is read."""
 REFUSED = frozenset({400})
@@ -41,7 +50,7 @@ def _filled(before: bytes, unit: bytes, after: bytes) -> bytes:
 
 def _shapes() -> Iterator[Case]:
     """Eight megabytes of JSON in every shape, to every route."""
-    for path, field in zip(POSTS, (b"messages", b"prompt", b"items", b"items"), strict=True):
+    for path, field in FIELDS.items():
         start = b'{"' + field + b'":['
         for name, unit, last in (
             ("numbers", b"1,", b"1"),
