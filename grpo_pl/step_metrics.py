@@ -40,6 +40,7 @@ def experience_metrics(
         metrics[f"rewards/{reward_.name}/mean"] = _mean(values[~values.isnan()])
     if index is not None:
         values = experience.values[index]  # (P, G)
+        metrics["completions/correct"] = _mean((values >= 1.0)[~values.isnan()])
         metrics["completions/mean_length_correct"] = _mean(lengths[values >= 1.0])
         metrics["completions/mean_length_wrong"] = _mean(lengths[values < 1.0])
     metrics |= _source_metrics(experience, rewards, collective)

@@ -15,6 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
+from grpo_pl.callbacks.choices import TellChoices
 from grpo_pl.callbacks.completions import CompletionsLog
 from grpo_pl.callbacks.configuration import KeepConfiguration
 from grpo_pl.callbacks.evaluation import ReportEvaluation
@@ -23,6 +24,7 @@ from grpo_pl.callbacks.profiling import StageProfile
 from grpo_pl.callbacks.progress import StageProgress
 from grpo_pl.callbacks.report import WriteReport
 from grpo_pl.callbacks.samples import SampleTable
+from grpo_pl.callbacks.signal_watch import SignalWatch
 from grpo_pl.callbacks.summary import ClosingTable
 from grpo_pl.callbacks.termination import StopOnSignal
 from grpo_pl.callbacks.validation import ValidateAtBothEnds
@@ -257,6 +259,8 @@ class GRPOCLI(LightningCLI):
         flags = " ".join(f"--config {path}" for path in configs)
         return [
             StopOnSignal(),
+            TellChoices(),
+            SignalWatch(),
             KeepConfiguration(folder, self._resolved_config()),
             ValidateAtBothEnds(),
             ExportPolicy(folder.export),

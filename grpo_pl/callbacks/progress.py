@@ -13,7 +13,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from grpo_pl.module import GRPOModule
 from grpo_pl.progress import LOG_EVERY_SECONDS
 
-SHOWN = {"reward": "reward", "val/pass@1": "pass@1", "completions/mean_length": "length", "kl": "kl"}
+SHOWN = {
+    "reward": "reward",
+    "completions/correct": "right",
+    "val/pass@1": "held-out pass@1",
+    "completions/mean_length": "length",
+    "kl": "kl",
+}
 """Metric -> its short name beside the run's bar."""
 
 

@@ -13,6 +13,8 @@ from rich.table import Table
 from grpo_pl.runs import RunFolder
 
 SHOWN = {"val/pass@1": "pass@1 (sampled)", "val/greedy": "greedy"}
+TRAINING = "completions/correct"
+"""Share of the completions of a training rollout that are right."""
 
 
 class ClosingTable(Callback):
@@ -50,6 +52,9 @@ class ClosingTable(Callback):
                 table.add_row(title, f"{self._first[name]:.3f}", f"{self._last[name]:.3f}")
         console = Console()
         console.print(table)
+        right = trainer.callback_metrics.get(TRAINING)
+        if right is not None:
+            console.print(f"training    {float(right):.3f} of the last rollout's completions right", highlight=False)
         minutes, seconds = divmod(round(time.monotonic() - self._started), 60)
         console.print(
             f"time        {minutes} min {seconds:02d} s\n"

@@ -153,6 +153,11 @@ def shares_prompts(model: PreTrainedModel, longest: int) -> bool:
     return _way(model) == "packed" and longest <= _window(model)
 
 
+def scoring_way(model: PreTrainedModel) -> str:
+    """How completions of ``model`` have been scored: ``packed``, ``chunked`` …; ``untried`` before the first time."""
+    return str(_way(model)) if model in _ways else "untried"
+
+
 def _way(model: PreTrainedModel) -> Way:
     if model not in _ways:
         _ways[model] = _try_ways(model)

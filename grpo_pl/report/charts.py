@@ -67,6 +67,14 @@ def charts(columns: Mapping[str, Points]) -> list[Chart]:
         _chart(columns, "Rewards by name", "mean of each, before its weight", rewards, smooth=True),
         _chart(
             columns,
+            "Right completions in training",
+            "share of a rollout's completions; held-out problems stand above",
+            {"completions/correct": "right"},
+            unit="share",
+            smooth=True,
+        ),
+        _chart(
+            columns,
             "Length of completions",
             "tokens, right and wrong answers apart",
             {"completions/mean_length_correct": "correct", "completions/mean_length_wrong": "wrong"},

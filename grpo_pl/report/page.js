@@ -2,6 +2,9 @@
 
 const run = JSON.parse(document.getElementById("data").textContent);
 document.getElementById("name").textContent = run.name;
+const warning = document.getElementById("warning");
+warning.textContent = run.warning;
+warning.hidden = !run.warning;
 document.getElementById("config").textContent = run.config;
 document.getElementById("tiles").replaceChildren(...run.tiles.map((tile) => element("div", { class: "tile" },
   element("div", { class: "label", text: tile.label }),

@@ -12,6 +12,7 @@ from typing import Any
 from grpo_pl.callbacks.completions import Row, read_completions
 from grpo_pl.files import write_atomically
 from grpo_pl.report.charts import Points, charts, read_metrics
+from grpo_pl.report.no_signal import no_signal
 from grpo_pl.runs import RunFolder
 
 LARGEST_SAMPLES = 8_000_000
@@ -38,6 +39,7 @@ def build_page(run: RunFolder) -> str:
     samples = list(read_completions(run.completions)) if run.completions.is_file() else []
     data = {
         "name": name,
+        "warning": no_signal(columns),
         "tiles": _tiles(columns),
         "charts": [chart.to_dict() for chart in charts(columns)],
         "samples": _rollouts(_thinned(samples)),

@@ -160,6 +160,10 @@ class RolloutEngine(ABC):
             should_stop: asked between tokens; once true, the call raises :class:`RolloutInterrupted`.
         """
 
+    def describe(self) -> str:
+        """What draws completions, in a few words for people, once it has."""
+        return type(self).__name__
+
     def update_weights(self, model: PreTrainedModel) -> None:  # noqa: B027 - in-process engines read the live weights
         """Called once after each weight update, for engines that keep a copy."""
 

@@ -130,6 +130,9 @@ class NativeEngine(RolloutEngine):
             logits, uniform, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
         )
 
+    def describe(self) -> str:
+        return "; ".join([type(self).__name__, *(line.rstrip(".") for line in sorted(self._said))])
+
     def _say(self, model: PreTrainedModel, reason: str | None) -> None:
         line = f"rollouts of {type(model).__name__} run on " + (
             "the own forward pass of the Llama family." if reason is None else f"transformers' generate: {reason}."

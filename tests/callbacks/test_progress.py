@@ -19,7 +19,14 @@ def test_a_log_file_gets_lines_without_control_characters(command_line: Any) -> 
     assert "\x1b" not in err
     assert "cold start: 2/2 loss" in err
     assert re.findall(r"^rollout (\d): .*val/pass@1 \d\.\d{3}", err, re.MULTILINE) == list("024")
-    assert re.search(r"^rollout 4/4: reward -?\d\.\d{3}  pass@1 \d\.\d{3}  length \d+\.\d{3}", err, re.MULTILINE)
+    assert re.search(
+        r"^rollout 4/4: reward -?\d\.\d{3}  right \d\.\d{3}  held-out pass@1 \d\.\d{3}  length ", err, re.MULTILINE
+    )
+    (line,) = re.findall(r"^chosen: .*", err, re.MULTILINE)
+    assert "NativeEngine; rollouts of Qwen2ForCausalLM run on the own forward pass of the Llama family;" in line
+    assert (
+        "in the packed way; micro-batch of 150 tokens (configured); weights float32 on cpu, precision 32-true" in line
+    )
 
 
 def test_a_terminal_gets_a_bar_for_the_run_and_one_for_the_stage(

@@ -1,0 +1,39 @@
+"""``TellChoices``: one line at the start of a run about what was chosen by looking at the model and the machine."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from rich.console import Console
+
+from grpo_pl.module import GRPOModule
+from grpo_pl.policy.scoring import scoring_way
+
+
+class TellChoices(Callback):
+    """Speaks after the first rollout of a process, when everything has been used."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._told or not trainer.is_global_zero:
+            return
+        self._told = True
+        Console(stderr=True).print(choices(cast(GRPOModule, pl_module)), highlight=False, soft_wrap=True)
+
+
+def choices(module: GRPOModule) -> str:
+    """Engine, way of scoring, micro-batch, and where and in which type the weights are."""
+    policy, budget = module.require_policy(), module.budget
+    how = "configured" if budget.configured is not None else "found"
+    weights = next(policy.parameters())
+    return (
+        f"chosen: {module.engine.describe()}; log-probabilities scored in the {scoring_way(policy)} way; "
+        f"micro-batch of {budget.tokens} tokens ({how}); weights {str(weights.dtype).removeprefix('torch.')} on "
+        f"{weights.device}, precision {module.trainer.precision}, processes {module.trainer.world_size}."
+    )

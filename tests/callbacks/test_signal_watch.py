@@ -1,0 +1,62 @@
+"""A run in which every group's rewards are equal says so once, also over a resume, and its report shows it."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_pl.callbacks.signal_watch import SignalWatch
+from grpo_pl.report.no_signal import no_signal
+from grpo_pl.report.page import build_page
+from grpo_pl.runs import RunFolder
+
+
+def _step(watch: SignalWatch, *informative: bool) -> None:
+    statistics = SimpleNamespace(informative=torch.tensor(informative))
+    outputs = {"experience": SimpleNamespace(statistics=statistics)}
+    watch.on_train_batch_end(None, None, outputs, None, 0)  # type: ignore[arg-type]
+
+
+def test_the_count_begins_anew_and_survives_a_resume(recwarn: pytest.WarningsRecorder) -> None:
+    watch = SignalWatch()
+    for _ in range(9):
+        _step(watch, False, False)
+    _step(watch, False, True)
+    for _ in range(9):
+        _step(watch, False)
+    assert not len(recwarn)
+    resumed = SignalWatch()
+    resumed.load_state_dict(watch.state_dict())
+    _step(resumed, False)
+    assert len(recwarn) == 1 and "No learning signal" in str(recwarn[0].message)
+    again = SignalWatch()
+    again.load_state_dict(resumed.state_dict())
+    for _ in range(20):
+        _step(again, False)
+    assert len(recwarn) == 1
+
+
+def test_the_report_names_the_first_such_stretch(tmp_path: Path) -> None:
+    shares = [1.0] * 9 + [0.5] + [1.0] * 10
+    assert "from rollout 11 to 20" in no_signal({"frac_reward_zero_std": list(enumerate(shares, start=1))})
+    assert no_signal({"frac_reward_zero_std": list(enumerate(shares[:-1], start=1))}) == ""
+    rows = "".join(f"{step},{share}\n" for step, share in enumerate(shares, start=1))
+    (tmp_path / "metrics.csv").write_text(f"step,frac_reward_zero_std\n{rows}")
+    assert "No learning signal" in build_page(RunFolder(tmp_path))
+
+
+def test_a_run_without_a_signal_warns_once(command_line: Any, recwarn: pytest.WarningsRecorder) -> None:
+    config = command_line.config(
+        "silent",
+        model__cold_start=None,
+        model__sampling={"max_completion_length": 2},
+        model__rewards=[{"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"correctness": True}}],
+        data__steps=12,
+    )
+    outcome = command_line("fit", f"--config={config}", "--trainer.val_check_interval=100")
+    assert outcome.status == 0, outcome.err
+    said = [str(w.message) for w in recwarn if "No learning signal" in str(w.message)]
+    assert len(said) + outcome.err.count("No learning signal") == 1
+    assert "No learning signal" in (command_line.runs / "silent" / "report.html").read_text()
