@@ -166,7 +166,7 @@ class Places:
 
     def __init__(self, size: int, *, max_waiting: int) -> None:
         self.size, self.free, self._max_waiting = size, size, max_waiting
-        self.share = max(1, size // 2)
+        self.share = max(1, size // 4)
         self._evaluating = 0  # places that evaluations hold
         self._asked = 0
         self._closed: Callable[[], ApiError] | None = None

@@ -7,14 +7,14 @@ import pytest
 from serve.dispatch import Places, QueueFull
 
 
-def test_evaluations_leave_half_of_the_places_to_others() -> None:
+def test_evaluations_leave_most_places_to_others() -> None:
     async def scenario() -> None:
-        places = Places(8, max_waiting=2)
+        places = Places(16, max_waiting=2)
         await places.take(4, bounded=True, evaluation=True)
         more = [asyncio.ensure_future(places.take(2, bounded=False, evaluation=True)) for _ in range(50)]
         await asyncio.sleep(0)
         assert not any(task.done() for task in more)
-        await places.take(4, bounded=True)  # nobody waits behind an evaluation that is short of its share
+        await places.take(12, bounded=True)  # nobody waits behind an evaluation that is short of its share
         chats = [asyncio.ensure_future(places.take(1, bounded=True)) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(QueueFull):
