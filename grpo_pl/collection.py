@@ -113,13 +113,15 @@ class Collector:
     def score(self, samples: Samples) -> ScoredBatch:
         """Every reward over every completion. The rewards see texts and gold answers, never a demonstration."""
         self.report("reward", 0, len(samples.completions))
-        scored = score_completions(
+        score = partial(
+            score_completions,
             self.rewards,
             completions=samples.completions,
             answers=[prompt.answer for prompt in samples.per_row],
             columns=samples.columns(needs_of(self.rewards)),
             trainer_state=partial(trainer_state, samples.step, self.steps, self.collective.rank),
         )
+        scored = self.collective.scored(score, samples.rollout.completion_ids.device)
         self.report("reward", len(samples.completions), len(samples.completions))
         return scored
 

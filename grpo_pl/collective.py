@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from grpo_pl.rewards.base import RewardFailed
 from grpo_pl.rollout.engine import RolloutInterrupted
 
 T = TypeVar("T")
@@ -80,6 +82,19 @@ class Collective:
             raise interrupted or RolloutInterrupted("another process was told to stop")
         return cast(T, drawn)
 
+    def scored(self, score: Callable[[], T], device: torch.device) -> T:
+        """What ``score`` returns; if a reward fails on any rank, every rank raises ``RewardFailed``."""
+        result: T | None = None
+        error: Exception | None = None
+        try:
+            result = score()
+        except Exception as raised:  # a reward is a user's code
+            error = raised
+        if self.any(error is not None, device):
+            told = next(line for line in self.gather_objects(error and _described(error)) if line)
+            raise RewardFailed(told) from error
+        return cast(T, result)
+
     def ratios(self, sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
         """(sum, count) per name to the ratio of both totals over ranks; names must be the same on every rank.
 
@@ -90,3 +105,11 @@ class Collective:
         packed = torch.stack([torch.stack([s.double(), c.double()]) for s, c in sums.values()])  # (names, 2)
         totals = self.sum(packed).tolist()
         return {name: total / count for name, (total, count) in zip(sums, totals, strict=True) if count}
+
+
+def _described(error: Exception) -> str:
+    """One line: what was raised, by what, and where."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    notes = "; ".join(getattr(error, "__notes__", []))
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return f"{text}{', ' if notes else ''}{notes} ({frame.f_code.co_filename}, line {line})"

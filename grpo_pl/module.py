@@ -271,7 +271,9 @@ class GRPOModule(LightningModule):
         with gathered(self.policy):
             drawn = self.collective.interruptible(draw, self.device)
         state = partial(trainer_state, self._data.completed_rollouts, self._data.steps, self.collective.rank)
-        answers = judge(self.rewards, drawn, vote=samples > 1, trainer_state=state)
+        answers = self.collective.scored(
+            lambda: judge(self.rewards, drawn, vote=samples > 1, trainer_state=state), self.device
+        )
         for name, values in answers.noted.items():
             self._noted.setdefault(name, []).extend(values)
         return answers

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from grpo_pl.checkpoints import LAST, PATTERN, CheckpointError, annotate, checkpoint_path, facts_of, remove, seal
 from grpo_pl.files import dispensable
 from grpo_pl.optimization import TrainingDiverged
+from grpo_pl.rewards.base import RewardFailed
 from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted
 
 BEST = "best.ckpt"
@@ -99,10 +100,12 @@ class RolloutCheckpoint(Checkpoint):
             raise CheckpointError(f"the end of the run could not be saved: {problem}.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """A run that was told to stop keeps its last completed rollout. After errors the ranks no longer agree."""
-        if isinstance(exception, RolloutInterrupted):
+        """A run that was told to stop, or whose reward failed, keeps its last completed rollout: all ranks have agreed
+        on that. After other errors they no longer do."""
+        if isinstance(exception, RolloutInterrupted | RewardFailed):
             self._save(trainer)
-        if isinstance(exception, TrainingDiverged | PolicyDiverged) and self._saved_at > 0 and self.folder is not None:
+        named = TrainingDiverged | PolicyDiverged | RewardFailed
+        if isinstance(exception, named) and self._saved_at > 0 and self.folder is not None:
             exception.last_checkpoint = checkpoint_path(self.folder, self._saved_at)
 
     # --- what -------------------------------------------------------------------------------------------------------

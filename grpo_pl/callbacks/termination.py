@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from grpo_pl.module import GRPOModule
+from grpo_pl.rewards.base import RewardFailed
 from grpo_pl.rollout.engine import RolloutInterrupted
 
 
@@ -45,7 +46,10 @@ class StopOnSignal(Callback):
         """Says which signal it was; of errors at once which process was first, for it soon makes the others fail."""
         if isinstance(exception, RolloutInterrupted):
             exception.signal = self.received
-        if trainer.world_size > 1 and not isinstance(exception, RolloutInterrupted | KeyboardInterrupt):
+        elsewhere = isinstance(exception, RewardFailed) and exception.__cause__ is None  # on another process
+        if isinstance(exception, RolloutInterrupted | KeyboardInterrupt) or elsewhere:
+            return
+        if trainer.world_size > 1:
             text = "".join(traceback.format_exception(exception))
             lines = "".join(f"[rank {trainer.global_rank}] {line}\n" for line in text.splitlines())
             print(lines, end="", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 Status = Literal[
@@ -62,6 +63,19 @@ class MissingColumn(ValueError):
     """The rows lack a column that a reward needs, or hold something there that it has no rule for."""
 
 
+class RewardFailed(RuntimeError):
+    """A reward raised an exception, or returned what are no scores; says which, where, and what was saved."""
+
+    last_checkpoint: Path | None = None
+    """The state after the last completed rollout, where one was completed."""
+
+    def __str__(self) -> str:
+        saved = self.last_checkpoint
+        return super().__str__() + (
+            f". Saved: {saved}; --resume goes on once it is mended." if saved is not None else ""
+        )
+
+
 class Reward(ABC):
     """Scores a batch of completions. Subclass as a ``@dataclass(kw_only=True)``: its fields are the YAML arguments.
 
@@ -74,6 +88,9 @@ class Reward(ABC):
     """Factor in the weighted sum of rewards."""
     correctness: bool = False
     """True for the one reward per config that says whether an answer is right (pass@k, majority, ``expected``)."""
+    on_error: Literal["raise", "none"] = "raise"
+    """What follows when calling it raises: the end of the run, whose last rollout is saved first, or None for every
+    completion of the call, which is counted as ``unavailable``."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from grpo_pl.rewards.background import run_coroutine
 from grpo_pl.rewards.base import MissingColumn, Reward, Score
@@ -108,8 +108,9 @@ class FunctionReward(Reward):
     that the reward says nothing about a completion: it becomes ``unavailable``. A value of 1 or more has status ``ok``,
     a lower one ``wrong``.
 
-    An exception inside the function ends the run, with a note that names the function: a training run that goes on
-    with a broken reward is worse than none.
+    An exception inside the function ends the run once its last rollout is saved, with a note that names the function: a
+    training run that goes on with a broken reward is worse than none. ``on_error: none`` is for functions that fail now
+    and then, such as those that ask a service.
     """
 
     name: str = "function"
@@ -121,6 +122,9 @@ class FunctionReward(Reward):
     function: str | Callable[..., Any]
     """``package.module.function``, ``package.module:function`` or ``path/to/file.py:function``; in Python also the
     function itself."""
+    on_error: Literal["raise", "none"] = "raise"
+    """What follows when the function raises or returns no scores: ``raise`` ends the run; ``none`` gives None to all
+    completions of the call, with a warning and the status ``unavailable``, which is counted."""
     conversational: bool | None = None
     """Hand over prompts and completions as lists of messages, as TRL does for chat data sets; null does so where the
     data set asks with conversations."""

@@ -10,6 +10,7 @@ from typing import Any
 from grpo_pl.rewards.background import call_together
 from grpo_pl.rewards.base import MissingColumn, Reward, Score
 from grpo_pl.rewards.notes import page_of
+from grpo_pl.rewards.scoring import score_one
 
 
 @dataclass(kw_only=True)
@@ -48,7 +49,8 @@ class PerSource(Reward):
         def score(name: str) -> list[Score]:
             rows = parts[name]
             with page_of(rows):
-                return self.rewards[name](
+                return score_one(
+                    self.rewards[name],
                     [completions[row] for row in rows],
                     [answers[row] for row in rows],
                     {column: [values[row] for row in rows] for column, values in columns.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 
 from grpo_pl.functional.exact_sums import weighted_sum
 from grpo_pl.rewards.background import call_together
-from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.base import MissingColumn, Reward, Score
 from grpo_pl.rewards.notes import Notes, pick
 from grpo_pl.rewards.process import ProcessReward
 
@@ -91,25 +92,60 @@ def score_completions(
         trainer_state: makes what reward functions get as ``trainer_state``; None outside training.
 
     Raises:
+        MissingColumn: the rows lack what a reward needs.
         ValueError: a reward returned another number of scores, or a value that is not finite.
+        TypeError: a reward returned something else than scores.
+        Exception: whatever a reward raises, with a note that names the reward. All but ``MissingColumn`` only where
+            the reward's ``on_error`` is ``raise``; where it is ``none``, its scores are None.
     """
     notes = Notes(len(completions), trainer_state)
     with notes.taken():
-        calls = [(reward.asynchronous, partial(_score, reward, completions, answers, columns)) for reward in rewards]
+        calls = [(reward.asynchronous, partial(score_one, reward, completions, answers, columns)) for reward in rewards]
         scores = call_together(calls)
     return ScoredBatch(rewards=rewards, scores=scores, extra=notes.extra, metrics=notes.metrics)
 
 
-def _score(
+def score_one(
     reward: Reward, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
 ) -> list[Score]:
-    row = reward(completions, answers, columns)
-    if len(row) != len(completions):
-        raise ValueError(f"reward {reward.name!r} returned {len(row)} scores for {len(completions)} completions.")
+    """One reward's scores; see :func:`score_completions`."""
+    try:
+        row = _called(reward, completions, answers, columns)
+        _check_scores(reward, row, len(completions))
+    except MissingColumn:  # the fault of the rows
+        raise
+    except Exception as error:  # a user's code may raise anything
+        if reward.on_error == "raise":
+            raise
+        problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        warnings.warn(f"reward {reward.name!r} failed and scores None (on_error: none): {problem}", stacklevel=2)
+        return [Score(None, "unavailable", problem)] * len(completions)
+    return row
+
+
+def _called(
+    reward: Reward, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+) -> list[Score]:
+    try:
+        return reward(completions, answers, columns)
+    except MissingColumn:
+        raise
+    except Exception as error:
+        note = f"raised by the reward {reward.name!r}"
+        if not getattr(error, "__notes__", None):
+            error.add_note(note)
+        raise
+
+
+def _check_scores(reward: Reward, row: list[Score], count: int) -> None:
+    if not isinstance(row, Sequence) or not all(isinstance(score, Score) for score in row):
+        odd = row if not isinstance(row, Sequence) else next(s for s in row if not isinstance(s, Score))
+        raise TypeError(f"reward {reward.name!r} returned {odd!r:.80}: return one Score for each completion.")
+    if len(row) != count:
+        raise ValueError(f"reward {reward.name!r} returned {len(row)} scores for {count} completions.")
     bad = next((s for s in row if s.value is not None and not math.isfinite(s.value)), None)
     if bad is not None:
         raise ValueError(f"reward {reward.name!r} returned {bad.value}: rewards must be finite numbers or None.")
-    return row
 
 
 def check_rewards(rewards: Sequence[Reward], *, steps_needed: bool = False) -> None:
@@ -129,6 +165,8 @@ def check_rewards(rewards: Sequence[Reward], *, steps_needed: bool = False) -> N
     if twice:
         raise ValueError(f"two rewards are named {twice[0]!r}: give each its own `name`.")
     for reward in rewards:
+        if reward.on_error not in ("raise", "none"):
+            raise ValueError(f"reward {reward.name!r} has on_error {reward.on_error!r}: give raise or none.")
         if not math.isfinite(reward.weight):
             raise ValueError(f"reward {reward.name!r} has weight {reward.weight}: weights must be finite.")
     if not any(reward.weight for reward in rewards):

@@ -79,15 +79,36 @@ def _slowly(folder: Path, cache: Path, *args: object) -> int:
     return _run_command(folder, cache, *args)
 
 
-def test_an_error_in_one_process_is_told_first_and_ends_both(
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_reward_that_fails_in_one_process_is_told_first_and_both_save_and_end(
+    start: Callable[..., Any], five_rollouts: Path, tmp_path: Path, strategy: str
+) -> None:
+    flags = [f"--config=configs/strategy/{strategy}.yaml", "--checkpoint.every_n_rollouts=100"]
+    _, finish = start(_broken_reward, tmp_path / "runs", "fit", f"--config={five_rollouts}", *flags)
+    begun = time.monotonic()
+    ended = finish(90)
+    assert None not in ended.status, f"still running after {time.monotonic() - begun:.0f} s"
+    assert ended.status == [1, 1]
+    assert "[rank 1] RuntimeError: the judge fell ill" in ended.log(1)
+    saved = tmp_path / "runs" / "five" / "checkpoints" / "rollout-000001.ckpt"
+    assert newest_whole(saved.parent, warn=pytest.fail) == saved
+    for rank in (0, 1):
+        last = ended.log(rank).splitlines()[-1]
+        assert "RuntimeError: the judge fell ill, raised by the reward 'format'" in last and f"Saved: {saved}" in last
+
+
+def test_a_process_that_is_killed_takes_the_other_with_it(
     start: Callable[..., Any], five_rollouts: Path, tmp_path: Path
 ) -> None:
-    _, finish = start(_broken_reward, tmp_path / "runs", "fit", f"--config={five_rollouts}", FSDP)
-    begun = time.monotonic()
+    metrics = tmp_path / "runs" / "five" / "metrics.csv"
+    flags = [f"--config={five_rollouts}", FSDP, "--data.steps=200"]
+    processes, finish = start(_run_command, tmp_path / "runs", "fit", *flags)
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
+        assert all(process.is_alive() for process in processes)
+        time.sleep(0.05)
+    os.kill(processes[1].pid, signal.SIGKILL)
     ended = finish(60)
-    assert None not in ended.status, f"still running after {time.monotonic() - begun:.0f} s"
-    assert 0 not in ended.status
-    assert "[rank 1] RuntimeError: the judge fell ill" in ended.log(1)
+    assert ended.status[1] == -signal.SIGKILL and ended.status[0] not in (None, 0), ended.log(0)
 
 
 def _broken_reward(folder: Path, cache: Path, *args: object) -> int:

@@ -1,12 +1,13 @@
 """Parts that a user might bring along by ``class_path``; tests of whole runs name them in their configurations."""
 
 import contextlib
+import os
 import random
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -47,6 +48,25 @@ class Listening(Reward):
     ) -> list[Score]:
         HEARD.append((list(completions), list(answers), {name: list(column) for name, column in columns.items()}))
         return [Score(float(len(text) % 2 == 0), "ok") for text in completions]
+
+
+@dataclass(kw_only=True)
+class Failing(Listening):
+    """Like ``Listening``, but raises in one of its calls, counted from 1 (of the process of ``rank``, or of all)."""
+
+    name: str = "failing"
+    on_error: Literal["raise", "none"] = "raise"
+    call: int = 0
+    rank: int | None = None
+    calls: int = field(default=0, init=False)
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        self.calls += 1
+        if self.calls == self.call and self.rank in (None, int(os.environ.get("RANK", "0"))):
+            raise RuntimeError("the service is down")
+        return super().__call__(completions, answers, columns)
 
 
 @dataclass(kw_only=True)

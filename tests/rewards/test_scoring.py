@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from grpo_pl.rewards import ExactReward, FormatReward
-from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.base import MissingColumn, Reward, Score
 from grpo_pl.rewards.scoring import check_rewards, score_completions
 
 
@@ -104,3 +104,48 @@ def test_rewards_that_training_could_not_use_are_refused(rewards: list[Reward], 
 
 def test_rewards_that_training_can_use_pass() -> None:
     check_rewards([ExactReward(correctness=True), FormatReward(weight=0.1), ExactReward(name="again", weight=-1.0)])
+
+
+class _Odd(Reward):
+    """Returns, or raises, what it is given."""
+
+    def __init__(self, result: Any, on_error: Any = "raise") -> None:
+        self.name, self.result, self.on_error = "odd", result, on_error
+
+    def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Any]) -> list[Score]:
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result  # type: ignore[no-any-return]
+
+
+FAULTS = [
+    (KeyError("x"), KeyError, "x"),
+    ([Score(1.0, "ok")], ValueError, "reward 'odd' returned 1 scores for 2 completions"),
+    ([Score(math.nan, "ok")] * 2, ValueError, "reward 'odd' returned nan"),
+    ([Score(math.inf, "ok")] * 2, ValueError, "reward 'odd' returned inf"),
+    ([1.0, 0.5], TypeError, "reward 'odd' returned 1.0: return one Score for each completion"),
+    (None, TypeError, "reward 'odd' returned None"),
+    (0.5, TypeError, "reward 'odd' returned 0.5"),
+]
+
+
+@pytest.mark.parametrize(("result", "kind", "text"), FAULTS)
+def test_what_a_reward_does_wrong_is_told_by_its_name_or_becomes_none(result: Any, kind: Any, text: str) -> None:
+    given = {"completions": ["a", "b"], "answers": ["", ""], "columns": {}}
+    with pytest.raises(kind, match=text) as raised:
+        score_completions([_Odd(result)], **given)
+    if isinstance(result, Exception):
+        assert raised.value.__notes__ == ["raised by the reward 'odd'"]
+    with pytest.warns(UserWarning, match=f"'odd' failed and scores None .*{kind.__name__}"):
+        scored = score_completions([_Odd(result, "none")], **given)
+    assert [(score.value, score.status) for score in scored.scores[0]] == [(None, "unavailable")] * 2
+
+
+def test_rows_that_lack_a_column_are_no_fault_of_the_reward() -> None:
+    with pytest.raises(MissingColumn):
+        score_completions([_Odd(MissingColumn("x"), "none")], completions=["a"], answers=[""], columns={})
+
+
+def test_an_unknown_on_error_is_refused() -> None:
+    with pytest.raises(ValueError, match="reward 'odd' has on_error 'nothing': give raise or none"):
+        check_rewards([_Odd(None, "nothing")])
