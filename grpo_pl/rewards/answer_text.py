@@ -7,6 +7,7 @@ import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 ABSOLUTE_TOLERANCE = Fraction(5, 10**7)
 """Decimals are compared to six places, as math-verify does."""
@@ -15,28 +16,52 @@ MAX_DIGIT_RUN = 400
 MAX_EXPONENT = 400
 
 _BOX = re.compile(r"\\boxed\s*\{")
+_BRACES = re.compile(r"\\[\\{}]|[{}]")
 _CONTROL = frozenset({"Cc", "Cf", "Cs", "Co"})
 
 
 def last_boxed(text: str) -> str | None:
-    """What the last ``\\boxed{…}`` of ``text`` holds, with braces matched.
+    r"""What the last ``\boxed{…}`` of ``text`` holds, with braces matched; of boxes in a box, the outermost counts.
 
     ``None`` if there is no box, or if the last one is not closed: a cut-off box is not an answer, and an earlier one
-    is not the final answer.
+    is not the final answer. A box that holds another one and nothing else holds what the inner one does.
     """
-    start = -1
-    for match in _BOX.finditer(text):
-        start = match.end()
-    if start < 0:
+    starts = {match.end() for match in _BOX.finditer(text)}
+    if not starts:
         return None
-    depth = 1
-    for i in range(start, len(text)):
-        char = text[i]
-        if char in "{}" and (text[i - 1] != "\\" or text[i - 2] == "\\"):
-            depth += 1 if char == "{" else -1
-            if depth == 0:
-                return text[start:i]
-    return None
+    last = max(starts)
+    opened: list[int] = []
+    found = None
+    for brace in _BRACES.finditer(text, min(starts) - 1):
+        if brace.group() == "{":
+            opened.append(brace.end() if brace.end() in starts else -1)
+        elif brace.group() == "}" and opened:
+            start = opened.pop()
+            if 0 <= start <= last:
+                found = text[start : brace.start()] if last < brace.end() else found
+    while found is not None and (match := _BOX.match(found.strip())):
+        inner = found.strip()[match.end() : -1]
+        if not (found.rstrip().endswith("}") and has_balanced_braces(inner)):
+            break
+        found = inner
+    return found
+
+
+def has_balanced_braces(text: str) -> bool:
+    """True if ``text`` stays the inside of a pair of braces that is put around it."""
+    depth = 0
+    for brace in _BRACES.finditer(text):
+        if brace.group() in "{}":
+            depth += 1 if brace.group() == "{" else -1
+            if depth < 0:
+                return False
+    return depth == 0 and not re.search(r"(?<!\\)(?:\\\\)*\\$", text)
+
+
+def has_compatibility_markup(text: str) -> bool:
+    """True for characters that turn into braces, backslashes or dollar signs only when they are normalised: what was
+    matched as the inside of a box would no longer be it."""
+    return any(not char.isascii() and set(unicodedata.normalize("NFKC", char)) & set("{}\\$") for char in text)
 
 
 def oversize(text: str, max_chars: int) -> str:
@@ -62,20 +87,26 @@ def has_control_characters(text: str) -> bool:
     return any(unicodedata.category(c) in _CONTROL and c not in "\n\t\r" for c in text)
 
 
+CURRENCIES = {
+    "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee", "₽": "rouble", "₩": "won", "₪": "shekel", "฿": "baht",
+}  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_RAISED_UNIT = re.compile("(?<=\\d)[ \u00a0]?([ckdm]?m|ft|in|yd|mi)([²³])(?=[\\s.$]*$)")
 _RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
 _LOWERED_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _SYMBOLS = {
     "π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "−": "-", "–": "-",
-    "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "°": r"^\circ", "∪": r"\cup ", "∩": r"\cap ",
+    "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
+    "°": r"^\circ", "∪": r"\cup ", "∩": r"\cap ",
     "∈": r"\in ", "∅": r"\emptyset ", "⁄": "/", "，": ",", "′": "'",
 }  # fmt: skip
-_REWRITES = [
+_REWRITES: list[tuple[re.Pattern[str], Any]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         (r"\\(?:displaystyle|textstyle|left|right|bigl?|bigr|Bigl?|Bigr|fbox|limits|nolimits)(?![a-zA-Z])", ""),
-        (r"\\!", ""),
+        (r"(?<=\d),\s*\\!\s*(?=\d{3}(?!\d))", ","),
+        (r"(?<!\\)\\!", ""),
         (r"(?<!\\)\\[,;: ]|\\(?:q?quad|enspace|thinspace)(?![a-zA-Z])|~", " "),
         (r"\{,\}", ","),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
@@ -84,12 +115,25 @@ _REWRITES = [
         (r"\\(?:textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|mathsf)(?=\s*\{)", r"\\text"),
         (r"\\(?:leq|leqslant)(?![a-zA-Z])", r"\\le"),
         (r"\\(?:geq|geqslant)(?![a-zA-Z])", r"\\ge"),
+        (r"\s+", " "),  # before the next ones, which would try every length of a run of white space
+        (r"\\(?:neq|not\s*=)(?![a-zA-Z])|(?<![\d)!])!=|(?<=\s)!=", r"\\ne "),
+        (r"\\(?:thickapprox|approxeq|simeq|doteq)(?![a-zA-Z])", r"\\approx"),
+        (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
+        (r"\\text\{\s*[€]\s*\}", "€"),
+        (r"\\(?:euro|texteuro)(?![a-zA-Z])(?:\{\})?", "€"),
+        (r"\\(?:pounds|textsterling)(?![a-zA-Z])(?:\{\})?", "£"),
         (r"\\\$", r"\\text{dollar} "),
+        (r"(?<=\d)\s*\$(?=\s*$)", r"\\text{ dollar}"),
+        (r"^\s*\$(?=\s*[\d.,]+\s*$)", r"\\text{dollar} "),
+        (r"([€£¥₹₽₩₪฿])", lambda sign: rf"\text{{ {CURRENCIES[sign[0]]}}} "),
         (r"\$|\\\(|\\\)|\\\[|\\\]", " "),
-        (r"(?<![\\a-zA-Z])(?:percent|pct)(?![a-zA-Z])|\\text\{\s*percent\s*\}", r"\\%"),
+        (
+            r"(?<![\\a-zA-Z])(?:percent(?:age)?|per cent|pct)(?![a-zA-Z])"
+            r"|\\text\{\s*(?:percent(?:age)?|per cent|pct)\.?\s*\}",
+            r"\\%",
+        ),
         (r"(?<!\\)%", r"\\%"),
-        (r"\s+", " "),  # before the next one, which would try every length of a run of white space
-        (r",?\s*(?:\\text\{\s*(?:and|or)\s*\}|(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z]))", ","),
+        (r"(?<=\S),?\s*(?:\\text\{\s*(?:and|or)\s*\}|(?<![\\a-zA-Z{])(?:and|or)(?![a-zA-Z}]))(?=\s*\S)", ","),
         (r"(?<![\\a-zA-Z])(?:infinity|inf)(?![a-zA-Z])", r"\\infty"),
         (r"\s+", " "),
     ]
@@ -100,7 +144,9 @@ _REWRITES = [
 def canonical(text: str) -> str:
     """One spelling for answers that differ in typography only: fullwidth digits, spacing commands, ``\\dfrac`` …"""
     # NFKC turns raised digits and vulgar fractions into plain digits: 5² would become 52, so these come first.
-    result = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(_RAISED) + "}", text)
+    # A raised sign makes 5m² five square metres, where 5m^2 may be a product.
+    result = _RAISED_UNIT.sub(lambda unit: rf"\text{{ {unit[1]}}}^{unit[2].translate(_RAISED)}", text)
+    result = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(_RAISED) + "}", result)
     result = _LOWERED_RUN.sub(lambda run: "_{" + run.group().translate(_LOWERED) + "}", result)
     result = "".join(
         f" {unicodedata.normalize('NFKC', char)}" if unicodedata.decomposition(char).startswith("<fraction>") else char
@@ -114,7 +160,7 @@ def canonical(text: str) -> str:
     return result.strip()
 
 
-_INT = r"(?:\d{1,3}(?:[, ]\d{3})+(?!\d)|\d+)"
+_INT = r"(?:[1-9]\d{0,2}(?:[, ]\d{3})+(?!\d)|\d+)"
 _DEC = rf"(?:{_INT}(?:\.\d*)?|\.\d+)"
 _FRAC = r"(?:\\frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))|(\d+)\s*/\s*(\d+))"
 _POWER = r"10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|([+-]?\d+))"
@@ -178,97 +224,48 @@ def same_number(gold: Number, answer: Number, relative_tolerance: float) -> bool
     return difference <= min(ABSOLUTE_TOLERANCE, Fraction(relative_tolerance) * abs(gold.value))
 
 
-_UNIT_NAMES = {
-    "m": "meter meters metre metres",
-    "cm": "centimeter centimeters centimetre centimetres",
-    "mm": "millimeter millimeters millimetre millimetres",
-    "km": "kilometer kilometers kilometre kilometres",
-    "in": "inch inches",
-    "ft": "foot feet",
-    "yd": "yard yards",
-    "mi": "mile miles",
-    "g": "gram grams",
-    "kg": "kilogram kilograms kgs",
-    "mg": "milligram milligrams",
-    "lb": "lbs pound pounds",
-    "oz": "ounce ounces",
-    "s": "sec secs second seconds",
-    "min": "mins minute minutes",
-    "h": "hr hrs hour hours",
-    "day": "days",
-    "week": "weeks",
-    "month": "months",
-    "year": "years yr yrs",
-    "l": "liter liters litre litres L",
-    "ml": "milliliter milliliters millilitre millilitres mL",
-    "gal": "gallon gallons",
-    "dollar": "dollars usd",
-    "cent": "cents",
-    "euro": "euros",
-    "degree": "degrees deg",
-    "radian": "radians rad",
-    "mph": "miles/hour mi/h",
-    "km/h": "kph kmh kilometers/hour",
-    "m/s": "meters/second",
-}
-_UNITS = {alias: unit for unit, names in _UNIT_NAMES.items() for alias in [unit, *names.split()]}
-_AREA = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
-_WORDS = "|".join(sorted((re.escape(u) for u in _UNITS if len(u) > 1), key=len, reverse=True))
-_LETTERS = "|".join(u for u in _UNITS if len(u) == 1)
-_RAISE = r"(?:\^\s*\{?\s*(?P<raise>[23])\s*\}?)?"
-_UNIT_ENDINGS = [
-    re.compile(rf"(?P<core>.+?)\s*\\text\s*\{{(?P<unit>[^{{}}]*)\}}\s*{_RAISE}"),
-    re.compile(r"(?P<core>.+?)\s*\^\s*\{?\s*(?P<unit>\\circ)\s*\}?"),
-    re.compile(rf"(?P<core>.*[\d}})])\s*(?P<unit>(?:(?:square|sq|cubic|cu)\.?\s+)?(?:{_WORDS}))\s*{_RAISE}"),
-    re.compile(rf"(?P<core>.*[\d}})])\s+(?P<unit>{_LETTERS})\s*{_RAISE}"),
-]
+_FUNCTIONS = frozenset(
+    re.findall(
+        r"\S+",
+        """
+    sin cos tan cot sec csc ln log lg exp sqrt max min gcd lcm det pi arcsin arccos arctan
+    """,
+    )
+)
+_VARIABLES = re.compile("[bcdfghkmnpqrstvwxyz]+|[abcd]+|[tuvwxyz]+|[axyz]+|[abxy]+|[mnpqrs]+|[abpqr]+|[abmn]+")
+_ROMAN = re.compile("M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})", re.IGNORECASE)
+_SMALL_WORDS = frozenset(["bad", "dab", "cab", "dad", "add", "baa"])
 
 
-@lru_cache(maxsize=8192)
-def split_unit(text: str) -> tuple[str, str]:
-    """Cuts the unit off canonical ``text``: ``(quantity, unit)``; the unit is empty if there is none.
+def is_word(letters: str) -> bool:
+    """True for a bare run of letters that is a word, or a name in letters, and not a product of variables.
 
-    A measure comes back in one spelling (``meters`` is ``m``); other words after a number come back as they are.
+    A product is short, in small letters, and made of letters that stand for variables side by side: ``xy``, ``abc``,
+    ``mn``. Everything with another vowel is a word (``no``, ``odd``), and so are capitals and Roman numerals (``IX``).
     """
-    if text.startswith(r"\text{dollar}"):
-        return text.removeprefix(r"\text{dollar}").strip(), "dollar"
-    for ending in _UNIT_ENDINGS:
-        match = ending.fullmatch(text)
-        if match and re.search(r"[\d}]|\\pi", match["core"]):
-            raised = match.groupdict().get("raise")
-            return match["core"].strip(), _unit_name(match["unit"]) + (f"^{raised}" if raised else "")
-    return text, ""
-
-
-def _unit_name(text: str) -> str:
-    if text == r"\circ":
-        return "degree"
-    words = re.sub(r"\s*(?:/|\bper\b)\s*", "/", text.strip().rstrip(".")).split()
-    power = ""
-    if len(words) > 1 and words[0].rstrip(".").lower() in _AREA:
-        power = _AREA[words.pop(0).rstrip(".").lower()]
-    name = " ".join(words)
-    parts = [_UNITS.get(part, _UNITS.get(part.lower(), part)) for part in name.split("/")]
-    joined = "/".join(parts)
-    return _UNITS.get(joined, joined) + power
-
-
-def is_measure(unit: str) -> bool:
-    """True for units of measure, which must agree; ``5 apples`` and ``5 pieces`` may both be 5."""
-    return any(part.split("^")[0] in _UNIT_NAMES for part in unit.split("/")) if unit else False
+    if len(letters) < 2 or letters in _FUNCTIONS:
+        return False
+    if len(letters) > 4 or not letters.islower() or letters in _SMALL_WORDS:
+        return True
+    return _VARIABLES.fullmatch(letters) is None or (len(letters) > 2 and _ROMAN.fullmatch(letters) is not None)
 
 
 def as_words(text: str) -> str | None:
-    """A text answer in one spelling (``\\text{Monday}``, ``monday.``, ``(B)``), or ``None`` if it is mathematics."""
-    inner, wrapped = re.subn(r"\\text\s*\{([^{}]*)\}", r"\1", text)
-    words = re.sub(r"\s+", " ", inner).strip(" .,;:")
+    """A text answer in one spelling (``\\text{Monday}``, ``monday.``, ``(B)``), or ``None`` if it is mathematics.
+
+    Neighbouring pieces of text stay apart, so that words run together or listed are not one of them.
+    """
+    inner, wrapped = re.subn(r"\\text\s*\{([^{}]*)\}", r" \1 ", text)
+    words = re.sub(r"\s+", " ", inner).strip(" .,;:!")
     letter = re.fullmatch(r"\(?\s*([A-Za-z])\s*\)", words) or (wrapped and re.fullmatch("([A-Za-z])", words))
     if letter:
         return letter[1]
-    if not re.fullmatch(r"[^\W\d_][\w' ,.\-]*", words):
+    if not re.fullmatch(r"[^\W\d_][\w' ,.;:!?’()\-]*", words):
         return None
-    if not wrapped and (re.search(r"\d", words) or max(map(len, re.split(r"[ '\-]", words))) < 4):
+    if not wrapped and (re.search(r"[\d(]", words) or not any(map(is_word, re.findall(r"[^\W\d_]+", words)))):
         return None  # abc may be a product of three letters
+    if not wrapped and any(part in _FUNCTIONS for part in words.split()):
+        return None
     return words.casefold() if len(words) > 1 else words
 
 
@@ -276,7 +273,9 @@ _TOKENS = re.compile(
     rf"(?P<number>[+-]?\s*(?:\d+\s*)?(?:\\frac\s*\{{\s*-?\d+\s*\}}\s*\{{\s*\d+\s*\}}|\\frac\s*\d\s*\d|\d+\s*/\s*\d+)"
     rf"|[+-]?\s*(?:{_DEC}\s*(?:\\times|\\cdot|\*)\s*)?{_POWER}|[+-]?\s*{_DEC}(?:[eE][+-]?\d+)?)"
     r"|(?P<gap>\s+|\\%|\^\s*\{?\s*\\circ\s*\}?)"
-    r"|(?P<separator>[,;&()\[\]{}=<>|]|\\[{}]|\\\\|[+-]?\\infty|\\(?:le|ge|ne|lt|gt|cup|cap|in|emptyset|begin|end)(?![a-zA-Z]))"
+    r"|(?P<open>\\begin\s*\{[a-z]+\}(?:\s*\{[lcr|\s]*\})?|\\?[{(\[])|(?P<close>\\end\s*\{[a-z]+\}|\\?[})\]])"
+    r"|(?P<separator>[,;&=<>|]|\\\\|[+-]?\\infty|\\(?:le|ge|ne|lt|gt|cup|cap|in|emptyset)(?![a-zA-Z])|:)"
+    r"|(?P<sign>[+-](?=\s*[A-Za-z\\]))"
     r"|(?P<word>\\text\s*\{[^{}]*\}|[A-Za-z]+(?:_\{?\w+\}?)?)"
 )
 
@@ -289,11 +288,12 @@ def is_worked_out(text: str) -> bool:
         if match is None:
             return False
         kind = match.lastgroup or ""
-        if kind not in ("gap", "separator"):
-            if after in ("number", "word") and "number" in (kind, after):
-                return False  # 3-2, 2x
-            after = kind
-        elif kind == "separator":
-            after = ""
         position = match.end()
+        if kind == "gap":
+            continue
+        if kind == "open" and after in ("number", "close"):
+            return False  # 2(3), (2)(3)
+        if kind in ("number", "word", "sign") and after and (after != "word" or kind != "word"):
+            return False  # 3-2, 2x, (2)+3, 3-x
+        after = "" if kind in ("open", "separator", "sign") else kind
     return True

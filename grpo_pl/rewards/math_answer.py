@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from grpo_pl.rewards import answer_text as text
+from grpo_pl.rewards.answer_rules import AnswerRules, Job
 from grpo_pl.rewards.base import Reward, Score
-from grpo_pl.rewards.number_lists import read_number_list, same_list
 from grpo_pl.rewards.sandbox import SandboxSettings, Verdict, WorkerPool, shared_pool
 
-_ASSIGNED = re.compile(r"\s*[A-Za-z](?:_\{?\w+\}?)?\s*=(?!=)\s*([^=]+)")
-_NOT_A_NUMBER = re.compile(r"\s*(?:\\text\s*\{\s*nan\s*\}|nan)\s*", re.IGNORECASE)
 _COSTLY = frozenset({"timeout", "killed", "crashed"})
-_OPERATORS = re.compile(r"\\(?:int|iint|sum|prod|lim|binom|tbinom|dbinom|bmod|pmod|mod|frac\{d\})(?![a-zA-Z])|!")
 
 
 def _shown(answer: str) -> str:
@@ -24,14 +20,27 @@ def _shown(answer: str) -> str:
     return clean + "…" if len(answer) > 80 else clean
 
 
-def _score(verdict: Verdict, answer: str) -> Score:
+def _score(verdict: Verdict, answer: str, beside: str) -> Score:
     """The score of a verdict: 1 for ``ok``, nothing where the completion is not to blame, else 0."""
     status = verdict.status
     value = 1.0 if status == "ok" else None if status == "unavailable" else 0.0
     if status == "bad_gold":
         return Score(None, status, verdict.detail)  # the answer has nothing to do with it
-    shown = _shown(answer)
-    return Score(value, status, f"{shown}: {verdict.detail}" if verdict.detail else shown)
+    notes = [verdict.detail] if verdict.detail else []
+    if beside:
+        notes.append(f"beside the box: {_shown(beside)}")
+    return Score(value, status, ": ".join([_shown(answer), "; ".join(notes)]) if notes else _shown(answer))
+
+
+def text_beside_box(completion: str) -> str:
+    r"""What the last ``<answer>`` block holds beside its last box; empty if it holds nothing else, or there is none."""
+    _, opened, block = completion.rpartition("<answer>")
+    content = text.last_boxed(block := block.partition("</answer>")[0]) if opened else None
+    if content is None:
+        return ""
+    end = block.rfind(content) + len(content)
+    start = block.rfind(r"\boxed", 0, block.rfind(content))
+    return (block[:start] + block[block.find("}", end) + 1 :]).strip()
 
 
 def _self_fault(verdict: Verdict) -> str:
@@ -114,6 +123,7 @@ class MathReward(Reward):
     """How far apart two numbers may be, relative to the gold one; they must agree to six places as well."""
 
     pool: WorkerPool = field(init=False, repr=False, compare=False)
+    rules: AnswerRules = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.percent not in ("hundredth", "unit"):
@@ -130,6 +140,12 @@ class MathReward(Reward):
             relative_tolerance=self.relative_tolerance,
         )
         self.pool = shared_pool(settings)
+        self.rules = AnswerRules(
+            percent=self.percent,
+            allow_unevaluated=self.allow_unevaluated,
+            max_answer_chars=self.max_answer_chars,
+            relative_tolerance=self.relative_tolerance,
+        )
 
     def __call__(
         self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
@@ -137,12 +153,13 @@ class MathReward(Reward):
         found = [text.last_boxed(completion) or "" for completion in completions]
         pairs = list(zip(answers, found, strict=True))
         verdicts = self._judge(pairs)
-        return [_score(verdicts[pair], pair[1]) for pair in pairs]
+        beside = map(text_beside_box, completions)
+        return [_score(verdicts[pair], pair[1], around) for pair, around in zip(pairs, beside, strict=True)]
 
     def gold_faults(self, golds: Sequence[str]) -> list[str]:
         """Judges every gold answer against itself."""
         verdicts = self._judge([(gold, gold) for gold in golds])
-        return [self._gold_fault(gold) or _self_fault(verdicts[gold, gold]) for gold in golds]
+        return [self.rules.gold_fault(gold) or _self_fault(verdicts[gold, gold]) for gold in golds]
 
     def start(self) -> None:
         self.pool.start()
@@ -153,33 +170,30 @@ class MathReward(Reward):
 
     def _judge(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Verdict]:
         """The verdict on every distinct (gold, answer) pair."""
-        plans = {pair: self._plan(*pair) for pair in dict.fromkeys(pairs)}
-        hard = {pair: plan for pair, plan in plans.items() if not isinstance(plan, Verdict)}
+        plans = {pair: self.rules.plan(*pair) for pair in dict.fromkeys(pairs)}
+        hard = {pair: plan for pair, plan in plans.items() if isinstance(plan, Job)}
         verdicts = {pair: plan for pair, plan in plans.items() if isinstance(plan, Verdict)}
-        judged = self._clear_of_bad_golds(list(hard.values()))
+        judged = self._clear_of_bad_golds([(job.gold, job.answer) for job in hard.values()])
         for (pair, job), verdict in zip(hard.items(), judged, strict=True):
-            verdicts[pair] = self._review(job, verdict)
+            verdicts[pair] = self.rules.review(job, verdict)
+        self._blame_golds(verdicts, settled=hard.keys())
         return verdicts
 
-    def _plan(self, gold_text: str, answer: str) -> Verdict | tuple[str, str]:
-        """The verdict where it needs no algebra, else the job for the pool."""
-        if not answer.strip():
-            return Verdict("no_answer")
-        if reason := text.oversize(answer, self.max_answer_chars):
-            return Verdict("too_long", reason)
-        if text.has_control_characters(answer):
-            return Verdict("wrong", "control characters")
-        if _NOT_A_NUMBER.fullmatch(answer):
-            return Verdict("wrong", "undefined value")
-        if fault := self._gold_fault(gold_text):
-            return Verdict("bad_gold", fault)
-        gold, mine = text.canonical(gold_text), text.canonical(answer)
-        if "=" not in gold and (assigned := _ASSIGNED.fullmatch(mine)):
-            mine = assigned[1]
-        (gold, gold_unit), (mine, unit) = text.split_unit(gold), text.split_unit(mine)
-        if gold_unit != unit and text.is_measure(gold_unit) and text.is_measure(unit):
-            return Verdict("wrong", f"unit {unit}, expected {gold_unit}")
-        return self._compare_text(gold, mine) or (self._for_worker(gold), self._for_worker(mine))
+    def _blame_golds(self, verdicts: dict[tuple[str, str], Verdict], *, settled: Collection[tuple[str, str]]) -> None:
+        """Turns ``wrong`` into ``bad_gold`` where an answer was refused before its gold answer had been looked at."""
+        unseen = {
+            pair: None
+            for pair, verdict in verdicts.items()
+            if verdict.status == "wrong"
+            and pair[0] != pair[1]
+            and pair not in settled
+            and not self.rules.reads_at_sight(pair)
+        }
+        golds = list(dict.fromkeys(gold for gold, _ in unseen))
+        faults = dict(zip(golds, self.gold_faults(golds), strict=True)) if golds else {}
+        for pair in unseen:
+            if faults[pair[0]]:
+                verdicts[pair] = Verdict("bad_gold", faults[pair[0]])
 
     def _clear_of_bad_golds(self, jobs: list[tuple[str, str]]) -> list[Verdict]:
         """The verdicts of the pool; where one cost too much, the gold answer is judged alone, as it may be the bomb."""
@@ -189,59 +203,3 @@ class MathReward(Reward):
         bad = {gold for gold, verdict in alone.items() if verdict.status in _COSTLY}
         fault = Verdict("bad_gold", "takes too long to compare with itself")
         return [fault if gold in bad else verdict for (gold, _), verdict in zip(jobs, verdicts, strict=True)]
-
-    def _gold_fault(self, gold: str) -> str:
-        if not gold.strip():
-            return "empty"
-        if _NOT_A_NUMBER.fullmatch(gold):
-            return "undefined value"
-        if text.has_control_characters(gold):
-            return "control characters"
-        return text.oversize(gold, self.max_answer_chars)
-
-    def _compare_text(self, gold: str, answer: str) -> Verdict | None:
-        """The verdict on numbers that are written out and on words; ``None`` if it takes algebra."""
-        hundredth = self.percent == "hundredth"
-        gold_number = text.read_number(gold, percent_is_hundredth=hundredth)
-        number = text.read_number(answer, percent_is_hundredth=hundredth)
-        if gold_number is not None and number is not None:
-            return Verdict("ok" if self._same_number(gold_number, number) else "wrong")
-        gold_list = read_number_list(gold, percent_is_hundredth=hundredth)
-        numbers = read_number_list(answer, percent_is_hundredth=hundredth)
-        if gold_list is not None and numbers is not None:
-            same = same_list(gold_list, numbers, self._same_number)
-            return None if same is None else Verdict("ok" if same else "wrong")
-        gold_words, words = text.as_words(gold), text.as_words(answer)
-        if gold_words is not None:
-            if gold_words == (words if words is not None else answer.strip()):
-                return Verdict("ok")
-            return Verdict("wrong") if words is not None or len(gold_words) > 1 else None
-        if gold_number is not None and words is not None:
-            return Verdict("wrong", "words where a number was asked for")
-        return None
-
-    def _same_number(self, gold: text.Number, answer: text.Number) -> bool:
-        """Equal, and worked out: 84/7 is not an answer to 12."""
-        left_to_divide = answer.quotient and not gold.quotient and gold.value.denominator == 1
-        if left_to_divide and not self.allow_unevaluated:
-            return False
-        return text.same_number(gold, answer, self.relative_tolerance)
-
-    def _for_worker(self, side: str) -> str:
-        r"""``side`` with percent signs and ``\pm`` written out, which math-verify reads in more than one way."""
-        replacement = r"\\frac{\1}{100}" if self.percent == "hundredth" else r"\1"
-        side = re.sub(r"(\d+(?:\.\d+)?)\s*\\%", replacement, side)
-        if side.count(r"\pm") == 1:
-            side = ",".join(side.replace(r"\pm", sign) for sign in "+-")
-        return side
-
-    def _review(self, job: tuple[str, str], verdict: Verdict) -> Verdict:
-        """Takes back an ``ok`` for an answer that leaves the work to the verifier."""
-        gold, answer = job
-        if verdict.status != "ok" or self.allow_unevaluated:
-            return verdict
-        plain_numbers = text.is_worked_out(gold) and re.search(r"\d", gold)
-        undone = plain_numbers and not text.is_worked_out(answer)
-        if undone or (_OPERATORS.search(answer) and not _OPERATORS.search(gold)):
-            return Verdict("wrong", "not worked out")
-        return verdict

@@ -151,14 +151,19 @@ def far_apart(gold: Any, answer: Any, tolerance: float) -> bool:
 @lru_cache(maxsize=512)
 def read_gold(text: str) -> tuple[Any, str]:
     """(gold, "") or (None, what is wrong with it)."""
-    gold = read(text)
-    if gold is None:
-        return None, "cannot be parsed"
-    if is_undefined(gold):
-        return None, "undefined value"
-    if not equal(gold, gold):
-        return None, "not equal to itself"
-    equal(gold, sympy.Integer(7))  # a gold answer that cannot be evaluated shows here, where no answer is to blame
+    try:
+        gold = read(text)
+        if gold is None:
+            return None, "cannot be parsed"
+        if is_undefined(gold):
+            return None, "undefined value"
+        if not equal(gold, gold):
+            return None, "not equal to itself"
+        equal(gold, sympy.Integer(7))  # a gold answer that cannot be evaluated shows here, where no answer is to blame
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # SymPy raises all kinds of exceptions on malformed input
+        return None, f"cannot be compared with itself ({type(error).__name__})"
     return gold, ""
 
 
@@ -167,7 +172,7 @@ def judge(gold_text: str, answer_text: str, tolerance: float) -> tuple[str, str]
     gold, fault = read_gold(gold_text)
     answer = read(answer_text)
     if gold is None:
-        return ("wrong", fault) if is_undefined(answer) else ("bad_gold", fault)
+        return ("wrong", fault) if gold_text == answer_text and is_undefined(answer) else ("bad_gold", fault)
     if answer is None:
         return "wrong", "cannot be parsed"
     if fault := objection(gold, answer):

@@ -1,0 +1,242 @@
+"""What an answer says by its notation alone: times, bases, assignments, approximations, remarks, work left undone."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+_SPACES = re.compile(r"(?<![A-Za-z\d])\s+|\s+(?![A-Za-z\d])")
+_CLOCK = re.compile(r"0?(\d{1,2}):([0-5]\d)(?::([0-5]\d))?")
+_DATE = re.compile(r"\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/.])\d{1,2}\2\d{4}")
+_BASES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+_BASE_NUMBER = rf"(?P<base>\d{{1,2}}|{'|'.join(_BASES.split()[2:])})"
+_BASED = re.compile(
+    r"\(?(?P<digits>-?\s?[0-9A-Fa-f]*\d[0-9A-Fa-f]*(?:\.[0-9A-Fa-f]+)?|-?[A-F]+)\)?\s*"
+    rf"(?:_\s*(?:\{{\s*(?:\\text\s*\{{\s*)?{_BASE_NUMBER}\s*\}}?\s*\}}|(?P<short>\d)|\\text\s*\{{\s*(?P<name>[a-z]+)\s*\}})"
+    rf"|\s*(?:\\text\s*\{{\s*)?\(?\s*(?:in\s+)?base[\s-]+\}}?\s*(?P<long>\d{{1,2}}|[a-z]+)\s*\)?\s*\}}?)"
+)
+_ARITHMETIC_OPERATORS = (
+    "int|iint|iiint|oint|sum|prod|coprod|lim|limsup|liminf|binom|tbinom|dbinom|bmod|pmod|mod|nabla"
+    "|det|gcd|deg|max|min|sup"
+)
+_UPRIGHT = r"(?:\\(?:text|mathrm)\s*\{?\s*)?"
+_OPERATORS = re.compile(
+    rf"\\(?:{_ARITHMETIC_OPERATORS}|partial|dv|pdv|derivative)(?![a-zA-Z])"
+    r"|\\(?:operatorname|text)\s*\{\s*(?:lcm|gcd|det|lim|tr|rank|max|min|mod|Res)\s*\}"
+    r"|(?<![A-Za-z\\])d(?:\^\d)?\s*/\s*d[a-zA-Z](?![A-Za-z])|(?<=[)\]}A-Za-z])\s*(?:'|\^\s*\{?\s*\\prime)|!"
+)
+_DIFFERENTIAL = re.compile(rf"\\frac\s*\{{?\s*{_UPRIGHT}(?:[dD]|\\partial)(?![a-zA-Z]{{3}})")
+_BY_DIFFERENTIAL = re.compile(rf"[}}dD]\s*\{{\s*{_UPRIGHT}(?:[dD]|\\partial)\s*\}}?\s*[a-zA-Z\\]")
+_LONE_INFINITY = re.compile(
+    r"(?:(?<=[,;(\[=<>|:])|(?<=\\\{)|(?<=^)|(?<=\\to)|(?<=\\le)|(?<=\\ge)|(?<=\\ne)|(?<=\\cup))\s*[+-]?\s*\\infty(?![a-zA-Z])\s*"
+    r"(?=$|[,;)\]<>=|]|\\(?:[}]|right|cup|cap|le|ge|ne|lt|gt)(?![a-zA-Z]))"
+)
+_NAME = r"(?:[A-Za-z]+(?:_(?:\{\w+\}|\w))?|\\[a-zA-Z]+(?:_(?:\{\w+\}|\w))?)"
+_ASSIGNMENT = re.compile(rf"\s*({_NAME})\s*=\s*([^=]+?)\s*")
+_NAMED_TUPLE = re.compile(rf"\s*\(\s*({_NAME}(?:\s*,\s*{_NAME})+)\s*\)\s*=\s*(\(.*\))\s*")
+_RELATION = re.compile(r"(<|>|\\(?:le|ge|lt|gt)(?![a-zA-Z]))")
+_TURNED = {"<": "<", r"\lt": "<", r"\le": "≤", ">": "<", r"\gt": "<", r"\ge": "≤"}
+_BELOW = re.compile(r"(?<=[\d)}\]])_\{?\s*(\d+)")
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_SYMBOLS = frozenset(
+    re.findall(
+        r"\S+",
+        """
+    text circ pi infty cdot times pm le ge ne lt gt approx equiv sim cong propto to rightarrow leftarrow
+    leftrightarrow longrightarrow Rightarrow Leftarrow Leftrightarrow implies iff mapsto rightleftharpoons
+    uparrow downarrow ldots dots cdots overline underline bar vec hat tilde widehat overrightarrow
+    overleftrightarrow angle measuredangle triangle square parallel perp subset subseteq supset supseteq in ni
+    notin setminus cup cap emptyset varnothing forall exists neg lnot land lor wedge vee oplus otimes mathbb
+    mathcal mathbf mathfrak mathscr mid star ast prime alpha beta gamma delta epsilon varepsilon zeta eta
+    theta iota kappa lambda mu nu xi rho sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi
+    Sigma Phi Psi Omega ell hbar aleph checkmark dagger ce pmod bmod
+    """,
+    )
+)
+_DECIMAL_COMMA = re.compile(r"([+-]?\d{1,3}(?:\.\d{3})+|[+-]?\d+),(\d+)")
+
+
+@lru_cache(maxsize=8192)
+def symbols(text: str) -> str:
+    """Canonical ``text`` without the spaces that mean nothing: equal ones are the same answer, letter by letter."""
+    return _SPACES.sub("", text).rstrip(".")
+
+
+def is_clock(text: str) -> bool:
+    """True for what may be a time of day: ``12:00``, ``7:32``."""
+    return _CLOCK.fullmatch(text) is not None
+
+
+def same_clock(one: str, other: str) -> bool:
+    """The same time of day, a leading zero aside."""
+    a, b = _CLOCK.fullmatch(one), _CLOCK.fullmatch(other)
+    return a is not None and b is not None and (int(a[1]), *a.groups()[1:]) == (int(b[1]), *b.groups()[1:])
+
+
+def is_date(text: str) -> bool:
+    """True for dates in digits, which are no subtraction and no quotient."""
+    return _DATE.fullmatch(text) is not None
+
+
+@lru_cache(maxsize=8192)
+def chain(text: str) -> tuple[str, ...] | None:
+    """A chain of two or more inequalities, smallest side first, or ``None``: ``c>b>a`` is ``a<b<c``."""
+    parts = _RELATION.split(text)
+    signs = parts[1::2]
+    if len(signs) < 2:
+        return None
+    falling = [sign in (">", r"\gt", r"\ge") for sign in signs]
+    if any(falling) != all(falling):
+        return None
+    links = tuple(_TURNED[part] if i % 2 else symbols(part.strip()) for i, part in enumerate(parts))
+    return links[::-1] if falling[0] else links
+
+
+@lru_cache(maxsize=8192)
+def read_base(text: str) -> tuple[str, int] | None:
+    """``(digits, base)`` of a number written in a base other than ten by a subscript or in words, or ``None``."""
+    match = _BASED.fullmatch(text)
+    if match is None:
+        return None
+    written = match["base"] or match["short"] or match["name"] or match["long"] or ""
+    base = int(written) if written.isdigit() else _BASES.split().index(written) if written in _BASES.split() else 0
+    digits = match["digits"].replace(" ", "").upper()
+    if not 2 <= base <= 16 or not re.search(r"\d", digits) or any(int(d, 16) >= base for d in digits if d.isalnum()):
+        return None
+    return digits.lstrip("0") or "0", base
+
+
+def leaves_work(gold: str, answer: str) -> bool:
+    r"""True if ``answer`` has an operator to be carried out that ``gold`` has not: an integral, a limit, ``!`` …"""
+    return _has_work(_value(answer)) and not _has_work(_value(gold))
+
+
+def _value(text: str) -> str:
+    """What stands behind the one ``=`` outside all brackets, else all of ``text``."""
+    sides = split_top(text, "=")
+    return sides[1] if len(sides) == 2 else text
+
+
+def _has_work(text: str) -> bool:
+    derivative = _DIFFERENTIAL.search(text) and _BY_DIFFERENTIAL.search(text)
+    return bool(derivative or _OPERATORS.search(text))
+
+
+def computes_with_infinity(text: str) -> bool:
+    r"""True if an ``\infty`` is part of a sum, product or power: ``\infty+1``, ``2\infty``."""
+    return r"\infty" in _LONE_INFINITY.sub(" ", text)
+
+
+def numbers_below(text: str) -> set[str]:
+    """The subscripts in digits of anything but a name or an operator: bases, which a verifier passes over."""
+    return set(_BELOW.findall(text))
+
+
+def remarks(text: str) -> list[str]:
+    r"""What stands in ``\text{…}``, letters apart."""
+    found = (re.sub(r"\s+", " ", content).strip(" .,;:()").casefold() for content in _TEXT.findall(text))
+    return [content for content in found if len(content) > 1]
+
+
+def split_top(text: str, separators: str = ",;") -> list[str]:
+    """``text`` cut at the commas and semicolons, or other ``separators``, outside all brackets."""
+    parts, depth, start = [], 0, 0
+    for i, char in enumerate(text):
+        if char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+        elif char in separators and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [*parts, text[start:]]
+
+
+@lru_cache(maxsize=8192)
+def read_assignments(text: str) -> tuple[tuple[str, str], ...] | None:
+    """Names and values of ``x=1, y=2`` and of ``(x,y)=(1,2)``, or ``None``; each name occurs once."""
+    named = _NAMED_TUPLE.fullmatch(text)
+    if named:
+        names = [symbols(name.strip()) for name in named[1].split(",")]
+        tuples = split_top(named[2])
+        values = split_top(tuples[0].strip()[1:-1]) if len(tuples) == 1 else []
+        pairs = list(zip(names, values, strict=True)) if len(names) == len(values) else []
+    else:
+        matches = [_ASSIGNMENT.fullmatch(part) for part in split_top(text)]
+        pairs = [(symbols(m[1]), m[2]) for m in matches if m is not None]
+        if len(pairs) < len(matches):
+            return None
+    if len(pairs) < 2 or len({name for name, _ in pairs}) < len(pairs):
+        return None
+    return tuple((name, value.strip()) for name, value in pairs)
+
+
+def align_assignments(gold: str, answer: str) -> tuple[str, str] | None:
+    """Both sides as tuples of values in the order of the gold names: ``y=2, x=1`` is ``x=1, y=2`` and ``(1,2)``,
+    and ``(2,1)`` is not; ``None`` where that is not what they are, and an answer of ``""`` where the names differ."""
+    ours, theirs = read_assignments(gold), read_assignments(answer)
+    if ours is None and theirs is None:
+        return None
+    if ours is not None and theirs is not None:
+        values = dict(theirs)
+        if values.keys() != {name for name, _ in ours}:
+            return _tuple(value for _, value in ours), ""
+        return _tuple(value for _, value in ours), _tuple(values[name] for name, _ in ours)
+    named = ours or theirs or ()
+    if len({name.split("_")[0] for name, _ in named}) == 1:
+        return None  # x_1 and x_2 are the roots, in any order
+    bare = answer if ours is not None else gold
+    inside = bare[1:-1] if re.fullmatch(r"\([^()]*\)", bare.strip()) else bare
+    if len(split_top(inside)) != len(named) or re.match(r"\s*\\\{", bare) or "=" in bare:
+        return None
+    if ours is not None:
+        return _tuple(value for _, value in ours), _tuple(split_top(inside))
+    if bare.strip() == inside:
+        return None  # a gold list in no order
+    return _tuple(split_top(inside)), _tuple(value for _, value in sorted(named))
+
+
+def _tuple(values: object) -> str:
+    return "(" + ", ".join(value.strip() for value in values) + ")"  # type: ignore[attr-defined]
+
+
+def decimal_comma(text: str) -> str | None:
+    """``text`` with a decimal point where it is a number with a decimal comma, or could be, else ``None``."""
+    match = _DECIMAL_COMMA.fullmatch(text)
+    if match is None or (len(match[2]) == 3 and "." not in match[1] and match[1].lstrip("+-") != "0"):
+        return None
+    return match[1].replace(".", "") + "." + match[2]
+
+
+def exact_side(text: str) -> tuple[str, str]:
+    r"""``(exact, approximate)`` of ``a \approx b``; the second is empty for ``x \approx a`` and where there is none."""
+    first, sign, rest = text.partition(r"\approx")
+    if not sign or r"\approx" in rest:
+        return text, ""
+    if not first.strip() or re.fullmatch(_NAME, first.strip()):
+        return (first.strip() + "=" if first.strip() else "") + rest.strip(), ""
+    return first.strip(), rest.strip()
+
+
+def is_malformed(text: str) -> bool:
+    """True for a gold answer that cannot be mathematics nor anything else: an operator without its other side."""
+    if re.search(r"\^\s*[+*-]$|^[A-Za-z]\s?[+-]$", text):
+        return False  # an ion, a limit from one side, a mark
+    return bool(
+        re.search(r"(?:[+*/^_=<>-]|\\(?:cdot|times|div|pm|le|ge|ne|frac|sqrt|cup|cap|in|int|sum|prod|lim))\s*$", text)
+        or re.match(r"\s*[*/^_=]", text)
+        or re.search(r"\\frac\s*\{[^{}]*\}\s*(?:$|[^\s{\d\w\\])", text)
+    )
+
+
+def is_notation(text: str) -> bool:
+    """True for answers that are not mathematics to a parser but that a person can read and repeat: no commands of
+    LaTeX but text, brackets in pairs, and no operator without its other side."""
+    brackets = sum(text.count(c) for c in "([{"), sum(text.count(c) for c in ")]}")
+    commands = re.findall(r"\\([a-zA-Z]+)", text)
+    return (
+        brackets[0] == brackets[1]
+        and not is_malformed(text)
+        and re.search(r"\w", text) is not None
+        and _SYMBOLS.issuperset(commands)
+    )

@@ -1,0 +1,193 @@
+"""Classes of answers: what must be paid and what must not, through the command line, by repetition and by mutation."""
+
+# ruff: noqa: E501
+
+import json
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from grpo_pl.rewards import MathReward
+from grpo_pl.rewards.answer_text import last_boxed, read_number
+
+DATA = Path(__file__).parent / "data"
+CLASSES = [json.loads(line) for line in (DATA / "answer_classes.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def reward() -> Iterator[MathReward]:
+    reward = MathReward(soft_limit_s=5.0, hard_limit_s=20.0)
+    yield reward
+    reward.close()
+
+
+def test_the_classes_are_judged_as_expected_by_the_command_line(tmp_path: Path) -> None:
+    """``grpo-pl score`` exits 1 on the first expectation that is not met."""
+    command = [sys.executable, "-m", "grpo_pl", "score", str(DATA / "answer_classes.jsonl")]
+    command += ["--config", str(DATA / "answer_classes.yaml"), "--output", str(tmp_path / "scores.jsonl")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert len((tmp_path / "scores.jsonl").read_text().splitlines()) == len(CLASSES) > 200
+
+
+SHAPES: list[str] = [
+    "{a}", "-{a}", "{a}.{b}", "{a},{b}", "{a}/{c}", r"\frac{{{a}}}{{{c}}}", r"{a}\%", r"\${a}.50", "€{a}", "{a} €", "{a}:{t}",
+    "{a}:{c}", "{c}:{a}:{t}", "f({a})<f({c})<f({t})", "f({c})>f({a})", "{a} < x < 9{c}", r"x \le {a}", r"x \neq {a}",
+    r"\{{{a}, -{c}\}}", "({a}, {c})", "[{a}, 9{c})", r"(-\infty, {a}]", r"\begin{{pmatrix}}{a}&{c}\\{t}&1\end{{pmatrix}}",
+    "20{t}-0{d}-1{d}", "{d} March 19{t}", "H_{d}SO_{d}", r"\text{{C}}_{d}\text{{H}}_{c}", r"Fe^{{{d}+}}", "Na^+", "O(n^{d})",
+    "{a} apples", r"{a}\text{{ km/h}}", r"{a}^\circ", "{a} °C", r"{a}\text{{ million}}", r"{a}\text{{ cm}}^2", "{c}01_{d}",
+    r"x={a}, y={c}", r"(x, y) = ({a}, {c})", "y = {a}x + {c}", "x^2+{a}y={c}", r"\sqrt{{{a}}}", r"{a}\sqrt{{{c}}}", "2^{{{a}}}",
+    "{c}!", r"\binom{{{a}}}{{{d}}}", r"{a}\pi", r"{a}+{c}i", r"e^{{{a}x}}", r"\log_2 {a}", r"\sin {a}x", r"{a}\cdot {c}",
+    r"\int_0^{{{a}}} f(x)\,dx", r"\sum_{{k=1}}^{{{a}}} k", r"\lim_{{x\to {a}}} g(x)", r"x\approx {a}.{t}", r"\pm {a}",
+    r"\text{{no, because }} {a} > {c}", r"\text{{room }} {a}", "Yes.", "No solution", r"\text{{Île-de-France}}", "XIV", "AB", "ABC",
+    r"A \cap B", r"x \in \mathbb{{R}}", r"1, 2, \ldots, {a}", r"{a} \equiv {c} \pmod{{{t}}}", r"0.\overline{{{a}}}",
+    r"\overline{{AB}} = {a}", r"\angle ABC = {a}^\circ", "a:b:c = {a}:{c}:{t}", "{a} {t} {c}", "|x-{a}| < {c}", r"|x-{a}|",
+    r"\text{{(A)}}", "A, C", r"\text{{A}} \to \text{{B}}", "10:{t} a.m.", r"\neg p", "{a} – {c}", "№{a}", "日曜日", "да",
+]  # fmt: skip
+
+
+def golds(rng: random.Random, count: int) -> list[str]:
+    """Gold answers of every shape, with numbers drawn afresh."""
+    numbers = lambda: {  # noqa: E731
+        "a": rng.randint(2, 99), "b": rng.randint(11, 99), "c": rng.randint(2, 9), "d": rng.randint(2, 9),
+        "t": rng.randint(10, 59),
+    }  # fmt: skip
+    return [SHAPES[i % len(SHAPES)].format(**numbers()) for i in range(count)]
+
+
+def test_a_gold_answer_repeated_letter_by_letter_is_right(reward: MathReward) -> None:
+    repeated = golds(random.Random(0), 3 * len(SHAPES))
+    scores = reward([f"so \\boxed{{{gold}}}." for gold in repeated], repeated, {})
+    assert [(g, s.status) for g, s in zip(repeated, scores, strict=True) if s.value != 1.0] == []
+    assert [fault for fault in reward.gold_faults(repeated) if fault] == []
+
+
+FAULTY = [
+    r"\frac{",
+    r"\frac{1}",
+    "5+",
+    "NaN",
+    "{5",
+    "5}",
+    "",
+    r"\frac{1}{0}",
+    r"\sqrt{",
+    "x^",
+    "3 *",
+    "5\0",
+    "9" * 5000,
+]
+ANSWERS = [
+    "5",
+    r"\text{yes}",
+    "x=1, y=2",
+    r"5\text{ or 6}",
+    "12:00",
+    r"\{1,2\}",
+    "x>3",
+    "2024-03-12",
+    "101_2",
+    r"\infty+1",
+]
+
+
+@pytest.mark.parametrize("gold", FAULTY)
+def test_no_answer_is_wrong_against_a_gold_answer_that_is_flagged(reward: MathReward, gold: str) -> None:
+    assert reward.gold_faults([gold])[0]
+    scores = reward([f"\\boxed{{{answer}}}" for answer in ANSWERS], [gold] * len(ANSWERS), {})
+    assert {(score.value, score.status) for score in scores} == {(None, "bad_gold")}
+
+
+@pytest.mark.parametrize(
+    ("completion", "inside"),
+    [
+        (r"\boxed{5}", "5"),
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"\boxed{7 \boxed{5}}", r"7 \boxed{5}"),
+        (r"\boxed{\boxed{5} and \boxed{6}}", r"\boxed{5} and \boxed{6}"),
+        (r"put it in \boxed{, so \boxed{5}", "5"),
+        (r"\boxed{5} or \boxed{6", None),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"}}{ \boxed{\frac{1}{2}}}}", r"\frac{1}{2}"),
+    ],
+)
+def test_of_boxes_in_a_box_the_outermost_counts(completion: str, inside: str | None) -> None:
+    assert last_boxed(completion) == inside
+
+
+def test_what_stands_beside_the_box_is_reported(reward: MathReward) -> None:
+    completions = [
+        r"<answer>\boxed{668}}}</answer>",
+        r"<answer>I say \boxed{668}</answer>",
+        r"<answer> \boxed{668} </answer>",
+        r"I say \boxed{668}}",
+    ]
+    scores = reward(completions, ["668"] * 4, {})
+    assert [s.value for s in scores] == [1.0] * 4
+    assert [s.detail for s in scores] == ["668: beside the box: }}", "668: beside the box: I say", "668", "668"]
+
+
+def _other_digit(text: str, rng: random.Random) -> str:
+    places = [m.start() for m in re.finditer(r"\d", text)]
+    if not places:
+        return ""
+    at = rng.choice(places)
+    return text[:at] + rng.choice([d for d in "123456789" if d != text[at]]) + text[at + 1 :]
+
+
+def _behind(ending: str) -> Callable[[str, random.Random], str]:
+    return lambda text, rng: text + ending
+
+
+MUTATIONS: dict[str, Callable[[str, random.Random], str]] = {
+    "another digit": _other_digit,
+    "another sign": lambda t, rng: (
+        "-" + t if re.match(r"[\d\\]", t) and not re.match(r"\\(?:pm|text|neg|angle)", t) else ""
+    ),
+    "another magnitude": lambda t, rng: (
+        t + rng.choice([r"\text{ thousand}", r"\text{ Milliarden}", " million", r"\text{ dozen}"])
+    ),
+    "a second answer": lambda t, rng: (
+        t + rng.choice([r"\text{ or 1234}", r", 1234", r"\text{, not 1234}", r" or 1234"])
+    ),
+    "a remark": lambda t, rng: t + rng.choice([r"\text{ is wrong}", r"\text{ not}", r"\text{no}", r"\text{ or less}"]),
+    "work": lambda t, rng: t + rng.choice([r"+1234", r"\cdot 1234", r"-1234", r"^{1234}"]),
+    "another base": lambda t, rng: t + "_{11}",
+    "a derivative": lambda t, rng: rf"\frac{{d({t})}}{{dx}}" if "x" not in t else "",
+    "another unit": lambda t, rng: t + r"\text{ kg}" if re.search(r"text|apples|°|circ|[€$%]", t) else "",
+    "infinite": lambda t, rng: t + r"\infty",
+    "a relation": lambda t, rng: t + "=1234",
+    "another number": lambda t, rng: str(rng.randint(10**5, 10**6)),
+    "another word": lambda t, rng: rng.choice([r"\text{maybe}", "perhaps", r"\text{B}\text{A}", "IX", "on"]),
+    "a box": lambda t, rng: rf"1234\boxed{{{t}}}",
+    "look-alikes": lambda t, rng: t + "｝+｛1",
+}
+
+
+def _same_by_accident(gold: str, answer: str) -> bool:
+    """True where a mutation left the value as it was: -0, a date with the digits of a quotient, a longer period."""
+    ours, theirs = read_number(gold), read_number(answer)
+    return answer in ("", gold) or (ours is not None and theirs is not None and ours.value == theirs.value)
+
+
+@pytest.mark.slow
+def test_no_mutation_of_a_gold_answer_is_paid(reward: MathReward) -> None:
+    """3,000 pairs that mean different things: none may be taken for the same."""
+    rng = random.Random(13)
+    names = list(MUTATIONS)
+    pairs: list[tuple[str, str, str]] = []
+    while len(pairs) < 3000:
+        name = names[len(pairs) % len(names)]
+        gold = golds(rng, len(SHAPES))[rng.randrange(len(SHAPES))]
+        answer = MUTATIONS[name](gold, rng)
+        if not _same_by_accident(gold, answer):
+            pairs.append((name, gold, answer))
+        else:
+            names = names[1:] + names[:1]
+    scores = reward([f"\\boxed{{{answer}}}" for _, _, answer in pairs], [gold for _, gold, _ in pairs], {})
+    assert [pair for pair, score in zip(pairs, scores, strict=True) if score.value == 1.0] == []
