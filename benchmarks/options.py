@@ -15,9 +15,9 @@ from common import HALF_BILLION, MEDIUM, PAD, SMALL, Cell, interleaved, publish,
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grpo_pl.policy.scoring import completion_logprobs
+from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.engine import SamplingParams
-from grpo_pl.rollout.native import NativeEngine
+from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.types import SampleKey
 
 

@@ -29,12 +29,12 @@ import psutil
 import torch
 import yaml
 
-from grpo_pl.export import export_policy
+from grpo_pl.policy.export import export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import FormatReward, MathReward
 from grpo_pl.rollout.engine import SamplingParams
-from grpo_pl.rollout.native import NativeEngine
+from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.types import SampleKey
 
 ROOT = Path(__file__).parents[1]

@@ -39,15 +39,15 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rollout import ScriptedNative
 from transformers import LogitsProcessorList, PrinterCallback, TrainerCallback
 
-from grpo_pl.algorithm import GRPOAlgorithm
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.sources import PromptSource
-from grpo_pl.module import GRPOModule
-from grpo_pl.optimization import Optimization
+from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.rollout.engine import SamplingParams
+from grpo_pl.training.module import GRPOModule
+from grpo_pl.training.optimization import Optimization
 from grpo_pl.types import Prompt
 
 PRECISION = {"float32": "32-true", "bfloat16": "bf16-true"}

@@ -2,7 +2,7 @@
 
 import sys
 
-from grpo_pl.cli import main
+from grpo_pl.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    from grpo_pl.cli import main as grpo_pl
+    from grpo_pl.cli.main import main as grpo_pl
 
     return grpo_pl(["serve", *sys.argv[1:]])
 

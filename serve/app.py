@@ -16,6 +16,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from grpo_pl.policy.trained import ServedModel, find_model
 from grpo_pl.rewards.base import needs_of
 from serve.completions import CompletionRoutes
 from serve.dispatch import Generator, Scorer
@@ -34,7 +35,6 @@ from serve.responses import ResponsesRoute
 from serve.reward_list import build_rewards
 from serve.score_worker import ScoreAPI
 from serve.scoring import ScoreRoute
-from serve.served import ServedModel, find_model
 from serve.server import Server, WorkerFailed, bind
 from serve.settings import ServeSettings
 from serve.spec import RouteSpec

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
-from grpo_pl.rollout.continuous import SequenceOptions
 from grpo_pl.rollout.engine import row_keys
+from grpo_pl.rollout.native.continuous import SequenceOptions
 from grpo_pl.rollout.texts import TextStream
 from serve import grammars
 from serve.answers import ChatShape, Choice, CompletionShape, Shape, Token, event, usage_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from litserve.utils import LitAPIStatus, ResponseBufferItem
 
-from grpo_pl.rollout.continuous import ScoredToken, SequenceOptions
+from grpo_pl.rollout.native.continuous import ScoredToken, SequenceOptions
 from serve import generate_worker, score_worker
 from serve.errors import ApiError, bad_request, worker_lost
 from serve.generate_worker import Chunk, Generate, ScorePrompt

@@ -9,8 +9,9 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from grpo_pl.rollout.continuous import SequenceOptions
+from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.engine import row_keys
+from grpo_pl.rollout.native.continuous import SequenceOptions
 from serve.connection import while_connected
 from serve.dispatch import Deadline, Generator, Scorer
 from serve.errors import bad_request, json_response
@@ -19,7 +20,6 @@ from serve.metrics import ServerMetrics
 from serve.prompts import Prompts, sample_keys
 from serve.schemas import EvaluateRequest, Problem, parse
 from serve.score_worker import ScoreItems
-from serve.served import ServedModel
 from serve.summary import summarise
 
 _MOST_COMPLETIONS = 16_384

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from litserve import LitAPI
 from litserve.specs.base import LitSpec
 
-from grpo_pl.rewards.worker_environment import MODEL, worker_environment
-from grpo_pl.rollout.continuous import ContinuousBatch, Drawn, SequenceOptions
+from grpo_pl.policy.trained import ServedModel
+from grpo_pl.rewards.sandbox.worker_environment import MODEL, worker_environment
+from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions
 from grpo_pl.types import FinishReason
 from serve.grammars import Grammar, GrammarError, GrammarMask, Grammars
-from serve.served import ServedModel
 from serve.worker import Mailbox, Refusal, WorkerLoop, end_with_parent
 
 log = logging.getLogger(__name__)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.engine import row_keys
 from serve.errors import ApiError
 from serve.evaluation import items_of, result_of
@@ -14,7 +15,6 @@ from serve.prompts import Prompts, sample_keys
 from serve.reward_list import build_rewards
 from serve.schemas import Problem, Sampling
 from serve.score_worker import score_items
-from serve.served import ServedModel
 
 
 def evaluate_locally(

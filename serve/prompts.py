@@ -9,13 +9,13 @@ from itertools import groupby
 
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.template import Example
-from grpo_pl.rollout.continuous import SequenceOptions
+from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.engine import SamplingParams
+from grpo_pl.rollout.native.continuous import SequenceOptions
 from grpo_pl.rollout.processors import LogitOptions
 from grpo_pl.types import SampleKey
 from serve.errors import ApiError, bad_request, model_not_found
 from serve.schemas import Message, Sampling
-from serve.served import ServedModel
 
 _SCALARS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "min_tokens")
 _LONG = 2000  # characters from which encoding would hold up other requests noticeably

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_pl.rewards.base import Reward
-from grpo_pl.rewards.scoring import check_rewards
+from grpo_pl.rewards.batch import check_rewards
 from grpo_pl.rewards.specs import build_reward
 from grpo_pl.rewards.trust import check_rewards_trusted
 

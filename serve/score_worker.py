@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from litserve import LitAPI
 from litserve.specs.base import LitSpec
 
-from grpo_pl.rewards.answer_text import last_boxed
 from grpo_pl.rewards.base import MissingColumn, Reward
-from grpo_pl.rewards.scoring import ScoredBatch, score_completions
+from grpo_pl.rewards.batch import ScoredBatch, score_completions
+from grpo_pl.rewards.mathematics.answer_text import last_boxed
+from grpo_pl.rewards.sandbox.worker_environment import worker_environment
 from grpo_pl.rewards.voting import answer_classes
-from grpo_pl.rewards.worker_environment import worker_environment
 from serve.reward_list import build_rewards
 from serve.worker import Mailbox, Refusal, WorkerLoop, end_with_parent
 

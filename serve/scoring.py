@@ -11,6 +11,7 @@ import torch
 from fastapi import Request, Response
 
 from grpo_pl.functional.advantages import masked_mean_std, rescale, subtract_baseline
+from grpo_pl.policy.trained import ServedModel
 from serve.connection import while_connected
 from serve.dispatch import Deadline, Places, Scorer
 from serve.errors import bad_request, json_response
@@ -18,7 +19,6 @@ from serve.json_body import parse_object
 from serve.metrics import ServerMetrics
 from serve.schemas import ScoreRequest
 from serve.score_worker import ScoreItems
-from serve.served import ServedModel
 
 _EPS = 1e-5  # the objective's default
 _LONGEST, _TOGETHER = 1 << 17, 1 << 20  # characters that are tokenised: the tokenizer takes 500 bytes for each

@@ -23,7 +23,7 @@ from litserve import LitAPI, LitServer
 from litserve.transport.process_transport import MPQueueTransport
 from litserve.utils import WorkerSetupStatus
 
-from grpo_pl.rewards.worker_environment import reduced_to
+from grpo_pl.rewards.sandbox.worker_environment import reduced_to
 from serve.protocol import ACCEPTED_AT_ONCE, BoundedProtocol, Crowd, connection_limit
 from serve.worker import Stop
 

@@ -16,7 +16,7 @@ import yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.policy.loading import PolicyConfig, load_model
-from grpo_pl.policy.scoring import completion_logprobs
+from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rollout.engine import RolloutEngine, SamplingParams, pad_left
 from grpo_pl.types import Rollout, SampleKey
@@ -59,7 +59,7 @@ def _tiny_config() -> dict[str, Any]:
         },
         "data": {
             "source": {
-                "class_path": "grpo_pl.data.arithmetic.ArithmeticPrompts",
+                "class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts",
                 "init_args": {"digits": 1, "scratchpad_share": 0.0},
             },
             "steps": 4,
@@ -108,7 +108,7 @@ class CommandLine:
 
     def __call__(self, verb: str, *arguments: object, runs: Path | None = None) -> Outcome:
         """``grpo-pl verb …``, its runs under ``runs`` where that is given."""
-        from grpo_pl.cli import main
+        from grpo_pl.cli.main import main
 
         out, err = io.StringIO(), io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -10,11 +10,11 @@ import pytest
 import yaml
 from jsonargparse import ArgumentParser
 
-from grpo_pl.data.arithmetic import ArithmeticPrompts
-from grpo_pl.module import GRPOModule
+from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.rewards import FormatReward, LenientAnswerReward, StrictAnswerReward
 from grpo_pl.rewards.specs import build_reward
+from grpo_pl.training.module import GRPOModule
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 CHAT = (

@@ -5,8 +5,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from grpo_pl.algorithm import GRPOAlgorithm
 from grpo_pl.functional.logprobs import token_entropy, token_logprobs
+from grpo_pl.objective.algorithm import GRPOAlgorithm
 
 trl = pytest.importorskip("trl", reason="TRL is a development dependency: pip install 'grpo_pl[dev]'")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from grpo_pl.algorithm import GRPOAlgorithm
+from grpo_pl.objective.algorithm import GRPOAlgorithm
 
 LENGTHS = (1, 2, 5, 10, 20, 50, 100, 150, 200)
 PASS_RATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)

@@ -12,11 +12,11 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from grpo_pl.checkpoints import LAST, PATTERN, CheckpointError, annotate, checkpoint_path, facts_of, remove, seal
-from grpo_pl.files import dispensable
-from grpo_pl.optimization import TrainingDiverged
+from grpo_pl.files.checkpoints import LAST, PATTERN, CheckpointError, annotate, checkpoint_path, facts_of, remove, seal
+from grpo_pl.files.writing import dispensable
 from grpo_pl.rewards.base import RewardFailed
 from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted
+from grpo_pl.training.optimization import TrainingDiverged
 
 BEST = "best.ckpt"
 """Link to the checkpoint with the highest value of ``monitor``."""

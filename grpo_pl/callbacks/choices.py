@@ -8,8 +8,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 
-from grpo_pl.module import GRPOModule
-from grpo_pl.policy.scoring import scoring_way
+from grpo_pl.policy.logprobs import scoring_way
+from grpo_pl.training.module import GRPOModule
 
 
 class TellChoices(Callback):

@@ -11,8 +11,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from grpo_pl.experience import Experience
-from grpo_pl.files import append_lines, dispensable, write_atomically
+from grpo_pl.files.writing import append_lines, dispensable, write_atomically
+from grpo_pl.training.experience import Experience
 
 Row = dict[str, Any]
 """One completion: ``step``, ``prompt``, ``completion``, ``rewards`` (name -> value, status), ``advantage`` …"""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from grpo_pl.files import dispensable
-from grpo_pl.runs import RunFolder, keep_config
+from grpo_pl.files.runs import RunFolder, keep_config
+from grpo_pl.files.writing import dispensable
 
 
 class KeepConfiguration(Callback):

@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 
 from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.evaluation_report import EvaluationReport, difference_table, doubts, questions_of, report_table
-from grpo_pl.module import GRPOModule
+from grpo_pl.evaluation.report import EvaluationReport, difference_table, doubts, questions_of, report_table
+from grpo_pl.training.module import GRPOModule
 
 
 class ReportEvaluation(Callback):

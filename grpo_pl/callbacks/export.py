@@ -8,9 +8,9 @@ from typing import cast
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from grpo_pl.export import export_policy
-from grpo_pl.module import GRPOModule
-from grpo_pl.policy.sharding import whole_model
+from grpo_pl.distributed.sharding import whole_model
+from grpo_pl.policy.export import export_policy
+from grpo_pl.training.module import GRPOModule
 
 
 class ExportPolicy(Callback):

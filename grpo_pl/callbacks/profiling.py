@@ -14,9 +14,9 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from rich.table import Table
 
-from grpo_pl.experience import Experience
 from grpo_pl.functional.gemm import product
-from grpo_pl.module import GRPOModule
+from grpo_pl.training.experience import Experience
+from grpo_pl.training.module import GRPOModule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

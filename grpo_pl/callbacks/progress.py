@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from grpo_pl.module import GRPOModule
-from grpo_pl.progress import LOG_EVERY_SECONDS
+from grpo_pl.training.module import GRPOModule
+from grpo_pl.training.progress import LOG_EVERY_SECONDS
 
 SHOWN = {
     "reward": "reward",

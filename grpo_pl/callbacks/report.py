@@ -6,8 +6,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from grpo_pl.files.runs import RunFolder
 from grpo_pl.report.page import write_report
-from grpo_pl.runs import RunFolder
 
 
 class WriteReport(Callback):

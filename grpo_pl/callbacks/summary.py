@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from rich.table import Table
 
-from grpo_pl.runs import RunFolder
+from grpo_pl.files.runs import RunFolder
 
 SHOWN = {"val/pass@1": "pass@1 (sampled)", "val/greedy": "greedy"}
 TRAINING = "completions/correct"

@@ -11,9 +11,9 @@ from typing import Any, cast
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from grpo_pl.module import GRPOModule
 from grpo_pl.rewards.base import RewardFailed
 from grpo_pl.rollout.engine import RolloutInterrupted
+from grpo_pl.training.module import GRPOModule
 
 
 class StopOnSignal(Callback):

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from grpo_pl.loggers import MetricsCSV
+from grpo_pl.callbacks.metrics_csv import MetricsCSV
 
 
 class ValidateAtBothEnds(Callback):

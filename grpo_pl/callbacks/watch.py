@@ -13,14 +13,14 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from grpo_pl.callbacks.completions import Row, rows_of
-from grpo_pl.experience import Experience
-from grpo_pl.files import dispensable, write_atomically
-from grpo_pl.module import GRPOModule
+from grpo_pl.callbacks.skeletons import FirstForms, forms_of
+from grpo_pl.callbacks.suspicion import Look, Sign, Suspicion, judge_metrics, sample_rows, suspicions
+from grpo_pl.files.writing import dispensable, write_atomically
 from grpo_pl.rewards.base import Reward, Score, needs_of
 from grpo_pl.rewards.length import repeated_share
-from grpo_pl.skeletons import FirstForms, forms_of
-from grpo_pl.stopwatch import stopwatch
-from grpo_pl.suspicion import Look, Sign, Suspicion, judge_metrics, sample_rows, suspicions
+from grpo_pl.training.experience import Experience
+from grpo_pl.training.module import GRPOModule
+from grpo_pl.training.stopwatch import stopwatch
 
 FEWEST = 8
 """Rewarded completions in a sample that are enough to warn of."""
@@ -41,7 +41,7 @@ class RewardWatch(Callback):
       rollouts, less 1.
     - ``watch/repetition_drift``: repeated share of n-grams (see ``RepetitionReward``) less that of the first rollouts.
     - ``watch/form_drift``: share of completions whose form is frequent now and was not there in the first rollouts; a
-      form is the text, or its end, with numbers and words folded (see ``grpo_pl.skeletons``).
+      form is the text, or its end, with numbers and words folded (see ``grpo_pl.callbacks.skeletons``).
 
     ``suspicious.jsonl`` in the run's folder holds the most suspicious completions of the run, at most one of each sign
     a rollout: rewarded ones that a judge refuses, repetitive ones, much longer or shorter ones than at first, and ones

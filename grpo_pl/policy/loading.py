@@ -55,7 +55,7 @@ def load_tokenizer(policy: PolicyConfig, path: str | None = None) -> PreTrainedT
     """The tokenizer of ``policy``, or the one saved under ``path``. It always has a padding token."""
     source = path or policy.path
     if source is None:
-        assert policy.characters != FROM_DATA, "grpo_pl.vocabulary collects them first"
+        assert policy.characters != FROM_DATA, "grpo_pl.training.vocabulary collects them first"
         return character_tokenizer(policy.tags, CHARACTERS if policy.characters is None else policy.characters)
     with _one_clear_line(source, "tokenizer"):
         kind = _tokenizer_class(source)

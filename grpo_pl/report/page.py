@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo_pl.callbacks.completions import Row, read_completions
-from grpo_pl.files import write_atomically
+from grpo_pl.files.runs import RunFolder
+from grpo_pl.files.writing import write_atomically
 from grpo_pl.report.charts import Points, charts, read_metrics
 from grpo_pl.report.no_signal import no_signal
-from grpo_pl.runs import RunFolder
 
 LARGEST_SAMPLES = 8_000_000
 """Characters of completions in a report; of longer files every second rollout is left out, or every fourth …"""

@@ -6,12 +6,12 @@ from grpo_pl.rewards.function import FunctionReward
 from grpo_pl.rewards.judge import JudgeReward
 from grpo_pl.rewards.language import LanguageConsistencyReward
 from grpo_pl.rewards.length import LengthReward, RepetitionReward
-from grpo_pl.rewards.math_answer import ExactReward, MathReward
+from grpo_pl.rewards.mathematics.math_reward import ExactReward, MathReward
+from grpo_pl.rewards.mathematics.second_opinion import LenientAnswerReward, StrictAnswerReward
 from grpo_pl.rewards.model import ModelReward
 from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.rewards.process import ColumnArithmeticReward, ProcessModelReward, ProcessReward, StepScores
 from grpo_pl.rewards.reasoning_gym import ReasoningGymReward
-from grpo_pl.rewards.second_opinion import LenientAnswerReward, StrictAnswerReward
 from grpo_pl.rewards.sorting import SortingReward
 
 __all__ = [

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from grpo_pl.rewards.answer_text import last_boxed
 from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.mathematics.answer_text import last_boxed
 
 Failure = Literal[
     "no think",

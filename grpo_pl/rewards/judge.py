@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from grpo_pl.rewards.answer_text import last_boxed
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.rewards.format import answer_block
+from grpo_pl.rewards.mathematics.answer_text import last_boxed
 
 if TYPE_CHECKING:
     from openai import OpenAI

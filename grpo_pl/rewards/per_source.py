@@ -9,8 +9,8 @@ from typing import Any
 
 from grpo_pl.rewards.background import call_together
 from grpo_pl.rewards.base import MissingColumn, Reward, Score
+from grpo_pl.rewards.batch import score_one
 from grpo_pl.rewards.notes import page_of
-from grpo_pl.rewards.scoring import score_one
 
 
 @dataclass(kw_only=True)

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_pl.rewards.answer_text import last_boxed
 from grpo_pl.rewards.base import Reward, Score, StepScores
+from grpo_pl.rewards.mathematics.answer_text import last_boxed
 from grpo_pl.rewards.model import well_formed
 
 

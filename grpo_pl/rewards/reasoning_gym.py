@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_pl.rewards import answer_text as text
 from grpo_pl.rewards.base import MissingColumn, Reward, Score
 from grpo_pl.rewards.format import answer_block
-from grpo_pl.rewards.gym_entry import unpack
-from grpo_pl.rewards.sandbox import SandboxSettings, Verdict, WorkerPool, shared_pool
+from grpo_pl.rewards.mathematics import answer_text as text
+from grpo_pl.rewards.sandbox.gym_entry import unpack
+from grpo_pl.rewards.sandbox.pool import SandboxSettings, Verdict, WorkerPool, shared_pool
 
 COLUMN = "reasoning_gym"
 """Column in which ``ReasoningGymPrompts`` hands over the task, its settings and the entry, as JSON text."""
@@ -68,7 +68,7 @@ class ReasoningGymReward(Reward):
     ) -> list[Score]:
         if COLUMN not in columns:
             raise MissingColumn(
-                f"reward {self.name!r} scores problems of grpo_pl.data.reasoning_gym.ReasoningGymPrompts only; "
+                f"reward {self.name!r} scores problems of grpo_pl.data.tasks.reasoning_gym.ReasoningGymPrompts only; "
                 f"there is no column {COLUMN!r}. In a mixture, give each source its own by grpo_pl.rewards.PerSource."
             )
         self._check(columns[COLUMN])

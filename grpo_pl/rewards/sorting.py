@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from grpo_pl.rewards.answer_text import MAX_DIGIT_RUN, last_boxed
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.rewards.format import after_thinking, answer_block
+from grpo_pl.rewards.mathematics.answer_text import MAX_DIGIT_RUN, last_boxed
 
 _SEPARATORS = re.compile(
     r"[\s,;，、；()\[\]{}<≤→~$]|->|\\[,;:! ()\[\]{}]|\\(?:leq?|lt|to|left|right|q?quad)(?![a-zA-Z])|(?<!\w)and(?!\w)"

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_pl.rewards.answer_text import last_boxed
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.rewards.format import answer_block
+from grpo_pl.rewards.mathematics.answer_text import last_boxed
 
 RIGHT, NO_ANSWER = 0, -1
 _COSTLY = frozenset({"timeout", "killed", "crashed", "too_long"})

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
-from grpo_pl.checkpoints import CheckpointFiles, broken
+from grpo_pl.files.checkpoints import CheckpointFiles, broken
 
 
 def _kept(run: Path) -> list[int]:

@@ -28,7 +28,7 @@ def test_the_report_of_any_run_can_be_written_again(command_line: Any) -> None:
     run = command_line.runs / "again"
     written = (run / "report.html").read_text()
     (run / "report.html").unlink()
-    from grpo_pl.cli import main
+    from grpo_pl.cli.main import main
 
     assert main(["report", str(run)]) == 0
     assert (run / "report.html").read_text() == written

@@ -103,7 +103,7 @@ def test_a_resumed_run_draws_what_one_run_would_have(
         "init_args": {
             "pool": 4,
             "source": {
-                "class_path": "grpo_pl.data.arithmetic.ArithmeticPrompts",
+                "class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts",
                 "init_args": {"digits": 1, "scratchpad_share": 0.0},
             },
         },

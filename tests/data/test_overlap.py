@@ -34,7 +34,7 @@ def test_repeats_ignore_case_and_spaces_and_near_copies_share_n_grams() -> None:
         refuse_repeats(found)
 
 
-ARITHMETIC = "grpo_pl.data.arithmetic.ArithmeticPrompts"
+ARITHMETIC = "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts"
 
 
 def _table(folder: Path, name: str, questions: list[str], **arguments: Any) -> dict[str, Any]:

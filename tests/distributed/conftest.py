@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from grpo_pl.checkpoints import read_checkpoint, remove, rollouts_of
+from grpo_pl.files.checkpoints import read_checkpoint, remove, rollouts_of
 
 JOIN_SECONDS = 120
 
@@ -116,7 +116,7 @@ STRATEGIES = {
 
 def _record_samples(file: Path) -> None:
     """Every rank appends what it drew: one line per prompt with its completions, texts and all."""
-    from grpo_pl.collection import Collector
+    from grpo_pl.training.collect import Collector
 
     collect = Collector.collect
 
@@ -134,7 +134,7 @@ def _record_samples(file: Path) -> None:
 
 def grpo_pl(folder: Path, cache: Path, *args: object) -> int:
     """``grpo-pl`` with its runs under ``folder``, where also ``samples<rank>.jsonl`` goes."""
-    from grpo_pl.cli import main
+    from grpo_pl.cli.main import main
 
     os.environ["GRPO_PL_CACHE"] = str(cache)
     folder.mkdir(parents=True, exist_ok=True)

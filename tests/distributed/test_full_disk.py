@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_pl.checkpoints import broken
+from grpo_pl.files.checkpoints import broken
 
 
 @pytest.mark.parametrize("sharded", [False, True])

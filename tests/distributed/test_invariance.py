@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo_pl.checkpoints import policy_weights
+from grpo_pl.files.checkpoints import policy_weights
 
 MULTI = ("ddp", "fsdp", "sharded")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from grpo_pl.checkpoints import newest_whole, rollouts_of
+from grpo_pl.files.checkpoints import newest_whole, rollouts_of
 
 FSDP = "--config=configs/strategy/fsdp.yaml"
 
@@ -67,7 +67,7 @@ def test_sigterm_to_one_process_ends_both_with_a_checkpoint(
 
 def _slowly(folder: Path, cache: Path, *args: object) -> int:
     """Stretches generation, so that a signal meets a rollout."""
-    from grpo_pl.rollout.native import _Watch
+    from grpo_pl.rollout.native.engine import _Watch
 
     check = _Watch.check_stop
 
@@ -127,7 +127,7 @@ def _broken_reward(folder: Path, cache: Path, *args: object) -> int:
 
 
 def _run_command(folder: Path, cache: Path, *args: object) -> int:
-    from grpo_pl.cli import main
+    from grpo_pl.cli.main import main
 
     os.environ["GRPO_PL_CACHE"] = str(cache)
     return main([*map(str, args), f"--runs_dir={folder}"])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_pl.callbacks.completions import read_completions
-from grpo_pl.checkpoints import read_checkpoint, remove, rollouts_of
+from grpo_pl.files.checkpoints import read_checkpoint, remove, rollouts_of
 
 WATCHED = """
 trainer: {limit_val_batches: 0}

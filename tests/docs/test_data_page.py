@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_pl.cli import main
-from grpo_pl.evaluation_report import EvaluationReport
+from grpo_pl.cli.main import main
+from grpo_pl.evaluation.report import EvaluationReport
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
 POLICY = {

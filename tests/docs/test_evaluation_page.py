@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from grpo_pl.cli import main
-from grpo_pl.evaluation_report import EvaluationReport
+from grpo_pl.cli.main import main
+from grpo_pl.evaluation.report import EvaluationReport
 
 PAGE = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
 

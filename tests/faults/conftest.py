@@ -28,12 +28,12 @@ class Death:
 
 def _plan(death: Death) -> None:
     """Lets this process kill itself at the given visit of a stage, half-way through what the stage does."""
-    from grpo_pl import checkpoints
     from grpo_pl.callbacks import checkpoint
-    from grpo_pl.collection import Collector
-    from grpo_pl.module import GRPOModule
-    from grpo_pl.optimization import Optimization
-    from grpo_pl.rollout.native import _Watch
+    from grpo_pl.files.writing import checkpoints
+    from grpo_pl.rollout.native.engine import _Watch
+    from grpo_pl.training.collect import Collector
+    from grpo_pl.training.module import GRPOModule
+    from grpo_pl.training.optimization import Optimization
 
     visits = 0
 
@@ -76,7 +76,7 @@ def _child(folder: Path, cache: Path, log: Path, args: tuple[str, ...], death: D
     os.environ["GRPO_PL_CACHE"] = str(cache)
     status = 1
     try:
-        from grpo_pl.cli import main
+        from grpo_pl.cli.main import main
 
         if death is not None:
             _plan(death)
@@ -140,7 +140,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Quicks
 @pytest.fixture(scope="session")
 def assert_same_end(undisturbed: Quickstart, read_metrics: Callable[..., Any]) -> Callable[[Quickstart], None]:
     """Weights, optimiser, counters and ``metrics.csv`` (clock readings left out) equal those of the undisturbed run."""
-    from grpo_pl.checkpoints import read_checkpoint
+    from grpo_pl.files.checkpoints import read_checkpoint
 
     def check(quickstart: Quickstart) -> None:
         ours, theirs = (read_checkpoint(q.run / "checkpoints" / "last.ckpt") for q in (quickstart, undisturbed))

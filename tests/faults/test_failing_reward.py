@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_pl.checkpoints import newest_whole
+from grpo_pl.files.checkpoints import newest_whole
 
 CORRECT = {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True}}
 SPARSE = {"every_n_rollouts": 100, "keep_best": 0}

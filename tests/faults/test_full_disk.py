@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_pl.checkpoints import broken, read_checkpoint, save_tensors
-from grpo_pl.commands.export import export
-from grpo_pl.files import append_lines
+from grpo_pl.cli.commands.export import export
+from grpo_pl.files.checkpoints import broken, read_checkpoint, save_tensors
+from grpo_pl.files.writing import append_lines
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo_pl.checkpoints import newest_whole, rollouts_of
+from grpo_pl.files.checkpoints import newest_whole, rollouts_of
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from grpo_pl.algorithm import GRPOAlgorithm
+from grpo_pl.objective.algorithm import GRPOAlgorithm
 
 V, T, END = 3, 3, 2
 MAX_LENGTH = 7  # the constant divisor: neither the padded width nor any length

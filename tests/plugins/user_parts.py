@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
-from grpo_pl.data.arithmetic import ArithmeticPrompts
+from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import Prompt, Rollout
@@ -113,7 +113,7 @@ class Meddling(Callback):
     """Tries to go on with the run that it is part of, and prints what it is told."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        from grpo_pl.runs import resume_run
+        from grpo_pl.files.runs import resume_run
 
         folder = Path(trainer.default_root_dir)
         try:

@@ -12,7 +12,7 @@ pytest.importorskip("peft", reason="LoRA needs peft: pip install 'grpo_pl[lora]'
 
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.lora import Lora, adapters_off, add_adapters, has_adapters, merged
-from grpo_pl.policy.reference import Reference
+from grpo_pl.training.reference import Reference
 
 SCRATCH: dict[str, Any] = {
     "model_type": "qwen2",
@@ -103,7 +103,7 @@ def test_merged_weights_are_w_plus_scaled_b_a_and_compute_the_same(adapted: PreT
 
 
 def test_a_run_with_adapters_keeps_the_base_and_exports_both_ways(command_line: Any, tmp_path: Path) -> None:
-    from grpo_pl.cli import main
+    from grpo_pl.cli.main import main
 
     policy = PolicyConfig(from_scratch={**SCRATCH, "num_hidden_layers": 1})
     tokenizer = load_tokenizer(policy)
@@ -202,7 +202,7 @@ def test_a_router_that_is_named_as_a_target_is_refused(tokenizer: PreTrainedToke
 
 
 def test_a_run_of_fused_experts_is_trained_exported_and_loaded(command_line: Any) -> None:
-    from grpo_pl.checkpoints import policy_weights, read_checkpoint
+    from grpo_pl.files.checkpoints import policy_weights, read_checkpoint
 
     scratch = {**SCRATCH, "model_type": "mixtral", **FAMILIES["mixtral"]}
     policy = {"from_scratch": scratch, "lora": {"rank": 2, "alpha": 8.0}}

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo_pl.policy import scoring
+from grpo_pl.policy import logprobs as scoring
+from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.packing import pack
-from grpo_pl.policy.scoring import completion_logprobs
 
 
 def _rows(prompts: list[list[int]], completions: list[list[int]]) -> dict[str, torch.Tensor]:

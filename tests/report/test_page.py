@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from grpo_pl.files.runs import RunFolder
 from grpo_pl.report.page import build_page, write_report
-from grpo_pl.runs import RunFolder
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">{{data}}\u2028"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from grpo_pl.rewards import MathReward
-from grpo_pl.rewards.answer_text import last_boxed, read_number
+from grpo_pl.rewards.mathematics.answer_text import last_boxed, read_number
 
 DATA = Path(__file__).parent / "data"
 CLASSES = [json.loads(line) for line in (DATA / "answer_classes.jsonl").read_text().splitlines()]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_pl.commands.score import score
+from grpo_pl.cli.commands.score import score
 from grpo_pl.rewards import MathReward, Reward
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text()

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import grpo_pl.rewards
+from grpo_pl.callbacks.skeletons import forms_of
 from grpo_pl.rewards import (
     ColumnArithmeticReward,
     ExactReward,
@@ -36,7 +37,6 @@ from grpo_pl.rewards import (
     SortingReward,
     StrictAnswerReward,
 )
-from grpo_pl.skeletons import forms_of
 
 PATTERNS = [
     " ", "\n", "~", "7", "42,", "1 111 ", "- ", "a ", "aП", "{", "}", "(", "^", "$", "```", "\\", "\\[", "\\(",
@@ -150,7 +150,7 @@ NAMES = [
 def problem() -> str:
     """A cell of the column that ``ReasoningGymReward`` reads."""
     pytest.importorskip("reasoning_gym")
-    from grpo_pl.data.reasoning_gym import ReasoningGymPrompts
+    from grpo_pl.data.tasks.reasoning_gym import ReasoningGymPrompts
     from grpo_pl.rewards.reasoning_gym import COLUMN
 
     (prompt,) = ReasoningGymPrompts(task="chain_sum").prompts(0, count=1)

@@ -9,8 +9,8 @@ import pytest
 
 from grpo_pl.rewards import ExactReward, FunctionReward, PerSource, Reward
 from grpo_pl.rewards.base import MissingColumn
+from grpo_pl.rewards.batch import ScoredBatch, score_completions
 from grpo_pl.rewards.function import load_function
-from grpo_pl.rewards.scoring import ScoredBatch, score_completions
 
 SOURCE = """
 import asyncio

@@ -12,8 +12,8 @@ pytest.importorskip("reasoning_gym")
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from grpo_pl.rewards.gym_entry import REFUSED, Problem, pack
 from grpo_pl.rewards.reasoning_gym import COLUMN, ReasoningGymReward
+from grpo_pl.rewards.sandbox.gym_entry import REFUSED, Problem, pack
 
 PROBLEMS = 6
 QUICK = ["coin_flip", "complex_arithmetic", "game_of_life_halting", "number_sorting", "propositional_logic", "puzzle24"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo_pl.rewards import MathReward, Score
-from grpo_pl.rewards.crew import WALL_FACTOR
+from grpo_pl.rewards.sandbox.worker_threads import WALL_FACTOR
 
 HAS_GMPY2 = importlib.util.find_spec("gmpy2") is not None
 SOFT, HARD = 1.0, 2.5

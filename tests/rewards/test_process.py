@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_pl.data.arithmetic import ArithmeticPrompts, scratchpad
+from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts, scratchpad
 from grpo_pl.rewards import ColumnArithmeticReward, ProcessModelReward, StepScores
 from grpo_pl.rewards.process import column_steps, line_steps
 

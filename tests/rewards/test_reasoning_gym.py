@@ -14,10 +14,10 @@ pytest.importorskip("reasoning_gym")
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from grpo_pl.data.reasoning_gym import ReasoningGymPrompts
+from grpo_pl.data.tasks.reasoning_gym import ReasoningGymPrompts
 from grpo_pl.rewards.base import MissingColumn, Score
-from grpo_pl.rewards.gym_entry import Problem, pack, unpack
 from grpo_pl.rewards.reasoning_gym import COLUMN, ReasoningGymReward
+from grpo_pl.rewards.sandbox.gym_entry import Problem, pack, unpack
 
 COSTLY = ("composite", "word_ladder")  # a task made of tasks, and one that fits no data set of three
 SPREAD = ("chain_sum", "countdown", "graph_color", "gsm_symbolic", "n_queens", "rush_hour", "simple_integration")
@@ -108,7 +108,7 @@ def test_what_slips_past_the_grammar_meets_the_audit_hook(tmp_path: Path) -> Non
     import subprocess
     import sys
 
-    from grpo_pl.rewards import gym_entry
+    from grpo_pl.rewards.sandbox.pool import gym_entry
 
     file, judge = tmp_path / "touched", Path(gym_entry.__file__).with_name("gym_judge.py")
     program = f"import runpy; runpy.run_path({str(judge)!r})\nopen({str(file)!r}, 'w')"

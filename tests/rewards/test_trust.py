@@ -57,7 +57,7 @@ REFUSED = [
     "grpo_pl.rewards.model.ModelReward",
     "grpo_pl.rewards.process.ProcessModelReward",
     "grpo_pl.rewards.function.load_function",
-    "grpo_pl.rewards.math_answer.FunctionReward",
+    "grpo_pl.rewards.mathematics.math_reward.FunctionReward",
     "grpo_pl.rewards..ExactReward",
     "grpo_pl.rewards.exactreward",
     "grpo_pl.rewards.ExactReward ",
@@ -135,7 +135,7 @@ def test_endless_nesting_is_refused() -> None:
     "spec",
     [
         "os.system",
-        "grpo_pl.data.arithmetic.ArithmeticPrompts",
+        "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts",
         _spec("my_sources.Mine"),
         _spec("ArithmeticPrompts"),
         _spec("grpo_pl.data.mixture.MixturePrompts", parts={"a": _spec("my_sources.Mine")}),
@@ -151,7 +151,7 @@ def test_a_source_that_is_not_ours_is_refused(spec: Any) -> None:
 
 
 def test_our_sources_load_by_themselves() -> None:
-    sums = _spec("grpo_pl.data.arithmetic.ArithmeticPrompts", digits=2, seed=1)
+    sums = _spec("grpo_pl.data.tasks.arithmetic.ArithmeticPrompts", digits=2, seed=1)
     check_source_trusted(sums)
     check_source_trusted(_spec("grpo_pl.data.mixture.MixturePrompts", parts={"a": sums}, weights={"a": 2.0}))
     check_source_trusted(_spec("grpo_pl.data.curriculum.CurriculumPrompts", source=sums))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_pl.rewards.base import Reward, Score
-from grpo_pl.rewards.math_answer import ExactReward, MathReward
+from grpo_pl.rewards.mathematics.math_reward import ExactReward, MathReward
 from grpo_pl.rewards.voting import answer_classes, stated_answer
 
 

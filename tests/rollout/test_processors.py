@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import row_key
-from grpo_pl.rollout import slots
-from grpo_pl.rollout.continuous import ContinuousBatch, Drawn, SequenceOptions
 from grpo_pl.rollout.engine import SamplingParams
+from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions
+from grpo_pl.rollout.native.engine import slots
 from grpo_pl.rollout.processors import LogitOptions, LogitProcessor
 from grpo_pl.types import SampleKey
 

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rollout.continuous import ContinuousBatch, SequenceOptions
 from grpo_pl.rollout.engine import RolloutEngine, SamplingParams, StopStrings, row_keys
-from grpo_pl.rollout.native import NativeEngine
+from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions
+from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.types import Prompt, SampleKey
@@ -146,9 +146,9 @@ def test_a_special_token_is_no_text(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def test_a_run_trains_validates_exports_and_predicts_with_its_stop_strings(command_line: Any, tmp_path: Path) -> None:
-    from grpo_pl.commands.evaluate import evaluate
-    from grpo_pl.commands.predict import predict
-    from serve.served import find_model
+    from grpo_pl.cli.commands.evaluate import evaluate
+    from grpo_pl.cli.commands.predict import predict
+    from grpo_pl.policy.trained import find_model
 
     config = command_line.config(
         "stops", model__sampling={"max_completion_length": 32, "stop": ["}"]}, data__steps=1, data__prompts_per_step=2

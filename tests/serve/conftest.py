@@ -19,7 +19,7 @@ import openai
 import psutil
 import pytest
 
-from grpo_pl.export import export_policy
+from grpo_pl.policy.export import export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import FormatReward, MathReward

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from grpo_pl.policy.trained import find_model
 from grpo_pl.rollout.engine import SamplingParams
-from grpo_pl.rollout.native import NativeEngine
+from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import Rollout
 from serve.prompts import sample_keys
-from serve.served import find_model
 
 QUESTION = [{"role": "user", "content": "12+34="}]
 

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from grpo_pl.cli import main
-from grpo_pl.commands.serve import API_KEY
+from grpo_pl.cli.commands.serve import API_KEY
+from grpo_pl.cli.main import main
 
 HELLO = [{"role": "user", "content": "1+1="}]
 CHAT, EVALUATE = "/v1/chat/completions", "/v1/evaluate"

@@ -10,7 +10,7 @@ import openai
 import pytest
 import torch
 
-from serve.served import find_model
+from grpo_pl.policy.trained import find_model
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ASK = {"messages": [{"role": "user", "content": "12+34="}], "n": 8, "seed": 7, "temperature": 1.0}

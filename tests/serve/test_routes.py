@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from serve.served import find_model
+from grpo_pl.policy.trained import find_model
 
 ASK: dict[str, Any] = {"model": "tiny", "input": "12+34=", "max_output_tokens": 30, "extra_body": {"seed": 5}}
 

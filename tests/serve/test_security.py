@@ -16,14 +16,14 @@ import pytest
 import torch
 import yaml
 
-from grpo_pl.cli import main
+from grpo_pl.cli.main import main
 from grpo_pl.data.tables import TablePrompts
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards import MathReward
 from grpo_pl.rewards.base import MissingColumn
 from serve.reward_list import build_rewards
-from serve.served import find_model
 
 ROOT = Path(__file__).parents[2]
 SECRETS = {
@@ -115,7 +115,7 @@ def test_no_worker_of_the_server_knows_a_secret(guarded: Any) -> None:
     family = psutil.Process(guarded.process.pid).children(recursive=True)
     names = [" ".join(process.cmdline()) for process in family]
     assert sum("spawn_main" in name for name in names) >= 2
-    assert sum("math_worker.py" in name for name in names) >= 2  # one for mathematics, one for reasoning-gym
+    assert sum("worker.py" in name for name in names) >= 2  # one for mathematics, one for reasoning-gym
     for process, name in zip(family, names, strict=True):
         if "resource_tracker" not in name:
             assert _holds_no_secret(process.pid), name
@@ -200,7 +200,7 @@ def test_an_export_that_names_other_code_is_refused_before_anything_is_imported(
     folder = _with_rewards(export, tmp_path / "export", [MATH, reward])
     data, config = tmp_path / "problems.jsonl", tmp_path / "source.yaml"
     data.write_text('{"problem": "1+1=", "answer": "2"}\n')
-    sums = {"class_path": "grpo_pl.data.arithmetic.ArithmeticPrompts", "init_args": {"digits": 1}}
+    sums = {"class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts", "init_args": {"digits": 1}}
     config.write_text(yaml.safe_dump({"data": {"source": sums}}))
     options = {
         "evaluate": [f"--data={data}", f"--output={tmp_path / 'out'}"],
@@ -347,7 +347,11 @@ def test_the_page_names_what_holds_each_boundary() -> None:
         "weights_only",
     ):
         assert name in page
-    for file in ("grpo_pl/rewards/trust.py", "grpo_pl/rewards/worker_environment.py", "tests/serve/test_security.py"):
+    for file in (
+        "grpo_pl/rewards/trust.py",
+        "grpo_pl/rewards/sandbox/worker_environment.py",
+        "tests/serve/test_security.py",
+    ):
         assert file in page
         assert (ROOT / file).is_file()
     assert MathReward.__name__ not in page  # what loads by itself is listed in one place

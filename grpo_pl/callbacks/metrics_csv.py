@@ -1,0 +1,153 @@
+"""What a run logs by itself: ``metrics.csv``, each row on disk as soon as it is logged, and TensorBoard's files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from grpo_pl.files.writing import append_lines, dispensable, write_atomically
+
+
+class MetricsCSV(Logger):
+    """Lightning's ``CSVLogger`` deletes the file of a resumed run; this one goes on where the checkpoint stood.
+
+    Args:
+        path: the file; a row per call of ``log_metrics``, the first columns ``step`` and then names in order of
+            appearance. A new name rewrites the file with a longer header, atomically.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self._columns: list[str] = ["step"]
+        self._rows: list[dict[str, Any]] = []
+        self._behind = False
+        """Whether rows are missing in the file: it could not be written for a while."""
+
+    @property
+    def name(self) -> str:
+        return self.path.parent.name
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """The run folder holds the whole configuration already."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        row = {"step": step, **{name: float(value) for name, value in metrics.items() if name != "epoch"}}
+        self._rows.append(row)
+        new = [name for name in row if name not in self._columns]
+        self._columns += new
+        behind, self._behind = self._behind or bool(new), True
+        with dispensable(self.path):
+            if behind or not self.path.exists():
+                self._rewrite()
+            else:
+                line = io.StringIO()
+                csv.DictWriter(line, self._columns).writerow(row)
+                append_lines(self.path, line.getvalue())
+            self._behind = False
+
+    @rank_zero_only
+    def resume(self, step: int, *, validated_at: int) -> None:
+        """Reads what an interrupted run logged and drops what will be logged again.
+
+        Args:
+            step: completed rollouts; rows of later ones go.
+            validated_at: completed rollouts at the last validation that will not be repeated; later ones go.
+        """
+        if not self.path.exists():
+            return
+        with self.path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            self._columns = list(reader.fieldnames or ["step"])
+            rows = [{name: value for name, value in row.items() if value != ""} for row in reader]
+        self._rows = [row for row in rows if int(row["step"]) <= (validated_at if _held_out(row) else step)]
+        self._rewrite()
+
+    def _rewrite(self) -> None:
+        write_atomically(self.path, self._write)
+
+    def _write(self, path: Path) -> None:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(self._rows)
+
+
+class EventFiles(TensorBoardLogger):
+    """TensorBoard's event files in ``folder/tensorboard``. One that cannot be written, as on a full disk, is left as it
+    is, and a new one begun beside it as soon as that is possible.
+
+    Args:
+        folder: the run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, name="", version="tensorboard")
+        if not isinstance(threading.excepthook, _WithoutWriters):
+            threading.excepthook = _WithoutWriters(threading.excepthook)
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:  # type: ignore[override]
+        with self._dispensable():
+            super().log_metrics(metrics, step)
+
+    @rank_zero_only
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        with self._dispensable():
+            super().log_hyperparams(*args, **kwargs)
+
+    @rank_zero_only
+    def save(self) -> None:
+        with self._dispensable():
+            super().save()
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        with self._dispensable():
+            super().finalize(status)
+
+    @contextmanager
+    def _dispensable(self) -> Iterator[None]:
+        folder = Path(self.log_dir)
+        with dispensable(folder):
+            try:
+                yield
+            except (OSError, ValueError) as error:
+                cause = error.__cause__ if isinstance(error, ValueError) else error  # as Lightning wraps it
+                if not isinstance(cause, OSError):
+                    raise
+                self._experiment = None
+                for file in folder.glob("events.out.tfevents.*"):
+                    if not file.stat().st_size:
+                        file.unlink()
+                raise cause from None
+
+
+class _WithoutWriters:
+    """``hook``, but for full disks that TensorBoard's writing threads meet: whoever logs next is told of them."""
+
+    def __init__(self, hook: Callable[[threading.ExceptHookArgs], Any]) -> None:
+        self.hook = hook
+
+    def __call__(self, failed: threading.ExceptHookArgs) -> None:
+        module = type(failed.thread).__module__
+        if not (module.startswith("tensorboard") and issubclass(failed.exc_type, OSError)):
+            self.hook(failed)
+
+
+def _held_out(row: dict[str, Any]) -> bool:
+    return any(name.startswith("val/") for name in row)

@@ -1,0 +1,115 @@
+"""``grpo-pl compare``: the same task under several algorithms, as a table, a plot and the figures behind it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from grpo_pl.config.shipped import CONFIGS
+from grpo_pl.evaluation.comparison import RunCurves, draw_curves, read_run, results_table, write_curves
+from grpo_pl.files.runs import RunFolder, claim_run_folder
+
+
+def compare(
+    config: str = "configs/quickstart.yaml",
+    algorithms: str = "grpo,dr_grpo,rloo",
+    steps: int = 40,
+    seed: int = 0,
+    overlay: str | None = None,
+    runs_dir: str = "runs",
+    name: str = "compare",
+) -> int:
+    """Fits one configuration under several algorithms, one after the other, with equal seeds and prompts.
+
+    Every fit is a run of its own inside ``runs_dir/name``, which also gets compare.csv and compare.png. A cold start is
+    made once and shared. KL and entropy are means over all completions that are in the loss. A fit that fails is left
+    out, and the exit status is 1.
+
+    Args:
+        config: the configuration of the task.
+        algorithms: presets with commas between them. A name is looked for as NAME.yaml in the folder `algorithm` beside
+            the configuration, then in the project's own configs/algorithm; anything ending in .yaml is a file.
+        steps: rollouts of each fit; the learning-rate schedule ends there.
+        seed: seed of every fit.
+        overlay: another configuration, read after the preset, so that it wins.
+        runs_dir: folder that holds one folder per comparison.
+        name: name of the comparison's folder.
+    """
+    presets = find_presets(algorithms, Path(config))
+    for given in (config, overlay):
+        if given is not None and not Path(given).is_file():
+            raise ValueError(f"no such file: {given}")
+    if steps < 1:
+        raise ValueError(f"--steps must be at least 1, got {steps}.")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ImportError("compare draws with matplotlib, which is not installed: pip install 'grpo_pl[plot]'.")
+    folder = claim_run_folder(Path(runs_dir), name).path
+    runs: dict[str, RunCurves] = {}
+    for number, (preset, file) in enumerate(presets.items(), start=1):
+        print(f"[{number}/{len(presets)}] {preset}", flush=True)
+        configs = [config, str(file), *([overlay] if overlay else [])]
+        if _fit(configs, folder, preset, steps=steps, seed=seed):
+            runs[preset] = read_run(RunFolder(folder / preset).metrics)
+    failed = [preset for preset in presets if preset not in runs]
+    if runs:
+        _show(runs, folder, f"{Path(config).stem}, seed {seed}")
+    if failed:
+        print(f"grpo-pl compare: error: {', '.join(failed)} failed; the reason stands above.", file=sys.stderr)
+    return int(bool(failed))
+
+
+def find_presets(algorithms: str, config: Path) -> dict[str, Path]:
+    """Preset name -> its file, in the order given.
+
+    Raises:
+        ValueError: no such preset, or one name twice.
+    """
+    folders = [config.parent / "algorithm", CONFIGS / "algorithm"]
+    given = [name.strip() for name in algorithms.split(",") if name.strip()]
+    if not given:
+        raise ValueError("--algorithms is empty: give presets such as grpo,dr_grpo,rloo.")
+    files = [_find_preset(name, folders) for name in given]
+    twice = [stem for stem, count in Counter(file.stem for file in files).items() if count > 1]
+    if twice:
+        raise ValueError(f"--algorithms has {twice[0]!r} twice: each needs a name of its own.")
+    return {file.stem: file for file in files}
+
+
+def _find_preset(name: str, folders: Sequence[Path]) -> Path:
+    candidates = [Path(name)] if name.endswith((".yaml", ".yml")) else [folder / f"{name}.yaml" for folder in folders]
+    for file in candidates:
+        if file.is_file():
+            return file
+    known = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    raise ValueError(f"no preset {name!r}. There are: {', '.join(known) or 'none'}; or give the path of a .yaml file.")
+
+
+def _fit(configs: Sequence[str], folder: Path, name: str, *, steps: int, seed: int) -> bool:
+    """One fit in a process of its own, so that runs share no state; whether it succeeded."""
+    options = {
+        "seed_everything": seed,
+        "data.steps": steps,
+        "trainer.val_check_interval": steps,  # at both ends only
+        "model.algorithm.skip_zero_advantage": "false",  # else KL and entropy would not be over the same completions
+        "runs_dir": folder,
+        "name": name,
+    }
+    command = [sys.executable, "-m", "grpo_pl", "fit"]
+    command += [f"--config={file}" for file in configs] + [f"--{key}={value}" for key, value in options.items()]
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def _show(runs: dict[str, RunCurves], folder: Path, title: str) -> None:
+    write_curves(folder / "compare.csv", runs)
+    draw_curves(folder / "compare.png", runs, title)
+    console = Console()
+    console.print(results_table(runs))
+    console.print(
+        f"curves  {folder / 'compare.csv'}\nplot    {folder / 'compare.png'}", highlight=False, soft_wrap=True
+    )

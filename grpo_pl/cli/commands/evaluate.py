@@ -1,0 +1,172 @@
+"""``grpo-pl evaluate``: problems of a file, answered and judged in this process or by a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_pl.cli.commands.serve import API_KEY
+
+if TYPE_CHECKING:
+    from serve.schemas import Problem
+
+_QUESTION_NAMES = ("problem", "question", "prompt")
+
+
+def evaluate(
+    data: str | None = None,
+    model: str | None = None,
+    server: str | None = None,
+    n: int = 8,
+    temperature: float | None = None,
+    top_p: float = 1.0,
+    max_completion_length: int | None = None,
+    seed: int = 0,
+    limit: int | None = None,
+    output: str = "evaluation.jsonl",
+    api_key: str | None = None,
+    device: str = "auto",
+    max_batch_size: int = 64,
+    trust_rewards: bool = False,
+) -> int:
+    """Answers every problem of a file n times and says how many answers are right.
+
+    Shows pass@1, unbiased pass@k and maj@k with 95 % intervals over problems, and writes one line per problem. Both
+    ways draw the same completions for the same seed.
+
+    Args:
+        data: JSONL file; each line has problem (or question, or prompt) and answer, further fields go to the rewards.
+        model: Exported folder, run folder or checkpoint to evaluate in this process.
+        server: Address of a running `grpo-pl serve` to evaluate instead, such as http://127.0.0.1:8000.
+        n: Completions per problem, 1 to 64.
+        temperature: Temperature of the completions; by default the one of training, 0 is greedy.
+        top_p: Nucleus of the completions; 1 is off.
+        max_completion_length: Most tokens of a completion; by default the one of training.
+        seed: Names the samples.
+        limit: Take only the first problems of the file.
+        output: File for the results, one JSON line per problem; it is overwritten.
+        api_key: The server's key; by default $GRPO_PL_API_KEY.
+        device: Where to evaluate without a server: cpu, cuda …; auto takes a GPU where there is one.
+        max_batch_size: Completions decoded at once without a server.
+        trust_rewards: Let the model name any class as a reward, such as functions and judges: only if you know who
+            wrote it. Without it such a model is refused.
+    """
+    if data is None:
+        raise ValueError("--data is missing: give a JSONL file with problem and answer on each line.")
+    if (model is None) == (server is None):
+        raise ValueError("give either --model (evaluates in this process) or --server (asks a running server).")
+    from serve.schemas import Sampling
+    from serve.summary import summarise
+
+    problems = read_problems(Path(data), limit)
+    asked = {"n": n, "temperature": temperature, "top_p": top_p, "max_completion_length": max_completion_length}
+    Sampling.model_validate(asked)
+    if server is not None:
+        from serve.client import evaluate_remotely
+
+        items = [problem.model_dump() for problem in problems]
+        key = api_key if api_key is not None else os.environ.get(API_KEY)
+        answers = evaluate_remotely(server, items, {**asked, "seed": seed}, api_key=key)
+    else:
+        from grpo_pl.policy.trained import find_model
+        from serve.app import choose_device
+        from serve.local import evaluate_locally
+
+        answers = evaluate_locally(
+            find_model(Path(str(model)), trust_rewards=trust_rewards),
+            problems,
+            Sampling.model_validate(asked),
+            seed=seed,
+            device=choose_device(device),
+            max_rows=max_batch_size,
+        )
+    results = _gather(answers, len(problems))
+    Path(output).write_text("".join(json.dumps(result) + "\n" for result in results))
+    _show(summarise(results, n=n), Path(output))
+    return 0
+
+
+def read_problems(file: Path, limit: int | None = None) -> list[Problem]:
+    """The problems of a JSONL file.
+
+    Raises:
+        ValueError: a line that is no JSON object or lacks a problem or an answer.
+    """
+    from pydantic import ValidationError
+
+    from serve.schemas import Problem
+
+    problems: list[Problem] = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        if limit is not None and len(problems) >= limit:
+            break
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{file}:{number} is not JSON: {error}.") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{file}:{number} is not a JSON object.")
+        name = next((name for name in _QUESTION_NAMES if name in row), "problem")
+        try:
+            fields = {key: value for key, value in row.items() if key != name}
+            fields |= {"answer": str(row["answer"])} if isinstance(row.get("answer"), int | float) else {}
+            problems.append(Problem.model_validate({"problem": row.get(name), **fields} if name in row else fields))
+        except ValidationError as error:
+            fault = error.errors(include_url=False, include_input=False)[0]
+            raise ValueError(f"{file}:{number}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}.") from error
+    if not problems:
+        raise ValueError(f"{file} holds no problems.")
+    return problems
+
+
+def _gather(answers: Any, count: int) -> list[dict[str, Any]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    results: list[dict[str, Any] | None] = [None] * count
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[right]}"), console=Console(file=sys.stderr)) as bar:
+        task = bar.add_task("problems", total=count, right="")
+        right = judged = 0
+        for i, result in answers:
+            results[i] = result
+            verdicts = [sample["correct"] for sample in result["samples"] if sample["correct"] is not None]
+            right, judged = right + sum(verdicts), judged + len(verdicts)
+            bar.update(task, advance=1, right=f"{right / judged:.1%} right" if judged else "")
+    assert None not in results
+    return [result for result in results if result is not None]
+
+
+def _show(summary: Mapping[str, Any], output: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("metric", "value", "95 % interval", "problems")
+    for name, estimate in summary["metrics"].items():
+        table.add_row(
+            name,
+            f"{estimate['value']:.4f}",
+            f"{estimate['low']:.4f} … {estimate['high']:.4f}",
+            str(estimate["problems"]),
+        )
+    console = Console()
+    console.print(table)
+    unjudged = f", {summary['unjudged']} of which could not be judged and count nowhere" if summary["unjudged"] else ""
+    console.print(
+        f"{summary['problems']} problems × {summary['n']} completions{unjudged}; mean length "
+        f"{summary['mean_length']:.1f} tokens, {summary['clipped_ratio']:.1%} cut off; results in {output}.",
+        highlight=False,
+    )
+    print(json.dumps(_plain(summary)))
+
+
+def _plain(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """One line for programs."""
+    metrics: Sequence[tuple[str, Any]] = list(summary["metrics"].items())
+    return {**summary, "metrics": {name: {k: round(e[k], 6) for k in ("value", "low", "high")} for name, e in metrics}}

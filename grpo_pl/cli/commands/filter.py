@@ -1,0 +1,304 @@
+"""``grpo-pl filter``: keeps the training problems that a policy solves now and then, with the rates it measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from grpo_pl.cli.commands.predict import load_source, too_long, training_problems
+from grpo_pl.cli.mistakes import OneLineErrors
+from grpo_pl.data.rules import is_multiple_choice, is_true_or_false
+from grpo_pl.files.rows import RowWriter
+from grpo_pl.training.progress import progress_bar
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from grpo_pl.data.sources import PromptSource
+    from grpo_pl.rewards.base import Reward
+    from grpo_pl.rollout.engine import SamplingParams
+    from grpo_pl.rollout.sampler import CompletionSampler
+    from grpo_pl.types import Prompt
+
+RATE = "pass_rate"
+"""Column that the written problems have besides those they came with."""
+_RANGE = re.compile(r"\s*(\d*\.?\d+)\s*\.\.\s*(\d*\.?\d+)\s*")
+
+
+def filter(
+    config: str | None = None,
+    model: str | None = None,
+    output: str = "filtered.jsonl",
+    keep: str = "0.1..0.9",
+    samples: int = 8,
+    prompts: int | None = None,
+    drop_multiple_choice: bool = False,
+    drop_true_false: bool = False,
+    seed: int = 0,
+    batch_size: int = 256,
+    device: str = "auto",
+    trust_rewards: bool = False,
+) -> None:
+    """Answers every training problem a few times and keeps those whose share of right answers lies in a range.
+
+    A problem that is always or never solved teaches nothing. The kept ones are written as JSONL with the columns
+    question, answer and pass_rate, for TablePrompts or JsonLinesPrompts. What was measured is written down at once
+    beside the output; the same command goes on where it was interrupted.
+
+    Args:
+        config: configuration with the problems (data.source) and, unless --model is given, the policy (model).
+        model: exported folder, run folder or checkpoint to measure with instead of the configuration's policy.
+        output: file to write; it appears when it is complete.
+        keep: least and largest share of right answers, such as 0.1..0.9; both ends count.
+        samples: completions per problem; 0 measures nothing and applies the rules only.
+        prompts: how many different problems to look at; by default all where there is a list of them, else 1000.
+        drop_multiple_choice: leave out problems that list options and ask for a letter.
+        drop_true_false: leave out problems whose answer is yes or no, true or false.
+        seed: names the samples.
+        batch_size: completions decoded at once.
+        device: cpu, cuda …; auto takes a GPU where there is one.
+        trust_rewards: let the model name any class as a reward, such as functions and judges: only if you know who
+            wrote it. Without it such a model is refused.
+    """
+    if config is None:
+        raise ValueError("--config is missing: give a configuration with data.source.")
+    if samples < 0 or batch_size < 1:
+        raise ValueError(f"need --samples >= 0 and --batch_size >= 1, got {samples} and {batch_size}.")
+    low, high = read_range(keep)
+    source = load_source(Path(config))
+    problems = _problems(source, prompts)  # perhaps more than fit into memory: read again rather than kept
+    asked = {
+        p.id
+        for p in problems
+        if not (drop_multiple_choice and is_multiple_choice(p.question, p.answer))
+        and not (drop_true_false and is_true_or_false(p.answer))
+    }
+    if len(asked) < len(problems):
+        print(f"{len(problems) - len(asked)} of {len(problems)} problems left out by rule")
+    rates: Mapping[int, float | None] = {}
+    if samples:
+        notes = _Notes(Path(output), [_digest(config), model, samples, seed])
+        rates = notes.rates
+        todo = asked - rates.keys()
+        if len(todo) < len(asked):
+            print(f"{len(asked) - len(todo)} problems were measured before ({notes.path})")
+        if todo:
+            policy = _load(Path(config), model, source, device, trust_rewards=trust_rewards)
+            todo -= _too_long(policy, problems, todo, notes)
+            _measure(policy, problems, todo, notes, samples, seed, batch_size)
+    kept = 0
+    with RowWriter(Path(output)) as file:
+        for prompt in problems:
+            if prompt.id in asked and (not samples or _within(rates[prompt.id], low, high)):
+                rate = {RATE: rates[prompt.id]} if samples else {}
+                file.write({"question": prompt.asked, "answer": prompt.answer, **prompt.columns, **rate})
+                kept += 1
+        if not kept:
+            raise ValueError(f"no problem is left of {len(problems)}: {_spread(rates)}. Widen --keep {keep}.")
+    if samples:
+        notes.path.unlink(missing_ok=True)
+        if notes.unjudged:
+            print(f"{notes.unjudged} completions could not be judged: they count neither as right nor as wrong")
+    print(f"{kept} of {len(problems)} problems kept ({_spread(rates)}), written to {output}")
+    if hasattr(source, "kept"):
+        print(f"next        grpo-pl fit --config {config} --data.source.init_args.kept {output}")
+
+
+def read_range(text: str) -> tuple[float, float]:
+    """``0.1..0.9`` as two numbers.
+
+    Raises:
+        ValueError: anything else, or ends that are not 0 <= low <= high <= 1.
+    """
+    found = _RANGE.fullmatch(text)
+    low, high = (float(found[1]), float(found[2])) if found else (math.nan, math.nan)
+    if not 0.0 <= low <= high <= 1.0:
+        raise ValueError(f"--keep must be a range such as 0.1..0.9, got {text!r}.")
+    return low, high
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Policy:
+    """What answers and what judges."""
+
+    sampler: CompletionSampler
+    model: PreTrainedModel
+    sampling: SamplingParams
+    rewards: Sequence[Reward]
+
+
+class _Notes:
+    """The rates measured so far, a line each, flushed at once; they count for one policy and way of measuring only."""
+
+    def __init__(self, output: Path, measured_with: Sequence[Any]) -> None:
+        self.path = output.with_name(f"{output.name}.measured")
+        self.rates: dict[int, float | None] = {}
+        self.unjudged = 0
+        """Completions that could not be judged: they count in no rate."""
+        header = json.dumps(measured_with)
+        lines = self.path.read_text().splitlines() if self.path.is_file() else []
+        if lines and lines[0] != header:
+            raise ValueError(
+                f"{self.path} holds rates of another configuration, model, --samples or --seed: "
+                "delete it, or choose another --output."
+            )
+        self._header = None if lines else header
+        for line in lines[1:]:
+            try:
+                identity, rate, unjudged = json.loads(line)
+            except ValueError:  # cut short by the interruption: measured again
+                continue
+            self.rates[identity] = rate
+            self.unjudged += unjudged
+
+    def add(self, measured: Mapping[int, tuple[float | None, int]]) -> None:
+        """Notes the rate of each problem, and how many of its completions could not be judged."""
+        for identity, (rate, unjudged) in measured.items():
+            self.rates[identity] = rate
+            self.unjudged += unjudged
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            if self._header is not None:
+                file.write(self._header + "\n")
+                self._header = None
+            file.write("".join(json.dumps([identity, *found]) + "\n" for identity, found in measured.items()))
+
+
+def _measure(
+    policy: _Policy,
+    problems: Iterable[Prompt],
+    todo: Set[int],
+    notes: _Notes,
+    samples: int,
+    seed: int,
+    batch_size: int,
+) -> None:
+    from grpo_pl.evaluation.held_out import correctness
+
+    per_batch, done = max(1, batch_size // samples), 0
+    asked = (prompt for prompt in problems if prompt.id in todo)
+    with ExitStack() as stack:
+        for reward in policy.rewards:
+            stack.enter_context(closing(reward))
+        advance = stack.enter_context(progress_bar("filter", len(todo)))
+        while batch := list(islice(asked, per_batch)):
+            drawn = policy.sampler.sample(
+                policy.model, batch, group_size=samples, sampling=policy.sampling, seed=seed, split="predict"
+            )
+            correct = correctness(policy.rewards, drawn)
+            groups = [correct[i * samples : (i + 1) * samples] for i in range(len(batch))]
+            notes.add({p.id: (_rate(group), group.count(None)) for p, group in zip(batch, groups, strict=True)})
+            done += len(batch)
+            advance(done)
+
+
+def _too_long(policy: _Policy, problems: Iterable[Prompt], todo: Set[int], notes: _Notes) -> set[int]:
+    """Problems of ``todo`` that leave no room for a completion; they count as measured, without a rate."""
+    sampler, length = policy.sampler, policy.sampling.max_completion_length
+    asked = (prompt for prompt in problems if prompt.id in todo)
+    long = {p.id for p in too_long(asked, len(todo), sampler.template, sampler.tokenizer, policy.model, length)}
+    if long:
+        notes.add(dict.fromkeys(long, (None, 0)))
+    return long
+
+
+def _rate(correct: Sequence[bool | None]) -> float | None:
+    """pass@1 of a problem: the share of right completions among those that could be judged; None where none could."""
+    import torch
+
+    from grpo_pl.functional.estimates import pass_at_k
+
+    right, judged = torch.tensor([[bool(c) for c in correct]]), torch.tensor([[c is not None for c in correct]])
+    rate = pass_at_k(right, 1, judged).item()
+    return None if rate != rate else rate
+
+
+def _load(config: Path, model: str | None, source: PromptSource, device: str, *, trust_rewards: bool) -> _Policy:
+    from grpo_pl.rollout.native.engine import NativeEngine
+    from grpo_pl.rollout.sampler import CompletionSampler
+    from serve.app import choose_device
+
+    place = choose_device(device)
+    if model is None:
+        return _configured(config, source, place)
+    from grpo_pl.policy.trained import find_model
+    from serve.reward_list import build_rewards
+
+    trained = find_model(Path(model), trust_rewards=trust_rewards)
+    return _Policy(
+        sampler=CompletionSampler(engine=NativeEngine(), template=trained.template, tokenizer=trained.tokenizer),
+        model=trained.load_policy(place),
+        sampling=trained.sampling,
+        rewards=build_rewards(trained.rewards, trust_rewards=trust_rewards),
+    )
+
+
+def _configured(config: Path, source: PromptSource, device: str) -> _Policy:
+    """The policy that ``fit`` with this configuration would start from, its cold start included."""
+    import torch
+
+    from grpo_pl.data.datamodule import RolloutDataModule
+    from grpo_pl.policy.loading import load_model, load_tokenizer
+    from grpo_pl.policy.quiet import quiet_libraries
+    from grpo_pl.training.module import GRPOModule
+    from grpo_pl.training.vocabulary import with_collected_characters
+
+    settings = yaml.safe_load(config.read_text()) or {}
+    tree = settings.get("model")
+    if not tree:
+        raise ValueError(f"{config} has no model: name the policy there, or give --model.")
+    parser = OneLineErrors(prog="grpo-pl filter")
+    parser.add_class_arguments(GRPOModule, "model")
+    module: GRPOModule = parser.instantiate(parser.parse_object({"model": tree})).model
+    quiet_libraries()
+    sizes = {
+        name: settings["data"][name]
+        for name in ("steps", "prompts_per_step", "val_prompts")
+        if name in settings["data"]
+    }
+    data = RolloutDataModule(source, **sizes)
+    module.policy_config = with_collected_characters(module.policy_config, module.template, data, module.cold_start)
+    tokenizer, path = load_tokenizer(module.policy_config), None
+    if module.cold_start is not None:
+        place = torch.device(device)
+        path = str(module.cold_start.ensure(module.policy_config, module.template, source, device=place))
+    policy = load_model(module.policy_config, tokenizer, path).to(device).eval()  # type: ignore[arg-type]
+    module.policy, module.tokenizer = policy, tokenizer
+    return _Policy(sampler=module.sampler, model=policy, sampling=module.sampling, rewards=module.rewards)
+
+
+def _problems(source: PromptSource, prompts: int | None) -> Sequence[Prompt]:
+    listed = source.problems("train")
+    if listed is None:
+        return training_problems(source, prompts or 1000)
+    return listed[:prompts]
+
+
+def _within(rate: float | None, low: float, high: float) -> bool:
+    return rate is not None and low <= rate <= high
+
+
+def _spread(rates: Mapping[int, float | None]) -> str:
+    measured = [rate for rate in rates.values() if rate is not None]
+    if not measured:
+        return "nothing measured"
+    never, always = sum(r == 0.0 for r in measured), sum(r == 1.0 for r in measured)
+    unknown = len(rates) - len(measured)
+    return (
+        f"mean pass rate {sum(measured) / len(measured):.3f}, {never} never solved, {always} always"
+        f"{f', {unknown} could not be judged' if unknown else ''}"
+    )
+
+
+def _digest(config: str) -> str:
+    return hashlib.sha256(Path(config).read_bytes()).hexdigest()[:16]

@@ -1,0 +1,171 @@
+"""``grpo-pl plan``: whether a configuration fits into memory, before it is tried."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.tokenizer import FROM_DATA
+from grpo_pl.training.microbatches import MOST_TOKENS
+from grpo_pl.training.planning import (
+    GIB,
+    Layout,
+    MemoryPlan,
+    Shape,
+    Workload,
+    memory_plan,
+    rollout_budget,
+    shape_of,
+    token_budget,
+)
+
+USABLE = 0.92
+"""Share of a device's memory that tensors can have; the rest goes to kernels, communication and fragmentation."""
+
+
+def plan(
+    config: str = "configs/gsm8k.yaml",
+    overlay: str | None = None,
+    gpu_memory: float = 80.0,
+    gpus: int = 8,
+    prompt_tokens: int = 256,
+) -> int:
+    """Memory per process for a configuration, whether it fits, and the largest micro-batch that does.
+
+    Nothing but the model's configuration and tokenizer is loaded. docs/scaling.md has the formulas. The exit status is
+    1 if it does not fit.
+
+    Args:
+        config: the configuration of the run.
+        overlay: another configuration, read after it, such as configs/strategy/fsdp.yaml.
+        gpu_memory: memory of one device in GiB.
+        gpus: processes, one for each device.
+        prompt_tokens: tokens of a long prompt.
+    """
+    for name, value in (("gpu-memory", gpu_memory), ("gpus", gpus), ("prompt-tokens", prompt_tokens)):
+        if not value > 0:
+            raise ValueError(f"--{name} must be positive, got {value}.")
+    files = [config, *([overlay] if overlay else [])]
+    for file in files:
+        if not Path(file).is_file():
+            raise ValueError(f"no such file: {file}")
+    settings = resolved_settings(files)
+    shape, work = shape_of(meta_model(settings)), workload(settings, gpus=gpus, prompt_tokens=prompt_tokens)
+    usable = USABLE * gpu_memory * GIB
+    if settings.model.max_tokens_per_microbatch is None:  # a run would look for one that fits
+        work = replace(work, micro_batch_tokens=min(MOST_TOKENS, token_budget(shape, work, usable) or work.longest))
+    memory = memory_plan(shape, work)
+    console = Console()
+    console.print(_table(shape, work, memory, f"{' + '.join(files)}: GiB for each of {gpus}"))
+    fits = memory.peak <= usable
+    console.print(
+        f"peak        {memory.peak / GIB:.2f} GiB of {usable / GIB:.1f} usable ({USABLE:.0%} of {gpu_memory:g}): "
+        + ("it fits" if fits else "it does not fit"),
+        *_advice(shape, work, usable, fits),
+        sep="\n",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return int(not fits)
+
+
+def resolved_settings(files: list[str]) -> Any:
+    """The ``fit`` configuration that these files amount to; nothing of it is built."""
+    from grpo_pl.cli.trainer import GRPOCLI
+    from grpo_pl.policy.quiet import quiet_libraries
+
+    quiet_libraries()
+
+    class Parsed(GRPOCLI):
+        """Stops after parsing."""
+
+        def instantiate_classes(self) -> None: ...
+
+        def _run_subcommand(self, subcommand: str) -> None: ...
+
+    return Parsed(["fit", *(f"--config={file}" for file in files)]).config["fit"]
+
+
+def meta_model(settings: Any) -> Any:
+    """The policy without its weights."""
+    policy = PolicyConfig(**_values(settings.model.policy))
+    if policy.characters == FROM_DATA:  # a few more tokens make no difference here
+        policy = replace(policy, characters=None)
+    tokenizer = load_tokenizer(policy)
+    with torch.device("meta"):
+        return load_model(policy, tokenizer, weights=False)
+
+
+def workload(settings: Any, *, gpus: int, prompt_tokens: int) -> Workload:
+    """What one of ``gpus`` processes has to do.
+
+    Raises:
+        ValueError: the prompts of a step do not divide among them.
+    """
+    model, data = settings.model, settings.data
+    if data.prompts_per_step % gpus:
+        raise ValueError(f"data.prompts_per_step={data.prompts_per_step} does not divide among {gpus} processes.")
+    algorithm = GRPOAlgorithm(**_values(model.algorithm))
+    strategy = settings.trainer.strategy
+    arguments: Any = getattr(strategy, "init_args", None)
+    layout: Layout = "fsdp" if arguments is not None and "FSDP2" in strategy.class_path else "ddp"
+    weights = {"float32": 4, "auto": 4}.get(model.policy.dtype, 2)
+    compute = 2 if "16" in str(settings.trainer.precision or "") else weights
+    if layout == "fsdp":
+        compute = 4 if arguments.param_dtype == "float32" else 2
+    return Workload(
+        layout="single" if gpus == 1 and layout == "ddp" else layout,
+        processes=gpus,
+        rows=data.prompts_per_step // gpus * algorithm.group_size,
+        group_size=algorithm.group_size,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=model.sampling.max_completion_length,
+        micro_batch_tokens=model.max_tokens_per_microbatch or MOST_TOKENS,
+        weight_bytes=weights,
+        compute_bytes=compute,
+        reference=algorithm.needs_reference,
+        checkpointing=model.activation_checkpointing,
+        packed=True,
+        offload=layout == "fsdp" and arguments.cpu_offload,
+        deferred=layout == "fsdp" and arguments.defer_gradient_sync,
+    )
+
+
+def _values(namespace: Any) -> dict[str, Any]:
+    return dict(namespace.as_dict() if hasattr(namespace, "as_dict") else namespace)
+
+
+def _table(shape: Shape, work: Workload, memory: MemoryPlan, title: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column(f"{shape.parameters / 1e6:,.1f} M parameters, {work.layout}")
+    for heading in ("always", "rollout", "update"):
+        table.add_column(heading, justify="right")
+    for column, parts in enumerate((memory.kept, memory.rollout, memory.update)):
+        for name, size in parts.items():
+            cells = ["", "", ""]
+            cells[column] = f"{size / GIB:.2f}"
+            table.add_row(name, *cells)
+    return table
+
+
+def _advice(shape: Shape, work: Workload, usable: float, fits: bool) -> list[str]:
+    tokens = token_budget(shape, work, usable)
+    decoded = rollout_budget(shape, work, usable)
+    lines = []
+    if tokens:
+        lines.append(f"update      model.max_tokens_per_microbatch up to {tokens} (assumed: {work.tokens})")
+    if 0 < decoded < work.rows:
+        lines.append(f"rollout     model.engine.init_args.max_batch_rows: {decoded} (of {work.rows} completions)")
+    if not fits and not work.checkpointing and token_budget(shape, replace(work, checkpointing=True), usable):
+        lines.append("try         model.activation_checkpointing: true")
+    if not fits and work.layout != "fsdp" and work.processes > 1:
+        cut = memory_plan(shape, replace(work, layout="fsdp")).peak / GIB
+        lines.append(f"try         --overlay configs/strategy/fsdp.yaml: {cut:.2f} GiB")
+    return lines

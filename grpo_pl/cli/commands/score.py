@@ -1,0 +1,236 @@
+"""``grpo-pl score``: scores given completions without a model, as a table and as JSONL; a test harness for rewards."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from grpo_pl.cli.commands.score_summary import ScoreSummary, print_summary
+from grpo_pl.cli.mistakes import nearest
+from grpo_pl.files.rows import RowWriter, count_rows, read_rows, require_rows
+from grpo_pl.rewards.base import Reward, Score, Status
+from grpo_pl.rewards.batch import ScoredBatch, check_rewards, score_completions
+
+STATUSES = get_args(Status)
+
+
+def score(
+    file: str,
+    config: str | None = None,
+    output: str | None = None,
+    completion_column: str = "completion",
+    answer_column: str = "answer",
+    batch_size: int = 512,
+) -> int:
+    """Scores the completions of a file with the rewards of a configuration.
+
+    Prints a table and writes one JSON object a row: the row itself, its `scores` by reward, their weighted `reward`
+    and whether it is `correct`. A row may carry `expected`: a number, true or false for the value of the correctness
+    reward, null for no value, or the name of a status such as timeout. The exit status is 1 if an expectation was not
+    met or a gold answer could not be judged against without that being expected. Ctrl-C leaves no output behind.
+
+    Args:
+        file: JSONL (.jsonl, .json) or Parquet (.parquet) with a completion, an answer, and other columns for rewards.
+            Prompts and completions may be text or lists of chat messages, as `grpo-pl predict` writes them.
+        config: YAML with `rewards`, or `model.rewards` as in the configuration of a training run.
+        output: JSONL file to write; beside the input by default, as NAME.scores.jsonl.
+        completion_column: column of the completions, prefilled text included.
+        answer_column: column of the gold answers.
+        batch_size: rows scored at a time.
+    """
+    if config is None:
+        raise ValueError("--config is missing: give a YAML file with `rewards`, such as the configuration of a run.")
+    rewards = load_rewards(Path(config))
+    source = Path(file)
+    target = Path(output) if output is not None else source.with_name(f"{source.stem}.scores.jsonl")
+    try:
+        summary = score_file(
+            source,
+            rewards,
+            output=target,
+            completion_column=completion_column,
+            answer_column=answer_column,
+            batch_size=batch_size,
+            console=Console(stderr=True),
+        )
+    finally:
+        for reward in rewards:
+            reward.close()
+    print_summary(summary, rewards, Console())
+    print(f"scores: {target}")
+    return 0 if summary.passed else 1
+
+
+def load_rewards(config: Path) -> list[Reward]:
+    """The rewards under ``rewards`` or ``model.rewards`` of a YAML file.
+
+    Raises:
+        ValueError: no rewards there, arguments that a reward refuses, or a list that no run could use.
+    """
+    from jsonargparse import ArgumentParser
+
+    if not config.is_file():
+        raise ValueError(f"no such file: {config}")
+    try:
+        content = yaml.safe_load(config.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{config} is not YAML: {error}") from error
+    tree = content if isinstance(content, dict) else {}
+    specs = tree.get("rewards") or (tree.get("model") or {}).get("rewards")
+    if not specs:
+        raise ValueError(f"{config} has neither `rewards` nor `model.rewards`.")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--rewards", type=list[Reward])
+    rewards: list[Reward] = parser.instantiate(parser.parse_object({"rewards": specs})).rewards
+    check_rewards(rewards)
+    return rewards
+
+
+def score_file(
+    file: Path,
+    rewards: Sequence[Reward],
+    *,
+    output: Path | None = None,
+    completion_column: str = "completion",
+    answer_column: str = "answer",
+    batch_size: int = 512,
+    console: Console | None = None,
+) -> ScoreSummary:
+    """Scores a JSONL or Parquet file in batches, in memory that does not grow with the number of rows.
+
+    Args:
+        output: JSONL file for the scored rows; none is written by default.
+        console: where the progress bar goes; none is shown by default.
+
+    Raises:
+        ValueError: a file of another kind, a row without completion or answer, or a reward that broke its contract.
+    """
+    require_rows(file)
+    total = count_rows(file)
+    if total == 0:
+        raise ValueError(f"{file} holds no rows.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+    if output is not None and output.resolve() == file.resolve():
+        raise ValueError(f"output {output} is the input file: give another name.")
+    names = _Names(completion_column, answer_column)
+    summary = ScoreSummary()
+    bar = Progress(
+        TextColumn("scoring"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=console is None,
+    )
+    with bar, RowWriter(output) as writer, closing(read_rows(file)) as rows:
+        task = bar.add_task("rows", total=total)
+        for batch in _batched(rows, batch_size):
+            first = summary.rows + 1
+            texts, golds, columns = _arrange(batch, names, first)
+            scored = score_completions(rewards, completions=texts, answers=golds, columns=columns)
+            for row in _describe(batch, scored, summary, first, answer_column):
+                writer.write(row)
+            bar.advance(task, len(batch))
+    return summary
+
+
+@dataclass(frozen=True)
+class _Names:
+    completion: str
+    answer: str
+
+
+def _batched(rows: Iterator[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+    while batch := list(itertools.islice(rows, size)):
+        yield batch
+
+
+def _arrange(
+    batch: Sequence[Mapping[str, Any]], names: _Names, first: int
+) -> tuple[list[str], list[str], dict[str, list[Any]]]:
+    """(completions, answers, further columns) of a batch whose first row has the number ``first``."""
+    texts, golds = [], []
+    for number, row in enumerate(batch, start=first):
+        for name in (names.completion, names.answer):
+            if row.get(name) is None:
+                raise ValueError(f"row {number} has no {name!r}; its columns are {sorted(row)}.")
+        text = _message_text(row[names.completion])
+        if text is None:
+            raise ValueError(
+                f"row {number}: {names.completion!r} must be text or a list of messages, got {row[names.completion]!r}."
+            )
+        texts.append(text)
+        golds.append(str(row[names.answer]))
+    further = dict.fromkeys(key for row in batch for key in row)
+    columns = {key: [row.get(key) for row in batch] for key in further if key not in (names.completion, names.answer)}
+    columns["prompt"] = [_message_text(row.get("prompt")) or "" for row in batch]
+    return texts, golds, columns
+
+
+def _message_text(value: Any) -> str | None:
+    """The text itself, or that of the last message of a chat; None for anything else."""
+    last = value[-1] if isinstance(value, list) and value else value
+    text = last.get("content") if isinstance(last, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _describe(
+    batch: Sequence[dict[str, Any]], scored: ScoredBatch, summary: ScoreSummary, first: int, answer_column: str
+) -> Iterator[dict[str, Any]]:
+    """The rows to write, counted on the way."""
+    index = next(i for i, reward in enumerate(scored.rewards) if reward.correctness)
+    for offset, (row, total, correct) in enumerate(zip(batch, scored.totals(), scored.correct(), strict=True)):
+        scores = {r.name: s[offset] for r, s in zip(scored.rewards, scored.scores, strict=True)}
+        judged = scored.scores[index][offset]
+        summary.count(scores, total, correct)
+        written = {
+            **row,
+            "scores": {n: {"value": s.value, "status": s.status, "detail": s.detail} for n, s in scores.items()},
+            "reward": total,
+            "correct": correct,
+            **scored.noted(offset),
+        }
+        if "expected" in row:
+            written["agrees"] = meets(_expectation(row["expected"], first + offset), judged)
+            summary.expectations += 1
+            summary.disagreements += not written["agrees"]
+        if judged.status == "bad_gold" and not written.get("agrees", False):
+            summary.bad_golds += 1
+            summary.add_example(f"row {first + offset}: bad gold answer {row[answer_column]!r}: {judged.detail}")
+        elif not written.get("agrees", True):
+            got = f"{judged.value} ({judged.status})"
+            summary.add_example(f"row {first + offset}: expected {row['expected']!r}, got {got}: {judged.detail}")
+        yield written
+
+
+def _expectation(given: Any, number: int) -> float | str | None:
+    """What a row expects: a value, a status or nothing. Tables whose columns have one type hold numbers as text."""
+    if given is None or isinstance(given, bool | int | float):
+        return given
+    if given in STATUSES:
+        return str(given)
+    try:
+        return float({"true": 1, "false": 0}.get(str(given).lower(), given))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"row {number}: expected {given!r} is neither a value nor a status{nearest(str(given), STATUSES)} "
+            f"(statuses: {', '.join(STATUSES)})"
+        ) from None
+
+
+def meets(expected: Any, score: Score) -> bool:
+    """Whether a score is what a row expected: a value, ``None`` for no value, or the name of a status."""
+    if isinstance(expected, str):
+        return expected == score.status
+    if expected is None or score.value is None:
+        return expected is None and score.value is None
+    return abs(float(expected) - score.value) < 1e-9

@@ -1,0 +1,161 @@
+"""``grpo-pl``: hands each verb to a LightningCLI or to a file of ``commands``, and every mistake one clear line."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import shutil
+import signal
+import sys
+import textwrap
+import traceback
+from argparse import ArgumentError
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import set_loader, set_parsing_settings
+from yaml import YAMLError
+
+import grpo_pl
+from grpo_pl.cli.commands import VERBS
+from grpo_pl.cli.mistakes import TRAINER_VERBS, USAGE_ERROR, OneLineErrors, explain, load_argument, nearest
+from grpo_pl.config.shipped import with_shipped_configs
+from grpo_pl.distributed.orphans import end_with_launcher
+
+DEBUG = "GRPO_PL_DEBUG"
+"""Environment variable; when set, mistakes show the whole traceback."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells count it: 128 + SIGINT."""
+TERMINATED = 143
+"""Exit status after SIGTERM, counted likewise."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit status: 0, 1 (a mistake or a failed run), 2 (usage), 130 (Ctrl-C)."""
+    verb, *rest = list(sys.argv[1:] if args is None else args) or ["--help"]
+    if verb in ("-h", "--help"):
+        print(overview())
+        return 0
+    if verb == "--version":
+        print(grpo_pl.__version__)
+        return 0
+    if verb not in TRAINER_VERBS | VERBS:
+        print(f"grpo-pl: error: unknown command {verb!r}{nearest(verb, TRAINER_VERBS | VERBS)}", file=sys.stderr)
+        print("(all commands: grpo-pl --help)", file=sys.stderr)
+        return USAGE_ERROR
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    set_loader("yaml", load_argument, exceptions=(YAMLError,))
+    if not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.append(str(Path.cwd()))  # a `class_path` may name a module that lies here; last, to shadow nothing
+    try:
+        given = with_shipped_configs(rest)
+        return _train(verb, given) if verb in TRAINER_VERBS else _command(verb, given)
+    except KeyboardInterrupt:
+        print(f"grpo-pl {verb}: stopped by Ctrl-C.", file=sys.stderr)
+        return INTERRUPTED
+    except ArgumentError as error:  # in a part of a configuration that a command reads by itself
+        print(f"grpo-pl {verb}: error: {explain(error.message)}", file=sys.stderr)
+        return USAGE_ERROR
+    except Exception as error:  # whatever is not for users to mend is raised again
+        if os.environ.get(DEBUG) or not _is_for_users(error):
+            raise
+        print(f"grpo-pl {verb}: error: {_one_line(error)}", file=sys.stderr)
+        return 1
+
+
+def overview() -> str:
+    """What ``grpo-pl --help`` prints: every verb with one line."""
+    verbs = TRAINER_VERBS | VERBS
+    width = max(map(len, verbs))
+    columns = max(60, min(120, shutil.get_terminal_size().columns))
+    indent = " " * (width + 4)
+    lines = [
+        textwrap.fill(text, columns, initial_indent=f"  {verb:<{width}}  ", subsequent_indent=indent)
+        for verb, text in verbs.items()
+    ]
+    return "\n".join(
+        [
+            "usage: grpo-pl COMMAND [options]",
+            "",
+            textwrap.fill(
+                "Trains language models to reason by reinforcement learning with verifiable rewards.", columns
+            ),
+            "",
+            "commands:",
+            *lines,
+            "",
+            "grpo-pl COMMAND --help shows the options of one; grpo-pl --version the version.",
+            "Start with: grpo-pl fit --config configs/quickstart.yaml",
+        ]
+    )
+
+
+def _train(verb: str, args: list[str]) -> int:
+    end_with_launcher()
+    from grpo_pl.cli.trainer import GRPOCLI
+    from grpo_pl.policy.quiet import quiet_libraries
+    from grpo_pl.rollout.engine import RolloutInterrupted
+
+    quiet_libraries()
+    try:
+        GRPOCLI([verb, *args])
+    except RolloutInterrupted as stop:
+        by_hand = stop.signal == signal.SIGINT
+        print(f"grpo-pl {verb}: stopped by {'Ctrl-C' if by_hand else 'SIGTERM'}; --resume goes on.", file=sys.stderr)
+        return INTERRUPTED if by_hand else TERMINATED
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning makes a status of 1 out of it
+            raise KeyboardInterrupt from stop
+        raise
+    return 0
+
+
+def _command(verb: str, args: list[str]) -> int:
+    function = getattr(importlib.import_module(f"grpo_pl.cli.commands.{verb}"), verb)
+    description = re.split(r"\n(?:Args|Returns|Raises):", inspect.getdoc(function) or "")[0]
+    parser = OneLineErrors(prog=f"grpo-pl {verb}", description=description)
+    # not by auto_cli, which drops whatever is given for an argument named `config`
+    parser.add_function_arguments(function, as_group=False, as_positional=True, sub_configs=True)
+    switches = {name for name, p in inspect.signature(function).parameters.items() if isinstance(p.default, bool)}
+    given = parser.instantiate(parser.parse_args(_python_names(args, switches)))
+    return int(function(**given) or 0)
+
+
+def _python_names(args: list[str], switches: set[str]) -> list[str]:
+    """``--max-batch-size=8`` as ``--max_batch_size=8`` and ``-n`` as ``--n``: options are named after arguments. One of
+    ``switches`` that is given no value is true."""
+    named = []
+    for arg, after in zip(args, [*args[1:], "-"], strict=False):
+        flag, equals, value = arg.partition("=")
+        if re.fullmatch(r"-[a-zA-Z]", flag):
+            flag = "--help" if flag == "-h" else f"-{flag}"
+        elif flag.startswith("--"):
+            flag = "--" + flag[2:].replace("-", "_")
+        if flag[2:] in switches and not equals and after.startswith("-"):
+            equals, value = "=", "true"
+        named.append(flag + equals + value)
+    return named
+
+
+def _is_for_users(error: Exception) -> bool:
+    """Bad values and files, missing packages, what this package and Lightning have error types of their own for, and
+    errors in functions of the user's own, which carry a note."""
+    own = type(error).__module__.split(".")[0] in ("grpo_pl", "lightning", "pytorch_lightning")
+    return own or isinstance(error, ValueError | OSError | ImportError) or bool(_notes(error))
+
+
+def _one_line(error: Exception) -> str:
+    text = explain(str(error)) or type(error).__name__
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    if notes := _notes(error):
+        return f"{type(error).__name__}: {text}, {'; '.join(notes)} ({frame.f_code.co_filename}, line {line})"
+    ours = frame.f_globals.get("__name__", "").split(".")[0] in ("grpo_pl", "serve")
+    return text if ours else f"{text} ({DEBUG}=1 shows where from)"
+
+
+def _notes(error: Exception) -> list[str]:
+    return getattr(error, "__notes__", [])

@@ -1,0 +1,172 @@
+"""What is looked at before a run costs anything: model, prompts, lengths and gold answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from grpo_pl.cli.mistakes import nearest
+from grpo_pl.data.datamodule import RolloutDataModule, check_distinct
+from grpo_pl.data.overlap import find_overlaps, refuse_repeats
+from grpo_pl.data.sources import PromptSource
+from grpo_pl.evaluation.held_out import HeldOutMetrics
+from grpo_pl.policy.loading import context_length, load_tokenizer, model_config
+from grpo_pl.policy.template import Fits
+from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
+from grpo_pl.rewards.per_source import PerSource
+from grpo_pl.rollout.engine import StopStrings
+from grpo_pl.training.cold_start import ColdStart, cache_root
+from grpo_pl.training.module import GRPOModule
+from grpo_pl.training.vocabulary import MADE_UP, check_vocabulary, first_prompts
+from grpo_pl.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SPLITS: tuple[Literal["train", "val"], ...] = ("train", "val")
+
+
+def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str], None]) -> None:
+    """Loads tokenizer, model config and prompts; leaves out problems that cannot be trained on, and says so.
+
+    Raises:
+        ValueError: a model or data set that cannot be loaded, too few problems, none that fits the context, characters
+            that the vocabulary lacks, or held-out problems that are trained on or demonstrated.
+    """
+    tokenizer = load_tokenizer(module.policy_config)
+    StopStrings.of(module.sampling, tokenizer, module.template.prefill)  # refuses those that no text can hold
+    unknown = next((token for token in module.sampling.stop_token_ids if token >= len(tokenizer)), None)
+    if unknown is not None:
+        raise ValueError(f"sampling.stop_token_ids: there is no token {unknown}, only 0 … {len(tokenizer) - 1}.")
+    context = context_length(model_config(module.policy_config, tokenizer))
+    fits = None
+    if context is not None:
+        fits = Fits(module.template, tokenizer, context=context, length=module.sampling.max_completion_length)
+    judge = next(reward for reward in module.rewards if reward.correctness)
+    for source in (data.source, *data.validation_sets.values()):
+        for name, leaf in source.leaves().items():
+            own = judge.rewards.get(name, judge) if isinstance(judge, PerSource) else judge
+            _check_need_of_golds(leaf, name, module.rewards)
+            _check_source(leaf, f"{name}: " if name else "", fits, own, say)
+    check_vocabulary(module.policy_config, module.template, tokenizer, data, module.cold_start, say)
+    first = data.source.prompts(0, count=data.prompts_per_step)
+    check_distinct(first, "the first rollout")
+    if module.budget.configured is not None:
+        train = data.source.problems("train")
+        _check_budget(module.budget.configured, module, first if train is None else train, tokenizer)
+    _check_splits(data, say)
+    if module.cold_start is not None and not data.allow_overlap:
+        _check_demonstrations(module.cold_start, data, say)
+
+
+def check_monitor(monitor: str, module: GRPOModule, data: RolloutDataModule) -> None:
+    """Refuses to look for the best checkpoint by a metric that no validation will measure.
+
+    Raises:
+        ValueError: the name, and all there are.
+    """
+    metrics = HeldOutMetrics(module.validation, data.held_out_groups(), torch.device("cpu")).metrics
+    if monitor not in metrics:
+        names = ", ".join(metrics)
+        raise ValueError(f"checkpoint.monitor: no validation measures {monitor!r}{nearest(monitor, metrics)} ({names})")
+
+
+def _check_need_of_golds(source: PromptSource, name: str, rewards: Sequence[Reward]) -> None:
+    """Problems without gold answers need rewards that do without."""
+    if getattr(source, "answer", "") is not None:
+        return
+    for reward in rewards:
+        own = reward.rewards.get(name) if isinstance(reward, PerSource) else reward
+        if own is not None and needs_golds(own):
+            raise ValueError(
+                f"reward {own.name!r} needs gold answers, and {name or 'data.source'}.answer is null: "
+                "name the column that holds them, or take rewards that need none."
+            )
+
+
+def _check_source(
+    source: PromptSource, part: str, fits: Fits | None, judge: Reward, say: Callable[[str], None]
+) -> None:
+    for split in SPLITS:
+        source.problems(split)  # reads files and downloads
+    for note in getattr(source, "notes", ()):
+        say(f"{part}{note}")
+    if fits is not None:
+        _leave_out_long_prompts(source, part, fits, say)
+    _check_golds(source, part, judge, say)
+
+
+def _check_budget(
+    budget: int, module: GRPOModule, prompts: Iterable[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """A micro-batch holds every prompt with a completion of full length."""
+    completion = module.sampling.max_completion_length
+    fits = Fits(module.template, tokenizer, context=budget, length=completion)
+    too_long = [prompt for prompt in prompts if not fits(prompt.asked)]
+    if too_long:
+        needed = completion + max(len(module.template.encode(prompt.asked, tokenizer)) for prompt in too_long)
+        raise ValueError(
+            f"model.max_tokens_per_microbatch is {budget}, but the longest prompt with a completion of "
+            f"{completion} tokens has {needed}: set it to {needed} at least, or to null."
+        )
+
+
+def _check_splits(data: RolloutDataModule, say: Callable[[str], None]) -> None:
+    """Held-out problems are there, and are not trained on."""
+    held_out = data.held_out()
+    lists = [leaf.problems("train") for leaf in data.source.leaves().values()]
+    overlaps = find_overlaps(chain.from_iterable(rows for rows in lists if rows is not None), held_out)
+    for name, overlap in overlaps.items():
+        if overlap.alike:
+            say(f"{name}: {overlap}")
+    if data.allow_overlap:
+        return
+    refuse_repeats(overlaps)
+    if any(rows is None for rows in lists):
+        refuse_repeats(find_overlaps(first_prompts(data), held_out))
+
+
+def _check_demonstrations(cold_start: ColdStart, data: RolloutDataModule, say: Callable[[str], None]) -> None:
+    """Held-out problems are not shown to the policy with their answers."""
+    file = cold_start.demonstrations
+    if file is not None and not Path(file).is_file():
+        return  # a run that goes on does without it
+    questions = enumerate(cold_start.asked(data.source, MADE_UP))
+    asked = (Prompt(id=number, question=question, answer="") for number, question in questions)
+    overlaps = find_overlaps(asked, data.held_out())
+    refuse_repeats(overlaps, what=f"shown by the cold start's demonstrations{f' ({file})' if file else ''}")
+    for name, overlap in overlaps.items():
+        if overlap.alike:
+            say(f"{name}, beside the demonstrations: {overlap}")
+
+
+def _leave_out_long_prompts(source: PromptSource, part: str, fits: Fits, say: Callable[[str], None]) -> None:
+    for split in SPLITS:
+        problems = source.problems(split)
+        too_long = {prompt.id for prompt in problems or () if not fits(prompt.asked)}
+        if problems and too_long:
+            what = f"{part}{len(too_long)} of {len(problems)} {split} prompts leave no room for a completion"
+            if len(too_long) == len(problems):
+                raise ValueError(f"{what}: {fits}. Lower max_completion_length.")
+            source.leave_out({split: too_long})
+            say(f"{what} and are left out: {fits}.")
+
+
+def _check_golds(source: PromptSource, part: str, judge: Reward, say: Callable[[str], None]) -> None:
+    """Gold answers that the correctness reward cannot judge against end the start, or are left out where the source's
+    ``bad_rows`` says so."""
+    for split in SPLITS:
+        problems = source.problems(split) or ()
+        bad = check_golds(judge, [prompt.answer for prompt in problems], cache_folder=cache_root() / "golds")
+        if not bad:
+            continue
+        what = f"{part}{split}: {describe_bad_golds(bad, len(problems))}"
+        if getattr(source, "bad_rows", "refuse") == "refuse" or len(bad) == len(problems):
+            raise ValueError(f"{what}. Mend them, or set data.source.bad_rows to drop.")
+        source.leave_out({split: {problems[gold.row].id for gold in bad}})
+        say(f"{what}; left out.")

@@ -1,0 +1,1 @@
+"""From YAML to objects, in every verb and the server alike."""

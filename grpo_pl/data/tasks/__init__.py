@@ -1,0 +1,1 @@
+"""Tasks made up on the spot."""

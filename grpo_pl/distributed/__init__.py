@@ -1,0 +1,1 @@
+"""Several processes: the exchanges between them, how they share a policy, and checkpoints."""

@@ -1,0 +1,147 @@
+"""How many processes there are, and how they share a policy: FSDP2 beside Lightning's own single-device and DDP."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from typing_extensions import override
+
+from grpo_pl.distributed.sharding import Sharding
+from grpo_pl.files.checkpoints import CheckpointError, CheckpointFiles, read_file
+from grpo_pl.files.sharded_checkpoints import by_first_process, load_sharded, write_sharded
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+class FSDP2Strategy(ModelParallelStrategy):
+    """Cuts parameters, gradients and optimiser state among all processes (ZeRO stage 3, arXiv:1910.02054).
+
+    Runs on GPUs and, with gloo, on CPUs. Keep ``trainer.precision`` at ``32-true``: the weights that AdamW moves stay
+    in float32, and ``param_dtype`` says in which type a copy of them computes.
+
+    Args:
+        param_dtype: type of gathered parameters and of the computation, in rollout and update alike.
+        reduce_dtype: type in which gradients are summed over processes.
+        cpu_offload: keep parameters, gradients and optimiser state in main memory; slow, for models that fit no other
+            way.
+        defer_gradient_sync: sum gradients over processes once an optimiser step, not after every micro-batch: less
+            traffic, but each process holds whole gradients meanwhile.
+        sharded_checkpoints: every process writes its part into a folder; otherwise the first writes a single file,
+            which needs the whole training state in its main memory.
+        timeout_minutes: how long processes wait for each other before the run ends with an error.
+    """
+
+    def __init__(
+        self,
+        param_dtype: Precision = "float32",
+        reduce_dtype: Precision = "float32",
+        cpu_offload: bool = False,
+        defer_gradient_sync: bool = False,
+        sharded_checkpoints: bool = False,
+        timeout_minutes: float = 30.0,
+    ) -> None:
+        super().__init__(
+            data_parallel_size=1,  # until the number of processes is known
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=sharded_checkpoints,
+            process_group_backend=None,
+            timeout=timedelta(minutes=timeout_minutes),
+        )
+        self.param_dtype, self.reduce_dtype = getattr(torch, param_dtype), getattr(torch, reduce_dtype)
+        self.cpu_offload, self.defer_gradient_sync = cpu_offload, defer_gradient_sync
+        self.checkpoint_io = CheckpointFiles()
+
+    @property
+    def sharding(self) -> Sharding:
+        """What ``GRPOModule.configure_model`` cuts its models by."""
+        return Sharding(
+            mesh=self.device_mesh["data_parallel"],
+            param_dtype=None if self.param_dtype == torch.float32 else self.param_dtype,
+            reduce_dtype=self.reduce_dtype,
+            cpu_offload=self.cpu_offload,
+        )
+
+    @override
+    def _setup_distributed(self) -> None:
+        if self.cpu_offload and self.root_device.type == "cuda":
+            self._process_group_backend = "cpu:gloo,cuda:nccl"  # gradients are clipped where they lie
+        super()._setup_distributed()
+        self._data_parallel_size = self.world_size  # Lightning's "auto" is the number of nodes
+
+    @override
+    def model_to_device(self) -> None:
+        if not self.cpu_offload:
+            super().model_to_device()
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+        path = Path(self.broadcast(filepath))
+        if not self._save_distributed_checkpoint:
+            super().save_checkpoint(checkpoint, path)
+            return
+        staging = path.with_name(path.name + ".partial")
+
+        def empty() -> None:
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir(parents=True)
+
+        by_first_process(empty)
+        (optimizer,) = checkpoint.pop("optimizer_states")
+        tensors = {"state_dict": checkpoint.pop("state_dict"), "optimizer": optimizer["state"]}
+        try:
+            write_sharded(staging, tensors, {**checkpoint, "optimizer_param_groups": optimizer["param_groups"]})
+        except OSError:
+            by_first_process(lambda: shutil.rmtree(staging, ignore_errors=True))
+            raise
+        by_first_process(lambda: os.replace(staging, path))
+
+    @override
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        path = Path(self.broadcast(checkpoint_path))
+        if not path.is_dir():
+            read_file(path, mmap=True)  # refuses what it must in our words
+            return super().load_checkpoint(path, weights_only=True)
+        assert self.model is not None
+        tensors: dict[str, Any] = {"state_dict": get_model_state_dict(self.model)}
+        optimizer = self.optimizers[0] if self.optimizers else None
+        if optimizer is not None:
+            state: dict[str, Any] = get_optimizer_state_dict(self.model, optimizer)
+            tensors["optimizer"] = state["state"]
+        meta = load_sharded(path, tensors)
+        set_model_state_dict(self.model, tensors["state_dict"])
+        if optimizer is not None:
+            groups = meta["optimizer_param_groups"]
+            names = [name for group in groups for name in group["params"]]
+            if names != [name for group in state["param_groups"] for name in group["params"]]:
+                raise CheckpointError(f"{path} holds the optimiser of another model.")
+            set_optimizer_state_dict(self.model, optimizer, {"state": tensors["optimizer"], "param_groups": groups})
+        return meta
+
+
+def is_first_process() -> bool:
+    """Whether the launcher (torchrun, SLURM, Lightning) counts this process first; true where there is none."""
+    names = ("RANK",) if "RANK" in os.environ else ("SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
+    return all(int(os.environ.get(name, "0")) == 0 for name in names)
+
+
+def launched_devices() -> tuple[int, int]:
+    """(processes per node, nodes) as the launcher started them; one process where there is none."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        local = int(os.environ["LOCAL_WORLD_SIZE"])
+        return local, int(os.environ["WORLD_SIZE"]) // local
+    if "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+        return int(os.environ["SLURM_NTASKS"]) // nodes, nodes
+    return 1, 1

@@ -1,0 +1,196 @@
+"""Held-out problems: what their completions are worth, per set and per source, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import SumMetric
+
+from grpo_pl.data.datamodule import PromptBatch
+from grpo_pl.evaluation.metrics import AverageAtK, GroupMetric, MajorityAtK, PassAtK
+from grpo_pl.functional.estimates import Estimate, estimate_mean
+from grpo_pl.rewards.base import Reward, needs_of
+from grpo_pl.rewards.batch import ScoredBatch, score_completions
+from grpo_pl.rewards.notes import Notes
+from grpo_pl.rewards.voting import answer_classes
+from grpo_pl.rollout.engine import SamplingParams
+from grpo_pl.rollout.sampler import Samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """How held-out problems are answered."""
+
+    samples: int = 4
+    """Completions per problem, for pass@1, pass@``samples`` and maj@``samples``."""
+    temperature: float = 1.0
+    """Temperature of those completions."""
+    top_p: float = 1.0
+    """Nucleus of those completions; 1 is off."""
+    greedy: bool = True
+    """Also answer each problem once greedily, as ``val/greedy``."""
+    pass_at: list[int] | None = None
+    """Which k for pass@k; null takes 1 and ``samples``."""
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ValueError(f"validation.samples must be at least 1, got {self.samples}.")
+        bad = [k for k in self.ks if not 1 <= k <= self.samples]
+        if bad:
+            raise ValueError(f"validation.pass_at holds {bad[0]}: pass@k needs 1 <= k <= samples={self.samples}.")
+
+    @property
+    def ks(self) -> list[int]:
+        """Every k of pass@k, in order."""
+        return sorted({1, self.samples} if self.pass_at is None else set(self.pass_at))
+
+    def sampling(self, training: SamplingParams) -> SamplingParams:
+        """How the sampled completions are drawn: as long as those of training, and ended by the same."""
+        return replace(training, temperature=self.temperature, top_p=self.top_p, top_k=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What the completions of some problems came to."""
+
+    correct: Tensor  # (P, n) bool
+    judged: Tensor  # (P, n) bool: the correctness reward is a number; where it is None, `correct` says nothing
+    classes: Tensor  # (P, n) int64, see ``answer_classes``
+    lengths: Tensor  # (P, n) tokens
+    truncated: Tensor  # (P, n) bool: cut at the length limit
+    noted: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """What the reward gave to ``log_metric``."""
+
+
+def judge(
+    rewards: Sequence[Reward],
+    samples: Samples,
+    *,
+    vote: bool = True,
+    trainer_state: Callable[[], Any] | None = None,
+) -> Answers:
+    """Lets the correctness reward judge every completion.
+
+    Args:
+        vote: also find out which wrong answers are the same; without it each is a class of its own.
+        trainer_state: see :func:`score_completions`.
+    """
+    columns, n = samples.columns(needs_of(rewards)), samples.rollout.group_size
+    reward, scored = _correctness_scores(rewards, samples, columns, trainer_state)
+    scores = scored.scores[0]
+    correct = [score.value is not None and score.value >= 1.0 for score in scores]
+    classes = [0 if c else row + 1 for row, c in enumerate(correct)]
+    if vote:
+        with Notes(0, trainer_state, kept=False).taken():
+            classes = answer_classes(
+                reward, completions=samples.completions, scores=scores, columns=columns, group_size=n
+            )
+    device = samples.rollout.completion_ids.device
+    truncated = [reason == "length" for reason in samples.rollout.finish_reasons]
+    return Answers(
+        correct=torch.tensor(correct, device=device).view(-1, n),
+        judged=torch.tensor([score.value is not None for score in scores], device=device).view(-1, n),
+        classes=torch.tensor(classes, device=device).view(-1, n),
+        lengths=samples.rollout.lengths.view(-1, n),
+        truncated=torch.tensor(truncated, device=device).view(-1, n),
+        noted=scored.metrics,
+    )
+
+
+def correctness(rewards: Sequence[Reward], samples: Samples) -> list[bool | None]:
+    """Whether each completion is right, in order; None where the reward could not say."""
+    _, scored = _correctness_scores(rewards, samples, samples.columns(needs_of(rewards)))
+    return scored.correct()
+
+
+def _correctness_scores(
+    rewards: Sequence[Reward],
+    samples: Samples,
+    columns: Mapping[str, Sequence[Any]],
+    trainer_state: Callable[[], Any] | None = None,
+) -> tuple[Reward, ScoredBatch]:
+    reward = next(reward for reward in rewards if reward.correctness)
+    answers = [prompt.answer for prompt in samples.per_row]
+    scored = score_completions(
+        [reward], completions=samples.completions, answers=answers, columns=columns, trainer_state=trainer_state
+    )
+    return reward, scored
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One metric of one group of held-out problems."""
+
+    mean: float
+    problems: dict[int, float]
+    """The metric of each problem, by the problem's id."""
+
+    def estimate(self) -> Estimate:
+        """The mean with its confidence interval."""
+        return estimate_mean(torch.tensor(list(self.problems.values()), dtype=torch.float64))
+
+
+Read = Callable[[Answers], Tensor]
+"""Takes from answers what a metric is made of."""
+
+
+class HeldOutMetrics:
+    """The metrics of one validation: the same ones for every group of problems. Completions that could not be judged
+    count neither as right nor as wrong; :meth:`unjudged` tells how many these are.
+
+    Args:
+        validation: what is measured.
+        groups: names of all groups on every rank, ``val`` or ``val/<set>``; a metric's key is ``<group>/<metric>``.
+        device: where metrics are exchanged between ranks.
+    """
+
+    def __init__(self, validation: Validation, groups: Sequence[str], device: torch.device) -> None:
+        n = validation.samples
+        self.metrics: dict[str, GroupMetric] = {}
+        self._sampled: dict[str, list[tuple[GroupMetric, Read]]] = {}
+        self._greedy: dict[str, GroupMetric] = {}
+        self._unjudged = {group: SumMetric().to(device) for group in groups}
+        for group in groups:
+            sampled: dict[str, tuple[GroupMetric, Read]] = {}
+            sampled |= {f"pass@{k}": (PassAtK(k), lambda a: a.correct) for k in validation.ks}
+            if n > 1:
+                sampled[f"maj@{n}"] = (MajorityAtK(n), lambda a: a.classes)
+            sampled["mean_length"] = (AverageAtK(n), lambda a: a.lengths)
+            sampled["clipped_ratio"] = (AverageAtK(n), lambda a: a.truncated)
+            self.metrics |= {f"{group}/{name}": metric for name, (metric, _) in sampled.items()}
+            self._sampled[group] = list(sampled.values())
+            if validation.greedy:
+                self.metrics[f"{group}/greedy"] = self._greedy[group] = PassAtK(1)
+        for metric in self.metrics.values():
+            metric.to(device)
+
+    def update(self, batch: PromptBatch, sampled: Answers, greedy: Answers | None) -> None:
+        """Adds the problems of a batch to the groups that each belongs to."""
+        device = sampled.correct.device
+        ids = torch.tensor([prompt.id for prompt in batch.prompts], device=device)
+        for group, metrics in self._sampled.items():  # every rank, every group: a metric without an update cannot sync
+            rows = zip(batch.valid, batch.groups, strict=True)
+            member = torch.tensor([valid and group in groups for valid, groups in rows], device=device)
+            for metric, read in metrics:
+                metric.update(read(sampled), member, ids, sampled.judged)
+            unjudged = (~sampled.judged[member]).sum()
+            if greedy is not None:
+                self._greedy[group].update(greedy.correct, member, ids, greedy.judged)
+                unjudged = unjudged + (~greedy.judged[member]).sum()
+            self._unjudged[group].update(unjudged)
+
+    def results(self) -> dict[str, Measured]:
+        """Every metric with its problems, over all ranks, if it has any; every rank must call it."""
+        found = {
+            key: Measured(mean=metric.compute().item(), problems=metric.results())
+            for key, metric in self.metrics.items()
+        }
+        return {key: measured for key, measured in found.items() if measured.problems}
+
+    def unjudged(self) -> dict[str, int]:
+        """How many completions of each group could not be judged, over all ranks; every rank must call it."""
+        return {group: int(metric.compute()) for group, metric in self._unjudged.items()}

@@ -1,0 +1,154 @@
+"""The outcome of a validation as a file and as a table, alone or beside that of another policy."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from grpo_pl.evaluation.held_out import Measured
+from grpo_pl.functional.estimates import Estimate, paired_difference
+from grpo_pl.types import Prompt
+
+FORMAT = "grpo_pl validation 1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationReport:
+    """What a policy made of held-out problems, problem by problem."""
+
+    measured: Mapping[str, Measured]
+    """By metric key, such as ``val/pass@1``."""
+    questions: Mapping[str, Mapping[int, str]]
+    """Set -> problem id -> question: what a comparison must agree on."""
+    facts: Mapping[str, Any]
+    """How it was measured: completed rollouts, samples, temperature …"""
+
+    def write(self, path: Path) -> None:
+        """Writes JSON, atomically; :meth:`read` reads it."""
+        metrics = {}
+        for key, found in self.measured.items():
+            estimate = found.estimate()
+            metrics[key] = {
+                "value": estimate.value,
+                "low": estimate.low,
+                "high": estimate.high,
+                "interval": f"95 % {estimate.method}",
+                "problems": {str(name): value for name, value in found.problems.items()},
+            }
+        tree = {"format": FORMAT, **self.facts, "metrics": metrics, "questions": self.questions}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staging = path.with_name(path.name + ".partial")
+        staging.write_text(json.dumps(tree, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        os.replace(staging, path)
+
+    @classmethod
+    def read(cls, path: Path) -> EvaluationReport:
+        """Reads what :meth:`write` wrote.
+
+        Raises:
+            ValueError: there is no such file, or it is something else.
+        """
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}.")
+        try:
+            tree = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is no JSON file: {error}.") from error
+        if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+            raise ValueError(f"{path} was not written by `grpo-pl validate --output`.")
+        measured = {
+            key: Measured(mean=entry["value"], problems={int(name): v for name, v in entry["problems"].items()})
+            for key, entry in tree["metrics"].items()
+        }
+        questions = {name: {int(i): text for i, text in entry.items()} for name, entry in tree["questions"].items()}
+        facts = {key: value for key, value in tree.items() if key not in ("format", "metrics", "questions")}
+        return cls(measured=measured, questions=questions, facts=facts)
+
+    def differences(self, baseline: EvaluationReport) -> dict[str, Estimate]:
+        """This minus ``baseline``, metric by metric, over the problems that both answered.
+
+        Raises:
+            ValueError: they have no metric or no problem in common, or a problem's question is another one.
+        """
+        for name in self.questions.keys() & baseline.questions.keys():
+            here, there = self.questions[name], baseline.questions[name]
+            other = next((i for i in here.keys() & there.keys() if here[i] != there[i]), None)
+            if other is not None:
+                raise ValueError(
+                    f"problem {other} of {name} is {here[other][:60]!r} here and {there[other][:60]!r} in the "
+                    "baseline: they were measured on different problems."
+                )
+        differences = {}
+        for key in self.measured.keys() & baseline.measured.keys():
+            mine, theirs = self.measured[key].problems, baseline.measured[key].problems
+            both = sorted(mine.keys() & theirs.keys())
+            if both:
+                values, others = ([side[i] for i in both] for side in (mine, theirs))
+                differences[key] = paired_difference(torch.tensor(values), torch.tensor(others))
+        if not differences:
+            raise ValueError("the baseline has no metric of a common problem: it was measured on different problems.")
+        return differences
+
+
+def questions_of(sets: Mapping[str, Sequence[Prompt]]) -> dict[str, dict[int, str]]:
+    """Set -> problem id -> question."""
+    return {name: {prompt.id: prompt.question for prompt in prompts} for name, prompts in sets.items()}
+
+
+def report_table(report: EvaluationReport) -> Table:
+    """One row a metric: its mean and interval."""
+    table = _table("held-out problems", ["value", "95 % interval", "problems"])
+    for key, found in report.measured.items():
+        estimate, places = found.estimate(), _places(key)
+        table.add_row(key, f"{estimate.value:.{places}f}", _interval(estimate, places), str(estimate.problems))
+    return table
+
+
+def difference_table(report: EvaluationReport, baseline: EvaluationReport) -> Table:
+    """One row a metric that both have: the baseline's mean, and the paired difference to it with its interval."""
+    differences = report.differences(baseline)
+    table = _table("difference to the baseline", ["baseline", "difference", "95 % interval", "problems"])
+    for key in report.measured:
+        if key in differences:
+            gap, places = differences[key], _places(key)
+            there = f"{baseline.measured[key].mean:.{places}f}"
+            table.add_row(key, there, f"{gap.value:+.{places}f}", _interval(gap, places, "+"), str(gap.problems))
+    return table
+
+
+def doubts(report: EvaluationReport, baseline: EvaluationReport) -> list[str]:
+    """What makes the difference to a baseline say less than it seems to: other problems, other ways of sampling."""
+    lines = []
+    for name, here in report.questions.items():
+        common = len(here.keys() & baseline.questions.get(name, {}).keys())
+        if 0 < common < len(here):
+            lines.append(f"only {common} of {len(here)} problems of {name} are in the baseline.")
+    for fact in ("samples", "temperature", "top_p"):
+        if report.facts.get(fact) != baseline.facts.get(fact):
+            lines.append(
+                f"the baseline was measured with {fact} {baseline.facts.get(fact)}, this with {report.facts.get(fact)}."
+            )
+    return lines
+
+
+def _table(title: str, headings: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _places(key: str) -> int:
+    return 1 if key.endswith("length") else 3  # tokens, else shares
+
+
+def _interval(estimate: Estimate, places: int, sign: str = "") -> str:
+    return f"{estimate.low:{sign}.{places}f} … {estimate.high:{sign}.{places}f}"

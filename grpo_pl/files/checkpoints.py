@@ -1,0 +1,217 @@
+"""Checkpoints on disk: written whole or not at all, sealed when complete, and read without running what they hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from grpo_pl.files.writing import PatientFile, write_atomically
+
+T = TypeVar("T")
+
+LAST = "last.ckpt"
+"""Link to the newest checkpoint of a run."""
+PATTERN = "rollout-*.ckpt"
+META = "meta.pt"
+"""Inside a sharded checkpoint, which is a folder: everything that is not a sharded tensor."""
+DCP_INDEX = ".metadata"
+"""Inside a sharded checkpoint: which tensor lies where, by ``torch.distributed.checkpoint``."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written, or must not be read; the message says what to do."""
+
+
+def checkpoint_path(folder: Path, rollouts: int) -> Path:
+    """Where the state after ``rollouts`` completed rollouts is kept."""
+    return folder / f"rollout-{rollouts:06d}.ckpt"
+
+
+def rollouts_of(path: Path) -> int:
+    """The number in a checkpoint's name."""
+    match = re.fullmatch(r"rollout-(\d+)\.ckpt", path.name)
+    assert match is not None, path
+    return int(match[1])
+
+
+# --- the seal ---------------------------------------------------------------------------------------------------------
+
+
+def seal(path: Path, facts: Mapping[str, Any]) -> None:
+    """Writes the completeness marker beside a checkpoint: ``facts``, and the size (and digest) of each of its files."""
+    files = {name: _fingerprint(file) for name, file in _files(path).items()}
+    write_atomically(_marker(path), lambda file: file.write_text(json.dumps({**facts, "files": files}, indent=2)))
+
+
+def annotate(path: Path, facts: Mapping[str, Any]) -> None:
+    """Adds ``facts`` to the marker of a sealed checkpoint."""
+    known = facts_of(path)
+    if known is not None:
+        write_atomically(_marker(path), lambda file: file.write_text(json.dumps({**known, **facts}, indent=2)))
+
+
+def facts_of(path: Path) -> dict[str, Any] | None:
+    """What a checkpoint's marker says; None where it has none or an unreadable one."""
+    try:
+        facts = json.loads(_marker(path).read_text())
+    except (OSError, ValueError):
+        return None
+    return facts if isinstance(facts, dict) and isinstance(facts.get("files"), dict) else None
+
+
+def broken(path: Path) -> str | None:
+    """Why a checkpoint is not the whole one that was sealed; None if it is. Reads single files from end to end."""
+    facts = facts_of(path)
+    if facts is None:
+        return "it was never completed"
+    files = _files(path)
+    for name, expected in facts["files"].items():
+        if name not in files:
+            return f"{name} is missing"
+        if files[name].stat().st_size != expected["bytes"]:
+            return f"{name} has {files[name].stat().st_size} of {expected['bytes']} bytes"
+    changed = (name for name, expected in facts["files"].items() if _fingerprint(files[name]) != expected)
+    return next((f"{name} has changed since it was written" for name in changed), None)
+
+
+def newest_whole(folder: Path, warn: Callable[[str], None]) -> Path | None:
+    """The newest complete checkpoint under ``folder``; broken ones are passed over with a warning."""
+    for path in sorted(folder.glob(PATTERN), key=rollouts_of, reverse=True):
+        reason = broken(path)
+        if reason is None:
+            return path
+        warn(f"{path} is passed over: {reason}.")
+    return None
+
+
+def remove(path: Path) -> None:
+    """Deletes a checkpoint, its marker first, so that an interrupted deletion leaves nothing that looks whole."""
+    _marker(path).unlink(missing_ok=True)
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _marker(path: Path) -> Path:
+    return path.with_suffix(".json")
+
+
+def _files(path: Path) -> dict[str, Path]:
+    if path.is_dir():
+        return {file.name: file for file in sorted(path.iterdir())}
+    return {path.name: path} if path.exists() else {}
+
+
+def _fingerprint(file: Path) -> dict[str, Any]:
+    """Size, and a digest; not for the tensors of a sharded checkpoint, which one process should not have to read."""
+    fingerprint: dict[str, Any] = {"bytes": file.stat().st_size}
+    if file.suffix != ".distcp":
+        with file.open("rb") as stream:
+            fingerprint["blake2b"] = hashlib.file_digest(stream, hashlib.blake2b).hexdigest()
+    return fingerprint
+
+
+# --- writing and reading ----------------------------------------------------------------------------------------------
+
+
+def save_tensors(state: Any, path: Path) -> None:
+    """``torch.save``, whole or not at all.
+
+    Raises:
+        OSError: the disk is full, or another reason of the system's.
+    """
+    write_atomically(path, partial(_dump, state))
+
+
+def _dump(state: Any, path: Path) -> None:
+    with PatientFile(path) as file:
+        torch.save(state, file)
+
+
+def read_file(path: Path, *, mmap: bool = False) -> dict[str, Any]:
+    """A single-file checkpoint, on the CPU. Nothing but tensors and plain values is ever built from it.
+
+    Raises:
+        CheckpointError: the file is missing, truncated or corrupted, or holds other objects.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"there is no checkpoint {path}.") from error
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} is refused: it is no checkpoint, or it holds objects other than tensors and plain values, which "
+            "could run code when read."
+        ) from error
+    except Exception as error:  # untrusted bytes can fail in any way
+        raise CheckpointError(f"{path} cannot be read: it is truncated or corrupted. Take an earlier one.") from error
+    if not isinstance(state, dict) or ("state_dict" not in state and path.name != META):
+        raise CheckpointError(f"{path} is not a checkpoint of a run.")
+    return state
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint of either form with whole tensors on the CPU, in a single process.
+
+    Raises:
+        CheckpointError: see :func:`read_file`.
+    """
+    if path.is_dir() and not (path / META).exists():
+        last = path / "checkpoints" / LAST
+        raise CheckpointError(f"{path} is a folder and no checkpoint." + (f" Give {last}." if last.exists() else ""))
+    if path.is_dir():
+        from grpo_pl.files.sharded_checkpoints import read_sharded
+
+        return read_sharded(path)
+    return read_file(path)
+
+
+def read_head(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
+    """The shapes of the policy's weights, by name, and what else a checkpoint of either form holds, without reading
+    its tensors.
+
+    Raises:
+        CheckpointError: see :func:`read_checkpoint`.
+    """
+    if path.is_dir() and (path / META).exists():
+        from grpo_pl.files.sharded_checkpoints import read_shapes
+
+        shapes = {key.removeprefix("state_dict."): shape for key, shape in read_shapes(path).items()}
+        return _of_policy(shapes), read_file(path / META)
+    if path.is_dir():
+        read_checkpoint(path)
+    state = read_file(path, mmap=True)
+    return _of_policy({key: tuple(value.shape) for key, value in state.pop("state_dict").items()}), state
+
+
+def policy_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The policy's own state dict inside a checkpoint."""
+    return _of_policy(checkpoint["state_dict"])
+
+
+def _of_policy(entries: Mapping[str, T]) -> dict[str, T]:
+    prefix = "policy."
+    return {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
+
+
+class CheckpointFiles(TorchCheckpointIO):
+    """How the Trainer reads and writes checkpoints: atomically, and without running anything inside them."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        save_tensors(checkpoint, Path(path))
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        return read_checkpoint(Path(path))

@@ -1,0 +1,192 @@
+"""Run folders: ``runs/<name>``, never overwritten; what lies where inside one, and how one is gone on with."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo_pl.files.checkpoints import newest_whole
+from grpo_pl.files.locks import FolderLock
+from grpo_pl.files.writing import write_atomically
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The places inside one run's folder."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.csv"
+
+    @property
+    def completions(self) -> Path:
+        return self.path / "completions.jsonl"
+
+    @property
+    def suspicious(self) -> Path:
+        return self.path / "suspicious.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def last_checkpoint(self) -> Path:
+        return self.checkpoints / "last.ckpt"
+
+    @property
+    def export(self) -> Path:
+        return self.path / "export"
+
+    def discard_if_unused(self) -> None:
+        """Removes the folder unless something was measured or saved in it."""
+        if not self.metrics.exists() and not self.checkpoints.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def claim_run_folder(root: Path, name: str) -> RunFolder:
+    """Creates ``root/name``, or ``root/name-2``, ``-3`` … where that exists already.
+
+    ``mkdir`` is atomic, so two runs started together get two folders.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ValueError(f"--runs_dir {root} cannot be a folder: a file of that name is in the way.") from error
+    for number in count(1):
+        path = root / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return RunFolder(path)
+    raise AssertionError("count() does not end")
+
+
+def check_name(name: str) -> None:
+    """Refuses names that would lead out of the folder of runs."""
+    if name in ("", ".", "..") or "/" in name or "\\" in name:
+        raise ValueError(f"--name must be the name of a folder, without slashes, got {name!r}; --runs_dir says where.")
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run folder and, where an earlier process left one, the checkpoint to go on from."""
+
+    folder: RunFolder
+    checkpoint: Path | None = None
+    note: str = ""
+    """For people, once nothing speaks against the run any more."""
+    lock: FolderLock | None = None
+    """Held by the one process that writes there."""
+
+
+def start_run(root: Path, name: str, config: str, *, first: bool) -> OpenRun:
+    """Claims a folder of its own for a run and writes its resolved configuration there.
+
+    Args:
+        first: false in all processes but one, which touch nothing; the checkpoint callback tells them the folder.
+    """
+    if not first:
+        return OpenRun(RunFolder(root / name))
+    folder = claim_run_folder(root, name)
+    lock = _locked(folder)
+    write_atomically(folder.config, lambda file: file.write_text(config))
+    note = "" if folder.path.name == name else f"{root / name} exists; this run is {folder.path}."
+    return OpenRun(folder, note=note, lock=lock)
+
+
+def resume_run(root: Path, name: str, config: str, *, first: bool) -> OpenRun:
+    """The newest run of that name, to go on from its last whole checkpoint; a new one where there is none, so that a
+    job that is started again and again needs one command only. Says which settings differ from those so far.
+
+    Raises:
+        ValueError: another process works on that run.
+    """
+    folder = newest_run_folder(root, name)
+    if folder is None:
+        return start_run(root, name, config, first=first)
+    lock = _locked(folder) if first else None
+
+    def say(line: str) -> None:
+        if first:
+            print(line, file=sys.stderr)
+
+    checkpoint = newest_whole(folder.checkpoints, say)
+    start = "its beginning, for it has no whole checkpoint" if checkpoint is None else checkpoint.name
+    say(f"going on with {folder.path} from {start}.")
+    changes = config_changes(_config_so_far(folder), yaml.safe_load(config))
+    if changes:
+        say("changed: " + "; ".join(changes))
+    return OpenRun(folder, checkpoint, lock=lock)
+
+
+def keep_config(folder: RunFolder, config: str) -> None:
+    """Writes the resolved configuration of a run that goes on; one that differs stays beside it under another name."""
+    before = _config_so_far(folder)
+    if config_changes(before, yaml.safe_load(config)):
+        if before:
+            number = next(n for n in count(1) if not (folder.path / f"config.{n}.yaml").exists())
+            shutil.copyfile(folder.config, folder.path / f"config.{number}.yaml")
+        write_atomically(folder.config, lambda file: file.write_text(config))
+
+
+def _locked(folder: RunFolder) -> FolderLock:
+    lock = FolderLock(folder.path)
+    reason = lock.take()
+    if reason:
+        print(f"{folder.path} cannot be locked ({reason}): see that no second run goes on there.", file=sys.stderr)
+    return lock
+
+
+def _config_so_far(folder: RunFolder) -> dict[str, Any]:
+    return dict(yaml.safe_load(folder.config.read_text()) or {}) if folder.config.exists() else {}
+
+
+def newest_run_folder(root: Path, name: str) -> RunFolder | None:
+    """The last claimed of ``root/name``, ``root/name-2`` …; None if there is none."""
+    numbers = {1: root / name} if (root / name).is_dir() else {}
+    for path in root.glob(f"{name}-*") if root.is_dir() else ():
+        match = re.fullmatch(re.escape(name) + r"-(\d+)", path.name)
+        if match is not None and path.is_dir():
+            numbers[int(match[1])] = path
+    return RunFolder(numbers[max(numbers)]) if numbers else None
+
+
+def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One entry ``key: old → new`` for every setting that differs between two resolved configurations."""
+    old, new = dict(_flat(before)), dict(_flat(now))
+    keys = [*old, *(key for key in new if key not in old)]
+    return [
+        f"{key}: {old.get(key, 'unset')} → {new.get(key, 'unset')}"
+        for key in keys
+        if old.get(key) != new.get(key) and key not in ("config", "resume", "ckpt_path", "name", "runs_dir")
+    ]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            yield from _flat(dict(enumerate(value)), f"{prefix}{key}.")  # type: ignore[arg-type]
+        else:
+            yield f"{prefix}{key}", value

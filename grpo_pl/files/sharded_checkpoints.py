@@ -1,0 +1,178 @@
+"""Sharded checkpoints: a folder to which every rank writes its own part of each tensor, and meta data beside it."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, load, save
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+from grpo_pl.files.checkpoints import META, CheckpointError, read_file, save_tensors
+from grpo_pl.files.writing import PatientFile
+
+_INDEX_CLASSES = {
+    ("torch.distributed.checkpoint.metadata", name)
+    for name in (
+        "Metadata",
+        "MetadataIndex",
+        "TensorStorageMetadata",
+        "ChunkStorageMetadata",
+        "TensorProperties",
+        "StorageMeta",
+        "_MEM_FORMAT_ENCODING",
+    )
+} | {
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("collections", "OrderedDict"),
+    ("pathlib", "PosixPath"),  # the folder it was written to
+    ("pathlib._local", "PosixPath"),
+}
+"""What the index of a sharded checkpoint is made of."""
+
+
+def write_sharded(folder: Path, tensors: dict[str, Any], meta: dict[str, Any]) -> None:
+    """Writes nested ``tensors``, DTensors among them, and from rank 0 ``meta``. Every rank calls it with one folder.
+
+    Raises:
+        OSError: a rank could not write its part; on every rank.
+    """
+    writer = FileSystemWriter(str(folder), sync_files=True)
+    writer.fs = _PatientFileSystem()
+    try:
+        save(tensors, storage_writer=writer)
+    except CheckpointException as error:
+        causes = [wrapped[0] for wrapped in error.failures.values()]
+        raise next((c for c in causes if isinstance(c, OSError)), OSError(str(causes[0]))) from error
+    by_first_process(lambda: save_tensors(meta, folder / META))
+
+
+def by_first_process(act: Callable[[], Any]) -> None:
+    """Lets the first process write what the others do not; every process calls it.
+
+    Raises:
+        OSError: it could not; on every process.
+    """
+    problem: list[OSError | None] = [None]
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        try:
+            act()
+        except OSError as error:
+            problem = [error]
+    if dist.is_initialized():
+        dist.broadcast_object_list(problem, src=0)
+    if problem[0] is not None:
+        raise problem[0]
+
+
+def load_sharded(folder: Path, tensors: dict[str, Any]) -> dict[str, Any]:
+    """Fills nested ``tensors`` in place with each rank's part and returns the meta data. Every rank calls it.
+
+    Raises:
+        CheckpointError: files are missing, cut short, or hold what could run code.
+    """
+    reader, meta = _open(folder)
+    try:
+        load(tensors, storage_reader=reader)
+    except CheckpointException as error:
+        raise _unreadable(folder, next(iter(error.failures.values()))[0]) from error
+    return meta
+
+
+def read_sharded(folder: Path) -> dict[str, Any]:
+    """The same checkpoint put together in one process, as a single-file one would read.
+
+    Raises:
+        CheckpointError: see :func:`load_sharded`.
+    """
+    state: dict[str, Any] = {}
+    reader, meta = _open(folder)
+    try:
+        _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    except CheckpointException as error:
+        raise _unreadable(folder, next(iter(error.failures.values()))[0]) from error
+    groups = meta.pop("optimizer_param_groups")
+    return {**meta, "state_dict": state["state_dict"], "optimizer_states": _by_number(state["optimizer"], groups)}
+
+
+def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor that the index names.
+
+    Raises:
+        CheckpointError: see :func:`load_sharded`.
+    """
+    reader, _ = _open(folder)
+    return {key: tuple(entry.size) for key, entry in reader.read_metadata().state_dict_metadata.items()}  # type: ignore[union-attr]
+
+
+class _PatientFileSystem(FileSystem):
+    """Torch's own loses why a tensor could not be written."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:  # type: ignore[override]
+        if mode != "wb":
+            with super().create_stream(path, mode) as stream:
+                yield stream
+            return
+        with PatientFile(Path(path)) as file:
+            yield file
+
+
+class _SafeReader(FileSystemReader):
+    """Torch's own reader unpickles the index without restraint; this one builds nothing but an index of tensors."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = Path(str(self._get_metadata_path(kwargs.get("rank"))))
+        with path.open("rb") as file:
+            metadata = _IndexUnpickler(file).load()
+        if any(isinstance(entry, BytesStorageMetadata) for entry in metadata.state_dict_metadata.values()):
+            raise pickle.UnpicklingError("the index lists pickled objects")
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if (module, name) not in _INDEX_CLASSES:
+            raise pickle.UnpicklingError(f"{module}.{name} does not belong into the index of a checkpoint")
+        return super().find_class(module, name)
+
+
+def _open(folder: Path) -> tuple[_SafeReader, dict[str, Any]]:
+    """A reader whose index has been found to be harmless, and the meta data."""
+    reader = _SafeReader(str(folder))
+    try:
+        reader.read_metadata()
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"{folder} is refused: reading it could run code ({error}).") from error
+    except (OSError, EOFError, ValueError, AttributeError) as error:
+        raise _unreadable(folder, error) from error
+    return reader, read_file(folder / META)
+
+
+def _unreadable(folder: Path, cause: BaseException) -> CheckpointError:
+    reason = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
+    return CheckpointError(f"{folder} cannot be read: it is truncated or corrupted ({reason}). Take an earlier one.")
+
+
+def _by_number(state: dict[str, Any], groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An optimiser's state keyed by parameter name, as ``Optimizer.load_state_dict`` wants it: by number."""
+    number = {name: i for i, name in enumerate(name for group in groups for name in group["params"])}
+    numbered = [{**group, "params": [number[name] for name in group["params"]]} for group in groups]
+    return [{"state": {number[name]: entry for name, entry in state.items()}, "param_groups": numbered}]

@@ -1,0 +1,300 @@
+"""``GRPOAlgorithm``: the training objective as one frozen dataclass, each field one orthogonal choice.
+
+    L = Σ over tokens of w · ( −surrogate(ratio, A) + beta · KL − entropy_coef · H )
+
+The pipeline asks the ``needs_*`` properties what it has to compute. Per rollout it calls
+:meth:`GRPOAlgorithm.advantages` on the rewards of the global batch; per micro-batch,
+:meth:`GRPOAlgorithm.token_weights` and :meth:`GRPOAlgorithm.loss`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpo_pl.functional import advantages as adv
+from grpo_pl.functional import kl, losses
+from grpo_pl.functional.advantages import Advantages
+from grpo_pl.functional.losses import LossOutput
+from grpo_pl.objective.fields import Objective
+
+__all__ = ["Advantages", "GRPOAlgorithm", "LossOutput"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPOAlgorithm(Objective):
+    """GRPO and its relatives; presets are the overlays in ``configs/algorithm``, the defaults are ``grpo``."""
+
+    # --- once per rollout, on the global batch --------------------------------------------------------------
+
+    def informative_groups(self, *, values: Tensor, reward_weights: Tensor) -> Tensor:
+        """(P,) bool: the group's weighted rewards differ, so dynamic sampling keeps it. ``values`` (R, P, G)."""
+        return adv.informative_groups(*adv.combine_rewards(values, reward_weights))
+
+    def advantages(
+        self,
+        *,
+        values: Tensor,
+        reward_weights: Tensor,
+        lengths: Tensor,
+        truncated: Tensor,
+        correct: Tensor | None = None,
+        greedy_values: Tensor | None = None,
+        sequence_kl: Tensor | None = None,
+        max_completion_length: int | None = None,
+    ) -> Advantages:
+        """Rewards to advantages. Everything is of the global batch, gathered across ranks, so statistics are exact.
+
+        A completion without any valid reward leaves its group's baseline, the loss and the normaliser; so does every
+        completion of a prompt whose greedy completion has none.
+
+        Args:
+            values: (R, P, G), NaN where a reward is None; a reward that *is* NaN has to be refused before.
+            reward_weights: (R,).
+            lengths: (P, G) completion tokens.
+            truncated: (P, G) bool, the completion ended at the length limit.
+            correct: (P, G) bool, for ``samples: correct``.
+            greedy_values: (R, P) rewards of the greedy completions, for ``baseline: greedy``.
+            sequence_kl: (P, G) Σ_t (old_logprobs − ref_logprobs), for ``kl_placement: reward``.
+            max_completion_length: for ``overlong_buffer``.
+
+        Raises:
+            ValueError: an infinite reward, or an argument that the objective needs is missing.
+        """
+        if not values.shape[1:] == lengths.shape == truncated.shape or lengths.shape[1] != self.group_size:
+            raise ValueError(
+                f"values {tuple(values.shape)}, lengths {tuple(lengths.shape)}, truncated {tuple(truncated.shape)}: "
+                f"give (R, P, G), (P, G) and (P, G) with G = group_size = {self.group_size}."
+            )
+        rewards, valid = adv.combine_rewards(values, reward_weights)
+        shaped = self._shaped(values, reward_weights, rewards, lengths, sequence_kl, max_completion_length)
+        usable, greedy = valid, None
+        if self.baseline == "greedy":
+            if greedy_values is None:
+                raise ValueError("baseline greedy needs greedy_values: the rewards of one greedy completion a prompt.")
+            greedy, greedy_valid = adv.combine_rewards(greedy_values, reward_weights)
+            usable = valid & greedy_valid.unsqueeze(1)
+        if self.reward_aggregation == "normalize_then_sum":
+            scaled = adv.normalize_each_reward(
+                values.double(), reward_weights, valid, ddof=self.std_ddof, eps=self.std_eps
+            )
+        else:
+            raw = adv.keep_best(shaped, usable) if self.max_rewards else shaped
+            centred = adv.subtract_baseline(raw, usable, baseline=self.baseline, greedy=greedy)
+            scaled = adv.rescale(centred, raw, usable, lengths, scale=self.scale, ddof=self.std_ddof, eps=self.std_eps)
+        keep = self._keep(usable, truncated, correct)
+        scaled = scaled.masked_fill(~keep, 0.0)
+        return Advantages(
+            rewards=rewards.to(values.dtype),
+            valid=valid,
+            advantages=scaled.to(values.dtype),
+            keep=keep,
+            active=keep & (lengths > 0) & ((scaled != 0) | (not self._may_skip)),
+            informative=adv.informative_groups(rewards, valid),
+        )
+
+    def process_advantages(self, *, step_values: Tensor, step_ends: Tensor, width: int) -> Tensor:
+        """Rewards of steps to advantages of tokens (B, T), normalised inside each group; whole groups, in order.
+
+        Args:
+            step_values: (B, K), NaN where there is no step or its reward is None.
+            step_ends: (B, K) int64, index of each step's last completion token.
+            width: T, the padded completion length.
+        """
+        return adv.process_advantages(
+            step_values,
+            step_ends,
+            group_size=self.group_size,
+            width=width,
+            scale=self.scale,
+            ddof=self.std_ddof,
+            eps=self.std_eps,
+        )
+
+    def entropy_threshold(self, entropies: Tensor) -> Tensor:
+        """The entropy that the top share of tokens reaches; ``entropy_mask = entropy >= threshold``.
+
+        Args:
+            entropies: (N,) of all kept completion tokens of the global batch, as scored before the first update.
+        """
+        ranked = entropies.sort(descending=True).values
+        if not len(ranked):
+            return entropies.new_tensor(torch.inf)
+        return ranked[max(1, round(self.top_entropy_quantile * len(ranked))) - 1]
+
+    def _shaped(
+        self,
+        values: Tensor,
+        weights: Tensor,
+        rewards: Tensor,
+        lengths: Tensor,
+        sequence_kl: Tensor | None,
+        max_length: int | None,
+    ) -> Tensor:
+        """``rewards`` with the overlong penalty and the KL in the reward, where there are such; (P, G)."""
+        if self.overlong_buffer > 0:
+            if max_length is None:
+                raise ValueError("overlong_buffer is set: pass max_completion_length.")
+            penalty = adv.overlong_penalty(
+                lengths.double(), max_completion_length=max_length, buffer=self.overlong_buffer
+            )
+            parts = torch.cat([values, penalty.to(values.dtype).unsqueeze(0)])
+            rewards, _ = adv.combine_rewards(parts, torch.cat([weights, weights.new_ones(1)]))
+        if self.needs_sequence_kl:
+            if sequence_kl is None or not torch.isfinite(sequence_kl).all():
+                raise ValueError(f"kl_placement reward needs a finite sequence_kl, got {sequence_kl}.")
+            rewards = rewards - self.beta * sequence_kl.double()
+        return rewards
+
+    def _keep(self, usable: Tensor, truncated: Tensor, correct: Tensor | None) -> Tensor:
+        keep = usable
+        if self.samples == "correct":
+            if correct is None:
+                raise ValueError("samples: correct needs `correct`: mark one reward with correctness: true.")
+            keep = keep & correct
+        return keep & ~truncated if self.mask_truncated else keep
+
+    @property
+    def _may_skip(self) -> bool:
+        """Whether a completion with advantage 0 contributes nothing at all."""
+        other_terms = self.needs_loss_reference or self.entropy_coef > 0 or self.surrogate == "nll"
+        return self.skip_zero_advantage and not other_terms and self.supervision == "outcome"
+
+    # --- once per micro-batch -------------------------------------------------------------------------------
+
+    def token_weights(
+        self,
+        mask: Tensor,
+        *,
+        num_sequences: float,
+        num_tokens: float,
+        max_completion_length: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """w (B, T) from the mask (B, T) of kept rows; the totals are ``Advantages.totals`` of the optimiser step."""
+        return losses.token_weights(
+            mask,
+            aggregation=self.aggregation,
+            num_sequences=num_sequences,
+            num_tokens=num_tokens,
+            max_completion_length=max_completion_length,
+            dtype=dtype,
+        )
+
+    def loss(
+        self,
+        *,
+        logprobs: Tensor,
+        old_logprobs: Tensor | None,
+        advantages: Tensor,
+        mask: Tensor,
+        weights: Tensor,
+        ref_logprobs: Tensor | None = None,
+        entropy: Tensor | None = None,
+        entropy_mask: Tensor | None = None,
+        sampling_logprobs: Tensor | None = None,
+    ) -> LossOutput:
+        """Σ w · ( −surrogate + beta · KL − entropy_coef · H ) over the tokens of a micro-batch, and its metrics.
+
+        All arguments are (B, T) of rows that are kept and active; where ``mask`` is False anything may stand in them.
+        Differentiable in ``logprobs`` and ``entropy``. Metrics count the tokens that are forwarded.
+
+        Args:
+            logprobs: float32 or float64; half precision is refused, because ratios of it are mostly rounding.
+            old_logprobs: of the policy at collection, no gradient; None means ``logprobs.detach()``.
+            advantages: (B, T), or (B, 1) for one per completion.
+            weights: from :meth:`token_weights`.
+            entropy: H of the next-token distribution; needed for the bonus, else only logged.
+            entropy_mask: bool, the tokens that carry the policy term (see :meth:`entropy_threshold`).
+
+        Raises:
+            ValueError: an argument that the objective needs is missing, or half-precision log-probabilities.
+        """
+        self._check_loss_arguments(logprobs, ref_logprobs, entropy, entropy_mask, sampling_logprobs)
+        logprobs = logprobs.masked_fill(~mask, 0.0)
+        old = logprobs.detach() if old_logprobs is None else old_logprobs
+        log_ratio = losses.masked_log_ratio(logprobs, old, mask)
+        advantages = advantages.to(logprobs.dtype)
+        ratio = losses.importance_ratio(
+            log_ratio,
+            mask,
+            advantages,
+            level=self.ratio_level,
+            epsilon_low=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+        )
+        policy = -self._surrogate(ratio, advantages, logprobs)
+        stats = self._clip_stats(log_ratio, ratio, advantages)
+        if sampling_logprobs is not None:
+            drawn = sampling_logprobs.masked_fill(~mask, 0.0)
+            rho = losses.mismatch_weights(
+                old, drawn, mask, mode=self.mismatch, low=self.mismatch_min, high=self.mismatch_max
+            )
+            policy = policy * rho
+            stats["sampling/importance_sampling_ratio/mean"] = rho
+            stats["sampling/sampling_logp_difference/mean"] = (old - drawn).abs()
+        if entropy_mask is not None:
+            policy = policy * entropy_mask
+        total = policy
+        if ref_logprobs is not None:
+            reference = ref_logprobs.masked_fill(~mask, 0.0)
+            token_kl = kl.estimate(self.kl_estimator, logprobs, reference, log_ratio.exp())
+            total = total + self.beta * token_kl if self.needs_loss_reference else total
+            stats["kl"] = token_kl
+        if entropy is not None:
+            entropy = entropy.masked_fill(~mask, 0.0)
+            total = total - self.entropy_coef * entropy
+            stats["entropy"] = entropy
+        count = mask.sum()
+        sums = {name: (value.detach().masked_fill(~mask, 0.0).sum(), count) for name, value in stats.items()}
+        return LossOutput(loss=(weights * total).masked_fill(~mask, 0.0).sum(), stats=sums)
+
+    def _check_loss_arguments(
+        self,
+        logprobs: Tensor,
+        ref_logprobs: Tensor | None,
+        entropy: Tensor | None,
+        entropy_mask: Tensor | None,
+        sampling_logprobs: Tensor | None,
+    ) -> None:
+        if logprobs.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"log-probabilities are {logprobs.dtype}: compute them in float32, whatever the model's dtype."
+            )
+        for needed, tensor, name in (
+            (self.needs_loss_reference, ref_logprobs, "ref_logprobs"),
+            (self.needs_entropy, entropy, "entropy"),
+            (self.needs_entropy_mask, entropy_mask, "entropy_mask"),
+            (self.needs_sampling_logprobs, sampling_logprobs, "sampling_logprobs"),
+        ):
+            if needed and tensor is None:
+                raise ValueError(f"this objective needs {name}: see the needs_* properties of GRPOAlgorithm.")
+
+    def _surrogate(self, ratio: Tensor, advantages: Tensor, logprobs: Tensor) -> Tensor:
+        return losses.surrogate(
+            self.surrogate,
+            ratio,
+            advantages,
+            logprobs,
+            epsilon_low=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+            dual_clip=self.dual_clip,
+            cispo_cap=self.cispo_cap,
+            sapo_temperatures=(self.sapo_temperature_positive, self.sapo_temperature_negative),
+            level=self.ratio_level,
+        )
+
+    def _clip_stats(self, log_ratio: Tensor, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:
+        """Per-token indicators under TRL's names; TRL's sequence-level ones count completions, these their tokens."""
+        stats = {"ratio/mean": log_ratio.exp()}
+        if self.surrogate == "cispo_capped":
+            stats["cispo_clip_ratio"] = ((ratio > self.cispo_cap) & (advantages > 0)).to(ratio.dtype)
+        elif self.surrogate in ("clip", "cispo_clamped"):
+            distance = log_ratio if self.ratio_level == "geometric" else ratio - 1
+            low = (distance < -self.epsilon_low) & (advantages < 0)
+            high = (distance > self.epsilon_high) & (advantages > 0)
+            clipped = {"low": low, "high": high, "region": low | high}
+            stats |= {f"clip_ratio/{side}_mean": hit.to(ratio.dtype) for side, hit in clipped.items()}
+        return stats

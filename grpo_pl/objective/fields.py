@@ -1,0 +1,184 @@
+"""``Objective``: what is optimised, as fields of one frozen dataclass, and what has to be computed for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from grpo_pl.functional.advantages import Baseline, Scale
+from grpo_pl.functional.kl import Estimator
+from grpo_pl.functional.losses import Aggregation, Mismatch, RatioLevel, Surrogate
+from grpo_pl.objective.checks import check_objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """Fields and ``needs_*`` properties of ``GRPOAlgorithm``; the defaults are the preset ``grpo``.
+
+    Raises:
+        ValueError: a value outside its range, or choices that contradict each other.
+    """
+
+    group_size: int = 8
+    """Completions per prompt, G (DeepSeekMath, arXiv:2402.03300, eq. 3)."""
+    num_iterations: int = 1
+    """Passes over one rollout, mu (DeepSeekMath, algorithm 1, line 10)."""
+    num_minibatches: int = 1
+    """Optimiser steps per pass over a rollout; each takes an equal share of the completions (PPO, arXiv:1707.06347)."""
+
+    supervision: Literal["outcome", "process"] = "outcome"
+    """outcome: one advantage per completion (DeepSeekMath 4.1.2); process: one per token, from rewards of steps
+    (4.1.3)."""
+    reward_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    """Several rewards: add, then normalise; or normalise each in its group, add, divide by the batch std (GDPO,
+    arXiv:2601.05242)."""
+    max_rewards: bool = False
+    """Keep each group's best rewards and turn all others into 0; needs baseline and scale none."""
+    overlong_buffer: float = 0.0
+    """Share of max_completion_length over which a penalty grows from 0 to 1; 0 is off (DAPO, arXiv:2503.14476, eq.
+    13)."""
+    baseline: Baseline = "group_mean"
+    """Subtracted from the reward: group_mean (GRPO), leave_one_out (RLOO, arXiv:2402.14740), batch_mean (REINFORCE++,
+    arXiv:2501.03262), greedy: the reward of the greedy completion (ReMax, arXiv:2310.10505), none."""
+    scale: Scale = "group_std"
+    """Divides the centred reward: group_std (GRPO), batch_std (TRL's scale_rewards=batch), token_whitening: mean
+    and std over tokens (REINFORCE++), none (Dr. GRPO, arXiv:2503.20783)."""
+    std_ddof: Literal[0, 1] = 1
+    """Degrees of freedom taken off the count in standard deviations: 1 is the sample's (torch.std), 0 the
+    population's."""
+    std_eps: float = 1e-5
+    """Added to standard deviations before dividing (TRL 1e-4, verl 1e-6)."""
+
+    ratio_level: RatioLevel = "token"
+    """token: pi/pi_old of each token (GRPO); sequence: the length-normalised one of the completion (GSPO,
+    arXiv:2507.18071, eq. 7); geometric: mean of the per-token clipped log-ratios (GMPO, arXiv:2507.20673),
+    epsilons then bound log-ratios."""
+    surrogate: Surrogate = "clip"
+    """clip: min(r A, clip(r) A) (PPO, eq. 7); unclipped: r A; reinforce: A log pi, no ratio; cispo_capped:
+    sg(min(r, cispo_cap)) A log pi (TRL, ScaleRL, arXiv:2510.13786); cispo_clamped: sg(clip(r, 1 - epsilon_low, 1 +
+    epsilon_high)) A log pi (MiniMax-M1, arXiv:2506.13585, eq. 4; verl); sapo: a sigmoid gate (arXiv:2511.20347);
+    nll: log pi, whatever the advantage (expert iteration)."""
+    epsilon_low: float = 0.2
+    """The ratio is clipped below 1 - epsilon_low."""
+    epsilon_high: float = 0.2
+    """The ratio is clipped above 1 + epsilon_high; larger than epsilon_low is DAPO's clip-higher (eq. 10)."""
+    dual_clip: float | None = None
+    """Bounds the ratio of negative advantages, > 1 + epsilon_high (dual-clip PPO, arXiv:1912.09729; TRL's
+    delta); null is off."""
+    cispo_cap: float = 5.0
+    """Upper bound of the ratio itself, not of its distance from 1, in cispo_capped (TRL's epsilon_high for cispo)."""
+    sapo_temperature_positive: float = 1.0
+    """Steepness of the gate for positive advantages (SAPO)."""
+    sapo_temperature_negative: float = 1.05
+    """Steepness of the gate for negative advantages; higher damps them sooner (SAPO)."""
+    aggregation: Aggregation = "sequence_mean"
+    """Weight of a token: sequence_mean 1/(N length) (GRPO, eq. 3), token_mean 1/all tokens (DAPO, eq. 8), constant
+    1/(N max_completion_length) (Dr. GRPO)."""
+
+    beta: float = 0.04
+    """KL coefficient (DeepSeekMath, eq. 3); at 0 no reference model is loaded."""
+    kl_estimator: Estimator = "k3"
+    """What the gradient descends, as a term of the loss: k1 nothing (zero mean: noise), k2 KL(pi||ref) per prefix,
+    k3 KL(ref||pi) per prefix (DeepSeekMath, eq. 4), k3_weighted (ratio k3) KL(pi||ref) per prefix (DeepSeek-V3.2,
+    arXiv:2512.02556). k1 in the reward descends the KL of the whole sequence exactly."""
+    kl_placement: Literal["loss", "reward"] = "loss"
+    """loss: a term of each token (GRPO); reward: beta times the sum of k1 is subtracted from the reward (PPO, RLOO)."""
+    reference: Literal["frozen", "refreshed"] = "frozen"
+    """What beta pulls towards: the policy's start, or a copy renewed every ref_update_every rollouts (DeepSeekMath,
+    algorithm 1)."""
+    ref_update_every: int | None = None
+    """Rollouts between two renewals of a refreshed reference."""
+
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus (PPO, eq. 9)."""
+    top_entropy_quantile: float = 1.0
+    """Share of tokens, those of highest entropy, that carry the policy term; 1 is all (arXiv:2506.01939). KL
+    and entropy terms and the normaliser still cover all tokens."""
+
+    samples: Literal["all", "correct"] = "all"
+    """Completions in the loss: all, or only those that the correctness reward accepts (expert iteration, rejection
+    sampling)."""
+    mask_truncated: bool = False
+    """Leave completions that hit max_completion_length out of the loss; the baseline still sees their rewards (DAPO
+    3.4)."""
+    skip_zero_advantage: bool = True
+    """Do not forward completions whose advantage is exactly 0 when no KL or entropy term needs them; same gradient,
+    less work."""
+    dynamic_sampling: bool = False
+    """Replace groups of equal rewards by newly drawn ones (DAPO 3.2, eq. 11)."""
+    max_resample_attempts: int = 4
+    """Most extra rollouts of dynamic sampling before the step goes on with the groups it has."""
+
+    mismatch: Mismatch = "none"
+    """Correction when another engine drew the tokens: pi_old/pi_sampling per token or per sequence, truncated at
+    mismatch_max, or set to 0 outside [mismatch_min, mismatch_max] (truncated importance sampling; IcePop,
+    arXiv:2510.18855)."""
+    mismatch_min: float = 0.0
+    """Lower bound of the mask_token and mask_sequence corrections."""
+    mismatch_max: float = 2.0
+    """Upper bound of the mismatch corrections."""
+
+    def __post_init__(self) -> None:
+        check_objective(self)
+
+    # --- what the pipeline has to compute -------------------------------------------------------------------
+
+    @property
+    def single_update(self) -> bool:
+        """Exactly one optimiser step per rollout: the ratio is 1, its gradient alive, for ``old_logprobs=None``."""
+        return self.num_iterations == 1 and self.num_minibatches == 1
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """Score the rollout under the policy before the first update; else ``loss`` takes ``old_logprobs=None``."""
+        return not self.single_update or self.needs_sequence_kl
+
+    @property
+    def needs_reference(self) -> bool:
+        """Reference log-probabilities: of ``loss`` for KL in the loss, of ``sequence_kl`` for KL in the reward."""
+        return self.beta > 0
+
+    @property
+    def needs_sequence_kl(self) -> bool:
+        """``advantages`` wants ``sequence_kl``, Σ_t (old_logprobs − ref_logprobs): score before the advantages."""
+        return self.beta > 0 and self.kl_placement == "reward"
+
+    @property
+    def needs_loss_reference(self) -> bool:
+        """``loss`` wants ``ref_logprobs``."""
+        return self.beta > 0 and self.kl_placement == "loss"
+
+    @property
+    def needs_entropy(self) -> bool:
+        """``loss`` wants ``entropy`` with a gradient."""
+        return self.entropy_coef > 0
+
+    @property
+    def needs_entropy_mask(self) -> bool:
+        """``loss`` wants ``entropy_mask``: score the rollout before the first update, see :meth:`entropy_threshold`."""
+        return self.top_entropy_quantile < 1
+
+    @property
+    def needs_greedy_baseline(self) -> bool:
+        """``advantages`` wants ``greedy_values``: draw and score one greedy completion per prompt (ReMax)."""
+        return self.baseline == "greedy"
+
+    @property
+    def needs_step_rewards(self) -> bool:
+        """Use :meth:`process_advantages` for the loss; :meth:`advantages` still tells rewards, keep and active."""
+        return self.supervision == "process"
+
+    @property
+    def needs_correct(self) -> bool:
+        """``advantages`` wants ``correct``."""
+        return self.samples == "correct"
+
+    @property
+    def needs_sampling_logprobs(self) -> bool:
+        """``loss`` wants ``sampling_logprobs``."""
+        return self.mismatch != "none"
+
+    @property
+    def token_level(self) -> bool:
+        """A token's loss depends on that token alone: ``loss`` may be called on any slice, e.g. tokens as (1, N)."""
+        return self.ratio_level == "token" and self.mismatch not in ("truncate_sequence", "mask_sequence")

@@ -1,0 +1,87 @@
+"""Writing a trained policy as a Hugging Face folder, with the prompt template and rewards it was trained on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpo_pl
+from grpo_pl.files.writing import system_errors
+from grpo_pl.policy.loading import eos_ids
+from grpo_pl.policy.lora import has_adapters, merged
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rewards.base import Reward
+from grpo_pl.rollout.engine import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MANIFEST = "grpo_pl.json"
+"""Beside the weights: what ``transformers`` does not know about a policy."""
+
+
+def export_policy(
+    folder: Path,
+    *,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    template: PromptTemplate,
+    rewards: Sequence[Reward | Mapping[str, Any]],
+    sampling: SamplingParams,
+    merge: bool = True,
+) -> None:
+    """Writes safetensors, tokenizer, generation config and ``grpo_pl.json``; the folder appears whole or not at all.
+
+    Args:
+        rewards: what the policy was trained on, or the ``class_path`` and ``init_args`` of each.
+        merge: add LoRA adapters to the weights; false writes the adapters alone, which need their base model.
+
+    Raises:
+        ValueError: ``folder`` holds something else than an earlier export.
+        OSError: it cannot be written; an earlier export stays.
+    """
+    from transformers import GenerationConfig
+
+    if folder.exists() and not (folder / MANIFEST).is_file() and any(folder.iterdir()):
+        raise ValueError(f"{folder} exists and is no earlier export ({MANIFEST} is missing): choose another folder.")
+    if merge and has_adapters(model):
+        model = merged(model)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    staging.chmod(0o755)  # a temporary folder is private, an export is for others
+    try:
+        with system_errors():
+            model.save_pretrained(staging)
+            tokenizer.save_pretrained(staging)
+        GenerationConfig(
+            do_sample=True,
+            temperature=sampling.temperature,
+            max_new_tokens=sampling.max_completion_length,
+            eos_token_id=sorted({*eos_ids(model, tokenizer), *sampling.stop_token_ids}) or None,
+            pad_token_id=tokenizer.pad_token_id,
+        ).save_pretrained(staging)
+        (staging / MANIFEST).write_text(json.dumps(manifest(template, rewards, sampling), indent=2) + "\n")
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def manifest(
+    template: PromptTemplate, rewards: Sequence[Reward | Mapping[str, Any]], sampling: SamplingParams
+) -> dict[str, Any]:
+    """The plain values that rebuild prompt template, rewards and completion length."""
+    return {
+        "grpo_pl_version": grpo_pl.__version__,
+        "template": template.to_dict(),
+        "max_completion_length": sampling.max_completion_length,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "rewards": [reward.spec() if isinstance(reward, Reward) else dict(reward) for reward in rewards],
+    }

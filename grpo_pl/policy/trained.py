@@ -1,0 +1,204 @@
+"""``ServedModel``: a trained policy with its tokenizer, template and rewards, from an export or a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from grpo_pl.policy.export import MANIFEST
+from grpo_pl.policy.loading import PolicyConfig, eos_ids, load_model, load_tokenizer
+from grpo_pl.policy.quiet import quiet_libraries
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rewards.trust import FLAG, Untrusted, check_rewards_trusted
+from grpo_pl.rollout.engine import SamplingParams, StopStrings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from grpo_pl.rollout.native.continuous import ContinuousBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """Where everything about a trained policy comes from; loads nothing by itself."""
+
+    name: str
+    """What clients call it: the run's name, or the folder's."""
+    source: Path
+    policy: PolicyConfig
+    checkpoint: Path | None
+    """Training checkpoint that holds the weights; None when ``policy.path`` does."""
+    template: PromptTemplate
+    rewards: Sequence[Mapping[str, Any]]
+    """``class_path`` and ``init_args`` of each reward."""
+    max_completion_length: int
+    temperature: float
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion, as in training."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that do, besides the model's own EOS."""
+    trust_rewards: bool = False
+    """Whether somebody vouches for the rewards; without that only those of ``grpo_pl.rewards.trust`` are built."""
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return load_tokenizer(self.policy)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How completions were drawn in training."""
+        return SamplingParams(
+            max_completion_length=self.max_completion_length,
+            temperature=self.temperature,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+        )
+
+    def new_batch(self, policy: PreTrainedModel, max_rows: int) -> ContinuousBatch:
+        """A batch whose completions end as in training."""
+        from grpo_pl.rollout.native.continuous import ContinuousBatch
+
+        ends = {*eos_ids(policy, self.tokenizer), *self.stop_token_ids}
+        stops = StopStrings.of(self.sampling, self.tokenizer, self.template.prefill)
+        return ContinuousBatch(policy, eos_token_ids=sorted(ends), max_rows=max_rows, stops=stops)
+
+    @cached_property
+    def context(self) -> int | None:
+        """Most tokens of a prompt and its completion together."""
+        from transformers import AutoConfig
+
+        if self.policy.path is not None:
+            config = AutoConfig.from_pretrained(self.policy.path, trust_remote_code=False)
+        else:
+            scratch = dict(self.policy.from_scratch or {})
+            config = AutoConfig.for_model(scratch.pop("model_type"), **scratch)
+        length = getattr(config, "max_position_embeddings", None)
+        return int(length) if length else None
+
+    def load_policy(self, device: str) -> PreTrainedModel:
+        """The policy in evaluation mode. Reads tensors only; nothing is unpickled."""
+        quiet_libraries()
+        model = load_model(self.policy, self.tokenizer, weights=self.checkpoint is None)
+        if self.checkpoint is not None:
+            from grpo_pl.files.checkpoints import policy_weights, read_checkpoint
+
+            weights = policy_weights(read_checkpoint(self.checkpoint))
+            missing, unexpected = model.load_state_dict(weights, strict=False)
+            tied = set(getattr(model, "_tied_weights_keys", None) or ())
+            lost = [name for name in missing if name not in tied]
+            if lost or unexpected:
+                raise ValueError(
+                    f"{self.checkpoint} does not fit the policy of its run: {(lost or unexpected)[0]} is "
+                    f"{'missing' if lost else 'not part of it'}. Serve the run's export folder instead."
+                )
+        return model.to(device).eval()  # type: ignore[arg-type]
+
+
+def find_model(path: Path, *, trust_rewards: bool = False) -> ServedModel:
+    """What ``path`` holds; nothing that it names is imported.
+
+    Args:
+        path: an exported folder, a run folder (its export, or else its last checkpoint), or a checkpoint file.
+        trust_rewards: let it name any class as a reward, because its author is known.
+
+    Raises:
+        ValueError: nothing there, or nothing that can be served, or without ``trust_rewards`` a class or a setting
+            that could run somebody else's code.
+    """
+    model = _found(path)
+    if trust_rewards:
+        return replace(model, trust_rewards=True)
+    check_rewards_trusted(model.rewards)
+    _refuse_code(model)
+    return model
+
+
+def _found(path: Path) -> ServedModel:
+    if not path.exists():
+        raise ValueError(f"no such model: {path}. Give an exported folder, a run folder or a checkpoint.")
+    if path.is_file() or path.suffix == ".ckpt":
+        return _from_checkpoint(path)
+    if (path / MANIFEST).is_file():
+        return _from_export(path)
+    from grpo_pl.files.runs import RunFolder  # with Lightning behind it, which an export does not need
+
+    run = RunFolder(path)
+    if (run.export / MANIFEST).is_file():
+        return _from_export(run.export)
+    if run.config.is_file() and run.last_checkpoint.exists():
+        return _from_checkpoint(run.last_checkpoint)
+    raise ValueError(f"{path} holds neither {MANIFEST} nor a run with a checkpoint: export the policy there first.")
+
+
+def _from_export(folder: Path) -> ServedModel:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    generation = folder / "generation_config.json"
+    settings = json.loads(generation.read_text()) if generation.is_file() else {}
+    where = folder.resolve()
+    return ServedModel(
+        name=where.parent.name if where.name == "export" else where.name,
+        source=folder,
+        policy=PolicyConfig(path=str(folder), dtype="auto"),
+        checkpoint=None,
+        template=PromptTemplate(**manifest["template"]),
+        rewards=manifest["rewards"],
+        max_completion_length=manifest["max_completion_length"],
+        temperature=settings.get("temperature") or 1.0,
+        stop=tuple(manifest.get("stop", ())),
+        stop_token_ids=tuple(manifest.get("stop_token_ids", ())),
+    )
+
+
+def _from_checkpoint(file: Path) -> ServedModel:
+    from grpo_pl.files.runs import RunFolder
+
+    run = RunFolder(file.absolute().parent.parent)
+    if not run.config.is_file():
+        raise ValueError(f"{file} lies in no run folder ({run.config} is missing), so its rewards are unknown.")
+    model = yaml.safe_load(run.config.read_text())["model"]
+    sampling = model.get("sampling") or {}
+    return ServedModel(
+        name=run.path.name,
+        source=file,
+        policy=PolicyConfig(**model["policy"]),
+        checkpoint=file,
+        template=PromptTemplate(**(model.get("template") or {})),
+        rewards=model["rewards"],
+        max_completion_length=sampling.get("max_completion_length", 256),
+        temperature=sampling.get("temperature", 1.0),
+        stop=tuple(sampling.get("stop") or ()),
+        stop_token_ids=tuple(sampling.get("stop_token_ids") or ()),
+    )
+
+
+def _refuse_code(model: ServedModel) -> None:
+    """Refuses settings by which ``transformers`` or ``peft`` would import a module or fetch a kernel by name.
+
+    Raises:
+        Untrusted: names the file and the setting.
+    """
+    kernels = {"": [model.policy.attn_implementation, (model.policy.from_scratch or {}).get("attn_implementation")]}
+    if model.checkpoint is None:
+        for name in ("config.json", "adapter_config.json"):
+            file = model.source / name
+            settings = json.loads(file.read_text()) if file.is_file() else {}
+            kernels[name] = [value for key, value in settings.items() if key.strip("_") == "attn_implementation"]
+            for key in ("auto_map", "auto_mapping", "megatron_config", "megatron_core"):
+                if settings.get(key) not in (None, {}, _HARMLESS.get(key)):
+                    raise Untrusted(f"{file} names code in {key!r}: it needs {FLAG}.")
+    for name, values in kernels.items():
+        for value in values:
+            if value is not None and value not in ATTENTION:
+                raise Untrusted(f"{name or 'the policy'} asks for the kernel {value!r} in attn_implementation: {FLAG}.")
+
+
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+"""Implementations that ``transformers`` brings along; other names are repositories of the hub."""
+_HARMLESS = {"megatron_core": "megatron.core"}
+"""What ``peft`` writes where nothing was chosen."""

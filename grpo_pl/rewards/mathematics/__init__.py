@@ -1,0 +1,1 @@
+"""Is an answer the same mathematics as the gold one?"""

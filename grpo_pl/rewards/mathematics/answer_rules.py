@@ -1,0 +1,241 @@
+"""What can be said of a gold answer and an answer without algebra, and what the verifier is asked about the rest."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from grpo_pl.rewards.mathematics import answer_text as text
+from grpo_pl.rewards.mathematics import notation, units
+from grpo_pl.rewards.mathematics.number_lists import read_number_list, same_list
+from grpo_pl.rewards.sandbox.pool import Verdict
+
+_ASSIGNED = re.compile(
+    r"\s*(?:[A-Za-z](?:_\{?\w+\}?)?|[A-Za-z]{2,}|\\text\s*\{\s*(?!not\b)[^\W\d_][^{}\d,]*\})\s*=(?!=)\s*([^=]+)"
+)
+_NOT_A_NUMBER = re.compile(r"\s*(?:\\text\s*\{\s*nan\s*\}|nan)\s*", re.IGNORECASE)
+_NUMBER_AS_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[\d.,/]+)\s*\}")
+_INNER_UNIT = re.compile(r"(?<=[\d}])\s*\\text\s*\{([^{}]*)\}(?:\s*\^\s*\{?[23]\}?)?")
+_MEMBERS = re.compile(r"\s*([A-Za-z](?:_\{?\w+\}?)?|\([A-Za-z](?:\s*,\s*[A-Za-z])+\))\s*(=|\\in)\s*(\(.*|\\\{.*|\[.*)")
+_NEARBY = Fraction(1, 20)
+"""How far the approximation behind an exact number may be from it, relative to it."""
+_UNREADABLE = ("cannot be parsed", "not equal to itself", "cannot be compared")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A pair that takes algebra: the insides of two boxes for the verifier."""
+
+    gold: str
+    answer: str
+    repeated: bool = False
+    """The answer is the gold one, symbol for symbol: all that is asked is whether that means anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerRules:
+    """The rules of ``MathReward``, which documents its fields."""
+
+    percent: Literal["hundredth", "unit"]
+    allow_unevaluated: bool
+    max_answer_chars: int
+    relative_tolerance: float
+
+    def gold_fault(self, gold: str) -> str:
+        """What is wrong with a gold answer as text, or an empty string."""
+        if not gold.strip():
+            return "empty"
+        if _NOT_A_NUMBER.fullmatch(gold):
+            return "undefined value"
+        if text.has_control_characters(gold):
+            return "control characters"
+        if reason := text.oversize(gold, self.max_answer_chars):
+            return reason
+        form = text.canonical(gold)
+        if not (text.has_balanced_braces(gold) and text.has_balanced_braces(form)):
+            return "unbalanced braces"
+        return "an operator without its other side" if notation.is_malformed(form) else ""
+
+    def plan(self, gold_text: str, answer: str) -> Verdict | Job:
+        """The verdict where it needs no algebra, else the job for the pool."""
+        if not answer.strip():
+            return Verdict("no_answer")
+        if reason := text.oversize(answer, self.max_answer_chars):
+            return Verdict("too_long", reason)
+        if _NOT_A_NUMBER.fullmatch(answer):
+            return Verdict("wrong", "undefined value")
+        if fault := self.gold_fault(gold_text):
+            return Verdict("bad_gold", fault)
+        if text.has_control_characters(answer):
+            return Verdict("wrong", "control characters")
+        if text.has_compatibility_markup(answer) and answer.strip() != gold_text.strip():
+            return Verdict("wrong", "look-alikes of braces or backslashes")
+        gold, mine = text.canonical(gold_text), text.canonical(answer)
+        if not text.has_balanced_braces(mine):
+            return Verdict("wrong", "unbalanced braces")
+        if notation.symbols(gold) == notation.symbols(mine):
+            return self._repeated(gold)
+        if r"\boxed" in mine:
+            return Verdict("wrong", "a box in the box")
+        return self._compare(gold, mine)
+
+    def reads_at_sight(self, pair: tuple[str, str]) -> bool:
+        """True if the gold answer needs no verifier to be sound, or if the answer can never be right."""
+        gold = text.canonical(pair[0])
+        if _NOT_A_NUMBER.fullmatch(pair[1]):
+            return True
+        return self._is_plain(gold) or self._is_plain(units.split_unit(gold)[0])
+
+    def review(self, job: Job, verdict: Verdict) -> Verdict:
+        """Takes back an ``ok`` for an answer that leaves the work to the verifier, and accepts what repeats a gold
+        answer that a person can read and the verifier cannot."""
+        unread = verdict.status == "bad_gold" and verdict.detail.startswith(_UNREADABLE)
+        scored = verdict.detail == "undefined value" and ":" in job.gold and "frac" not in job.gold  # 3:0
+        if (unread or scored) and notation.is_notation(job.gold):
+            return Verdict("ok") if job.repeated else Verdict("wrong", "not the gold answer by its symbols")
+        if job.repeated and verdict.status == "wrong" and verdict.detail != "undefined value":
+            return Verdict("ok")
+        if verdict.status != "ok" or self.allow_unevaluated or job.repeated:
+            return verdict
+        plain_numbers = text.is_worked_out(job.gold) and re.search(r"\d", job.gold)
+        undone = plain_numbers and not text.is_worked_out(job.answer)
+        if undone or notation.leaves_work(job.gold, job.answer):
+            return Verdict("wrong", "not worked out")
+        return verdict
+
+    def _repeated(self, gold: str) -> Verdict | Job:
+        if self._is_plain(gold) or notation.is_date(gold) or notation.is_clock(gold):
+            return Verdict("ok")
+        side = self._for_worker(gold)
+        return Job(side, side, repeated=True)
+
+    def _is_plain(self, side: str) -> bool:
+        """True for a written-out number, a list of them, and words."""
+        return (
+            self._number(side) is not None
+            or text.as_words(side) is not None
+            or read_number_list(side, percent_is_hundredth=self.percent == "hundredth") is not None
+        )
+
+    def _number(self, side: str) -> text.Number | None:
+        return text.read_number(side, percent_is_hundredth=self.percent == "hundredth")
+
+    def _compare(self, gold: str, mine: str) -> Verdict | Job:
+        """The verdict on two canonical answers that differ in their symbols."""
+        gold_words = text.as_words(gold)
+        if gold_words is not None and gold_words == text.as_words(mine):
+            return Verdict("ok")
+        if verdict := self._compare_notation(gold, mine):
+            return verdict
+        (gold, _), (mine, near) = notation.exact_side(gold), notation.exact_side(mine)
+        if near and not self._is_near(mine, near):
+            return Verdict("wrong", "no approximation")
+        if "=" not in gold and (assigned := _ASSIGNED.fullmatch(mine)):
+            mine = assigned[1]
+        (gold, gold_unit), (mine, unit) = units.split_unit(gold), units.split_unit(mine)
+        if gold_unit and unit and not units.same_unit(gold_unit, unit):
+            return Verdict("wrong", f"unit {unit}, expected {gold_unit}")
+        mine = without_inner_units(gold, mine)
+        if match := _NUMBER_AS_TEXT.fullmatch(mine):
+            mine = match[1]
+        if (aligned := notation.align_assignments(gold, mine)) is not None:
+            gold, mine = aligned
+            if not mine:
+                return Verdict("wrong", "other names")
+        elif (named := _MEMBERS.fullmatch(mine)) and not _MEMBERS.fullmatch(gold) and "=" not in gold + named[3]:
+            mine = named[3]
+        verdict = self._compare_text(gold, mine) or self._objection(gold, mine)
+        if verdict:
+            return verdict
+        return Job(self._for_worker(gold), self._for_worker(mine))
+
+    def _compare_notation(self, gold: str, mine: str) -> Verdict | None:
+        """The verdict on times, dates, bases and chains of inequalities, which mean nothing else by their values."""
+        if notation.is_date(gold):
+            return Verdict("wrong", "another date")
+        if notation.same_clock(gold, mine):
+            return Verdict("ok")
+        if ":" in mine and notation.is_clock(gold):
+            return Verdict("wrong", "another time")
+        ours, theirs = notation.read_base(gold), notation.read_base(mine)
+        if ours or theirs:
+            return self._compare_bases(gold, mine)
+        links = notation.chain(gold)
+        return Verdict("ok") if links is not None and links == notation.chain(mine) else None
+
+    def _compare_bases(self, gold: str, mine: str) -> Verdict:
+        """Digits and base must agree; the base may be left out of an answer to a gold one that states it, and base ten
+        anywhere."""
+        ours, theirs = (notation.read_base(side) or (notation.symbols(side).upper(), 0) for side in (gold, mine))
+        same = ours[0] == theirs[0] and (ours[1] == theirs[1] or not theirs[1] or {ours[1], theirs[1]} == {0, 10})
+        return Verdict("ok") if same else Verdict("wrong", "another number or base")
+
+    def _is_near(self, exact: str, near: str) -> bool:
+        r"""True if ``near`` may stand behind ``exact \approx``: a number, and a near one where that can be told."""
+        value, rounded = self._number(exact.rpartition("=")[2].strip()), self._number(units.split_unit(near)[0])
+        if rounded is None:
+            return False
+        return value is None or abs(value.value - rounded.value) <= _NEARBY * abs(value.value)
+
+    def _objection(self, gold: str, mine: str) -> Verdict | None:
+        """Why an answer cannot be right, whatever its value."""
+        if sorted(notation.remarks(mine)) != sorted(notation.remarks(gold)) and notation.remarks(mine):
+            return Verdict("wrong", "words beside the answer")
+        if notation.numbers_below(mine) - notation.numbers_below(gold):
+            return Verdict("wrong", "another base or index")
+        if notation.computes_with_infinity(mine) and not notation.computes_with_infinity(gold):
+            return Verdict("wrong", "arithmetic with infinity")
+        return None
+
+    def _compare_text(self, gold: str, answer: str) -> Verdict | None:
+        """The verdict on numbers that are written out and on words; ``None`` if it takes algebra."""
+        if (pointed := notation.decimal_comma(gold)) is not None:
+            ours, theirs = self._number(pointed), self._number(notation.decimal_comma(answer) or answer)
+            if ours is not None and theirs is not None and self._same_number(ours, theirs):
+                return Verdict("ok")
+        gold_number, number = self._number(gold), self._number(answer)
+        if gold_number is not None and number is not None:
+            return Verdict("ok" if self._same_number(gold_number, number) else "wrong")
+        hundredth = self.percent == "hundredth"
+        gold_list = read_number_list(gold, percent_is_hundredth=hundredth)
+        numbers = read_number_list(answer, percent_is_hundredth=hundredth)
+        if gold_list is not None and numbers is not None:
+            same = same_list(gold_list, numbers, self._same_number)
+            return None if same is None else Verdict("ok" if same else "wrong")
+        gold_words, words = text.as_words(gold), text.as_words(answer)
+        if gold_words is not None:
+            if gold_words == (words if words is not None else answer.strip()):
+                return Verdict("ok")
+            return Verdict("wrong") if words is not None or len(gold_words) > 1 else None
+        if gold_number is not None and words is not None:
+            return Verdict("wrong", "words where a number was asked for")
+        return None
+
+    def _same_number(self, gold: text.Number, answer: text.Number) -> bool:
+        """Equal, and worked out: 84/7 is not an answer to 12."""
+        left_to_divide = answer.quotient and not gold.quotient and gold.value.denominator == 1
+        if left_to_divide and not self.allow_unevaluated:
+            return False
+        return text.same_number(gold, answer, self.relative_tolerance)
+
+    def _for_worker(self, side: str) -> str:
+        r"""``side`` with percent signs and ``\pm`` written out, which math-verify reads in more than one way."""
+        replacement = r"\\frac{\1}{100}" if self.percent == "hundredth" else r"\1"
+        side = re.sub(r"(\d+(?:\.\d+)?)\s*\\%", replacement, side)
+        if side.count(r"\pm") == 1:
+            side = ",".join(side.replace(r"\pm", sign) for sign in "+-")
+        return side
+
+
+def without_inner_units(gold: str, answer: str) -> str:
+    r"""``answer`` without the units of measure inside it, where the gold one has none: ``3\text{ cm}, 4``."""
+    if r"\text" in gold or len(notation.split_top(answer)) < len(notation.remarks(answer)) or "," not in answer:
+        return answer
+
+    def cut(match: re.Match[str]) -> str:
+        unit = units.split_unit("1" + match.group())[1]
+        return "" if units.is_measure(unit) else match.group()
+
+    return _INNER_UNIT.sub(cut, answer)

@@ -1,0 +1,205 @@
+"""``MathReward`` and ``ExactReward``: is the last boxed answer the gold one?"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.mathematics import answer_text as text
+from grpo_pl.rewards.mathematics.answer_rules import AnswerRules, Job
+from grpo_pl.rewards.sandbox.pool import SandboxSettings, Verdict, WorkerPool, shared_pool
+
+_COSTLY = frozenset({"timeout", "killed", "crashed"})
+
+
+def _shown(answer: str) -> str:
+    """``answer`` for logs: short, and free of characters that JSON files and terminals choke on."""
+    clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in answer[:80])
+    return clean + "…" if len(answer) > 80 else clean
+
+
+def _score(verdict: Verdict, answer: str, beside: str) -> Score:
+    """The score of a verdict: 1 for ``ok``, nothing where the completion is not to blame, else 0."""
+    status = verdict.status
+    value = 1.0 if status == "ok" else None if status == "unavailable" else 0.0
+    if status == "bad_gold":
+        return Score(None, status, verdict.detail)  # the answer has nothing to do with it
+    notes = [verdict.detail] if verdict.detail else []
+    if beside:
+        notes.append(f"beside the box: {_shown(beside)}")
+    return Score(value, status, ": ".join([_shown(answer), "; ".join(notes)]) if notes else _shown(answer))
+
+
+def text_beside_box(completion: str) -> str:
+    r"""What the last ``<answer>`` block holds beside its last box; empty if it holds nothing else, or there is none."""
+    _, opened, block = completion.rpartition("<answer>")
+    content = text.last_boxed(block := block.partition("</answer>")[0]) if opened else None
+    if content is None:
+        return ""
+    end = block.rfind(content) + len(content)
+    start = block.rfind(r"\boxed", 0, block.rfind(content))
+    return (block[:start] + block[block.find("}", end) + 1 :]).strip()
+
+
+def _self_fault(verdict: Verdict) -> str:
+    """What the verdict on a gold answer against itself says about it."""
+    if verdict.status == "bad_gold":
+        return verdict.detail
+    return "" if verdict.status in ("ok", "unavailable") else "not equal to itself"
+
+
+@dataclass(kw_only=True)
+class ExactReward(Reward):
+    r"""1 if the last ``\boxed{…}`` equals the gold answer as a string, else 0; range {0, 1}.
+
+    Both sides are stripped and compared without any mathematics: ``0.5`` is not ``1/2``. This is the rule that the
+    first open reproductions of R1 used; :class:`MathReward` compares values.
+    """
+
+    name: str = "exact"
+    """Key of this reward in metrics, tables and files."""
+    weight: float = 1.0
+    """Factor in the weighted sum of rewards."""
+    correctness: bool = False
+    """True for the one reward per config that says whether an answer is right."""
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        return [self._one(c, a) for c, a in zip(completions, answers, strict=True)]
+
+    def gold_faults(self, golds: Sequence[str]) -> list[str]:
+        return ["" if gold.strip() else "empty" for gold in golds]
+
+    @staticmethod
+    def _one(completion: str, gold: str) -> Score:
+        boxed = text.last_boxed(completion)
+        if boxed is None or not boxed.strip():
+            return Score(0.0, "no_answer")
+        if not gold.strip():
+            return Score(None, "bad_gold", "empty")
+        same = boxed.strip() == gold.strip()
+        return Score(1.0 if same else 0.0, "ok" if same else "wrong", _shown(boxed))
+
+
+@dataclass(kw_only=True)
+class MathReward(Reward):
+    r"""1 if the last ``\boxed{…}`` means the same as the gold answer, else 0; range {0, 1}.
+
+    ``1/2``, ``0.5`` and ``\frac12`` are the same. Written-out numbers and text answers are compared right here; all
+    else goes to math-verify in killable worker processes (see ``sandbox``), so that no answer can hang, crash or
+    swell the run. An answer that costs too much is 0 with status ``timeout``, ``killed``, ``crashed`` or
+    ``too_long``; a gold answer that cannot be read is ``None`` with ``bad_gold``.
+
+    The rules on top of math-verify: a relation between numbers answers nothing (``6=5`` for 5), ``x=5`` answers 5;
+    a number must be worked out (``123\cdot456`` and ``84/7`` for 12 are not); different units of measure differ, a
+    missing unit is fine; tiny numbers must agree in relative terms; text answers are compared as text; ``\pm2`` is
+    both values; undefined values are never right.
+    """
+
+    name: str = "math"
+    """Key of this reward in metrics, tables and files."""
+    weight: float = 1.0
+    """Factor in the weighted sum of rewards."""
+    correctness: bool = True
+    """True for the one reward per config that says whether an answer is right."""
+    allow_unevaluated: bool = False
+    r"""Accept work instead of a result: ``123\cdot456`` for 56088. A policy may then copy the question."""
+    percent: Literal["hundredth", "unit"] = "hundredth"
+    r"""What ``50\%`` means: ``hundredth`` is 0.5, ``unit`` is 50 (for data sets that drop the sign)."""
+    workers: int = 2
+    """Worker processes; rewards with the same limits share them."""
+    soft_limit_s: float = 1.0
+    """CPU seconds after which a comparison is interrupted (status ``timeout``)."""
+    hard_limit_s: float = 1.5
+    """CPU seconds after which a worker that cannot be interrupted is killed (status ``killed``)."""
+    memory_limit_mb: int = 2048
+    """Address space of one worker in MiB."""
+    max_answer_chars: int = 1000
+    """Longer boxed answers are not judged (status ``too_long``)."""
+    relative_tolerance: float = 1e-4
+    """How far apart two numbers may be, relative to the gold one; they must agree to six places as well."""
+
+    pool: WorkerPool = field(init=False, repr=False, compare=False)
+    rules: AnswerRules = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.percent not in ("hundredth", "unit"):
+            raise ValueError(f"percent must be 'hundredth' or 'unit', got {self.percent!r}.")
+        if self.max_answer_chars < 1:
+            raise ValueError(f"max_answer_chars must be at least 1, got {self.max_answer_chars}.")
+        if not 0 <= self.relative_tolerance < 1:
+            raise ValueError(f"relative_tolerance must lie in [0, 1), got {self.relative_tolerance}.")
+        settings = SandboxSettings(
+            workers=self.workers,
+            soft_limit_s=self.soft_limit_s,
+            hard_limit_s=self.hard_limit_s,
+            memory_limit_mb=self.memory_limit_mb,
+            relative_tolerance=self.relative_tolerance,
+        )
+        self.pool = shared_pool(settings)
+        self.rules = AnswerRules(
+            percent=self.percent,
+            allow_unevaluated=self.allow_unevaluated,
+            max_answer_chars=self.max_answer_chars,
+            relative_tolerance=self.relative_tolerance,
+        )
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        found = [text.last_boxed(completion) or "" for completion in completions]
+        pairs = list(zip(answers, found, strict=True))
+        verdicts = self._judge(pairs)
+        beside = map(text_beside_box, completions)
+        return [_score(verdicts[pair], pair[1], around) for pair, around in zip(pairs, beside, strict=True)]
+
+    def gold_faults(self, golds: Sequence[str]) -> list[str]:
+        """Judges every gold answer against itself."""
+        verdicts = self._judge([(gold, gold) for gold in golds])
+        return [self.rules.gold_fault(gold) or _self_fault(verdicts[gold, gold]) for gold in golds]
+
+    def start(self) -> None:
+        self.pool.start()
+
+    def close(self) -> None:
+        """Ends the workers, for all rewards that share them; whoever needs them again starts new ones."""
+        self.pool.close()
+
+    def _judge(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Verdict]:
+        """The verdict on every distinct (gold, answer) pair."""
+        plans = {pair: self.rules.plan(*pair) for pair in dict.fromkeys(pairs)}
+        hard = {pair: plan for pair, plan in plans.items() if isinstance(plan, Job)}
+        verdicts = {pair: plan for pair, plan in plans.items() if isinstance(plan, Verdict)}
+        judged = self._clear_of_bad_golds([(job.gold, job.answer) for job in hard.values()])
+        for (pair, job), verdict in zip(hard.items(), judged, strict=True):
+            verdicts[pair] = self.rules.review(job, verdict)
+        self._blame_golds(verdicts, settled=hard.keys())
+        return verdicts
+
+    def _blame_golds(self, verdicts: dict[tuple[str, str], Verdict], *, settled: Collection[tuple[str, str]]) -> None:
+        """Turns ``wrong`` into ``bad_gold`` where an answer was refused before its gold answer had been looked at."""
+        unseen = {
+            pair: None
+            for pair, verdict in verdicts.items()
+            if verdict.status == "wrong"
+            and pair[0] != pair[1]
+            and pair not in settled
+            and not self.rules.reads_at_sight(pair)
+        }
+        golds = list(dict.fromkeys(gold for gold, _ in unseen))
+        faults = dict(zip(golds, self.gold_faults(golds), strict=True)) if golds else {}
+        for pair in unseen:
+            if faults[pair[0]]:
+                verdicts[pair] = Verdict("bad_gold", faults[pair[0]])
+
+    def _clear_of_bad_golds(self, jobs: list[tuple[str, str]]) -> list[Verdict]:
+        """The verdicts of the pool; where one cost too much, the gold answer is judged alone, as it may be the bomb."""
+        verdicts = self.pool.run(jobs)
+        suspects = [gold for (gold, _), v in zip(jobs, verdicts, strict=True) if v.status in _COSTLY]
+        alone = dict(zip(suspects, self.pool.run([(gold, gold) for gold in suspects]), strict=True))
+        bad = {gold for gold, verdict in alone.items() if verdict.status in _COSTLY}
+        fault = Verdict("bad_gold", "takes too long to compare with itself")
+        return [fault if gold in bad else verdict for (gold, _), verdict in zip(jobs, verdicts, strict=True)]

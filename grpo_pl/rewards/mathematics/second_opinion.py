@@ -1,0 +1,184 @@
+"""``StrictAnswerReward`` and ``LenientAnswerReward``: two cheap judges on either side of the one that training uses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.format import after_thinking, answer_block, is_one_box
+from grpo_pl.rewards.mathematics import answer_text as text
+
+_BOX = re.compile(r"\\boxed\s*\{")
+_NUMBER = re.compile(
+    r"(?P<minus>-\s{0,3})?"
+    r"(?P<number>\\[dtc]?frac\s*(?:\{\s*-?\d+\s*\}|\d)\s*(?:\{\s*-?\d+\s*\}|\d)|\d[\d,]*(?:\.\d+)?(?:\s{0,3}/\s{0,3}\d+)?)"
+)
+_NEARLY = Fraction(1, 10**4)
+"""How far a number in the text may be from the gold one, relative to it, for the lenient judge."""
+_LONGEST_NUMBER = 400
+"""Characters of a number that is read by value; a longer one is compared by its symbols."""
+
+
+def boxed_answers(completion: str) -> list[str]:
+    r"""What every ``\boxed{…}`` holds, in order and with braces matched; an inner box stands for the one around it.
+
+    Empty if the last box is not closed: a text that was cut off there has given no answer.
+    """
+    starts = [match.start() for match in _BOX.finditer(completion)]
+    found = [text.last_boxed(completion[a:b]) for a, b in pairwise([*starts, len(completion)])]
+    return [] if not found or found[-1] is None else [answer.strip() for answer in found if answer is not None]
+
+
+def normal_form(answer: str) -> Hashable:
+    """One value for all spellings of an answer: a written-out number by value, anything else by its symbols.
+
+    A quotient that is left to be divided is not the number it comes to.
+    """
+    form = _canonical(answer)
+    number = _number(form)
+    return (number.value, number.quotient) if number is not None else _without_space(form)
+
+
+def braces_balance(text: str) -> bool:
+    r"""Whether every ``{`` and ``}`` of ``text`` has its partner; ``\{`` and ``\}`` are signs of their own."""
+    depth = 0
+    for brace in re.findall(r"[{}]", re.sub(r"\\.", "", text, flags=re.DOTALL)):
+        depth += 1 if brace == "{" else -1
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+@dataclass(kw_only=True)
+class StrictAnswerReward(Reward):
+    r"""1 if the text behind the last ``</think>`` boxes the gold answer, and no other; range {0, 1}.
+
+    Answers are equal if they are the same symbols, typography aside, or the same written-out number to the last digit.
+    There is no algebra, no tolerance and no unit: ``x+1`` is not ``1+x``, ``0.5`` is not ``1/2``. It therefore refuses
+    some right answers, but there is little in it to be fooled:
+
+    - What stands behind a ``<think>`` that is not closed is no answer, nor is a box in front of the last ``</think>``.
+    - Boxes of different content are no answer, and a box in a box is none.
+    - Where there is an ``<answer>`` block, it is the only one, closed, and holds one box and nothing else, unless
+      ``allow_text``. Elsewhere text may stand around the box, but its braces must balance.
+    """
+
+    name: str = "strict"
+    """Key of this reward in metrics, tables and files."""
+    weight: float = 1.0
+    """Factor in the weighted sum of rewards."""
+    correctness: bool = False
+    """True for the one reward per config that says whether an answer is right."""
+    allow_text: bool = False
+    """Text may stand beside the box in ``<answer>``."""
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        return [self._one(c, a) for c, a in zip(completions, answers, strict=True)]
+
+    def gold_faults(self, golds: Sequence[str]) -> list[str]:
+        return ["" if gold.strip() else "empty" for gold in golds]
+
+    def _one(self, completion: str, gold: str) -> Score:
+        if not gold.strip():
+            return Score(None, "bad_gold", "empty")
+        said = after_thinking(completion)
+        boxes = boxed_answers(said)
+        if not boxes or not boxes[-1]:
+            return Score(0.0, "no_answer")
+        longest = max(map(len, boxes))
+        if longest > len(gold) + 1000:
+            return Score(0.0, "too_long", f"{longest} characters")
+        if fault := self._fault(said):
+            return Score(0.0, "wrong", fault)
+        if len({normal_form(box) for box in boxes}) > 1:
+            return Score(0.0, "wrong", f"{len(boxes)} boxes that differ")
+        same = normal_form(boxes[-1]) == normal_form(gold)
+        return Score(1.0 if same else 0.0, "ok" if same else "wrong")
+
+    def _fault(self, said: str) -> str:
+        """What is wrong with the form of the answer, or an empty string."""
+        if len(boxed_answers(said)) < len(_BOX.findall(said)):
+            return "a box in a box, or one that is not closed"
+        block = answer_block(said)
+        if block is None:
+            return "" if braces_balance(said) else "braces that do not balance"
+        if said.count("<answer>") != 1 or said.count("</answer>") != 1:
+            return "answer blocks that are not one"
+        if not boxed_answers(block):
+            return "a box outside the answer block"
+        return "" if self.allow_text or is_one_box(block) else "text beside the box"
+
+
+@dataclass(kw_only=True)
+class LenientAnswerReward(Reward):
+    """1 if the gold answer stands anywhere in the text, boxed or not, else 0; range {0, 1}.
+
+    A number is looked for by value, to four digits, among all numbers of the text; anything else by its symbols,
+    typography and spaces aside. Mentioning the answer is enough, so listing candidates is worth 1: never train on
+    this. What even this judge refuses holds no sign of the gold answer.
+    """
+
+    name: str = "lenient"
+    """Key of this reward in metrics, tables and files."""
+    weight: float = 1.0
+    """Factor in the weighted sum of rewards."""
+    correctness: bool = False
+    """True for the one reward per config that says whether an answer is right."""
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        return [self._one(c, a) for c, a in zip(completions, answers, strict=True)]
+
+    def gold_faults(self, golds: Sequence[str]) -> list[str]:
+        return ["" if gold.strip() else "empty" for gold in golds]
+
+    @staticmethod
+    def _one(completion: str, gold: str) -> Score:
+        if not gold.strip():
+            return Score(None, "bad_gold", "empty")
+        form = _canonical(gold)
+        number = _number(form)
+        if number is not None:
+            near = _NEARLY * abs(number.value)
+            found = any(abs(value - number.value) <= near for value in _numbers(completion))
+        else:
+            found = _without_space(form) in _without_space(_canonical(completion))
+        return Score(1.0 if found else 0.0, "ok" if found else "wrong")
+
+
+def _numbers(completion: str) -> Iterator[Fraction]:
+    """Every number of a text; behind a minus sign, which may be an operator, also its opposite."""
+    for match in _NUMBER.finditer(completion.replace("−", "-")):
+        whole = match["number"]
+        parts = [whole] if _value(whole) is not None else whole.split(",", 100)[:100]  # 1,2 is a list
+        for part in parts:
+            if (value := _value(part)) is not None:
+                yield value
+                if match["minus"]:
+                    yield -value
+
+
+def _value(piece: str) -> Fraction | None:
+    number = text.read_number(text.canonical(piece)) if 0 < len(piece) <= 100 else None
+    return None if number is None else number.value
+
+
+def _canonical(written: str) -> str:
+    """``canonical``, past its cache where the text is a page and not an answer."""
+    return text.canonical(written) if len(written) <= 1000 else text.canonical.__wrapped__(written)
+
+
+def _number(form: str) -> text.Number | None:
+    return text.read_number(form) if len(form) <= _LONGEST_NUMBER else None
+
+
+def _without_space(form: str) -> str:
+    return "".join(form.split())

@@ -1,0 +1,147 @@
+"""A pool of killable worker processes that judge untrusted answers under real limits of time and memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from grpo_pl.rewards.sandbox.worker_threads import Crew, Job, SandboxSettings, Verdict, WorkerStartError
+
+__all__ = ["Job", "SandboxSettings", "Verdict", "WorkerPool", "WorkerStartError"]
+
+LASTING = frozenset({"ok", "wrong", "bad_gold", "crashed"})
+"""Verdicts that depend on the pair alone; a time-out may be due to a busy machine and is not remembered."""
+
+_GROWING = re.compile(r"\^|!|\\[dt]?binom")
+
+
+class WorkerPool:
+    """Judges (gold, answer) pairs in killable processes; safe from any thread, and anew in each forked child.
+
+    Workers start on first use or with :meth:`start`, end when their parent ends, however it ends, and never import
+    torch, so they may be started under CUDA, in daemonic processes and in data loader workers.
+    """
+
+    _lock: threading.Lock
+    _crew: Crew | None
+    _cache: OrderedDict[Job, Verdict]
+    _finalizer: weakref.finalize[Any, WorkerPool]
+
+    def __init__(self, settings: SandboxSettings | None = None) -> None:
+        self.settings = settings or SandboxSettings()
+        self._forget()
+        _pools.add(self)
+
+    def start(self) -> None:
+        """Starts the workers and waits for them.
+
+        Raises:
+            WorkerStartError: math-verify cannot be imported, or the machine refuses another process.
+        """
+        with self._lock:
+            crew = self._ensure_crew()
+        crew.wait_until_ready()
+
+    def run(self, jobs: Sequence[Job]) -> list[Verdict]:
+        """One verdict per job, in order; equal jobs are judged once."""
+        if not jobs:
+            return []
+        self.start()
+        waiting: dict[Job, Future[Verdict]] = {}
+        verdicts: dict[Job, Verdict] = {}
+        with self._lock:  # close() must not come between finding the crew and handing it a job
+            for job in sorted(dict.fromkeys(jobs), key=_danger, reverse=True):
+                if job in self._cache:
+                    self._cache.move_to_end(job)
+                    verdicts[job] = self._cache[job]
+                else:
+                    waiting[job] = self._ensure_crew().submit(job)
+        for job, future in waiting.items():
+            verdicts[job] = future.result()
+        with self._lock:
+            self._cache.update((job, verdicts[job]) for job in waiting if verdicts[job].status in LASTING)
+            while len(self._cache) > self.settings.cache_size:
+                self._cache.popitem(last=False)
+        return [verdicts[job] for job in jobs]
+
+    @property
+    def kills(self) -> int:
+        """Workers killed for ignoring the soft limit."""
+        return self._crew.counts["kills"] if self._crew is not None else 0
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the live workers."""
+        return [w.process.pid for w in self._crew.workers if w is not None] if self._crew is not None else []
+
+    def close(self) -> None:
+        """Ends the workers; the pool starts new ones if it is used again."""
+        with self._lock:
+            crew, self._crew = self._crew, None
+        if crew is not None:
+            self._finalizer.detach()
+            crew.close()
+
+    def _ensure_crew(self) -> Crew:
+        """The crew, made if there is none; called with the lock held."""
+        if self._crew is None:
+            self._crew = Crew(self.settings)
+            self._finalizer = weakref.finalize(self, self._crew.dismiss)
+            self._finalizer.atexit = False
+        return self._crew
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._crew = None
+        self._cache = OrderedDict()
+
+    def _after_fork(self) -> None:
+        """Leaves the parent's workers to the parent: this process has copies of their pipes, and no threads."""
+        crew = self._crew
+        self._forget()
+        if crew is not None:
+            self._finalizer.detach()
+            for worker in crew.workers:
+                if worker is not None:
+                    worker.drop_pipes()
+
+    def __getstate__(self) -> SandboxSettings:
+        return self.settings
+
+    def __setstate__(self, settings: SandboxSettings) -> None:
+        self.__init__(settings)  # type: ignore[misc]
+
+
+def _danger(job: Job) -> int:
+    """How many powers, factorials and binomials an answer holds. What may take long comes first, so that it does not
+    begin when everything else is done and the other workers have nothing left."""
+    return len(_GROWING.findall(job[1]))
+
+
+def shared_pool(settings: SandboxSettings) -> WorkerPool:
+    """The one pool of this process with these settings, made if there is none."""
+    with _shared_lock:
+        if (pool := _shared.get(settings)) is None:
+            pool = _shared[settings] = WorkerPool(settings)
+        return pool
+
+
+_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+_shared: weakref.WeakValueDictionary[SandboxSettings, WorkerPool] = weakref.WeakValueDictionary()
+_shared_lock = threading.Lock()
+
+
+def _forget_after_fork() -> None:
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    for pool in list(_pools):
+        pool._after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

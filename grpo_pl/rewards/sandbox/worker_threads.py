@@ -1,0 +1,267 @@
+"""Worker processes and the threads that feed them: what ``sandbox.WorkerPool`` is made of."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grpo_pl.rewards.base import Status
+from grpo_pl.rewards.sandbox.worker_environment import worker_environment
+
+WORKER_FILE = Path(__file__).with_name("worker.py")
+START_LIMIT_S = 180.0
+"""A worker that has not reported by then will not: importing SymPy takes half a second, more on a busy machine."""
+OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
+"""Signals that a worker does not send itself: somebody outside ended it."""
+MAX_ATTEMPTS = 3
+"""A pair whose worker is ended from outside this many times is to blame itself: the system ran out of memory on it."""
+WALL_FACTOR = 6.0
+"""A worker that got so little of the machine that it is not done after this many times its hard limit is killed too."""
+Job = tuple[str, str]
+
+
+class Verdict(NamedTuple):
+    """What a worker found out about one (gold, answer) pair."""
+
+    status: Status
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxSettings:
+    """Limits of one worker pool."""
+
+    workers: int = 2
+    """Worker processes."""
+    soft_limit_s: float = 1.0
+    """CPU seconds after which a comparison is interrupted (status ``timeout``)."""
+    hard_limit_s: float = 1.5
+    """CPU seconds after which a worker that ignores the interruption is killed (status ``killed``)."""
+    memory_limit_mb: int = 2048
+    """Address space of one worker (``RLIMIT_AS``)."""
+    relative_tolerance: float = 1e-4
+    """How far apart two equal numbers may be, relative to the gold one."""
+    cache_size: int = 65_536
+    """Verdicts remembered across batches."""
+    judge: str = "math_judge.py"
+    """File beside this one whose ``judge(gold, answer, relative_tolerance)`` returns (status, detail)."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"workers must be at least 1, got {self.workers}.")
+        if not (math.isfinite(self.soft_limit_s) and self.soft_limit_s > 0):
+            raise ValueError(f"soft_limit_s must be a positive number of seconds, got {self.soft_limit_s}.")
+        if not (math.isfinite(self.hard_limit_s) and self.hard_limit_s > self.soft_limit_s):
+            raise ValueError(
+                f"hard_limit_s must be finite and above soft_limit_s={self.soft_limit_s}, got {self.hard_limit_s}."
+            )
+        if self.memory_limit_mb < 512:
+            raise ValueError(f"memory_limit_mb must be at least 512 (SymPy needs it), got {self.memory_limit_mb}.")
+        if self.cache_size < 0:
+            raise ValueError(f"cache_size must be 0 (off) or more, got {self.cache_size}.")
+
+
+class WorkerStartError(RuntimeError):
+    """A worker could not be started: a broken installation or a machine out of resources."""
+
+
+class WorkerDied(Exception):
+    """The worker ended while it had a job."""
+
+    def __init__(self, returncode: int) -> None:
+        self.returncode = returncode
+
+
+class OverHardLimit(Exception):
+    """The worker did not answer in time."""
+
+
+class Worker:
+    """One child process and its pipes; used by one thread."""
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        # -P keeps the folder of the worker file off sys.path, where a module could shadow one that SymPy imports.
+        # Unbuffered pipes: a forked copy of this object must not flush half a message when it is dropped.
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(WORKER_FILE)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env={
+                **worker_environment(),
+                "PYTHONHASHSEED": "0",
+            },  # SymPy's order of terms, hence its verdicts, follow hashes
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._in, self._out = self.process.stdin.fileno(), self.process.stdout.fileno()
+        try:
+            hello = self._exchange(asdict(settings), START_LIMIT_S)
+        except OverHardLimit:
+            self.kill()
+            raise WorkerStartError(f"the sandbox worker did not start within {START_LIMIT_S:g} s.") from None
+        except WorkerDied as error:
+            raise WorkerStartError(f"the sandbox worker ended at start with code {error.returncode}.") from None
+        if not hello["ready"]:
+            self.kill()
+            raise WorkerStartError(f"the sandbox worker could not start {settings.judge}: {hello['error']}")
+
+    def ask(self, job: Job, limit_s: float) -> dict[str, Any]:
+        return self._exchange(job, limit_s)
+
+    def _exchange(self, message: Any, limit_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + limit_s
+        body = json.dumps(message).encode("ascii")
+        try:
+            self._write(struct.pack(">I", len(body)) + body)
+            (size,) = struct.unpack(">I", self._read(4, deadline))
+            reply: dict[str, Any] = json.loads(self._read(size, deadline))
+        except (BrokenPipeError, EOFError):
+            raise WorkerDied(self._reap()) from None
+        return reply
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._in, data) :]
+
+    def _read(self, count: int, deadline: float) -> bytes:
+        poll = select.poll()  # select() fails on descriptors from 1024 on
+        poll.register(self._out, select.POLLIN)
+        parts = []
+        while count:
+            left = deadline - time.monotonic()
+            if left <= 0 or not poll.poll(left * 1000):
+                raise OverHardLimit
+            part = os.read(self._out, count)
+            if not part:
+                raise EOFError
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def _reap(self) -> int:
+        self.drop_pipes()
+        try:
+            return self.process.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:  # closed its pipe and lives on: not a worker any more
+            self.process.kill()
+            return self.process.wait()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self._reap()
+
+    def stop(self) -> None:
+        """Ends an idle worker: the closed pipe tells it to leave."""
+        self._reap()
+
+    def drop_pipes(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+class Crew:
+    """The threads of a pool, each with its own worker, fed from one queue."""
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self.settings = settings
+        self.counts: Counter[str] = Counter()
+        self.workers: list[Worker | None] = [None] * settings.workers
+        self._tasks: queue.SimpleQueue[tuple[Job, Future[Verdict]] | None] = queue.SimpleQueue()
+        self._started: list[Future[None]] = [Future() for _ in range(settings.workers)]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(i,), daemon=True, name=f"grpo_pl-sandbox-{i}")
+            for i in range(settings.workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def wait_until_ready(self) -> None:
+        for started in self._started:
+            started.result()
+
+    def submit(self, job: Job) -> Future[Verdict]:
+        future: Future[Verdict] = Future()
+        self._tasks.put((job, future))
+        return future
+
+    def dismiss(self) -> None:
+        """Ends the workers once the jobs already handed in are done, without waiting for that."""
+        for _ in self._threads:
+            self._tasks.put(None)
+
+    def close(self) -> None:
+        self.dismiss()
+        for thread in self._threads:
+            thread.join(timeout=self.settings.hard_limit_s * WALL_FACTOR + 5.0)
+
+    def _serve(self, slot: int) -> None:
+        try:
+            self.workers[slot] = Worker(self.settings)
+            self._started[slot].set_result(None)
+        except Exception as error:  # whatever it is, the thread that waits for the start must see it
+            self._started[slot].set_exception(error)
+        while (task := self._tasks.get()) is not None:
+            job, future = task
+            try:
+                future.set_result(self._answer(slot, job))
+            except BaseException as error:  # the caller waits for this future: it must learn of a fault in here
+                future.set_exception(error)
+        worker = self.workers[slot]
+        if worker is not None:
+            worker.stop()
+            self.workers[slot] = None
+
+    def _answer(self, slot: int, job: Job) -> Verdict:
+        """The verdict on one job, in a new worker if the old one is gone; a job lost to an outsider is tried again."""
+        for attempt in range(MAX_ATTEMPTS):
+            worker = self.workers[slot]
+            try:
+                if worker is None:
+                    self.counts["restarts"] += 1
+                    worker = self.workers[slot] = Worker(self.settings)
+                reply = worker.ask(job, self.settings.hard_limit_s * WALL_FACTOR)
+            except (WorkerStartError, OSError) as error:
+                return Verdict("unavailable", str(error))
+            except OverHardLimit:
+                assert worker is not None
+                worker.kill()
+                return self._killed(slot)
+            except WorkerDied as death:
+                if death.returncode == -signal.SIGVTALRM:
+                    return self._killed(slot)
+                self.workers[slot] = None
+                if attempt + 1 < MAX_ATTEMPTS and -death.returncode in OUTSIDE_SIGNALS:
+                    continue
+                return Verdict("crashed", f"worker ended with {_name_of(death.returncode)}")
+            if reply["last"]:
+                self.workers[slot] = None
+                worker.stop()
+            return Verdict(reply["status"], reply["detail"])
+        raise AssertionError("unreachable: the last attempt always returns")
+
+    def _killed(self, slot: int) -> Verdict:
+        self.counts["kills"] += 1
+        self.workers[slot] = None
+        return Verdict("killed", f"over {self.settings.hard_limit_s:g} s")
+
+
+def _name_of(returncode: int) -> str:
+    return signal.Signals(-returncode).name if returncode < 0 else f"code {returncode}"

@@ -1,0 +1,1 @@
+"""The native engine: an own decode loop for the Llama family."""

@@ -1,0 +1,253 @@
+"""``ContinuousBatch``: sequences join and leave a running batch between two tokens, each with its own sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from grpo_pl.functional.sampling import draw_tokens, truncate_logits, uniforms
+from grpo_pl.rollout.engine import SamplingParams, StopStrings, StopWatch
+from grpo_pl.rollout.native.slots import slot_decoder
+from grpo_pl.rollout.processors import LogitOptions, LogitProcessor, TokenMask
+from grpo_pl.types import FinishReason
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Drawn(NamedTuple):
+    """One token that one sequence got in a step."""
+
+    sequence: int
+    token: int
+    logprob: float
+    """Under the distribution it was drawn from, as in ``Rollout.sampling_logprobs``."""
+    top: tuple[tuple[int, float], ...]
+    """The most likely (token, log-probability) pairs, if asked for."""
+    finish: FinishReason | None
+    """Why the sequence has ended with this token; None while it goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceOptions:
+    """What the sequences of one request have in common."""
+
+    sampling: SamplingParams
+    ignore_eos: bool = False
+    """Go on to the full length whatever is drawn: for measuring speed."""
+    top_logprobs: int = 0
+    """Report this many of the most likely tokens at every position."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Further tokens that end a sequence, whatever ``ignore_eos`` says."""
+    logits: LogitOptions | None = None
+    """Changes to the logits before a token is drawn; None is none, and costs nothing."""
+
+
+class ScoredToken(NamedTuple):
+    """One token of a prompt under the model: log softmax(logits), no temperature."""
+
+    token: int
+    logprob: float | None
+    """None for the first token, which nothing predicts."""
+    top: tuple[tuple[int, float], ...]
+    """The most likely (token, log-probability) pairs at its place."""
+
+
+@dataclass
+class _Row:
+    sequence: int
+    options: SequenceOptions
+    uniform: list[float]  # one number per position
+    ends: frozenset[int]  # tokens that end it
+    processor: LogitProcessor | None
+    watch: StopWatch | None = None
+    drawn: int = 0
+
+
+@dataclass
+class _Joining:
+    prompt: Sequence[int]
+    rows: list[_Row] = field(default_factory=list)
+
+
+class ContinuousBatch:
+    """Decodes a changing set of sequences, one token each per :meth:`step`; for one thread.
+
+    Sequences draw what an engine draws for the same key, prompt and weights, up to near-ties of floating point,
+    whoever else is in the batch. The weights are read once, here.
+
+    Args:
+        model: the policy.
+        eos_token_ids: tokens that end a sequence, unless its options ignore them.
+        max_rows: most sequences at once.
+        stops: strings that end one likewise, those that the policy was trained with.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, *, eos_token_ids: Sequence[int], max_rows: int, stops: StopStrings | None = None
+    ) -> None:
+        if max_rows < 1:
+            raise ValueError(f"max_rows must be at least 1, got {max_rows}.")
+        self.max_rows = max_rows
+        self._eos, self._stops = frozenset(eos_token_ids), stops
+        self._device = model.device
+        self._decoder = slot_decoder(model, rows=max_rows)
+        self._rows: list[_Row] = []  # in the decoder's order
+        self._tokens: list[int] = []  # the last one of each row, which the decoder has not seen yet
+        self._joining: list[_Joining] = []
+        self._kinds: dict[SamplingParams, list[int]] | None = None  # rows that are drawn alike; None: not known yet
+        self._processed: list[int] = []  # rows with a processor, known with the kinds
+        self._next_sequence = 0
+
+    def __len__(self) -> int:
+        """Sequences that are decoding or about to."""
+        return len(self._rows) + sum(len(join.rows) for join in self._joining)
+
+    def add(
+        self,
+        prompt_ids: Sequence[int],
+        keys: Sequence[int],
+        options: SequenceOptions,
+        masks: Sequence[TokenMask] | None = None,
+    ) -> list[int]:
+        """Lets one sequence per key continue the prompt from the next step on, and returns their numbers.
+
+        Args:
+            prompt_ids: token ids; computed once for all keys.
+            keys: sampling keys, from ``functional.sampling.row_key``.
+            masks: one per key, where a grammar says what may come next.
+
+        Raises:
+            ValueError: an empty prompt, or more sequences than the batch has room for.
+        """
+        if not prompt_ids:
+            raise ValueError("a prompt has no tokens: the policy needs at least one to start from.")
+        if len(self) + len(keys) > self.max_rows:
+            raise ValueError(f"{len(keys)} sequences do not fit: {len(self)} of {self.max_rows} places are taken.")
+        positions = torch.arange(options.sampling.max_completion_length)
+        draws = uniforms(torch.tensor(keys, dtype=torch.int64).unsqueeze(1), positions).tolist()  # (n, T)
+        ends = frozenset(options.stop_token_ids) | (frozenset() if options.ignore_eos else self._eos)
+
+        def processor(i: int) -> LogitProcessor | None:
+            if masks is None and options.logits is None:
+                return None
+            mask = None if masks is None else masks[i]
+            changes, temperature = options.logits or LogitOptions(), options.sampling.temperature
+            return LogitProcessor(changes, prompt_ids, ends=ends, temperature=temperature, mask=mask)
+
+        rows = [_Row(self._next_sequence + i, options, uniform, ends, processor(i)) for i, uniform in enumerate(draws)]
+        if self._stops is not None and not options.ignore_eos:
+            least = 0 if options.logits is None else options.logits.min_tokens
+            for row in rows:
+                row.watch = StopWatch(self._stops, 1, min_tokens=least)
+        self._next_sequence += len(rows)
+        self._joining.append(_Joining(prompt_ids, rows))
+        return [row.sequence for row in rows]
+
+    def remove(self, sequences: Sequence[int]) -> None:
+        """Takes sequences out; those that have ended already are passed over."""
+        gone = set(sequences)
+        for join in self._joining:
+            join.rows = [row for row in join.rows if row.sequence not in gone]
+        self._joining = [join for join in self._joining if join.rows]
+        self._keep([row.sequence not in gone for row in self._rows])
+
+    @torch.no_grad()
+    def prompt_logprobs(self, prompt_ids: Sequence[int], *, top: int = 0) -> list[ScoredToken]:
+        """What the model thinks of a prompt's own tokens; nothing is drawn and no place is taken."""
+        scored = [ScoredToken(prompt_ids[0], None, ())]
+        for logits in self._decoder.prompt_logits(prompt_ids):
+            logprobs = logits.float().log_softmax(dim=-1)  # (some positions, V)
+            following = prompt_ids[len(scored) : len(scored) + len(logprobs)]  # the last position has none
+            best = logprobs.topk(min(top, logprobs.shape[-1]))
+            tokens = torch.tensor(following, dtype=torch.int64, device=logprobs.device).unsqueeze(1)
+            own = logprobs[: len(following)].gather(1, tokens).squeeze(1).tolist()
+            tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            scored += [
+                ScoredToken(token, logprob, tuple(zip(*pairs, strict=True)))
+                for token, logprob, pairs in zip(following, own, tops, strict=False)
+            ]
+        return scored
+
+    @torch.no_grad()
+    def step(self) -> list[Drawn]:
+        """Draws the next token of every sequence; those that end with it are gone afterwards."""
+        logits = []
+        if self._rows:
+            logits.append(self._decoder.step(torch.tensor(self._tokens, device=self._device)))
+        for join in self._joining:
+            logits.append(self._decoder.join(join.prompt, len(join.rows)).expand(len(join.rows), -1))
+            self._rows += join.rows
+            self._kinds = None
+        self._joining.clear()
+        if not self._rows:
+            return []
+        drawn = self._draw(logits[0] if len(logits) == 1 else torch.cat(logits))
+        self._tokens = [d.token for d in drawn]
+        self._keep([d.finish is None for d in drawn])
+        return drawn
+
+    def _draw(self, logits: Tensor) -> list[Drawn]:
+        uniform = torch.tensor(
+            [row.uniform[row.drawn] for row in self._rows], dtype=torch.float64, device=logits.device
+        )
+        kinds = self._sort_rows()
+        if self._processed:
+            logits = logits.float().clone()
+            for i in self._processed:
+                logits[i] = self._rows[i].processor(logits[i])  # type: ignore[misc]  # that is why it is listed
+        drawn: list[Drawn | None] = [None] * len(self._rows)
+        for sampling, members in kinds.items():
+            part, draws = logits, uniform
+            if len(kinds) > 1:
+                index = torch.tensor(members, device=logits.device)
+                part, draws = logits[index], uniform[index]
+            tokens, logprobs = draw_tokens(
+                part, draws, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
+            )
+            for i, token, logprob in zip(members, tokens.tolist(), logprobs.tolist(), strict=True):
+                drawn[i] = self._advance(self._rows[i], token, logprob, logits[i])
+        return [d for d in drawn if d is not None]
+
+    def _sort_rows(self) -> dict[SamplingParams, list[int]]:
+        """The rows by how they are drawn; sorted anew only when rows have come or gone."""
+        if self._kinds is None:
+            self._kinds = {}
+            for i, row in enumerate(self._rows):
+                self._kinds.setdefault(row.options.sampling, []).append(i)
+            self._processed = [i for i, row in enumerate(self._rows) if row.processor is not None]
+        return self._kinds
+
+    def _advance(self, row: _Row, token: int, logprob: float, logits: Tensor) -> Drawn:
+        options = row.options
+        row.drawn += 1
+        finish: FinishReason | None = None
+        if row.processor is not None:
+            row.processor.accept(token)
+        if token in row.ends or (row.watch and row.watch.found(0, token)):
+            finish = "stop"
+        elif row.drawn == options.sampling.max_completion_length:
+            finish = "length"
+        top = _most_likely(logits, options) if options.top_logprobs else ()
+        return Drawn(row.sequence, token, logprob, top, finish)
+
+    def _keep(self, alive: Sequence[bool]) -> None:
+        if not all(alive):
+            order = self._decoder.keep(alive)
+            self._rows = [self._rows[i] for i in order]
+            self._kinds = None
+            self._tokens = [self._tokens[i] for i in order]
+
+
+def _most_likely(logits: Tensor, options: SequenceOptions) -> tuple[tuple[int, float], ...]:
+    """The most likely tokens of one row (V,) under the distribution that it is drawn from."""
+    sampling, logits = options.sampling, logits.float().unsqueeze(0)
+    if sampling.temperature:
+        logits = truncate_logits(logits / sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p)
+    best = logits.log_softmax(dim=-1)[0].topk(min(options.top_logprobs, logits.shape[-1]))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return tuple((token, logprob) for token, logprob in pairs if logprob > float("-inf"))

@@ -1,0 +1,190 @@
+"""The native engine: an own decode loop that shares prompts within a group and drops rows as they finish."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from grpo_pl.functional.sampling import draw_tokens, uniforms
+from grpo_pl.rollout.engine import (
+    ProgressFn,
+    RolloutEngine,
+    RolloutInterrupted,
+    SamplingParams,
+    StopStrings,
+    StopWatch,
+    check_request,
+    pad_left,
+    row_keys,
+)
+from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
+from grpo_pl.rollout.native.weights import refuse_llama_family
+from grpo_pl.rollout.plain import PlainEngine, assemble
+from grpo_pl.types import Rollout, SampleKey
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class NativeEngine(RolloutEngine):
+    """Prefills each prompt once for its whole group and decodes with fused weights; finished rows cost nothing.
+
+    Draws the samples of :class:`PlainEngine`, up to near-ties of floating point. Llama, Mistral, Qwen2 and Qwen3 have
+    an own forward pass, with LoRA adapters or FSDP2 sharding as well; any other model is handed to the plain engine.
+    The weights are read at every call.
+    """
+
+    max_batch_rows: int = 0
+    """Most completions decoded at once; 0 takes all of them. Lower it when keys and values do not fit in memory."""
+    _said: set[str] = field(default_factory=set, init=False, repr=False)
+
+    def generate(
+        self,
+        model: PreTrainedModel,
+        *,
+        prompt_ids: Sequence[Sequence[int]],
+        keys: Sequence[Sequence[SampleKey]],
+        sampling: SamplingParams,
+        eos_token_ids: Sequence[int],
+        pad_token_id: int,
+        progress: ProgressFn | None = None,
+        should_stop: Callable[[], bool] | None = None,
+        stops: StopStrings | None = None,
+    ) -> Rollout:
+        group_size = check_request(prompt_ids, keys)
+        reason = refuse_llama_family(model, length=max(map(len, prompt_ids)) + sampling.max_completion_length)
+        self._say(model, reason)
+        if reason is not None:
+            return PlainEngine(max_batch_rows=self.max_batch_rows).generate(
+                model,
+                prompt_ids=prompt_ids,
+                keys=keys,
+                sampling=sampling,
+                eos_token_ids=eos_token_ids,
+                pad_token_id=pad_token_id,
+                progress=progress,
+                should_stop=should_stop,
+                stops=stops,
+            )
+        device = model.device
+        ids, mask = (tensor.to(device) for tensor in pad_left(prompt_ids, pad_token_id))  # (P, S)
+        owners = torch.arange(len(prompt_ids), device=device).repeat_interleave(group_size)  # (B,)
+        keyed = torch.tensor(row_keys(keys), dtype=torch.int64, device=device)  # (B,)
+        chunk = self.max_batch_rows or len(owners)
+        ends = StopWatch(stops, len(owners))
+        watch = _Watch(ends=ends, sampling=sampling, eos=eos_token_ids, progress=progress, should_stop=should_stop)
+        with torch.no_grad():
+            decoder = LlamaFamilyDecoder(model, rows=min(chunk, len(owners)))
+            with torch.autocast(device.type, enabled=False):
+                drawn = []
+                for first in range(0, len(owners), chunk):
+                    mine = owners[first : first + chunk]
+                    begin, end = int(mine[0]), int(mine[-1]) + 1
+                    room = sampling.max_completion_length - 1
+                    logits = decoder.start(ids[begin:end], mask[begin:end], mine - begin, room=room)
+                    drawn.append(self._decode(decoder, logits, keyed[first : first + chunk], first, watch))
+        return assemble(
+            group_size=group_size,
+            prompt_ids=ids[owners],
+            prompt_mask=mask[owners],
+            drawn=drawn,
+            eos_token_ids=eos_token_ids,
+            pad_token_id=pad_token_id,
+            stop_lengths=ends.lengths,
+        )
+
+    def _decode(
+        self, decoder: LlamaFamilyDecoder, logits: Tensor, keys: Tensor, first_row: int, watch: _Watch
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens and log-probabilities (rows, T) of one chunk of rows, T being its longest completion."""
+        longest = watch.sampling.max_completion_length
+        uniform = uniforms(keys.unsqueeze(1), torch.arange(longest, device=keys.device))  # (rows, T)
+        completion_ids = keys.new_zeros(len(keys), longest)
+        logprobs = torch.zeros(len(keys), longest, device=keys.device)
+        rows = torch.arange(len(keys), device=keys.device)  # those still decoding, in the decoder's order
+        for position in range(longest):
+            watch.check_stop()
+            tokens, chosen = self._choose(logits, uniform[rows, position], rows + first_row, position, watch.sampling)
+            completion_ids[rows, position], logprobs[rows, position] = tokens, chosen
+            alive = watch.alive(tokens, rows + first_row, last=position + 1 == longest)  # (rows,)
+            if not any(alive):
+                break
+            if not all(alive):
+                rows, tokens = _drop_finished(decoder, rows, tokens, alive)
+            logits = decoder.step(tokens)
+        return completion_ids[:, : position + 1], logprobs[:, : position + 1]
+
+    def _choose(
+        self, logits: Tensor, uniform: Tensor, rows: Tensor, position: int, sampling: SamplingParams
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens and log-probabilities of the live ``rows`` at ``position``."""
+        return draw_tokens(
+            logits, uniform, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
+        )
+
+    def describe(self) -> str:
+        return "; ".join([type(self).__name__, *(line.rstrip(".") for line in sorted(self._said))])
+
+    def _say(self, model: PreTrainedModel, reason: str | None) -> None:
+        line = f"rollouts of {type(model).__name__} run on " + (
+            "the own forward pass of the Llama family." if reason is None else f"transformers' generate: {reason}."
+        )
+        if line not in self._said:
+            self._said.add(line)
+            log.info(line)
+
+
+class _Watch:
+    """What is asked and told between two tokens: whether to stop, which rows have ended, how far the work is."""
+
+    def __init__(
+        self,
+        *,
+        ends: StopWatch,
+        sampling: SamplingParams,
+        eos: Sequence[int],
+        progress: ProgressFn | None,
+        should_stop: Callable[[], bool] | None,
+    ) -> None:
+        self.sampling, self._ends = sampling, ends
+        self._eos, self._progress, self._should_stop = set(eos), progress, should_stop
+        self._tokens = self._finished = 0
+
+    def check_stop(self) -> None:
+        if self._should_stop is not None and self._should_stop():
+            raise RolloutInterrupted
+
+    def alive(self, tokens: Tensor, rows: Tensor, *, last: bool) -> list[bool]:
+        """Which of ``rows`` go on after drawing ``tokens``."""
+        if self._ends:
+            drawn = list(zip(rows.tolist(), tokens.tolist(), strict=True))
+            alive = [not self._ends.found(row, token) and token not in self._eos and not last for row, token in drawn]
+        elif last or not self._eos:
+            alive = [not last] * len(tokens)
+        else:
+            alive = [token not in self._eos for token in tokens.tolist()]
+        self._tokens += len(alive)
+        self._finished += len(alive) - sum(alive)
+        if self._progress is not None:
+            self._progress(self._tokens, self._finished)
+        return alive
+
+
+def _drop_finished(
+    decoder: LlamaFamilyDecoder, rows: Tensor, tokens: Tensor, alive: Sequence[bool]
+) -> tuple[Tensor, Tensor]:
+    """Fills the places of finished rows with live ones from the end, so that only those are copied."""
+    kept = sum(alive)
+    holes = torch.tensor([i for i in range(kept) if not alive[i]], dtype=torch.int64, device=rows.device)
+    movers = torch.tensor([i for i in range(kept, len(alive)) if alive[i]], dtype=torch.int64, device=rows.device)
+    decoder.drop(holes, movers, kept)
+    rows[holes], tokens[holes] = rows[movers], tokens[movers]
+    return rows[:kept], tokens[:kept]

@@ -1,0 +1,220 @@
+"""Own decoding forward pass for Llama, Mistral, Qwen2 and Qwen3: fused weights, preallocated keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from grpo_pl.rollout.native.kernels import Matrix, attend
+from grpo_pl.rollout.native.weights import dense_linear, unwrap, whole
+
+_PREFILL_TOKENS = 16_384  # prompt tokens per forward pass: bounds the activations of the prefill
+
+
+@dataclass(frozen=True)
+class _Norm:
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape[-1:], self.weight, self.eps)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Weights of one decoder layer. ``qkv`` yields query, key and value heads side by side, rotated pairs adjacent."""
+
+    attention_norm: _Norm
+    qkv: Matrix
+    head_norms: tuple[Tensor, float] | None  # weight (query and key heads, head size) and eps
+    output: Matrix
+    mlp_norm: _Norm
+    gate_up: Matrix
+    down: Matrix
+
+
+class LlamaFamilyDecoder:
+    """Reads the weights of ``model`` once and decodes with them; made afresh for every rollout, so never stale.
+
+    Prompts end at column S of the cache, so that all rows write their next key and value at one column. The rotary
+    embedding is one complex product: the outputs of the query and key projections are reordered so that the members of
+    each rotated pair are neighbours, which no dot product of a query with a key can see.
+    """
+
+    def __init__(self, model: Any, *, rows: int) -> None:
+        model = unwrap(model)
+        trunk = model.model
+        attention = trunk.layers[0].self_attn
+        self._embedding = whole(trunk.embed_tokens.weight)
+        device = self._embedding.device
+        autocast = torch.is_autocast_enabled(device.type)
+        self._dtype = torch.get_autocast_dtype(device.type) if autocast else self._embedding.dtype
+        self._head_size, self._scale = attention.head_dim, attention.scaling
+        self._key_heads = model.config.num_key_value_heads
+        self._query_heads = model.config.num_attention_heads
+        self._activation: Callable[[Tensor], Tensor] = trunk.layers[0].mlp.act_fn
+        self._layers = [self._read_layer(layer, rows) for layer in trunk.layers]
+        self._norm = self._read_norm(trunk.norm)
+        self._head = self._matrix([model.lm_head], rows)
+        self._rotary = trunk.rotary_emb
+
+    # ---- reading the weights -------------------------------------------------------------------------------------
+
+    def _read_layer(self, layer: Any, rows: int) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        pairs = torch.arange(self._head_size).view(2, -1).t().flatten()  # 0, D/2, 1, D/2 + 1, …
+        heads = torch.arange(self._query_heads + self._key_heads).unsqueeze(-1) * self._head_size
+        order = torch.cat(
+            [(heads + pairs).flatten(), torch.arange(self._key_heads * self._head_size) + heads.numel() * len(pairs)]
+        )
+        head_norms = None
+        if hasattr(attention, "q_norm"):
+            by_head = [whole(attention.q_norm.weight)[pairs]] * self._query_heads
+            by_head += [whole(attention.k_norm.weight)[pairs]] * self._key_heads
+            head_norms = torch.stack(by_head), attention.q_norm.variance_epsilon
+        return _Layer(
+            attention_norm=self._read_norm(layer.input_layernorm),
+            qkv=self._matrix([attention.q_proj, attention.k_proj, attention.v_proj], rows, order),
+            head_norms=head_norms,
+            output=self._matrix([attention.o_proj], rows),
+            mlp_norm=self._read_norm(layer.post_attention_layernorm),
+            gate_up=self._matrix([mlp.gate_proj, mlp.up_proj], rows),
+            down=self._matrix([mlp.down_proj], rows),
+        )
+
+    @staticmethod
+    def _read_norm(norm: Any) -> _Norm:
+        return _Norm(whole(norm.weight), norm.variance_epsilon)
+
+    def _matrix(self, modules: list[Any], rows: int, order: Tensor | None = None) -> Matrix:
+        """Several linear layers with one input as one product; ``order`` permutes its outputs."""
+        parts = [dense_linear(module) for module in modules]
+        weight = parts[0][0] if len(parts) == 1 else torch.cat([weight for weight, _ in parts])
+        bias = None
+        if any(bias is not None for _, bias in parts):
+            bias = torch.cat([weight.new_zeros(weight.shape[0]) if bias is None else bias for weight, bias in parts])
+        if order is not None:
+            order = order.to(weight.device)
+            weight, bias = weight[order], None if bias is None else bias[order]
+        return Matrix(weight.to(self._dtype), None if bias is None else bias.to(self._dtype), rows=rows)
+
+    # ---- decoding ------------------------------------------------------------------------------------------------
+
+    def start(self, prompt_ids: Tensor, prompt_mask: Tensor, owners: Tensor, *, room: int) -> Tensor:
+        """Prefills every prompt once and hands its keys and values to the rows that continue it.
+
+        Args:
+            prompt_ids, prompt_mask: (P, S), left-padded.
+            owners: (B,) index of each row's prompt, ascending.
+            room: most tokens that will be fed to :meth:`step` for any row.
+
+        Returns:
+            Logits (B, V) of each row's first completion token.
+        """
+        prompts, width = prompt_ids.shape
+        rows, columns = len(owners), width + room
+        device = prompt_ids.device
+        shape = (2, rows, self._key_heads, columns, self._head_size)  # keys, values
+        self._cache = [torch.empty(shape, dtype=self._dtype, device=device) for _ in self._layers]
+        self._turns = self._rotations(columns)  # (columns, D/2)
+        lengths = prompt_mask.sum(dim=1)
+        self._positions = lengths[owners]  # (B,) position of the next token
+        self._column = width
+        self._bias = None
+        if not prompt_mask.all():
+            hidden = F.pad(~prompt_mask, (0, room))[owners]  # (B, columns)
+            self._bias = torch.zeros(hidden.shape, dtype=self._dtype, device=device).masked_fill_(hidden, -torch.inf)
+        per_pass = max(1, _PREFILL_TOKENS // width)
+        last = [
+            self._prefill(prompt_ids[i : i + per_pass], prompt_mask[i : i + per_pass], owners, first=i)
+            for i in range(0, prompts, per_pass)
+        ]
+        return self._logits(torch.cat(last))[owners]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits (rows, V) after feeding one token to each of the live rows."""
+        rows, column = len(tokens), self._column
+        turns = self._turns[self._positions].unsqueeze(1)  # (rows, 1, D/2)
+        bias = None if self._bias is None else self._bias[:rows, None, None, : column + 1]
+        x = F.embedding(tokens, self._embedding)  # (rows, H)
+        for layer, cache in zip(self._layers, self._cache, strict=True):
+            heads = self._project(layer, x, turns)  # (rows, heads, D)
+            queries, stored = self._split(heads)
+            cache[:, :rows, :, column] = stored
+            keys, values = cache[:, :rows, :, : column + 1]
+            layer.output.add_to(x, attend(queries, keys, values, bias, scale=self._scale))
+            self._feed_forward(layer, x)
+        self._column += 1
+        self._positions += 1
+        return self._logits(x)
+
+    def drop(self, holes: Tensor, movers: Tensor, live: int) -> None:
+        """Keeps ``live`` rows: those at ``movers`` move to ``holes``, then everything from row ``live`` on is gone."""
+        if len(holes) == 0:
+            self._positions = self._positions[:live]
+            return
+        for cache in self._cache:
+            cache[:, holes, :, : self._column] = cache[:, movers, :, : self._column]
+        self._positions[holes] = self._positions[movers]
+        self._positions = self._positions[:live]
+        if self._bias is not None:
+            self._bias[holes] = self._bias[movers]
+
+    def _prefill(self, ids: Tensor, mask: Tensor, owners: Tensor, *, first: int) -> Tensor:
+        """Last hidden states (prompts, H) of one slice of the prompts, whose rows get their keys and values."""
+        prompts, width = ids.shape
+        begin, end = torch.searchsorted(owners, owners.new_tensor([first, first + prompts])).tolist()
+        mine = owners[begin:end] - first
+        positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        turns = self._turns[positions.flatten()].unsqueeze(1)
+        causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
+        itself = torch.eye(width, dtype=torch.bool, device=ids.device)  # padding sees itself: no empty softmax
+        visible = (causal & mask.unsqueeze(1) | itself).unsqueeze(1)  # (prompts, 1, S, S)
+        x = F.embedding(ids.flatten(), self._embedding)
+        for layer, cache in zip(self._layers, self._cache, strict=True):
+            heads = self._project(layer, x, turns).unflatten(0, (prompts, width)).transpose(1, 2)
+            queries, stored = heads.split((self._query_heads, 2 * self._key_heads), dim=1)
+            cache[:, begin:end, :, :width] = stored.unflatten(1, (2, -1))[mine].transpose(0, 1)
+            keys, values = stored.repeat_interleave(self._query_heads // self._key_heads, dim=1).chunk(2, dim=1)
+            mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, scale=self._scale)
+            layer.output.add_to(x, mixed.transpose(1, 2).reshape(prompts * width, -1))
+            self._feed_forward(layer, x)
+        return x.unflatten(0, (prompts, width))[:, -1]
+
+    def _project(self, layer: _Layer, x: Tensor, turns: Tensor) -> Tensor:
+        """Query, key and value heads (rows, heads, D); queries and keys normed where the family does, and rotated."""
+        heads = layer.qkv(layer.attention_norm(x).to(self._dtype)).unflatten(-1, (-1, self._head_size))
+        turned = heads[:, : self._query_heads + self._key_heads]
+        rotated = turned
+        if layer.head_norms is not None:
+            weight, eps = layer.head_norms
+            rotated = F.rms_norm(rotated, rotated.shape[-1:], None, eps) * weight
+        pairs = torch.view_as_complex(rotated.to(turns.real.dtype).unflatten(-1, (-1, 2)))
+        turned.copy_(torch.view_as_real(pairs * turns).flatten(-2))
+        return heads
+
+    def _split(self, heads: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries (rows, key heads, group, D), a group of which shares its key head; keys and values (2, rows, key
+        heads, D)."""
+        queries, stored = heads.split((self._query_heads, 2 * self._key_heads), dim=1)
+        return queries.unflatten(1, (self._key_heads, -1)), stored.unflatten(1, (2, -1)).transpose(0, 1)
+
+    def _feed_forward(self, layer: _Layer, x: Tensor) -> None:
+        gate, up = layer.gate_up(layer.mlp_norm(x).to(self._dtype)).chunk(2, dim=-1)
+        layer.down.add_to(x, self._activation(gate).mul_(up))
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return self._head(self._norm(x).to(self._dtype))
+
+    def _rotations(self, columns: int) -> Tensor:
+        """exp(i · angle) for every position and frequency, (columns, D/2); from the model's own rotary embedding."""
+        wide = torch.promote_types(self._dtype, torch.float32)
+        probe = torch.empty(1, dtype=wide, device=self._embedding.device)
+        cos, sin = self._rotary(probe, torch.arange(columns, device=probe.device).unsqueeze(0))
+        half = self._head_size // 2
+        return torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())

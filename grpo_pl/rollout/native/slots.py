@@ -1,0 +1,176 @@
+"""Decoders whose rows join and leave between tokens, each at its own length: what continuous batching runs on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from grpo_pl.rollout.native.kernels import attend
+from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
+from grpo_pl.rollout.native.weights import refuse_llama_family
+
+_COLUMNS = 256  # tokens that the cache has room for at first; doubled whenever a row outgrows it
+_POSITIONS = 128  # of a prompt whose logits are computed at once: all of them may be more than memory holds
+
+
+class SlotDecoder(Protocol):
+    """Rows are numbered 0 … n-1; new ones are appended, and dropping some renumbers the rest."""
+
+    def join(self, prompt: Sequence[int], copies: int) -> Tensor:
+        """Appends ``copies`` rows that all continue ``prompt``; the logits (1, V) of their first token."""
+
+    def prompt_logits(self, prompt: Sequence[int]) -> Iterator[Tensor]:
+        """The logits behind every token of ``prompt``, (some positions, V) at a time; no row is made."""
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feeds one token to each row and returns the logits (rows, V) of its next one."""
+
+    def keep(self, alive: Sequence[bool]) -> list[int]:
+        """Removes the rows that are not alive and returns, for each that is left, the number it had before."""
+
+
+def slot_decoder(model: Any, *, rows: int) -> SlotDecoder:
+    """The own forward pass for the Llama family, ``transformers``' for every other model."""
+    longest = getattr(model.config, "max_position_embeddings", None) or 1 << 30
+    with torch.no_grad():
+        if refuse_llama_family(model, length=longest) is None:
+            return LlamaFamilySlots(model, rows=rows)
+    return ForwardSlots(model)
+
+
+class LlamaFamilySlots(LlamaFamilyDecoder):
+    """The decoding forward pass with a cache column per row instead of a common one.
+
+    Row ``i`` holds its keys and values in columns 0 … length_i - 1 and hides the others, so nothing has to be moved
+    when a long sequence and a short one meet in a batch.
+    """
+
+    def __init__(self, model: Any, *, rows: int) -> None:
+        super().__init__(model, rows=rows)
+        self._slots, self._columns = rows, 0
+        self._lengths: list[int] = []
+        self._hidden: Tensor  # (slots, columns): 0 where a row holds a token, else -inf
+        self._grow(_COLUMNS)
+
+    def join(self, prompt: Sequence[int], copies: int) -> Tensor:
+        width, first = len(prompt), len(self._lengths)
+        assert first + copies <= self._slots, "more rows than slots"
+        self._grow(width + 1)
+        mine = slice(first, first + copies)
+        x = self._read(prompt, mine)
+        self._lengths += [width] * copies
+        self._hidden[mine, :width] = 0.0
+        self._hidden[mine, width:] = -torch.inf
+        return self._logits(x[-1:])
+
+    def prompt_logits(self, prompt: Sequence[int]) -> Iterator[Tensor]:
+        self._grow(len(prompt))
+        for part in self._read(prompt, slice(0, 0)).split(_POSITIONS):
+            yield self._logits(part)
+
+    def _read(self, prompt: Sequence[int], mine: slice) -> Tensor:
+        """Last hidden states (S, H) of a prompt, whose keys and values go to the rows ``mine``."""
+        width = len(prompt)
+        ids = torch.as_tensor(prompt, dtype=torch.int64, device=self._embedding.device)
+        turns = self._turns[:width].unsqueeze(1)
+        x = F.embedding(ids, self._embedding)
+        for layer, cache in zip(self._layers, self._cache, strict=True):
+            heads = self._project(layer, x, turns).transpose(0, 1)  # (heads, S, D)
+            queries, stored = heads.split((self._query_heads, 2 * self._key_heads))
+            cache[:, mine, :, :width] = stored.unflatten(0, (2, 1, -1))
+            keys, values = stored.repeat_interleave(self._query_heads // self._key_heads, dim=0).chunk(2)
+            mixed = F.scaled_dot_product_attention(
+                queries[None], keys[None], values[None], is_causal=True, scale=self._scale
+            )
+            layer.output.add_to(x, mixed[0].transpose(0, 1).reshape(width, -1))
+            self._feed_forward(layer, x)
+        return x
+
+    def step(self, tokens: Tensor) -> Tensor:
+        rows, shortest, width = len(tokens), min(self._lengths), max(self._lengths) + 1
+        self._grow(width)
+        at = torch.tensor(self._lengths, device=tokens.device)  # (rows,) the column that each row writes
+        row = torch.arange(rows, device=tokens.device)
+        self._hidden[row, at] = 0.0
+        bias = None if shortest + 1 == width else self._hidden[:rows, None, None, :width]
+        turns = self._turns[at].unsqueeze(1)
+        x = F.embedding(tokens, self._embedding)  # (rows, H)
+        for layer, cache in zip(self._layers, self._cache, strict=True):
+            heads = self._project(layer, x, turns)  # (rows, heads, D)
+            queries, stored = self._split(heads)
+            cache[:, row, :, at] = stored.transpose(0, 1)  # indices that stand apart come first
+            keys, values = cache[:, :rows, :, :width]
+            layer.output.add_to(x, attend(queries, keys, values, bias, scale=self._scale))
+            self._feed_forward(layer, x)
+        self._lengths = [length + 1 for length in self._lengths]
+        return self._logits(x)
+
+    def keep(self, alive: Sequence[bool]) -> list[int]:
+        kept = sum(alive)
+        holes = [i for i in range(kept) if not alive[i]]
+        movers = [i for i in range(kept, len(alive)) if alive[i]]  # as many as there are holes
+        order = list(range(kept))
+        for hole, mover in zip(holes, movers, strict=True):
+            length = self._lengths[mover]
+            for cache in self._cache:
+                cache[:, hole, :, :length] = cache[:, mover, :, :length]
+            self._hidden[hole] = self._hidden[mover]
+            order[hole] = mover
+        self._lengths = [self._lengths[i] for i in order]
+        return order
+
+    def _grow(self, columns: int) -> None:
+        """Makes room for ``columns`` tokens a row; doubling keeps the copies rare."""
+        if columns <= self._columns:
+            return
+        old, self._columns = self._columns, max(columns, 2 * self._columns)
+        shape = (2, self._slots, self._key_heads, self._columns, self._head_size)  # keys, values
+        device = self._embedding.device
+        # zeros: a hidden column weighs 0, and 0 times garbage may be NaN
+        caches = [torch.zeros(shape, dtype=self._dtype, device=device) for _ in self._layers]
+        hidden = torch.full((self._slots, self._columns), -torch.inf, dtype=self._dtype, device=device)
+        if old:
+            for new, cache in zip(caches, self._cache, strict=True):
+                new[:, :, :, :old] = cache
+            hidden[:, :old] = self._hidden
+        self._cache, self._hidden = caches, hidden
+        self._turns = self._rotations(self._columns)  # (columns, D/2)
+
+
+class ForwardSlots:
+    """Any causal LM through its own forward pass, one sequence at a time with a cache of its own: slow and general."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model.eval()
+        self._caches: list[Any] = []
+
+    def join(self, prompt: Sequence[int], copies: int) -> Tensor:
+        out = self._forward(torch.tensor([list(prompt)], device=self._model.device), None)
+        caches = [out.past_key_values, *(copy.deepcopy(out.past_key_values) for _ in range(copies - 1))]
+        self._caches += caches
+        logits: Tensor = out.logits[:, -1]
+        return logits
+
+    def prompt_logits(self, prompt: Sequence[int]) -> Iterator[Tensor]:
+        yield self._forward(torch.tensor([list(prompt)], device=self._model.device), None).logits[0]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        logits = []
+        for i, token in enumerate(tokens.view(-1, 1, 1)):
+            out = self._forward(token, self._caches[i])
+            self._caches[i] = out.past_key_values
+            logits.append(out.logits[:, -1])
+        return torch.cat(logits)
+
+    def keep(self, alive: Sequence[bool]) -> list[int]:
+        order = [i for i, lives in enumerate(alive) if lives]
+        self._caches = [self._caches[i] for i in order]
+        return order
+
+    def _forward(self, ids: Tensor, cache: Any) -> Any:
+        return self._model(ids, past_key_values=cache, use_cache=True)

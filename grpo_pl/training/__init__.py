@@ -1,0 +1,1 @@
+"""One training step, stage by stage, and the LightningModule that wires the stages."""

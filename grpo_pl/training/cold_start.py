@@ -1,0 +1,227 @@
+"""The cold start: supervised fine-tuning on demonstrations before RL, made once and cached by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from grpo_pl.data.demonstrations import Demonstration, draw_demonstrations, read_demonstrations
+from grpo_pl.files.writing import system_errors
+from grpo_pl.functional.sampling import row_key
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.logprobs import completion_logprobs
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
+from grpo_pl.rollout.engine import pad_left
+from grpo_pl.training.optimization import Optimization
+from grpo_pl.training.progress import progress_bar
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from grpo_pl.data.sources import PromptSource
+
+RECIPE = 1
+"""Counts up when the training below changes, so that caches made by an older recipe are not taken."""
+
+Example = tuple[list[int], list[int]]
+"""Prompt tokens and completion tokens, EOS included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColdStart:
+    """How the policy is taught the form of an answer before RL (DeepSeek-R1, arXiv:2501.12948, section 2.3.1)."""
+
+    steps: int = 300
+    """Optimiser steps."""
+    batch_size: int = 64
+    """Demonstrations per step."""
+    lr: float = 1e-3
+    """Peak learning rate; warmed up over the first tenth, then cosine to zero."""
+    seed: int = 0
+    """Names the demonstrations."""
+    demonstrations: str | None = None
+    """JSON Lines file of demonstrations (``prompt`` and ``completion``, or chat ``messages``), such as
+    ``grpo-pl predict --keep-correct`` writes; null asks the prompt source for its own."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.batch_size < 1:
+            raise ValueError(f"cold_start needs steps and batch_size >= 1, got {self.steps} and {self.batch_size}.")
+
+    def folder(self, policy: PolicyConfig, template: PromptTemplate, source: PromptSource) -> Path:
+        """Where the result lives: named by a hash of everything it depends on, under ``$GRPO_PL_CACHE``."""
+        policy = replace(policy, lora=None)  # a cold start trains all weights
+        recipe = {
+            "recipe": RECIPE,
+            "cold_start": {**asdict(self), "demonstrations": _content_hash(self.demonstrations)},
+            "policy": {**asdict(policy), "folder": _folder_state(policy.path)},
+            "template": template.to_dict(),
+            "source": [f"{type(source).__module__}.{type(source).__qualname__}", source.init_args()],
+        }
+        digest = hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return cache_root() / "cold_start" / digest
+
+    def ensure(
+        self, policy: PolicyConfig, template: PromptTemplate, source: PromptSource, *, device: torch.device
+    ) -> Path:
+        """The folder of the cold-started model, trained now if it is not cached. The write is atomic.
+
+        Raises:
+            ValueError: the source has no demonstrations.
+        """
+        folder = self.folder(policy, template, source)
+        if folder.is_dir():
+            return folder
+        tokenizer = load_tokenizer(policy)
+        model = load_model(replace(policy, lora=None), tokenizer).to(device)
+        train_on_demonstrations(
+            model,
+            self._batches(template, source, tokenizer),
+            steps=self.steps,
+            lr=self.lr,
+            pad_token_id=int(tokenizer.pad_token_id),
+        )
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}-"))
+        try:
+            with system_errors():
+                model.save_pretrained(staging)
+                tokenizer.save_pretrained(staging)
+            os.replace(staging, folder)
+        except OSError:
+            shutil.rmtree(staging, ignore_errors=True)
+            if not folder.is_dir():  # otherwise another process finished the same work first
+                raise
+        return folder
+
+    def asked(self, source: PromptSource, count: int) -> Iterator[str]:
+        """The questions of all demonstrations of the file, or of about the first ``count`` of the source's own."""
+        if self.demonstrations is not None:
+            yield from (each.question for each in read_demonstrations(self.demonstrations))
+            return
+        for step in range(min(self.steps, -(-count // self.batch_size))):
+            yield from (prompt.question for prompt in source.prompts(-1 - step, count=self.batch_size))
+
+    def all_demonstrations(self, source: PromptSource) -> list[Demonstration]:
+        """All of the file, or all that the source gives, step by step."""
+        if self.demonstrations is not None:
+            return read_demonstrations(self.demonstrations)
+        return [each for step in range(self.steps) for each in self._from_source(source, step)]
+
+    def _batches(self, template: PromptTemplate, source: PromptSource, tokenizer: Any) -> Iterator[list[Example]]:
+        shown = self.all_demonstrations(source)
+        _check_characters(shown, tokenizer)
+        for step in range(self.steps):
+            if self.demonstrations is None:
+                batch = shown[step * self.batch_size : (step + 1) * self.batch_size]
+            else:
+                batch = draw_demonstrations(shown, step=step, count=self.batch_size, seed=self.seed)
+            yield [_example(demonstration, template, tokenizer) for demonstration in batch]
+
+    def _from_source(self, source: PromptSource, step: int) -> list[Demonstration]:
+        rng = random.Random(row_key(self.seed, "cold_start", step))
+        shown = []
+        for prompt in source.prompts(-1 - step, count=self.batch_size):  # steps below 0 are never rolled out
+            text = source.demonstration(prompt, rng)
+            if text is None:
+                raise ValueError(
+                    f"{type(source).__name__} has no demonstrations: remove model.cold_start, name a file as its "
+                    "`demonstrations`, or override demonstration()."
+                )
+            shown.append(Demonstration(prompt.question, text))
+        return shown
+
+
+def _check_characters(shown: Sequence[Demonstration], tokenizer: Any) -> None:
+    """Refuses completions with characters that a vocabulary of single characters would drop."""
+    known = known_characters(tokenizer)
+    if known is None:
+        return
+    tags = tokenizer.get_added_vocab()
+    lacking = [lacking_characters(each.completion, known, tags) for each in shown]
+    characters = sorted(set().union(*lacking))
+    if characters:
+        raise ValueError(
+            f"the vocabulary lacks {shown_characters(characters)}, in {sum(map(bool, lacking))} of {len(shown)} "
+            "demonstrations: add them to model.policy.characters, or set that to from_data."
+        )
+
+
+def _example(demonstration: Demonstration, template: PromptTemplate, tokenizer: Any) -> Example:
+    text = demonstration.completion
+    if not text.startswith(template.prefill):
+        raise ValueError(f"a demonstration does not begin with the template's prefill {template.prefill!r}.")
+    completion = tokenizer(text[len(template.prefill) :], add_special_tokens=False).input_ids
+    return template.encode(demonstration.question, tokenizer), [*completion, tokenizer.eos_token_id]
+
+
+def train_on_demonstrations(
+    model: PreTrainedModel, batches: Iterator[list[Example]], *, steps: int, lr: float, pad_token_id: int
+) -> None:
+    """Minimises the mean negative log-likelihood of the completion tokens, one step per batch, in place."""
+    schedule = Optimization(lr=lr, warmup_rollouts=steps // 10, schedule="cosine", weight_decay=0.01)
+    optimizer = schedule.build(model.parameters())
+    model.train()
+    with progress_bar("cold start", steps) as advance:
+        for step, batch in enumerate(batches):
+            loss = demonstration_loss(model, batch, pad_token_id=pad_token_id)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            schedule.clip_gradients(model.parameters())
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.lr_at(step, steps)
+            optimizer.step()
+            advance(step + 1, f"loss {loss.item():.3f}")
+
+
+def demonstration_loss(model: PreTrainedModel, batch: Sequence[Example], *, pad_token_id: int) -> Tensor:
+    """−Σ log π(token) / number of completion tokens over the batch, a scalar."""
+    device = model.device
+    prompt_ids, prompt_mask = pad_left([prompt for prompt, _ in batch], pad_token_id)  # (B, S)
+    flipped_ids, flipped_mask = pad_left([completion[::-1] for _, completion in batch], pad_token_id)
+    completion_ids, completion_mask = flipped_ids.flip(1).to(device), flipped_mask.flip(1).to(device)  # (B, T)
+    logprobs, _ = completion_logprobs(
+        model,
+        prompt_ids=prompt_ids.to(device),
+        prompt_mask=prompt_mask.to(device),
+        completion_ids=completion_ids,
+        completion_mask=completion_mask,
+        temperature=1.0,
+    )
+    return -(logprobs * completion_mask).sum() / completion_mask.sum()
+
+
+def _content_hash(file: str | None) -> str | None:
+    """A demonstration file is known by what it says, wherever it lies."""
+    if file is None:
+        return None
+    if not Path(file).is_file():
+        raise ValueError(f"cold_start.demonstrations: no such file: {file}")
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def _folder_state(path: str | None) -> list[tuple[str, int, int]] | None:
+    """Names, sizes and times of a local policy's files, which a later run may have replaced; None for the hub's."""
+    if path is None or not Path(path).is_dir():
+        return None
+    stats = ((file.name, file.stat()) for file in Path(path).iterdir() if file.is_file())
+    return sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
+def cache_root() -> Path:
+    """``$GRPO_PL_CACHE``, by default ``~/.cache/grpo_pl``."""
+    root = Path(os.environ.get("GRPO_PL_CACHE") or Path.home() / ".cache" / "grpo_pl")
+    if root.exists() and not root.is_dir():
+        raise ValueError(f"GRPO_PL_CACHE is {str(root)!r}, which is no folder.")
+    return root

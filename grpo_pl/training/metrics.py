@@ -1,0 +1,128 @@
+"""The metrics of one training step, under TRL's names: global over all ranks, weighted by tokens where it says so."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from grpo_pl.distributed.collective import Collective
+from grpo_pl.functional.estimates import pass_at_k
+from grpo_pl.rewards.base import Reward, Status
+from grpo_pl.training.experience import Experience
+
+REFLECTION_WORDS = ("wait", "check")
+"""A completion that contains one of these counts as reflecting (the "aha moment" of DeepSeek-R1)."""
+
+
+def experience_metrics(
+    experience: Experience, rewards: Sequence[Reward], collective: Collective, reflection_words: Sequence[str]
+) -> dict[str, float]:
+    """Rewards, groups, lengths, statuses. Means over an empty set are left out rather than invented."""
+    statistics, lengths = experience.statistics, experience.lengths.double()
+    spread = torch.stack([row[valid].std(correction=int(valid.sum() > 1)) for row, valid in _groups(experience)])
+    index = next((i for i, r in enumerate(rewards) if r.correctness), None)
+    metrics = {
+        "reward": _mean(statistics.rewards[statistics.valid]),
+        "reward_std": _mean(spread),
+        "frac_reward_zero_std": 1.0 - statistics.informative.double().mean().item(),
+        "samples/dropped": float((~statistics.keep).sum()),
+        "samples/resample_attempts": float(experience.attempts),
+        "completions/mean_length": lengths.mean().item(),
+        "completions/min_length": lengths.min().item(),
+        "completions/max_length": lengths.max().item(),
+        "completions/clipped_ratio": experience.truncated.double().mean().item(),
+    }
+    for reward_, values in zip(rewards, experience.values, strict=True):
+        metrics[f"rewards/{reward_.name}/mean"] = _mean(values[~values.isnan()])
+    if index is not None:
+        values = experience.values[index]  # (P, G)
+        metrics["completions/correct"] = _mean((values >= 1.0)[~values.isnan()])
+        metrics["completions/mean_length_correct"] = _mean(lengths[values >= 1.0])
+        metrics["completions/mean_length_wrong"] = _mean(lengths[values < 1.0])
+    metrics |= _source_metrics(experience, rewards, collective)
+    metrics |= _text_metrics(experience, collective, reflection_words)
+    return {name: value for name, value in metrics.items() if value == value}  # NaN: a mean over nothing
+
+
+def _source_metrics(experience: Experience, rewards: Sequence[Reward], collective: Collective) -> dict[str, float]:
+    """The main numbers for each part of a mixture, as ``sources/<name>/…``; nothing where there are no parts."""
+    mine = [prompt.source for prompt in experience.samples.prompts]
+    if not all(mine):
+        return {}
+    sources = [source for part in collective.gather_objects(mine) for source in part]  # P, in the order of the batch
+    statistics, metrics = experience.statistics, {}
+    for name in sorted(set(sources)):
+        rows = torch.tensor([source == name for source in sources], device=statistics.rewards.device)
+        metrics[f"sources/{name}/reward"] = _mean(statistics.rewards[rows][statistics.valid[rows]])
+        metrics[f"sources/{name}/frac_reward_zero_std"] = 1.0 - _mean(statistics.informative[rows])
+        metrics[f"sources/{name}/mean_length"] = _mean(experience.lengths[rows])
+        for reward, values in zip(rewards, experience.values[:, rows], strict=True):
+            metrics[f"sources/{name}/rewards/{reward.name}/mean"] = _mean(values[~values.isnan()])
+    return metrics
+
+
+def pass_rates(experience: Experience, rewards: Sequence[Reward], collective: Collective) -> dict[int, float]:
+    """Share of right completions of each problem of the global batch, by id, where any could be judged."""
+    mine = torch.tensor([prompt.id for prompt in experience.samples.prompts], device=experience.keep.device)
+    ids = collective.gather_rows(mine).tolist()
+    values = experience.values[next(i for i, reward in enumerate(rewards) if reward.correctness)]  # (P, G)
+    rates = pass_at_k(values >= 1.0, 1, ~values.isnan()).tolist()
+    return {i: rate for i, rate in zip(ids, rates, strict=True) if rate == rate}
+
+
+def _text_metrics(experience: Experience, collective: Collective, words: Sequence[str]) -> dict[str, float]:
+    """Counts over texts, which live on their own rank only, summed over ranks in one exchange."""
+    texts = [text.lower() for text in experience.samples.completions]
+    reflecting = float(sum(any(word in text for word in words) for text in texts))
+    counts = {
+        f"rewards/{name}/status/{status}": float(statuses[status])
+        for name, statuses in experience.scored.status_counts().items()
+        for status in get_args(Status)
+    }
+    packed = torch.tensor([*counts.values(), reflecting, len(texts)], device=experience.keep.device)
+    *totals, reflecting, rows = collective.sum(packed).tolist()
+    seen = {name: total for name, total in zip(counts, totals, strict=True) if total}
+    return {**seen, "completions/reflection_rate": reflecting / rows}
+
+
+def noted_means(
+    noted: Mapping[str, Sequence[float]], collective: Collective, taken: Collection[str]
+) -> dict[str, float]:
+    """What reward functions gave to ``log_metric``: means over their calls on all ranks, in the order of names.
+
+    Args:
+        taken: names that are logged already.
+
+    Raises:
+        ValueError: a name is among them.
+    """
+    values: dict[str, list[float]] = {}
+    for some in collective.gather_objects(dict(noted)):
+        for name, part in some.items():
+            values.setdefault(name, []).extend(part)
+    ours = next((name for name in values if name in taken), None)
+    if ours is not None:
+        raise ValueError(f"log_metric({ours!r}): a metric of that name is logged already, choose another.")
+    return {name: fmean(part) for name, part in sorted(values.items())}
+
+
+def broken_share(metrics: Mapping[str, float], rewards: Sequence[Reward], completions: int) -> float:
+    """Largest share, over the rewards, of completions whose judging timed out, was killed or crashed."""
+    return max(
+        sum(metrics.get(f"rewards/{reward.name}/status/{status}", 0.0) for status in ("timeout", "killed", "crashed"))
+        / completions
+        for reward in rewards
+    )
+
+
+def _groups(experience: Experience) -> list[tuple[Tensor, Tensor]]:
+    rows = zip(experience.statistics.rewards, experience.statistics.valid, strict=True)
+    return [(row, valid) for row, valid in rows if valid.any()] or [(torch.zeros(1), torch.ones(1, dtype=torch.bool))]
+
+
+def _mean(values: Tensor) -> float:
+    return values.double().mean().item()  # NaN where empty

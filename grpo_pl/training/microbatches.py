@@ -1,0 +1,279 @@
+"""How many completions go through a forward and backward pass at once: a budget of tokens, kept by cutting."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psutil
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from grpo_pl.distributed.collective import Collective
+from grpo_pl.policy.logprobs import completion_logprobs, recomputes_activations, shares_prompts
+from grpo_pl.types import Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MOST_TOKENS, MOST_TOKENS_ON_CPU = 16_384, 4_096
+"""A budget that is found stays below this: products of matrices gain nothing from more rows. A CPU even loses, because
+every tensor beyond 32 MiB comes from the system anew (width 256, 8,192 tokens: 1.25 s, in halves 0.92 s)."""
+_SHARE_OF_FREE_MEMORY = 0.5  # the rest: temporaries of the backward pass, the LM head, fragmentation
+_PROBE_TOKENS = (32, 96)
+
+
+def micro_batches(rollout: Rollout, rows: Tensor, budget: int, *, share_prompts: bool) -> list[Tensor]:
+    """Cuts ``rows`` into parts of at most ``budget`` tokens each.
+
+    A row costs its completion and, where the row before it in the part has another one, its prompt; in their order, so
+    that groups stay together. Without ``share_prompts``, a part costs its number of rows times its longest prompt plus
+    its longest completion, padding included; then rows of similar length come together, the longest first.
+
+    Args:
+        rows: (b,) indices into the rollout.
+
+    Raises:
+        ValueError: a single row is longer than the budget.
+    """
+    prompts = rollout.prompt_mask[rows].sum(dim=1).tolist()
+    completions = rollout.completion_mask[rows].sum(dim=1).tolist()
+    longest = max((p + c for p, c in zip(prompts, completions, strict=True)), default=0)
+    if longest > budget:
+        raise ValueError(
+            f"model.max_tokens_per_microbatch is {budget}, but a prompt with its completion has {longest} tokens: set "
+            f"it to {longest} at least."
+        )
+    if not share_prompts:
+        order = sorted(range(len(rows)), key=lambda i: (-completions[i] - prompts[i], i))
+        return [rows[part] for part in _cut_padded(order, prompts, completions, budget)]
+    same = _same_prompt_as_before(rollout, rows).tolist()
+    return [rows[part] for part in _cut_shared(prompts, completions, same, budget)]
+
+
+def _cut_shared(prompts: list[int], completions: list[int], same: list[bool], budget: int) -> list[list[int]]:
+    parts: list[list[int]] = []
+    tokens = 0
+    for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        cost = completion if parts and same[i] else prompt + completion
+        if parts and tokens + cost <= budget:
+            parts[-1].append(i)
+            tokens += cost
+        else:
+            parts.append([i])
+            tokens = prompt + completion
+    return parts
+
+
+def _cut_padded(order: list[int], prompts: list[int], completions: list[int], budget: int) -> list[list[int]]:
+    parts: list[list[int]] = []
+    prompt = completion = 0
+    for i in order:
+        prompt, completion = max(prompt, prompts[i]), max(completion, completions[i])
+        if parts and (len(parts[-1]) + 1) * (prompt + completion) <= budget:
+            parts[-1].append(i)
+        else:
+            parts.append([i])
+            prompt, completion = prompts[i], completions[i]
+    return parts
+
+
+def _same_prompt_as_before(rollout: Rollout, rows: Tensor) -> Tensor:
+    """(b,) bool; the first row has no other before it."""
+    ids, mask = rollout.prompt_ids[rows], rollout.prompt_mask[rows]
+    same = ((ids == ids.roll(1, 0)) & (mask == mask.roll(1, 0))).all(dim=1)
+    same[:1] = False
+    return same
+
+
+def longest_row(rollout: Rollout) -> int:
+    """Tokens of the longest prompt with its completion."""
+    return int((rollout.prompt_mask.sum(dim=1) + rollout.completion_mask.sum(dim=1)).max())
+
+
+@dataclass(kw_only=True)
+class TokenBudget:
+    """Most tokens in a micro-batch of a run: as configured, or found before the first step; halved when memory ends."""
+
+    configured: int | None = None
+    tokens: int | None = None
+    """None until it is settled."""
+    found_for: str = ""
+    """What a budget that was found depends on."""
+
+    def __post_init__(self) -> None:
+        if self.configured is not None and self.configured < 1:
+            raise ValueError(f"model.max_tokens_per_microbatch must be at least 1, got {self.configured}.")
+        self.tokens = self.tokens or self.configured
+
+    def cut(self, rollout: Rollout, rows: Tensor, policy: PreTrainedModel) -> list[Tensor]:
+        """:func:`micro_batches` of ``rows`` for this policy. A budget that was found or halved gives way to a longer
+        row, up to the configured one.
+
+        Raises:
+            ValueError: a row is longer than the configured budget.
+        """
+        assert self.tokens is not None, "the budget is not settled"
+        longest = longest_row(rollout)
+        budget = max(self.tokens, min(longest, self.configured or longest))
+        return micro_batches(rollout, rows, budget, share_prompts=shares_prompts(policy, longest))
+
+    def within_memory(self, run: Callable[[], T], rollout: Rollout, collective: Collective) -> T:
+        """``run()``, from its start with half the budget each time that memory runs out.
+
+        Raises:
+            OutOfMemory: there is nothing left to halve, or other ranks have gone on already.
+        """
+        while True:
+            try:
+                return run()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = error.with_traceback(None)  # its frames hold the tensors that take up the memory
+            self._halve(rollout, collective, reason)
+
+    def settle(self, policy: PreTrainedModel, *, trained_before: bool, collective: Collective) -> None:
+        """Finds the budget where neither the configuration has one nor a checkpoint from the same kind of device and
+        number of processes; the same on every rank.
+
+        A dry forward pass counts the bytes that wait for the backward pass, per token. The budget is the largest power
+        of two, at most :func:`most_tokens`, that takes up half of the memory that is free.
+
+        Args:
+            trained_before: gradients' and optimiser's memory is in use already.
+        """
+        recomputes = recomputes_activations(policy)
+        found_for = f"{_describe(policy.device)}, {collective.world} processes, recomputing: {recomputes}"
+        if self.configured is not None or (self.tokens is not None and self.found_for == found_for):
+            return
+        each = saved_bytes_per_token(policy)
+        free = free_memory(policy.device, processes=int(os.environ.get("LOCAL_WORLD_SIZE", collective.world)))
+        if not trained_before:
+            free -= 3 * sum(_local_bytes(p) for p in policy.parameters() if p.requires_grad)
+        fitting = int(max(1.0, min(float(most_tokens(policy.device)), _SHARE_OF_FREE_MEMORY * free / each)))
+        power = fitting.bit_length() - 1
+        self.tokens, self.found_for = 2 ** -collective.max(-power, policy.device), found_for
+        log.info("Micro-batches of up to %d tokens, of which each keeps %.0f KiB.", self.tokens, each / 1024)
+
+    def _halve(self, rollout: Rollout, collective: Collective, error: BaseException) -> None:
+        assert self.tokens is not None
+        longest = longest_row(rollout)
+        largest = int(rollout.prompt_mask.sum() + rollout.completion_mask.sum())
+        before = max(longest, min(self.tokens, largest))
+        self.tokens = max(before // 2, longest)
+        if collective.world > 1 or self.tokens == before:
+            advice = (
+                f"set model.max_tokens_per_microbatch to {self.tokens} or less"
+                if self.tokens < before
+                else "it is one completion already; set model.activation_checkpointing to true, or shorten completions"
+            )
+            raise OutOfMemory(f"Memory ran out in a micro-batch of up to {before} tokens: {advice}.") from error
+        log.warning("Memory ran out: micro-batches of up to %d tokens from now on (before: %d).", self.tokens, before)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"configured": self.configured, "tokens": self.tokens, "found_for": self.found_for}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what was found or halved, unless the run has been told otherwise since."""
+        if state["configured"] == self.configured:
+            self.tokens, self.found_for = state["tokens"], state["found_for"]
+
+
+def most_tokens(device: torch.device) -> int:
+    """Tokens beyond which larger micro-batches no longer pay."""
+    return MOST_TOKENS_ON_CPU if device.type == "cpu" else MOST_TOKENS
+
+
+def _local_bytes(parameter: Tensor) -> int:
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return local.numel() * local.element_size()
+
+
+class OutOfMemory(RuntimeError):
+    """Memory does not suffice for the update."""
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an allocation failed, on a GPU or, where the system refuses rather than kills, on the CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def saved_bytes_per_token(policy: PreTrainedModel) -> float:
+    """Bytes that autograd keeps for each token of a micro-batch: what a dry forward pass of more tokens keeps more.
+
+    Where activations are computed again, those of one layer come on top.
+    """
+    kept = _bytes_per_token(policy)
+    again = [module for module in policy.modules() if getattr(module, "gradient_checkpointing", False)]
+    if not recomputes_activations(policy):
+        return kept
+    for module in again:
+        module.gradient_checkpointing = False
+    try:
+        return kept + _bytes_per_token(policy) / policy.config.get_text_config().num_hidden_layers
+    finally:
+        for module in again:
+            module.gradient_checkpointing = True
+
+
+def _bytes_per_token(policy: PreTrainedModel) -> float:
+    with torch.random.fork_rng():  # a policy with dropout draws the same afterwards
+        fewer, more = (_saved_bytes(policy, tokens) for tokens in _PROBE_TOKENS)
+    return max(1.0, (more - fewer) / (_PROBE_TOKENS[1] - _PROBE_TOKENS[0]))
+
+
+def _saved_bytes(policy: PreTrainedModel, tokens: int) -> int:
+    ids = torch.arange(tokens + 1, device=policy.device).unsqueeze(0) % policy.config.vocab_size
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    kept: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        logprobs, _ = completion_logprobs(
+            policy,
+            prompt_ids=ids[:, :1],
+            prompt_mask=mask[:, :1],
+            completion_ids=ids[:, 1:],
+            completion_mask=mask[:, 1:],
+            temperature=1.0,
+        )
+    del logprobs
+    return sum(kept.values())
+
+
+def free_memory(device: torch.device, *, processes: int) -> float:
+    """Bytes that this process may still take: of its GPU, or its share of the machine's or container's memory."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    free = float(psutil.virtual_memory().available)
+    group = Path("/sys/fs/cgroup")
+    limit = group / "memory.max"
+    if limit.is_file() and limit.read_text().strip().isdigit():
+        used = float((group / "memory.current").read_text())
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        cached = float(counts.get("inactive_file", 0))  # files that were read, given up when memory is asked for
+        free = min(free, float(limit.read_text()) - used + cached)
+    return free / processes
+
+
+def _describe(device: torch.device) -> str:
+    if device.type != "cuda":
+        return device.type
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name} with {properties.total_memory / 2**30:.0f} GiB"

@@ -1,0 +1,371 @@
+"""``GRPOModule``: the LightningModule that wires prompts → rollout → reward → advantage → loss → update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from grpo_pl.data.datamodule import PromptBatch, RolloutDataModule
+from grpo_pl.distributed.collective import Collective
+from grpo_pl.distributed.orphans import end_with_launcher
+from grpo_pl.distributed.sharding import build_once, gathered, is_sharded, set_gradient_sync, shard
+from grpo_pl.distributed.strategy import FSDP2Strategy
+from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, Measured, Validation, judge
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.batch import check_rewards
+from grpo_pl.rollout.engine import RolloutEngine, SamplingParams
+from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.training.cold_start import ColdStart
+from grpo_pl.training.collect import Collector, Report, trainer_state
+from grpo_pl.training.experience import Experience, ExperienceMaker
+from grpo_pl.training.metrics import REFLECTION_WORDS, broken_share, experience_metrics, noted_means, pass_rates
+from grpo_pl.training.microbatches import TokenBudget
+from grpo_pl.training.optimization import Optimization, TrainingDiverged
+from grpo_pl.training.reference import Reference
+from grpo_pl.training.stopwatch import stopwatch
+from grpo_pl.training.update import PolicyUpdate, UpdateResult
+from grpo_pl.training.vocabulary import with_collected_characters
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class GRPOModule(LightningModule):
+    """Trains a policy by GRPO or a relative; one training batch is one rollout and its updates.
+
+    Args:
+        policy: the language model to train.
+        rewards: what a completion is worth; exactly one says what a right answer is (``correctness: true``).
+        template: how a question becomes a prompt.
+        algorithm: the objective.
+        engine: what draws completions; null takes the native engine.
+        sampling: length, temperature and ends of training completions.
+        optimization: AdamW, learning-rate schedule, clipping.
+        validation: how held-out problems are answered.
+        cold_start: supervised fine-tuning before RL, made once and cached; null starts from the policy as it is.
+        max_tokens_per_microbatch: most tokens per forward and backward pass, a group's prompt counted once; null finds
+            what fits into memory.
+        activation_checkpointing: compute activations again in the backward pass instead of keeping them.
+        reflection_words: completions with one of these count in ``completions/reflection_rate``.
+        seed: names every sample of the run.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyConfig,
+        rewards: list[Reward],
+        template: PromptTemplate = PromptTemplate(),  # noqa: B008 - frozen
+        algorithm: GRPOAlgorithm = GRPOAlgorithm(),  # noqa: B008 - frozen
+        engine: RolloutEngine | None = None,
+        sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
+        optimization: Optimization = Optimization(),  # noqa: B008 - frozen
+        validation: Validation = Validation(),  # noqa: B008 - frozen
+        cold_start: ColdStart | None = None,
+        max_tokens_per_microbatch: int | None = None,
+        activation_checkpointing: bool = False,
+        reflection_words: tuple[str, ...] = REFLECTION_WORDS,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_rewards(rewards, steps_needed=algorithm.needs_step_rewards)
+        sampling.require_on_policy()
+        self.budget = TokenBudget(configured=max_tokens_per_microbatch)
+        if max_tokens_per_microbatch is not None and max_tokens_per_microbatch <= sampling.max_completion_length:
+            raise ValueError(
+                f"model.max_tokens_per_microbatch is {max_tokens_per_microbatch}, but must hold a prompt and a "
+                f"completion of up to {sampling.max_completion_length} tokens (model.sampling.max_completion_length)."
+            )
+        self.automatic_optimization = False
+        self.policy_config, self.template, self.cold_start = policy, template, cold_start
+        self.rewards, self.algorithm, self.sampling = rewards, algorithm, sampling
+        self.optimization, self.validation = optimization, validation
+        self.engine = engine or NativeEngine()
+        self.reflection_words, self.seed = reflection_words, seed
+        self.activation_checkpointing = activation_checkpointing
+        self.policy: PreTrainedModel | None = None
+        self.report: Report = _unwatched
+        """Where stages of a step report their progress; a progress bar puts itself here."""
+        self.further_metrics: Callable[[Experience], Mapping[str, float]] = _nothing_further
+        """Asked for more to log after every step; a watch puts itself here."""
+        self.should_stop: Callable[[], bool] = _never
+        """Asked between the tokens of a rollout; once true, the rollout ends by ``RolloutInterrupted``."""
+        self.held_out: dict[str, Measured] = {}
+        """What the last validation found, by metric key."""
+        self.unjudged: dict[str, int] = {}
+        """By group: how many completions of the last validation could not be judged, and count nowhere."""
+        self._held_out: HeldOutMetrics | None = None
+        self._noted: dict[str, list[float]] = {}  # what reward functions logged in this validation
+        self._reference: Reference | None = None
+        self._skipped_in_a_row = 0
+        self._warned_of_rewards = False
+        self._tokens_seen = 0
+
+    # --- building ---------------------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        end_with_launcher()
+
+    def prepare_data(self) -> None:
+        """Makes the cold start where it is missing, as a download would; runs in one process a node."""
+        self._settle_characters()
+        if self.cold_start is not None and self._needs_start_weights():
+            device = self.trainer.strategy.root_device
+            self.cold_start.ensure(self.policy_config, self.template, self._data.source, device=device)
+
+    def configure_model(self) -> None:
+        """Loads tokenizer, policy and, if the objective pulls towards one, the frozen reference."""
+        if self.policy is not None:
+            return
+        self._settle_characters()
+        self.tokenizer = load_tokenizer(self.policy_config)
+        needs_weights = self._needs_start_weights()
+        path = None
+        if self.cold_start is not None and needs_weights:
+            path = str(self.cold_start.folder(self.policy_config, self.template, self._data.source))
+        build = partial(load_model, self.policy_config, self.tokenizer, path)
+        sharding = self.trainer.strategy.sharding if isinstance(self.trainer.strategy, FSDP2Strategy) else None
+        self.policy = build_once(build) if sharding else build(weights=needs_weights)
+        if self.activation_checkpointing:
+            self.policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if self.algorithm.needs_reference and self.trainer.training:
+            self._reference = Reference(self.policy, self.algorithm.ref_update_every)
+        if sharding:
+            shard(self.policy, sharding)
+            if self._reference is not None and self._reference.model is not self.policy:
+                shard(self._reference.model, sharding)
+
+    def _settle_characters(self) -> None:
+        """Collects what ``policy.characters: from_data`` stands for, unless the command line has done so."""
+        self.policy_config = with_collected_characters(self.policy_config, self.template, self._data, self.cold_start)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.optimization.build(self.require_policy().parameters())
+
+    def on_fit_start(self) -> None:
+        if self._reference is not None and not is_sharded(self._reference.model):
+            self._reference.model.to(self.device)
+
+    def require_policy(self) -> PreTrainedModel:
+        """The policy, once ``configure_model`` has run."""
+        assert self.policy is not None, "configure_model has not run"
+        return self.policy
+
+    @property
+    def sampler(self) -> CompletionSampler:
+        return CompletionSampler(engine=self.engine, template=self.template, tokenizer=self.tokenizer)
+
+    # --- training ---------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Experience]:
+        seconds: dict[str, float] = {}
+        with stopwatch(seconds, "step"):
+            experience = self.collect(batch)
+            self._data.source.observe(pass_rates(experience, self.rewards, self.collective))
+            result = self.update(experience)
+        self.engine.update_weights(self.require_policy())
+        self._log_step(experience, result, seconds)
+        self._check_divergence(result)
+        self._data.completed_rollouts += 1
+        return {"experience": experience}  # for callbacks, as ``outputs``
+
+    def collect(self, batch: PromptBatch) -> Experience:
+        """Prompts → rollout → reward → advantage."""
+        policy, reference = self.require_policy(), self._reference
+        optimizer = cast(torch.optim.Optimizer, self.optimizers())
+        self.budget.settle(policy, trained_before=bool(optimizer.state), collective=self.collective)
+        if reference is not None:
+            reference.renew(policy, batch.step)
+        collector = Collector(
+            sampler=self.sampler,
+            rewards=self.rewards,
+            algorithm=self.algorithm,
+            sampling=self.sampling,
+            seed=self.seed,
+            collective=self.collective,
+            report=self.report,
+            steps=self._data.steps,
+            should_stop=self.should_stop,
+        )
+        maker = ExperienceMaker(collector=collector, budget=self.budget)
+        frozen = None if reference is None else reference.model
+        with gathered(policy):
+            return maker.make(policy, frozen, batch, self._data.prompts)
+
+    def update(self, experience: Experience) -> UpdateResult:
+        """Advantage → loss → update."""
+        optimizer = cast(torch.optim.Optimizer, self.optimizers())
+        self.optimization.configure(optimizer, rollout=experience.samples.step, total=self._data.steps)
+        update = PolicyUpdate(
+            algorithm=self.algorithm,
+            optimization=self.optimization,
+            temperature=self.sampling.temperature,
+            max_completion_length=self.sampling.max_completion_length,
+            budget=self.budget,
+            seed=self.seed,
+            collective=self.collective,
+            report=self.report,
+        )
+        return update.run(self.require_policy(), optimizer, experience, self._backward)
+
+    def _backward(self, loss: Tensor, last: bool) -> None:
+        """Adds gradients. Those of other processes join in the last micro-batch of an optimiser step, or, where whole
+        gradients would take too much memory, in every one."""
+        strategy = self.trainer.strategy
+        if isinstance(strategy, FSDP2Strategy):
+            set_gradient_sync(self.require_policy(), last or not strategy.defer_gradient_sync)
+        wrapped = strategy.model
+        with nullcontext() if last or not isinstance(wrapped, DistributedDataParallel) else wrapped.no_sync():
+            self.manual_backward(loss)
+
+    # --- validation -------------------------------------------------------------------------------------------------
+
+    def on_validation_epoch_start(self) -> None:
+        self._noted = {}
+        self._held_out = HeldOutMetrics(self.validation, self._data.held_out_groups(), self.device)
+
+    def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
+        assert self._held_out is not None
+        sampling = self.validation.sampling(self.sampling)
+        sampled = self._answer(batch, self.validation.samples, sampling)
+        greedy = self._answer(batch, 1, replace(sampling, temperature=0.0)) if self.validation.greedy else None
+        self._held_out.update(batch, sampled, greedy)
+
+    def on_validation_epoch_end(self) -> None:
+        assert self._held_out is not None
+        self.held_out, self.unjudged = self._held_out.results(), self._held_out.unjudged()
+        self.log("step", float(self._data.completed_rollouts), on_epoch=True)
+        self.log_dict({key: found.mean for key, found in self.held_out.items()}, on_epoch=True)
+        taken = {key.removeprefix("val/") for key in [*self.held_out, "val/unjudged"]}
+        noted = noted_means(self._noted, self.collective, taken)
+        self.log_dict({f"val/{name}": mean for name, mean in noted.items()}, on_epoch=True)
+        self.log_dict({f"{group}/unjudged": float(count) for group, count in self.unjudged.items()}, on_epoch=True)
+
+    def _answer(self, batch: PromptBatch, samples: int, sampling: SamplingParams) -> Answers:
+        """Completions of held-out problems. Keys do not name the training step, so validations of one run draw with
+        common random numbers and differ by the weights alone."""
+        rows = len(batch.prompts) * samples
+        draw = partial(
+            self.sampler.sample,
+            self.require_policy(),
+            batch.prompts,
+            group_size=samples,
+            sampling=sampling,
+            seed=self.seed,
+            split="val",
+            progress=lambda tokens, finished: self.report("validate", finished, rows, f"{tokens} tokens"),
+            should_stop=self.should_stop,
+        )
+        with gathered(self.policy):
+            drawn = self.collective.interruptible(draw, self.device)
+        state = partial(trainer_state, self._data.completed_rollouts, self._data.steps, self.collective.rank)
+        answers = self.collective.scored(
+            lambda: judge(self.rewards, drawn, vote=samples > 1, trainer_state=state), self.device
+        )
+        for name, values in answers.noted.items():
+            self._noted.setdefault(name, []).extend(values)
+        return answers
+
+    # --- bookkeeping ------------------------------------------------------------------------------------------------
+
+    @property
+    def collective(self) -> Collective:
+        return Collective(rank=self.trainer.global_rank, world=self.trainer.world_size)
+
+    @property
+    def _data(self) -> RolloutDataModule:
+        return cast(RolloutDataModule, self.trainer.datamodule)  # type: ignore[attr-defined]
+
+    def _needs_start_weights(self) -> bool:
+        """A checkpoint brings the policy's weights; a reference is always the policy's start."""
+        return self.trainer.ckpt_path is None or (self.algorithm.needs_reference and self.trainer.training)
+
+    def _log_step(self, experience: Experience, result: UpdateResult, seconds: dict[str, float]) -> None:
+        metrics = experience_metrics(experience, self.rewards, self.collective, self.reflection_words)
+        self._warn_of_broken_rewards(broken_share(metrics, self.rewards, experience.lengths.numel()))
+        metrics |= self.collective.ratios(result.sums)
+        metrics |= self.further_metrics(experience)
+        self._tokens_seen += int(experience.lengths.sum())
+        metrics |= {
+            "num_tokens": float(self._tokens_seen),
+            "lr": self.optimization.lr_at(experience.samples.step, self._data.steps),
+            "updates/skipped": float(result.skipped),
+            "step_time": seconds["step"],
+            **{f"time/{stage}": value for stage, value in (experience.seconds | result.seconds).items()},
+        }
+        for name, values in (("loss", result.losses), ("grad_norm", result.grad_norms)):
+            if values:
+                metrics[name] = sum(values) / len(values)
+        metrics |= noted_means(experience.scored.metrics, self.collective, {*metrics, "step"})
+        self.log_dict(metrics, on_step=True, on_epoch=False, logger=False, batch_size=len(experience.keep))
+        for logger in self.loggers:  # Lightning's own way would repeat old values of names that are missing today
+            logger.log_metrics(metrics, step=experience.samples.step + 1)
+
+    def _warn_of_broken_rewards(self, share: float) -> None:
+        if share > 0.01 and not self._warned_of_rewards:
+            self._warned_of_rewards = True
+            rank_zero_warn(
+                f"Judging {share:.1%} of the completions of this step timed out, was killed or crashed; they score 0. "
+                "Read them in completions.jsonl: the policy may have found answers that cost the judge too much."
+            )
+
+    def _check_divergence(self, result: UpdateResult) -> None:
+        """Counts updates in a row that were skipped.
+
+        Raises:
+            TrainingDiverged: as many as ``optimization.max_skipped_updates``.
+        """
+        if not result.skipped:
+            self._skipped_in_a_row = 0
+            return
+        self._skipped_in_a_row += result.skipped
+        rank_zero_warn(f"{result.skipped} update(s) skipped: loss or gradient was not finite.")
+        if self._skipped_in_a_row >= self.optimization.max_skipped_updates:
+            raise TrainingDiverged(
+                f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite. "
+                "Lower optimization.lr or raise its warmup_rollouts."
+            )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["characters"] = self.policy_config.characters
+        checkpoint["tokens_seen"] = self._tokens_seen
+        checkpoint["token_budget"] = self.budget.state_dict()
+        checkpoint["skipped_in_a_row"] = self._skipped_in_a_row
+        checkpoint["reference"] = {} if self._reference is None else self._reference.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        characters = self.policy_config.characters
+        if checkpoint.get("characters", characters) != characters:
+            raise ValueError(
+                "the checkpoint was trained with other policy.characters: give those of the config.yaml of its run."
+            )
+        self._tokens_seen, self._skipped_in_a_row = checkpoint["tokens_seen"], checkpoint["skipped_in_a_row"]
+        self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))
+        if self._reference is not None:
+            self._reference.load_state_dict(checkpoint["reference"])
+
+
+def _never() -> bool:
+    """The answer of a module that nobody wants to stop."""
+    return False
+
+
+def _nothing_further(experience: Experience) -> dict[str, float]:
+    """What a module logs beside its own metrics if nobody asked for more."""
+    return {}
+
+
+def _unwatched(stage: str, done: int, total: int, note: str = "") -> None:
+    """The report of a module that nobody watches."""

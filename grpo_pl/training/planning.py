@@ -1,0 +1,188 @@
+"""How much memory a training run needs on each process: arithmetic over shapes, no weights loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from grpo_pl.functional import logprobs as head
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+GIB = 2**30
+Layout = Literal["single", "ddp", "fsdp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The sizes of a decoder that its memory follows from."""
+
+    parameters: int
+    trainable: int
+    """Parameters that take a gradient; fewer than all with LoRA."""
+    block_parameters: int
+    """Of one transformer block."""
+    layers: int
+    hidden: int
+    intermediate: int
+    query: int
+    """Query heads times head size."""
+    key: int
+    """Key heads times head size."""
+    vocabulary: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What one process does with the model in a step."""
+
+    layout: Layout
+    processes: int
+    rows: int
+    """Completions of one process per rollout."""
+    group_size: int
+    prompt_tokens: int
+    completion_tokens: int
+    micro_batch_tokens: int
+    """Most tokens per forward and backward pass."""
+    weight_bytes: int
+    """Per parameter; gradients and both moments of AdamW have the same type."""
+    compute_bytes: int
+    """Per activation."""
+    reference: bool
+    checkpointing: bool
+    packed: bool
+    """Rows of one micro-batch share equal prompts and leave padding out; not with activation checkpointing."""
+    offload: bool
+    deferred: bool
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a prompt and a completion at full length."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def all_tokens(self) -> int:
+        """Tokens of all completions of one process, at full length."""
+        if self.packed and not self.checkpointing:
+            return self.rows // self.group_size * self.prompt_tokens + self.rows * self.completion_tokens
+        return self.rows * self.longest
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens in a micro-batch."""
+        return min(self.micro_batch_tokens, self.all_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Bytes on one device, by what they are for. The rollout and the update are never in memory together."""
+
+    kept: Mapping[str, float]
+    """All the time."""
+    rollout: Mapping[str, float]
+    update: Mapping[str, float]
+
+    @property
+    def peak(self) -> float:
+        return sum(self.kept.values()) + max(sum(self.rollout.values()), sum(self.update.values()))
+
+
+def shape_of(model: PreTrainedModel) -> Shape:
+    """Sizes of a model, which may lie on the meta device."""
+    from grpo_pl.distributed.sharding import transformer_blocks
+
+    config: Any = model.config.get_text_config()
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    blocks = transformer_blocks(model)
+    return Shape(
+        parameters=sum(p.numel() for p in model.parameters()),
+        trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        block_parameters=sum(p.numel() for p in blocks[0].parameters()) if blocks else 0,
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        intermediate=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        query=heads * size,
+        key=(getattr(config, "num_key_value_heads", None) or heads) * size,
+        vocabulary=config.vocab_size,
+    )
+
+
+def memory_plan(shape: Shape, work: Workload) -> MemoryPlan:
+    """The plan of one process. Formulas and what they leave out: docs/scaling.md."""
+    cut = work.processes if work.layout == "fsdp" else 1
+    on_device = 0.0 if work.offload else 1.0
+    parameters = shape.parameters * work.weight_bytes / cut * on_device
+    gradients = shape.trainable * work.weight_bytes / cut * on_device
+    kept = {"parameters": parameters, "optimiser": 2 * gradients}
+    if work.reference:
+        kept["reference"] = parameters
+    if work.layout == "ddp":
+        gradients *= 2  # and the buckets in which they are averaged
+    if work.layout == "fsdp" and work.deferred:
+        gradients += shape.trainable * 4
+    update = {
+        "gradients": gradients,
+        "activations": float(work.tokens * activation_bytes(shape, work)),
+        "LM head": head_bytes(shape, work),
+    }
+    if work.layout == "fsdp":
+        root = shape.parameters - shape.layers * shape.block_parameters
+        update["gathered blocks"] = float((root + 2 * shape.block_parameters) * (work.compute_bytes + 4))
+    return MemoryPlan(kept=kept, rollout=rollout_bytes(shape, work), update=update)
+
+
+def activation_bytes(shape: Shape, work: Workload) -> float:
+    """Bytes per token that wait for the backward pass.
+
+    A block keeps the inputs of its products and norms: 6 h + 4 q + 2 k + 4 f numbers (hidden size h, query width q, key
+    width k, intermediate size f). With activation checkpointing it keeps its input, and one block at a time the rest.
+    """
+    block = (6 * shape.hidden + 4 * shape.query + 2 * shape.key + 4 * shape.intermediate) * work.compute_bytes
+    ends = 3 * shape.hidden * 4
+    if work.checkpointing:
+        return shape.layers * shape.hidden * work.compute_bytes + block + ends
+    return shape.layers * block + ends
+
+
+def head_bytes(shape: Shape, work: Workload) -> float:
+    """Kept probabilities, and two chunks of logits; independent of the number of tokens once there are many."""
+    positions = min(work.tokens, work.rows * work.completion_tokens)
+    chunk = min(positions, head._CHUNK_TOKENS, max(1, head._CHUNK_ELEMENTS // shape.vocabulary)) * shape.vocabulary
+    kept = min(positions * shape.vocabulary, head._KEPT_ELEMENTS)
+    return 4.0 * (kept + 2 * chunk)
+
+
+def rollout_bytes(shape: Shape, work: Workload) -> dict[str, float]:
+    """Keys and values of all rows at full length, and the engine's own copy of the weights."""
+    columns = work.prompt_tokens + work.completion_tokens
+    parts = {
+        "keys and values": float(work.rows * columns * shape.layers * 2 * shape.key * work.compute_bytes),
+        "weights for decoding": float(shape.parameters * work.compute_bytes),
+        "logits": 3.0 * work.rows * shape.vocabulary * 4,
+    }
+    if work.layout == "fsdp":
+        parts["gathered weights"] = float(shape.parameters * work.compute_bytes)
+    return parts
+
+
+def token_budget(shape: Shape, work: Workload, memory: float) -> int:
+    """Tokens of the largest micro-batch with which the plan stays within ``memory`` bytes: a power of two, or all
+    tokens; 0 where not even one completion does."""
+
+    def fits(tokens: int) -> bool:
+        return memory_plan(shape, replace(work, micro_batch_tokens=tokens)).peak <= memory
+
+    powers = [2**n for n in range(work.all_tokens.bit_length()) if 2**n >= work.longest]
+    return max((tokens for tokens in [work.longest, *powers, work.all_tokens] if fits(tokens)), default=0)
+
+
+def rollout_budget(shape: Shape, work: Workload, memory: float) -> int:
+    """Most completions decoded at once within ``memory`` bytes, for ``engine.max_batch_rows``."""
+    fixed = memory_plan(shape, replace(work, rows=0)).kept.values()
+    parts = rollout_bytes(shape, replace(work, rows=0))
+    per_row = sum(rollout_bytes(shape, replace(work, rows=1)).values()) - sum(parts.values())
+    return max(0, min(work.rows, int((memory - sum(fixed) - sum(parts.values())) / per_row)))

@@ -1,0 +1,208 @@
+"""From ``Experience`` to new weights: minibatches, micro-batches, one normaliser, clipping, a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from grpo_pl.distributed.collective import Collective
+from grpo_pl.functional.sampling import row_key
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.policy.logprobs import completion_logprobs
+from grpo_pl.training.collect import Report
+from grpo_pl.training.experience import Experience, rollout_rows
+from grpo_pl.training.microbatches import TokenBudget
+from grpo_pl.training.optimization import Optimization
+from grpo_pl.training.stopwatch import stopwatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Sums = dict[str, tuple[Tensor, Tensor]]
+"""Metric name -> (sum, count), both to be added over micro-batches and ranks."""
+
+
+class Backward(Protocol):
+    """Adds the gradient of a micro-batch; ``last`` tells when those of other processes have to join."""
+
+    def __call__(self, loss: Tensor, last: bool) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateResult:
+    """What the optimiser steps of one rollout did."""
+
+    sums: Sums
+    """Token-weighted metrics of this rank."""
+    losses: list[float]
+    """Loss of each optimiser step, over all ranks."""
+    grad_norms: list[float]
+    """Gradient norm of each optimiser step before clipping."""
+    skipped: int
+    """Steps not taken because their loss or gradient was not finite."""
+    seconds: dict[str, float]
+    """Wall time of forward and backward passes, and of optimiser steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gradient:
+    """What an optimiser step goes by; the gradients themselves are in the parameters."""
+
+    loss: Tensor
+    """Over all ranks."""
+    sums: Sums
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyUpdate:
+    """The update stage: ``num_iterations`` passes over a rollout, ``num_minibatches`` optimiser steps each."""
+
+    algorithm: GRPOAlgorithm
+    optimization: Optimization
+    temperature: float
+    max_completion_length: int
+    budget: TokenBudget
+    seed: int
+    collective: Collective
+    report: Report
+
+    def run(
+        self,
+        policy: PreTrainedModel,
+        optimizer: torch.optim.Optimizer,
+        experience: Experience,
+        backward: Backward,
+    ) -> UpdateResult:
+        """Takes the optimiser steps in place. A step whose loss or gradient is not finite is skipped and counted."""
+        sums: Sums = {}
+        seconds: dict[str, float] = {}
+        losses, norms, skipped = [], [], 0
+        steps = self.algorithm.num_iterations * self.algorithm.num_minibatches
+        for number, rows in enumerate(self._minibatches(experience)):
+            self.report("update", number, steps)
+            with stopwatch(seconds, "backward"):
+                found = self._gradient(policy, optimizer, experience, rows, backward)
+            if found is None:
+                continue  # no completion of the minibatch carries a gradient, on any rank
+            sums = _added(sums, found.sums)
+            with stopwatch(seconds, "optimizer"):
+                norm = self.optimization.clip_gradients(policy.parameters())
+                losses.append(float(found.loss))
+                norms.append(float(norm))
+                if torch.isfinite(norm) and torch.isfinite(found.loss):
+                    optimizer.step()
+                else:
+                    skipped += 1
+        optimizer.zero_grad(set_to_none=True)
+        self.report("update", steps, steps)
+        return UpdateResult(sums=sums, losses=losses, grad_norms=norms, skipped=skipped, seconds=seconds)
+
+    def _gradient(
+        self,
+        policy: PreTrainedModel,
+        optimizer: torch.optim.Optimizer,
+        experience: Experience,
+        rows: Tensor,
+        backward: Backward,
+    ) -> _Gradient | None:
+        """Gradients of one optimiser step, made again from the start when memory runs out."""
+
+        def run() -> _Gradient | None:
+            optimizer.zero_grad(set_to_none=True)
+            return self._accumulate(policy, experience, rows, backward)
+
+        return self.budget.within_memory(run, experience.rollout, self.collective)
+
+    def _minibatches(self, experience: Experience) -> Iterator[Tensor]:
+        """Row indices of the global batch, one tensor per optimiser step; the same on every rank."""
+        total = experience.lengths.numel()
+        for iteration in range(self.algorithm.num_iterations):
+            order = torch.arange(total)
+            if self.algorithm.num_minibatches > 1:
+                generator = torch.Generator().manual_seed(
+                    row_key(self.seed, "minibatches", experience.samples.step, iteration)
+                )
+                order = torch.randperm(total, generator=generator)
+            yield from order.tensor_split(self.algorithm.num_minibatches)
+
+    def _accumulate(
+        self,
+        policy: PreTrainedModel,
+        experience: Experience,
+        rows: Tensor,
+        backward: Backward,
+    ) -> _Gradient | None:
+        """Gradients of one optimiser step, or None if nothing carries a gradient."""
+        device = experience.keep.device
+        rows = rows.to(device)
+        sequences, tokens = experience.statistics.totals(experience.lengths, rows)
+        local = rows - experience.first_row
+        local = local[(local >= 0) & (local < len(experience.keep))]
+        local = local[experience.active[local]]
+        parts = self.budget.cut(experience.rollout, local, policy)
+        # every rank makes equally many forwards and backwards, or collectives inside them would hang
+        rounds = self.collective.max(len(parts), device)
+        if rounds == 0:
+            return None
+        total, sums = torch.zeros((), device=device, dtype=torch.float64), Sums()
+        for number in range(rounds):
+            part = parts[number] if number < len(parts) else torch.zeros(1, dtype=torch.int64, device=device)
+            weight = float(number < len(parts))
+            add = partial(backward, last=number + 1 == rounds)
+            loss, stats = self._backward_rows(policy, experience, part, weight, (sequences, tokens), add)
+            total += loss
+            sums = _added(sums, stats)
+        return _Gradient(loss=self.collective.sum(total), sums=sums)
+
+    def _backward_rows(
+        self,
+        policy: PreTrainedModel,
+        experience: Experience,
+        rows: Tensor,
+        weight: float,
+        totals: tuple[int, int],
+        backward: Callable[[Tensor], None],
+    ) -> tuple[Tensor, Sums]:
+        """Adds the gradient of one micro-batch; returns its share of the loss, and its metrics."""
+        part = rollout_rows(experience.rollout, rows)
+        mask = part["completion_mask"]  # (b, t)
+        width = mask.shape[1]
+        logprobs, entropy = completion_logprobs(policy, **part, temperature=self.temperature, with_entropy=True)
+        weights = self.algorithm.token_weights(
+            mask,
+            num_sequences=totals[0],
+            num_tokens=totals[1],
+            max_completion_length=self.max_completion_length,
+            dtype=logprobs.dtype,
+        )
+        output = self.algorithm.loss(
+            logprobs=logprobs,
+            old_logprobs=_cut(experience.old_logprobs, rows, width),
+            advantages=experience.advantages[rows][:, :width],
+            mask=mask,
+            weights=weight * weights,
+            ref_logprobs=_cut(experience.ref_logprobs, rows, width),
+            entropy=entropy if self.algorithm.needs_entropy or entropy is None else entropy.detach(),
+            entropy_mask=_cut(experience.entropy_mask, rows, width),
+            sampling_logprobs=_cut(experience.rollout.sampling_logprobs, rows, width)
+            if self.algorithm.needs_sampling_logprobs
+            else None,
+        )
+        backward(output.loss * self.collective.world)  # gradients are averaged over ranks, the loss is a sum
+        stats = {name: (weight * value, int(weight) * count) for name, (value, count) in output.stats.items()}
+        return output.loss.detach().double(), stats
+
+
+def _added(sums: Sums, more: Sums) -> Sums:
+    if not sums:
+        return more
+    return {name: (value + more[name][0], count + more[name][1]) for name, (value, count) in sums.items()}
+
+
+def _cut(tensor: Tensor | None, rows: Tensor, width: int) -> Tensor | None:
+    return None if tensor is None else tensor[rows][:, :width]

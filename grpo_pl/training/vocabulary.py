@@ -1,0 +1,180 @@
+"""The vocabulary of a from-scratch model and what a run is made of: characters are collected, or missed, beforehand."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.data.demonstrations import read_demonstrations
+from grpo_pl.data.sources import PromptSource
+from grpo_pl.policy.loading import PolicyConfig
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.tokenizer import (
+    CHARACTERS,
+    FROM_DATA,
+    character_tokenizer,
+    known_characters,
+    lacking_characters,
+    shown_characters,
+)
+from grpo_pl.training.cold_start import ColdStart
+from grpo_pl.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Split = Literal["train", "val"]
+SPLITS: tuple[Split, ...] = ("train", "val")
+MADE_UP = 500
+"""Prompts that are looked at where there is no list of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Text:
+    place: str
+    text: str
+    source: PromptSource | None = None
+    """The list that could do without it."""
+    split: Split = "train"
+    prompt: int = 0
+
+
+def with_collected_characters(
+    policy: PolicyConfig, template: PromptTemplate, data: RolloutDataModule, cold_start: ColdStart | None
+) -> PolicyConfig:
+    """``policy`` with the characters that ``from_data`` stands for; itself where they are given.
+
+    Printable ASCII is always among them: an answer is written with it. The order depends on the characters alone.
+    """
+    if policy.characters != FROM_DATA or policy.from_scratch is None:
+        return policy
+    found = set[str]()
+    for text in _texts(template, character_tokenizer(policy.tags), data, cold_start):
+        found |= lacking_characters(text.text, found.union(CHARACTERS), policy.tags)
+    if cold_start is not None and cold_start.demonstrations is None:
+        for shown in cold_start.all_demonstrations(data.source):
+            found |= lacking_characters(shown.completion, found.union(CHARACTERS), policy.tags)
+    further = sorted(c for c in found if not _is_surrogate(c))
+    return replace(policy, characters=CHARACTERS + "".join(further))
+
+
+def check_vocabulary(
+    policy: PolicyConfig,
+    template: PromptTemplate,
+    tokenizer: PreTrainedTokenizerBase,
+    data: RolloutDataModule,
+    cold_start: ColdStart | None,
+    say: Callable[[str], None],
+) -> None:
+    """Refuses texts with characters that a vocabulary of single characters lacks, for they would be dropped.
+
+    Problems of a list whose ``bad_rows`` is ``drop`` are left out and counted instead.
+
+    Raises:
+        ValueError: the characters, and in how many prompts, gold answers and demonstrations they are.
+    """
+    known = known_characters(tokenizer)
+    if known is None:
+        return
+    tags = tokenizer.get_added_vocab()
+    totals: Counter[str] = Counter()
+    refused, dropped = _Lacking(), _Lacking()
+    unwanted: dict[int, tuple[PromptSource, dict[Split, set[int]]]] = {}
+    for text in _texts(template, tokenizer, data, cold_start):
+        totals[text.place] += 1
+        lacking = lacking_characters(text.text, known, tags)
+        if not lacking:
+            continue
+        if text.source is None or getattr(text.source, "bad_rows", "refuse") == "refuse":
+            refused.add(text, lacking)
+            continue
+        dropped.add(text, lacking)
+        _, ids = unwanted.setdefault(id(text.source), (text.source, {"train": set(), "val": set()}))
+        ids[text.split].add(text.prompt)
+    if refused.characters:
+        fix = "add them to model.policy.characters, or set that to from_data"
+        if policy.from_scratch is None:
+            fix = "a trained model's vocabulary is fixed"
+        drop = ", or set data.source.bad_rows to drop" if refused.listed else ""
+        raise ValueError(f"{refused.describe(totals)}: {fix}{drop}.")
+    for source, ids in unwanted.values():
+        source.leave_out(ids)
+    if dropped.characters:
+        say(f"{dropped.describe(totals)}; left out.")
+
+
+class _Lacking:
+    """Characters that are lacking, and where."""
+
+    def __init__(self) -> None:
+        self.characters: Counter[str] = Counter()
+        self.places: dict[str, list[str]] = defaultdict(list)
+        self.listed = False
+        """Whether some are in rows that could be left out."""
+
+    def add(self, text: _Text, lacking: set[str]) -> None:
+        self.characters.update(lacking)
+        self.listed |= text.source is not None
+        self.places[text.place].append(text.text)
+
+    def describe(self, totals: Counter[str]) -> str:
+        often = sorted(self.characters, key=lambda character: (-self.characters[character], character))
+        where = ", ".join(f"{len(texts)} of {totals[place]} {place}" for place, texts in self.places.items())
+        example = next(iter(self.places.values()))[0]
+        return f"the vocabulary lacks {shown_characters(often)}, in {where}, such as {example[-80:]!r}"
+
+
+def _texts(
+    template: PromptTemplate,
+    tokenizer: PreTrainedTokenizerBase,
+    data: RolloutDataModule,
+    cold_start: ColdStart | None,
+) -> Iterator[_Text]:
+    """All that the policy reads or should write, as far as it is listed, and the beginning of what is made up."""
+    for number, source in enumerate((data.source, *data.validation_sets.values())):
+        splits = SPLITS if number == 0 else ("val",)
+        leaves = list(source.leaves().values())
+        for leaf, split in product(leaves, splits):
+            for prompt in leaf.problems(split) or ():
+                yield from _prompt_texts(prompt, split, template, tokenizer, leaf)
+        if any(leaf.problems("train") is None for leaf in leaves):
+            made_up: dict[Split, Iterable[Prompt]] = {
+                "train": first_prompts(data) if number == 0 else (),
+                "val": source.validation(data.val_prompts),
+            }
+            for split, prompts in made_up.items():
+                for prompt in prompts:
+                    yield from _prompt_texts(prompt, split, template, tokenizer)
+    if cold_start is not None and cold_start.demonstrations and Path(cold_start.demonstrations).is_file():
+        for shown in read_demonstrations(cold_start.demonstrations):  # a run that goes on does without the file
+            prompt_text = template.render(shown.question, tokenizer)
+            yield _Text(place="demonstrations", text=f"{prompt_text}{shown.completion}")
+
+
+def _prompt_texts(
+    prompt: Prompt,
+    split: Split,
+    template: PromptTemplate,
+    tokenizer: PreTrainedTokenizerBase,
+    source: PromptSource | None = None,
+) -> Iterator[_Text]:
+    rendered = template.render(prompt.asked, tokenizer)
+    yield _Text(place=f"{split} prompts", text=rendered, source=source, split=split, prompt=prompt.id)
+    gold = "".join(prompt.answer.split())  # white space in a gold answer need not be written to answer right
+    yield _Text(place=f"{split} gold answers", text=gold, source=source, split=split, prompt=prompt.id)
+
+
+def first_prompts(data: RolloutDataModule) -> Iterator[Prompt]:
+    """Some of what a source without a list trains on; enough to find a small task that is held out as a whole."""
+    for step in range(min(data.steps, -(-MADE_UP // data.prompts_per_step))):
+        yield from data.source.prompts(step, count=data.prompts_per_step)
+
+
+def _is_surrogate(character: str) -> bool:
+    """Half of a character, which no text holds; JSON can write it."""
+    return "\ud800" <= character <= "\udfff"

@@ -1,0 +1,139 @@
+"""``metrics.csv``: every row on disk at once, new columns, and a resumed run; what loggers of others are given."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_pl.callbacks.metrics_csv import MetricsCSV
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_each_row_is_on_disk_as_soon_as_it_is_logged(tmp_path: Path) -> None:
+    log = MetricsCSV(tmp_path / "run" / "metrics.csv")
+    log.log_metrics({"reward": 0.5, "epoch": 0}, step=0)
+    assert _rows(log.path) == [{"step": "0", "reward": "0.5"}]
+    log.log_metrics({"reward": torch.tensor(0.25)}, step=1)
+    assert [row["reward"] for row in _rows(log.path)] == ["0.5", "0.25"]
+
+
+def test_a_new_name_becomes_a_column_and_earlier_rows_stay(tmp_path: Path) -> None:
+    log = MetricsCSV(tmp_path / "metrics.csv")
+    log.log_metrics({"reward": 1.0}, step=0)
+    log.log_metrics({"val/pass@1": 0.5}, step=0)
+    log.log_metrics({"reward": 2.0, "kl": 3.0}, step=1)
+    assert log.path.read_text().splitlines()[0] == "step,reward,val/pass@1,kl"
+    assert [list(row.values()) for row in _rows(log.path)] == [
+        ["0", "1.0", "", ""],
+        ["0", "", "0.5", ""],
+        ["1", "2.0", "", "3.0"],
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]  # nothing half-written stays
+
+
+def test_a_row_without_some_of_the_columns_leaves_them_empty(tmp_path: Path) -> None:
+    log = MetricsCSV(tmp_path / "metrics.csv")
+    log.log_metrics({"a": 1.0, "b": 2.0}, step=0)
+    log.log_metrics({"b": 4.0}, step=1)
+    assert _rows(log.path)[1] == {"step": "1", "a": "", "b": "4.0"}
+
+
+def test_a_resumed_log_keeps_what_came_up_to_its_step_and_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.csv"
+    interrupted = MetricsCSV(file)
+    for step in range(1, 5):
+        interrupted.log_metrics({"reward": float(step)}, step=step)
+    resumed = MetricsCSV(file)
+    resumed.resume(2, validated_at=2)
+    assert [row["step"] for row in _rows(file)] == ["1", "2"]
+    resumed.log_metrics({"reward": 30.0}, step=3)
+    resumed.log_metrics({"reward": 40.0, "kl": 0.1}, step=4)
+    assert [row["reward"] for row in _rows(file)] == ["1.0", "2.0", "30.0", "40.0"]
+    assert [row["kl"] for row in _rows(file)] == ["", "", "", "0.1"]
+
+
+def test_a_validation_that_will_be_repeated_leaves_the_log(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.csv"
+    interrupted = MetricsCSV(file)
+    interrupted.log_metrics({"val/pass@1": 0.1}, step=0)
+    interrupted.log_metrics({"reward": 1.0}, step=1)
+    interrupted.log_metrics({"val/pass@1": 0.2}, step=1)
+    MetricsCSV(file).resume(1, validated_at=0)
+    assert [(row["step"], row["val/pass@1"]) for row in _rows(file)] == [("0", "0.1"), ("1", "")]
+
+
+def test_resuming_without_a_file_begins_one(tmp_path: Path) -> None:
+    log = MetricsCSV(tmp_path / "metrics.csv")
+    log.resume(5, validated_at=5)
+    log.log_metrics({"reward": 1.0}, step=5)
+    assert _rows(log.path) == [{"step": "5", "reward": "1.0"}]
+
+
+def test_figures_survive_the_file_unrounded(tmp_path: Path) -> None:
+    log = MetricsCSV(tmp_path / "metrics.csv")
+    log.log_metrics({"reward": 1 / 3}, step=0)
+    assert float(_rows(log.path)[0]["reward"]) == 1 / 3
+
+
+# --- loggers of others ----------------------------------------------------------------------------------------------
+
+LOGGERS = "--trainer.logger=lightning.pytorch.loggers."
+
+
+def _fit_with(command_line: Any, name: str, *arguments: str) -> Path:
+    config = command_line.config(name, trainer={"accelerator": "cpu", "limit_val_batches": 0}, samples={})
+    outcome = command_line("fit", "--config", config, "--samples.every_n_rollouts=2", *arguments)
+    assert outcome.status == 0, outcome.err
+    run: Path = command_line.runs / name
+    return run
+
+
+def test_mlflow_gets_metrics_the_configuration_and_tables(
+    command_line: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="needs MLflow: pip install mlflow-skinny")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # the small package has no database
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    store = (tmp_path / "mlruns").as_uri()
+    run = _fit_with(command_line, "mlflow", f"{LOGGERS}MLFlowLogger", f"--trainer.logger.tracking_uri={store}")
+    client = mlflow.MlflowClient(store)
+    (kept,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    logged = client.get_metric_history(kept.info.run_id, "reward")
+    assert [(point.step, point.value) for point in logged] == [
+        (int(row["step"]), float(row["reward"])) for row in _rows(run / "metrics.csv")
+    ]
+    assert kept.data.params["model/algorithm/group_size"] == "4"
+    tables = [file.path for file in client.list_artifacts(kept.info.run_id, "completions")]
+    assert tables == ["completions/000002.json", "completions/000004.json"]
+    _check_table(json.loads(next(tmp_path.rglob("000004.json")).read_text()), run)
+
+
+def test_wandb_gets_the_configuration_and_tables(
+    command_line: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb", reason="needs Weights & Biases, 60 MB: pip install wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = _fit_with(command_line, "wandb", f"{LOGGERS}WandbLogger", f"--trainer.logger.save_dir={tmp_path}")
+    assert wandb.run.config["model"]["algorithm"]["group_size"] == 4
+    wandb.finish()
+    tables = sorted(tmp_path.rglob("completions_*.table.json"), key=lambda file: int(file.stem.split("_")[1]))
+    assert len(tables) == 2
+    _check_table(json.loads(tables[-1].read_text()), run)
+
+
+def _check_table(table: dict[str, Any], run: Path) -> None:
+    """It holds what ``completions.jsonl`` says of the last rollout's first two prompts."""
+    rows = [json.loads(line) for line in (run / "completions.jsonl").read_text().splitlines()]
+    expected = [row for row in rows if row["step"] == 3][:8]
+    got = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [row["completion"] for row in got] == [row["completion"] for row in expected]
+    assert [row["reward/math"] for row in got] == [row["rewards"]["math"]["value"] for row in expected]
+    assert [row["advantage"] for row in got] == pytest.approx([row["advantage"] for row in expected])

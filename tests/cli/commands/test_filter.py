@@ -1,0 +1,145 @@
+"""``grpo-pl filter``: what is kept, that it goes on after an interruption, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_pl.cli.commands import filter as filtering
+from grpo_pl.cli.commands.filter import filter, read_range
+from grpo_pl.data.tables import TablePrompts
+
+TABLE = "grpo_pl.data.tables.TablePrompts"
+
+
+@pytest.fixture
+def config(command_line: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tiny policy after its cold start, on sums of digits and two problems that nobody can work out."""
+    monkeypatch.setenv("GRPO_PL_CACHE", str(command_line.cache))
+    rows = [{"question": f"{a}+{b}=", "answer": str(a + b), "level": a} for a in range(3) for b in range(3)]
+    rows += [{"question": "8+8=", "answer": "-3", "level": 9}, {"question": "is 1+1=2?", "answer": "true", "level": 9}]
+    file = tmp_path / "sums.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"class_path": TABLE, "init_args": {"path": str(file), "val_share": 0.0}}
+    changed = {"data__source": source, "model__cold_start": None, "model__policy__path": str(_policy(command_line))}
+    return Path(command_line.config(f"filter-{tmp_path.name}", **changed, model__policy__from_scratch=None))
+
+
+def _policy(command_line: Any) -> Path:
+    """An exported tiny policy."""
+    run = Path(command_line.runs / "filtering")
+    if not run.exists():
+        done = command_line("fit", f"--config={command_line.config('filtering')}", "--data.steps=1")
+        assert done.status == 0, done.err
+    return run / "export"
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_problems_within_the_range_are_kept_with_their_rate(config: Path, tmp_path: Path, capsys: Any) -> None:
+    everything, some = tmp_path / "all.jsonl", tmp_path / "some.jsonl"
+    filter(config=str(config), output=str(everything), keep="0..1", samples=4)
+    rows = {row["question"]: row for row in _rows(everything)}
+    assert len(rows) == 11
+    assert rows["8+8="]["pass_rate"] == 0.0
+    assert rows["1+2="] == {"question": "1+2=", "answer": "3", "level": 1, "pass_rate": rows["1+2="]["pass_rate"]}
+    filter(config=str(config), output=str(some), keep="0.0..0.1", samples=4, batch_size=5)  # batches change no sample
+    assert {row["question"] for row in _rows(some)} == {q for q, row in rows.items() if row["pass_rate"] <= 0.1}
+    assert "11 problems kept (mean pass rate" in capsys.readouterr().out
+    assert TablePrompts(path=str(everything), val_share=0.0).problems("train")[0].columns["pass_rate"] in (
+        0,
+        0.25,
+        0.5,
+        0.75,
+        1,
+    )
+
+
+def test_an_interrupted_filter_goes_on(config: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    whole, output = tmp_path / "whole.jsonl", tmp_path / "kept.jsonl"
+    filter(config=str(config), output=str(whole), keep="0..1", samples=2)
+    add, calls = filtering._Notes.add, []
+
+    def once(self: Any, rates: Any) -> None:
+        if calls:
+            raise KeyboardInterrupt
+        calls.append(rates)
+        add(self, rates)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(filtering._Notes, "add", once)
+        filter(config=str(config), output=str(output), keep="0..1", samples=2, batch_size=8)
+    assert not output.exists()
+    notes = tmp_path / "kept.jsonl.measured"
+    notes.write_text(notes.read_text() + "[12")  # cut short
+    with pytest.raises(ValueError, match="holds rates of another"):
+        filter(config=str(config), output=str(output), keep="0..1", samples=3)
+    filter(config=str(config), output=str(output), keep="0..1", samples=2)
+    assert "4 problems were measured before" in capsys.readouterr().out
+    assert _rows(output) == _rows(whole)
+    assert not notes.exists()
+
+
+def test_rules_leave_out_what_can_be_guessed_without_measuring(config: Path, tmp_path: Path) -> None:
+    filter(config=str(config), output=str(tmp_path / "out.jsonl"), samples=0, drop_true_false=True)
+    rows = _rows(tmp_path / "out.jsonl")
+    assert len(rows) == 10
+    assert all(row["answer"] != "true" and "pass_rate" not in row for row in rows)
+
+
+def test_nothing_left_is_one_clear_error(config: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no problem is left of 11: mean pass rate .*Widen --keep 0\.99\.\.0\.995"):
+        filter(config=str(config), output=str(tmp_path / "out.jsonl"), keep="0.99..0.995", samples=2)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("text", ["0.5", "0.9..0.1", "0..2", "a..b"])
+def test_ranges_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be a range such as"):
+        read_range(text)
+
+
+def test_ranges_by_hand() -> None:
+    assert read_range("0.1..0.9") == (0.1, 0.9)
+    assert read_range("0..1") == (0.0, 1.0)
+    assert read_range(".25 .. .75") == (0.25, 0.75)
+
+
+def test_a_run_takes_what_was_kept_by_the_command_that_is_printed(
+    command_line: Any, config: Path, tmp_path: Path, capsys: Any
+) -> None:
+    output = tmp_path / "kept.jsonl"
+    filter(config=str(config), output=str(output), samples=2, keep="0..1", drop_true_false=True, prompts=6)
+    told = capsys.readouterr().out.splitlines()[-1].split()
+    assert told[:3] == ["next", "grpo-pl", "fit"]
+    (tmp_path / "val.jsonl").write_text(json.dumps({"question": "4+4=", "answer": "8"}))
+    done = command_line("fit", *told[3:], "--data.steps=1", f"--data.source.init_args.val_path={tmp_path}/val.jsonl")
+    assert done.status == 0, done.err
+    assert f"6 of 11 training rows taken: those in '{output}'." in done.err.splitlines()
+
+
+def test_problems_that_cannot_be_asked_or_judged_are_left_out_and_counted(
+    command_line: Any, config: Path, tmp_path: Path, capsys: Any
+) -> None:
+    file = tmp_path / "hard.jsonl"
+    rows = [{"question": "1+1=", "answer": "2"}, {"question": "2+2=", "answer": "nan"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"question": "1" * 17, "answer": "1"}]))
+    source = {"class_path": TABLE, "init_args": {"path": str(file), "val_share": 0.0}}
+    hard = command_line.config("hard", data__source=source, model__cold_start=None)
+    filter(
+        config=str(hard), output=str(tmp_path / "out.jsonl"), samples=2, keep="0..1", model=str(_policy(command_line))
+    )
+    assert [row["question"] for row in _rows(tmp_path / "out.jsonl")] == ["1+1="]
+    printed = capsys.readouterr().out
+    assert "1 of 3 prompts leave no room for a completion and are left out" in printed
+    assert "2 completions could not be judged: they count neither as right nor as wrong" in printed
+    assert "2 could not be judged" in printed
+
+
+def test_a_filter_that_cannot_begin_leaves_nothing_behind(config: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such model"):
+        filter(config=str(config), output=str(tmp_path / "out.jsonl"), model="nothing")
+    assert not list(tmp_path.glob("out.jsonl*"))

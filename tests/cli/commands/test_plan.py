@@ -1,0 +1,238 @@
+"""The memory that ``plan`` foresees, against what a training run really takes."""
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_pl.cli.commands.plan import meta_model, plan, resolved_settings, workload
+from grpo_pl.training.planning import Shape, Workload, memory_plan, rollout_budget, shape_of, token_budget
+
+MIB = 2**20
+SHAPE = Shape(
+    parameters=1000,
+    trainable=1000,
+    block_parameters=300,
+    layers=3,
+    hidden=8,
+    intermediate=16,
+    query=8,
+    key=4,
+    vocabulary=20,
+)
+WORK = Workload(
+    layout="single",
+    processes=1,
+    rows=16,
+    group_size=4,
+    prompt_tokens=5,
+    completion_tokens=10,
+    micro_batch_tokens=2 * 5 + 8 * 10,
+    weight_bytes=4,
+    compute_bytes=4,
+    reference=False,
+    checkpointing=False,
+    packed=True,
+    offload=False,
+    deferred=False,
+)
+
+
+def _with(**changes: Any) -> Workload:
+    return Workload(**{**WORK.__dict__, **changes})
+
+
+def test_parts_of_a_small_model_by_hand() -> None:
+    memory = memory_plan(SHAPE, WORK)
+    assert memory.kept == {"parameters": 4000, "optimiser": 8000}
+    assert memory.rollout["keys and values"] == 16 * 15 * 3 * 2 * 4 * 4
+    tokens = 2 * 5 + 8 * 10  # two prompts, each once
+    assert memory.update["activations"] == tokens * (3 * (6 * 8 + 4 * 8 + 2 * 4 + 4 * 16) * 4 + 3 * 8 * 4)
+    assert memory.update["gradients"] == 4000
+    assert memory.peak == 12_000 + max(sum(memory.rollout.values()), sum(memory.update.values()))
+
+
+def test_fsdp_cuts_what_is_kept_and_gathers_for_the_rollout() -> None:
+    whole, cut = memory_plan(SHAPE, WORK), memory_plan(SHAPE, _with(layout="fsdp", processes=4))
+    assert {name: size / 4 for name, size in whole.kept.items()} == cut.kept
+    assert cut.rollout["gathered weights"] == 4000
+    assert memory_plan(SHAPE, _with(layout="fsdp", processes=4, deferred=True)).update["gradients"] == 1000 + 4000
+    assert set(memory_plan(SHAPE, _with(layout="fsdp", processes=4, offload=True)).kept.values()) == {0.0}
+
+
+def test_the_budget_is_the_largest_micro_batch_that_fits() -> None:
+    limit = memory_plan(SHAPE, _with(micro_batch_tokens=33)).peak
+    assert token_budget(SHAPE, WORK, limit) == 32
+    assert token_budget(SHAPE, WORK, 100) == 0
+    assert token_budget(SHAPE, WORK, 1e9) == WORK.all_tokens
+    rows = rollout_budget(SHAPE, WORK, 40_000)
+    for decoded, fits in ((rows, True), (rows + 1, False)):
+        memory = memory_plan(SHAPE, _with(rows=decoded))
+        assert (sum(memory.kept.values()) + sum(memory.rollout.values()) <= 40_000) is fits
+
+
+def test_checkpointing_and_low_precision_save_memory() -> None:
+    tokens = WORK.micro_batch_tokens
+    block = (6 * 8 + 4 * 8 + 2 * 4 + 4 * 16) * 4
+    checkpointed = memory_plan(SHAPE, _with(checkpointing=True)).update["activations"]
+    assert checkpointed == tokens * (3 * 8 * 4 + block + 3 * 8 * 4)
+    assert checkpointed < memory_plan(SHAPE, WORK).update["activations"]
+    assert memory_plan(SHAPE, _with(compute_bytes=2)).rollout["weights for decoding"] == 2000
+
+
+# --- against measured peaks -------------------------------------------------------------------------------------------
+
+CONFIG: dict[str, Any] = {
+    "trainer": {"accelerator": "cpu", "limit_val_batches": 0},
+    "model": {
+        "policy": {
+            "from_scratch": {
+                "model_type": "qwen2",
+                "hidden_size": 512,
+                "intermediate_size": 1536,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 4,
+                "max_position_embeddings": 256,
+                "tie_word_embeddings": True,
+            }
+        },
+        "rewards": [
+            {"class_path": "grpo_pl.rewards.FormatReward", "init_args": {"partial": True, "correctness": True}}
+        ],
+        "algorithm": {"group_size": 8, "beta": 0.0, "skip_zero_advantage": False},
+        "sampling": {"max_completion_length": 64},
+        "max_tokens_per_microbatch": 16 * 64 + 2 * 18,
+    },
+    "data": {
+        "source": {"class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts", "init_args": {"digits": 3}},
+        "steps": 2,
+        "prompts_per_step": 4,
+    },
+    "checkpoint": {"every_n_rollouts": 1000},
+}
+WARM_UP = [
+    "--model.policy.from_scratch.hidden_size=64",
+    "--model.policy.from_scratch.num_hidden_layers=1",
+    "--data.steps=1",
+]
+
+
+def _memory(field: str) -> int:
+    found = re.search(field + r":\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def _measure(file: Path, runs: Path, pipe: Any) -> None:
+    """Sends the most memory of the last update beyond what the process had when the model was built."""
+    ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD: what is freed goes back to the system at once
+    from grpo_pl.cli.main import main
+    from grpo_pl.rollout import sampler
+    from grpo_pl.training.module import GRPOModule
+
+    sampler.eos_ids = lambda *_: []  # type: ignore[assignment]  # every completion has full length
+    configure, update, seen = GRPOModule.configure_model, GRPOModule.update, {"base": 0, "peak": 0}
+
+    def configure_model(self: GRPOModule) -> None:
+        if self.policy is None:
+            gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)  # or the model would lie in memory that the parent once had
+            seen["base"] = _memory("VmRSS")
+        configure(self)
+
+    def measured_update(self: GRPOModule, experience: Any) -> Any:
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+        result = update(self, experience)
+        seen["peak"] = _memory("VmHWM") - seen["base"]
+        return result
+
+    GRPOModule.configure_model, GRPOModule.update = configure_model, measured_update  # type: ignore[method-assign]
+    for arguments in (WARM_UP, []):  # libraries load their kernels at first use
+        assert main(["fit", f"--config={file}", f"--runs_dir={runs}", *arguments]) == 0
+    pipe.send(seen["peak"])
+    os._exit(0)
+
+
+@pytest.fixture
+def compare(tmp_path: Path) -> Callable[..., tuple[float, float]]:
+    """``compare(model__activation_checkpointing=True)``: (foreseen, measured) peak in bytes."""
+
+    def run(**changes: Any) -> tuple[float, float]:
+        tree = yaml.safe_load(yaml.safe_dump(CONFIG))
+        for name, value in changes.items():
+            node = tree
+            *parents, leaf = name.split("__")
+            for parent in parents:
+                node = node[parent]
+            node[leaf] = value
+        file = tmp_path / "cell.yaml"
+        file.write_text(yaml.safe_dump(tree))
+        settings = resolved_settings([str(file)])
+        prompt = len("What is 123 + 456?")
+        foreseen = memory_plan(shape_of(meta_model(settings)), workload(settings, gpus=1, prompt_tokens=prompt)).peak
+        here, there = multiprocessing.Pipe()
+        process = multiprocessing.get_context("fork").Process(target=_measure, args=(file, tmp_path / "runs", there))
+        process.start()
+        process.join(200)
+        assert here.poll(), "the run did not end"
+        return foreseen, float(here.recv())
+
+    return run
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="base"),
+        pytest.param({"model__max_tokens_per_microbatch": 4 * 64 + 18}, id="small-micro-batch", marks=pytest.mark.slow),
+        pytest.param({"model__sampling": {"max_completion_length": 160}}, id="long", marks=pytest.mark.slow),
+        pytest.param({"model__activation_checkpointing": True}, id="checkpointing"),
+        pytest.param({"model__algorithm__beta": 0.1}, id="reference", marks=pytest.mark.slow),
+    ],
+)
+def test_the_measured_peak_is_within_a_fifth_of_the_plan(
+    compare: Callable[..., tuple[float, float]], changes: dict[str, Any]
+) -> None:
+    foreseen, measured = compare(**changes)
+    print(f"foreseen {foreseen / MIB:.0f} MiB, measured {measured / MIB:.0f} MiB, ratio {foreseen / measured:.3f}")
+    assert foreseen == pytest.approx(measured, rel=0.2)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("configs/quickstart.yaml", gpus=1, gpu_memory=1.0) == 0
+    assert "it fits" in capsys.readouterr().out
+    assert plan("configs/quickstart.yaml", gpus=2, gpu_memory=0.01) == 1
+    out = capsys.readouterr().out
+    assert "it does not fit" in out
+    assert "configs/strategy/fsdp.yaml" in out
+
+
+def test_an_overlay_changes_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    plan("configs/quickstart.yaml", "configs/strategy/fsdp.yaml", gpus=8, gpu_memory=1.0)
+    assert "gathered weights" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gpus": 0}, "--gpus"),
+        ({"gpu_memory": -1.0}, "--gpu-memory"),
+        ({"gpus": 7}, "does not divide"),
+        ({"overlay": "nowhere.yaml"}, "no such file: nowhere.yaml"),
+    ],
+)
+def test_mistakes_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan("configs/quickstart.yaml", **arguments)

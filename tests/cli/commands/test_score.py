@@ -1,0 +1,328 @@
+"""``grpo-pl score``: right, wrong, hostile and unparseable rows, expectations, files of many rows."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_pl.cli.commands.score import load_rewards, meets, score, score_file
+from grpo_pl.rewards import ExactReward, FormatReward, FunctionReward, MathReward, Score
+from grpo_pl.rewards.golds import check_golds, describe_bad_golds
+
+CONFIG = """
+rewards:
+  - class_path: grpo_pl.rewards.MathReward
+  - class_path: grpo_pl.rewards.FormatReward
+    init_args:
+      weight: 0.5
+"""
+GOOD = "<think>x</think><answer>\\boxed{%s}</answer>"
+ROWS: list[dict[str, Any]] = [
+    {"completion": GOOD % "0.5", "answer": "1/2", "expected": 1},
+    {"completion": "\\boxed{6}", "answer": 5, "expected": False},
+    {"completion": "\\boxed{9^{9^{9^9}}}", "answer": "5", "expected": "timeout"},
+    {"completion": "5", "answer": "5", "expected": "no_answer", "source": "made up"},
+    {"completion": "\\boxed{5}", "answer": "\\frac{", "expected": None},
+]
+
+
+@pytest.fixture
+def math_reward() -> Iterator[MathReward]:
+    reward = MathReward()
+    yield reward
+    reward.close()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "rewards.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_rows_that_all_agree_pass(tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "rows.jsonl", ROWS)
+    assert score(str(file), config=str(config)) == 0
+    written = read(tmp_path / "rows.scores.jsonl")
+    assert [row["agrees"] for row in written] == [True] * 5
+    assert [row["correct"] for row in written] == [True, False, False, False, None]
+    assert [row["reward"] for row in written] == [1.5, 0.0, 0.0, 0.0, 0.0]
+    assert written[0]["scores"]["math"] == {"value": 1.0, "status": "ok", "detail": "0.5"}
+    assert written[2]["scores"]["math"]["status"] == "timeout"
+    assert written[3]["source"] == "made up"
+    assert written[4]["scores"]["math"]["value"] is None
+    shown = capsys.readouterr().out
+    for text in ("5 completions", "timeout", "bad_gold", "1 of 4 = 25.00%", "5 of 5 agree"):
+        assert text in shown
+
+
+def test_a_disagreement_fails_and_is_shown(tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "rows.jsonl", [{**ROWS[0], "expected": 0}, ROWS[1]])
+    output = tmp_path / "out.jsonl"
+    assert score(str(file), config=str(config), output=str(output)) == 1
+    assert [row["agrees"] for row in read(output)] == [False, True]
+    shown = capsys.readouterr().out
+    assert "1 of 2 agree" in shown
+    assert "row 1: expected 0, got 1.0 (ok)" in shown
+
+
+def test_an_unexpected_bad_gold_fails(tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {key: value for key, value in ROWS[4].items() if key != "expected"}
+    assert score(str(write(tmp_path / "rows.jsonl", [row])), config=str(config)) == 1
+    assert r"row 1: bad gold answer '\\frac{': cannot be parsed" in capsys.readouterr().out
+
+
+def test_parquet_and_jsonl_give_the_same(tmp_path: Path, math_reward: MathReward) -> None:
+    rows = [{k: str(v) for k, v in row.items() if k != "expected"} for row in ROWS]
+    outputs = []
+    for name in ("rows.parquet", "rows.jsonl"):
+        output = tmp_path / f"{name}.out"
+        summary = score_file(write(tmp_path / name, rows), [math_reward], output=output, batch_size=2)
+        assert summary.rows == 5
+        outputs.append([row["scores"] for row in read(output)])
+    assert outputs[0] == outputs[1]
+
+
+def test_columns_have_other_names_on_demand_and_reach_the_rewards(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def f(completions, prompts, solution, **columns):\n"
+        "    return [float(c == p + s) for c, p, s in zip(completions, prompts, solution)]\n"
+    )
+    (tmp_path / "c.yaml").write_text(
+        f"model:\n  rewards:\n  - class_path: FunctionReward\n    init_args:\n"
+        f"      function: {tmp_path}/mine.py:f\n      correctness: true\n"
+    )
+    rows = [{"text": "ab", "prompt": "a", "solution": "b", "gold": 1}, {"text": "b", "solution": "b", "gold": 1}]
+    options = {"completion_column": "text", "answer_column": "gold"}
+    rewards = load_rewards(tmp_path / "c.yaml")
+    summary = score_file(write(tmp_path / "rows.jsonl", rows), rewards, **options)  # type: ignore[arg-type]
+    assert (summary.rows, summary.correct) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("expected", "given", "same"),
+    [
+        (1, Score(1.0, "ok"), True),
+        (True, Score(1.0, "ok"), True),
+        (0.25, Score(0.25, "wrong"), True),
+        (0, Score(1.0, "ok"), False),
+        (None, Score(None, "bad_gold"), True),
+        (None, Score(0.0, "wrong"), False),
+        (0, Score(None, "bad_gold"), False),
+        ("killed", Score(0.0, "killed"), True),
+        ("killed", Score(0.0, "timeout"), False),
+    ],
+)
+def test_what_meets_an_expectation(expected: Any, given: Score, same: bool) -> None:
+    assert meets(expected, given) is same
+
+
+def test_a_typo_in_an_expectation_is_no_disagreement(tmp_path: Path, math_reward: MathReward) -> None:
+    row = {"completion": "\\boxed{5}", "answer": "5"}
+    for typo, hint in [("timout", "did you mean timeout"), ("yes", "neither a value nor a status"), ([1], "neither")]:
+        with pytest.raises(ValueError, match=f"row 2: .*{hint}"):
+            score_file(write(tmp_path / "rows.jsonl", [row, {**row, "expected": typo}]), [math_reward])
+
+
+def test_expectations_may_be_text_as_a_column_of_a_table_has_one_type(tmp_path: Path, math_reward: MathReward) -> None:
+    right, wrong = ({"completion": f"\\boxed{{{x}}}", "answer": "5"} for x in (5, 6))
+    rows = [{**right, "expected": e} for e in ("1", "1.0", "true", "ok")]
+    rows += [{**wrong, "expected": e} for e in ("0", "False", "wrong")]
+    rows += [{**right, "expected": "0"}]
+    summary = score_file(write(tmp_path / "rows.parquet", rows), [math_reward])
+    assert (summary.expectations, summary.disagreements) == (8, 1)
+    assert summary.examples == ["row 8: expected '0', got 1.0 (ok): 5"]
+
+
+def test_chats_are_scored_by_their_last_message(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def f(completions, prompts, **columns):\n"
+        "    return [float((c, p) == ('5', '2+3=')) for c, p in zip(completions, prompts)]\n"
+    )
+    rewards = [FunctionReward(function=f"{tmp_path}/mine.py:f", correctness=True)]
+    row = {"prompt": [{"role": "user", "content": "2+3="}], "completion": [{"role": "assistant", "content": "5"}]}
+    plain = {"prompt": "2+3=", "completion": "5"}
+    file = write(tmp_path / "rows.jsonl", [{**row, "answer": "5"}, {**plain, "answer": "5"}])
+    assert score_file(file, rewards).correct == 2
+
+
+def test_ctrl_c_ends_it_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import pathlib, time\n"
+        "def f(completions, **columns):\n"
+        f"    pathlib.Path({str(tmp_path / 'begun')!r}).touch(); time.sleep(60)\n"
+    )
+    (tmp_path / "c.yaml").write_text(
+        "rewards:\n- class_path: grpo_pl.rewards.FunctionReward\n"
+        f"  init_args: {{function: '{tmp_path}/mine.py:f', correctness: true}}\n"
+    )
+    write(tmp_path / "rows.jsonl", ROWS)
+    command = [sys.executable, "-m", "grpo_pl", "score", "rows.jsonl", "--config=c.yaml"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "begun").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
+    assert left == {"begun", "c.yaml", "mine.py", "rows.jsonl"}
+
+
+def test_a_second_run_replaces_the_first(tmp_path: Path, config: Path) -> None:
+    file = write(tmp_path / "rows.jsonl", ROWS)
+    assert score(str(file), config=str(config)) == 0
+    first = (tmp_path / "rows.scores.jsonl").read_text()
+    write(file, ROWS[:2])
+    assert score(str(file), config=str(config)) == 0
+    assert (tmp_path / "rows.scores.jsonl").read_text() == "".join(first.splitlines(keepends=True)[:2])
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ('{"completion": "x"}', "row 1 has no 'answer'"),
+        ('{"completion": "x", "answer": "x"}\n{"answer": "x"}', "row 2 has no 'completion'"),
+        ('{"completion": ["x"], "answer": "x"}', "must be text"),
+        ('{"completion": "x", "answer": "x"}\n\nnot json', r"rows\.jsonl:3 is not JSON"),
+        ("[1]", r"rows\.jsonl:1 is not an object"),
+    ],
+)
+def test_broken_rows_are_named_and_leave_no_output(tmp_path: Path, content: str, match: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=match):
+        score_file(file, [ExactReward(correctness=True)], output=tmp_path / "out.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_files_that_cannot_be_used_are_refused(tmp_path: Path, config: Path) -> None:
+    rewards = [ExactReward(correctness=True)]
+    with pytest.raises(ValueError, match="no such file"):
+        score_file(tmp_path / "none.jsonl", rewards)
+    with pytest.raises(ValueError, match="holds no rows"):
+        score_file(write(tmp_path / "empty.jsonl", []), rewards)
+    with pytest.raises(ValueError, match=r"neither \.jsonl"):
+        score_file(config, rewards)
+    file = write(tmp_path / "rows.jsonl", ROWS)
+    with pytest.raises(ValueError, match="is the input file"):
+        score_file(file, rewards, output=file)
+    with pytest.raises(ValueError, match="batch_size"):
+        score_file(file, rewards, batch_size=0)
+    with pytest.raises(ValueError, match="--config is missing"):
+        score(str(file))
+
+
+def test_configs_without_usable_rewards_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    for content, match in [
+        ("data: {}", "neither `rewards` nor"),
+        ("- a\n- b", "neither `rewards` nor"),
+        ('{"a": 1}\n{"b": 2}', "is not YAML"),
+        ("rewards: [{class_path: grpo_pl.rewards.FormatReward}]", "correctness"),
+        ("rewards: [{class_path: grpo_pl.rewards.MathReward, init_args: {soft_limit_s: -1}}]", "soft_limit_s"),
+    ]:
+        path.write_text(content)
+        with pytest.raises(ValueError, match=match):
+            load_rewards(path)
+    with pytest.raises(ValueError, match="no such file"):
+        load_rewards(tmp_path / "none.yaml")
+
+
+def test_the_configuration_of_a_training_run_will_do() -> None:
+    rewards = load_rewards(Path(__file__).resolve().parents[3] / "configs" / "quickstart.yaml")
+    assert isinstance(rewards[0], MathReward)
+    assert isinstance(rewards[1], FormatReward)
+    assert rewards[1].weight == 0.1
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from grpo_pl.cli.commands.score import score_file
+from grpo_pl.rewards import FormatReward, MathReward
+score_file(Path(sys.argv[1]), [MathReward(), FormatReward()], output=Path(sys.argv[1] + ".out"))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:
+    """100k rows of 100 MB in all take no more than 5k rows, give or take what the allocator keeps."""
+    peaks = []
+    for count in (5_000, 100_000):
+        file = tmp_path / f"{count}.jsonl"
+        with file.open("w") as lines:
+            for i in range(count):
+                text = "<think>" + "x" * 900 + f"</think><answer>\\boxed{{{i % 977}}}</answer>"
+                lines.write(json.dumps({"completion": text, "answer": str(i % 7)}) + "\n")
+        command = [sys.executable, "-c", MEASURE, str(file)]
+        peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+        file.unlink()
+    assert resource.getpagesize()
+    assert peaks[1] < peaks[0] + 20_000  # KiB; holding the rows would take 100,000 more
+
+
+def test_golds_are_checked_against_themselves(math_reward: MathReward, tmp_path: Path) -> None:
+    golds = ["5", "x^2+1", "\\frac{", "\\text{Monday}", "NaN", "5", "\\frac{", "2\\pi"]
+    bad = check_golds(math_reward, golds, cache_folder=tmp_path)
+    assert [(b.row, b.gold) for b in bad] == [(2, "\\frac{"), (4, "NaN"), (6, "\\frac{")]
+    assert bad[0].fault == "cannot be parsed"
+    line = describe_bad_golds(bad, len(golds))
+    assert line.startswith("3 of 8 gold answers")
+    assert "row 2" in line
+
+
+def test_the_check_of_golds_is_cached_by_reward_and_golds(tmp_path: Path) -> None:
+    class Counting(ExactReward):
+        calls = 0
+
+        def gold_faults(self, golds: Any) -> list[str]:
+            type(self).calls += 1
+            return super().gold_faults(golds)
+
+    reward = Counting()
+    assert [b.row for b in check_golds(reward, ["a", " "], cache_folder=tmp_path)] == [1]
+    assert [b.row for b in check_golds(reward, ["a", " "], cache_folder=tmp_path)] == [1]
+    assert reward.calls == 1
+    check_golds(reward, ["a", "b"], cache_folder=tmp_path)
+    check_golds(Counting(name="other"), ["a", "b"], cache_folder=tmp_path)
+    check_golds(reward, ["a", "b"])
+    assert reward.calls == 4
+
+
+def test_what_a_reward_function_notes_stands_in_the_rows(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def shout(completions, log_extra, trainer_state):\n"
+        "    assert trainer_state is None\n"
+        "    log_extra('loud', [text.upper() for text in completions])\n"
+        "    return [1.0] * len(completions)\n"
+    )
+    reward = FunctionReward(function=f"{tmp_path}/mine.py:shout", correctness=True)
+    file = write(tmp_path / "rows.jsonl", [{"completion": text, "answer": ""} for text in ("a", "b", "c")])
+    score_file(file, [reward], output=tmp_path / "out.jsonl", batch_size=2)
+    assert [row["extra"] for row in read(tmp_path / "out.jsonl")] == [{"loud": "A"}, {"loud": "B"}, {"loud": "C"}]

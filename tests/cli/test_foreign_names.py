@@ -1,0 +1,92 @@
+"""Names of TRL, transformers and Lightning: one line that says which field it is here, wherever they are put."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from trl import GRPOConfig
+
+from grpo_pl.cli.foreign_names import NAMES, our_name
+from grpo_pl.cli.mistakes import option_names
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "ours"),
+    [
+        ("model.algorithm.", "num_generations", "model.algorithm.group_size"),
+        ("trainer.", "max_completion_length", "model.sampling.max_completion_length"),
+        ("model.", "epsilon", "model.algorithm.epsilon_low"),
+        ("data.", "per_device_train_batch_size", "data.prompts_per_step"),
+    ],
+)
+def test_a_name_of_trl_becomes_ours_wherever_it_is_put(command_line: Any, place: str, name: str, ours: str) -> None:
+    by_option = command_line("fit", f"--config={command_line.config('foreign')}", f"--{place}{name}=1")
+    assert by_option.status == 2
+    assert by_option.err.startswith(f"grpo-pl fit: error: unknown option --{place}{name}; here that is {ours}")
+    overlay: Any = 1
+    for part in reversed(f"{place}{name}".split(".")):
+        overlay = {part: overlay}
+    file = command_line.folder / "overlay.yaml"
+    file.write_text(yaml.safe_dump(overlay))
+    by_file = command_line("fit", f"--config={command_line.config('foreign')}", f"--config={file}")
+    assert by_file.status == 2 and f"unknown key '{place}{name}'; here that is {ours}" in by_file.err
+
+
+def test_a_name_at_the_top_of_a_file(command_line: Any) -> None:
+    file = command_line.folder / "top.yaml"
+    file.write_text("learning_rate: 1.0e-6\n")
+    outcome = command_line("fit", f"--config={command_line.config('foreign')}", f"--config={file}")
+    assert outcome.status == 2 and "unknown key 'learning_rate'; here that is model.optimization.lr" in outcome.err
+
+
+def test_fields_that_are_named_exist() -> None:
+    from tests.test_overlays import Parsed
+
+    quickstart = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+    options = set(option_names(Parsed(["fit", f"--config={quickstart}"])._parser("fit")))
+    groups = {parent for option in options for parent in (option, option.rpartition(".")[0])}
+    for name, ours in NAMES.items():
+        for word in ours.replace(",", " ").replace(";", " ").replace(":", " ").split():
+            if word.startswith(("model.", "data.", "trainer.", "checkpoint.", "samples.")) and "init_args" not in word:
+                assert word in groups, f"{name}: {word}"
+
+
+def test_every_field_of_grpo_config_that_has_a_counterpart_is_known() -> None:
+    counterparts = {
+        *(
+            "num_generations",
+            "max_completion_length",
+            "temperature",
+            "top_p",
+            "top_k",
+            "beta",
+            "epsilon",
+            "epsilon_high",
+        ),
+        *("delta", "num_iterations", "steps_per_generation", "generation_batch_size", "loss_type", "scale_rewards"),
+        *("importance_sampling_level", "reward_weights", "mask_truncated_completions", "top_entropy_quantile"),
+        *("sync_ref_model", "ref_model_sync_steps", "learning_rate", "per_device_train_batch_size", "max_grad_norm"),
+    }
+    assert counterparts <= set(NAMES) and counterparts <= set(GRPOConfig.__dataclass_fields__)
+    assert our_name("model.sampling.temperature") == ""  # it is in its place
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("val_check_interval=0", "trainer.val_check_interval must be 1 rollout or more, got 0"),
+        ("val_check_interval=-5", "trainer.val_check_interval must be 1 rollout or more, got -5"),
+        ("precision=bf16-true", "trainer.precision is bf16-true: set bf16-mixed"),
+        ("precision=16-true", "trainer.precision is 16-true: set bf16-mixed"),
+        ("accumulate_grad_batches=4", "trainer.accumulate_grad_batches is 4, but"),
+        ("gradient_clip_val=0.5", "set model.optimization.max_grad_norm"),
+        ("gradient_clip_algorithm=value", "set model.optimization.max_grad_norm"),
+    ],
+)
+def test_settings_of_the_trainer_that_a_run_has_itself(command_line: Any, option: str, message: str) -> None:
+    outcome = command_line("fit", f"--config={command_line.config('foreign')}", f"--trainer.{option}")
+    assert outcome.status == 1
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("grpo-pl fit: error: ") and message in line
+    assert not (command_line.runs / "foreign").exists()

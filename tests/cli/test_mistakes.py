@@ -1,0 +1,227 @@
+"""One line for a mistake, with the nearest right spelling."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+OPTIONS = ["model.algorithm.beta", "model.algorithm.group_size", "data.steps", "trainer.max_epochs", "name"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model.algorithm.betta", "; did you mean --model.algorithm.beta?"),
+        ("algorithm.group_size", "; did you mean --model.algorithm.group_size?"),  # the right leaf, too short a path
+        ("steps", "; did you mean --data.steps?"),
+        ("model.algorithm.group", "; did you mean --model.algorithm.group_size?"),  # the beginning of a name
+        ("model.algorithm.loss_type", ""),
+        ("zzzzzz", ""),
+    ],
+)
+def test_the_nearest_option_is_named_and_none_where_none_is_near(name: str, expected: str) -> None:
+    from grpo_pl.cli.mistakes import nearest
+
+    assert nearest(name, OPTIONS, prefix="--") == expected
+
+
+def test_the_nearest_class_is_looked_for_in_the_module_that_was_named() -> None:
+    from grpo_pl.cli.mistakes import nearest_class
+
+    assert nearest_class("grpo_pl.rewards.MatReward") == "; did you mean MathReward?"
+    assert nearest_class("no_such_package.Thing") == ": No module named 'no_such_package'"
+    assert nearest_class("EarlyStoping") == "; did you mean EarlyStopping?"  # Lightning's, too
+    assert nearest_class("grpo_pl.rewards.Rewar") == "; did you mean MathReward?"  # not the abstract Reward
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--model.algorithm.betta=0"], "unknown option --model.algorithm.betta; did you mean --model.algorithm.beta?"),
+        (["--trainer.max_epoch", "3"], "unknown option --trainer.max_epoch; did you mean --trainer.max_epochs?"),
+        (["--model.algorithm.beta", "x"], "model.algorithm.beta must be of type float, got 'x'"),
+        (["--model.rewards+=MathRewar"], "model.rewards: there is no MathRewar; did you mean MathReward?"),
+        (
+            ["--data.source=grpo_pl.data.tasks.arithmetic.ArithmeticPrompt"],
+            "there is no grpo_pl.data.tasks.arithmetic.ArithmeticPrompt; did you mean ArithmeticPrompts?",
+        ),
+        (
+            ["--data.source.digit", "3"],
+            "data.source: grpo_pl.data.tasks.arithmetic.ArithmeticPrompts has no argument 'digit'; "
+            "did you mean digits?",
+        ),
+        (["--config", "{folder}/none.yaml"], "no such file: {folder}/none.yaml"),
+        (["--data.source.digits", "many"], "data.source.digits must be of type int, got 'many'"),
+        (["--model.cold_start.steps", "x"], "model.cold_start.steps must be of type int, got 'x'"),
+        (["--model.cold_start", "false"], "model.cold_start must be ColdStart or null, got 'false'"),
+        (["--model.rewards+=7"], "model.rewards must be a class or class_path, got '7'"),
+        (["--model.rewards+=os.path.join"], "model.rewards: os.path.join is no Reward"),
+        (["--data.source=nowhere.Thing"], "data.source: there is no nowhere.Thing: No module named 'nowhere'"),
+        (
+            ["--model.optimization.schedule", "cosin"],
+            "model.optimization.schedule must be constant, linear or cosine, got 'cosin'",
+        ),
+        (
+            ["--model.algorithm", "dr_grpo"],
+            "model.algorithm: there is no file 'dr_grpo'; overlays are given as --config FILE",
+        ),
+        (["overlay.yaml"], "unexpected argument 'overlay.yaml'; did you mean --config overlay.yaml?"),
+        (["--seed_everything", "x"], "seed_everything must be bool or int, got 'x'"),
+    ],
+)
+def test_a_mistake_in_an_option_is_one_line_and_status_2(
+    command_line: Any, arguments: list[str], expected: str
+) -> None:
+    folder = str(command_line.folder)
+    before = set(command_line.folder.rglob("*"))
+    config = command_line.config("usage")
+    outcome = command_line("fit", "--config", config, *(a.replace("{folder}", folder) for a in arguments))
+    assert outcome.status == 2
+    assert outcome.err.splitlines()[0] == f"grpo-pl fit: error: {expected.replace('{folder}', folder)}"
+    assert not outcome.out
+    assert set(command_line.folder.rglob("*")) - before <= {config}  # no run folder
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("data: {stps: 3}", "unknown key 'data.stps'; did you mean data.steps?"),
+        ("modle: {engine: null}", "unknown key 'modle.engine'; did you mean model.engine?"),
+        (
+            "model: {rewards: [{class_path: grpo_pl.rewards.MathReward, init_args: {worker: 3}}]}",
+            "model.rewards: grpo_pl.rewards.MathReward has no argument 'worker'; did you mean workers?",
+        ),
+        (
+            "model: {rewards: [{class_path: grpo_pl.rewards.MatReward}]}",
+            "there is no grpo_pl.rewards.MatReward; did you mean MathReward?",
+        ),
+        (
+            "model: {rewards: [{class_pth: grpo_pl.rewards.MathReward}]}",
+            "model.rewards: an entry has no class_path that says which Reward is meant",
+        ),
+        (
+            "data: {source: {class_path: grpo_pl.data.tasks.arithmetic.ArithmeticPrompts, init_arg: {digits: 2}}}",
+            "data.source: grpo_pl.data.tasks.arithmetic.ArithmeticPrompts has no argument 'init_arg.digits'; "
+            "did you mean init_args?",
+        ),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line_and_status_2(
+    command_line: Any, tmp_path: Path, text: str, expected: str
+) -> None:
+    typo = tmp_path / "typo.yaml"
+    typo.write_text(text)
+    outcome = command_line("fit", "--config", command_line.config("usage"), "--config", typo)
+    assert (outcome.status, outcome.err.splitlines()[0]) == (2, f"grpo-pl fit: error: {expected}")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model: [\n", "{file}, line 2, column 1: expected the node content, but found '<stream end>'."),
+        ("model:\n\tseed: 0\n", "{file}, line 2, column 1: found character '\\t' that cannot start any token."),
+        ("", "{file} is empty; a configuration is a mapping such as `data: {{steps: 100}}`."),
+        ("dr_grpo", "{file} holds 'dr_grpo'; a configuration is a mapping such as `data: {{steps: 100}}`."),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_named(command_line: Any, tmp_path: Path, text: str, expected: str) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text(text)
+    outcome = command_line("fit", "--config", command_line.config("usage"), "--config", file)
+    assert (outcome.status, outcome.err) == (1, f"grpo-pl fit: error: {expected.format(file=file)}\n")
+
+
+def test_without_a_configuration_fit_says_how_to_give_one(command_line: Any) -> None:
+    assert command_line("fit").err.splitlines()[0] == (
+        "grpo-pl fit: error: model.rewards and data.source are missing: "
+        "give a configuration, such as --config configs/quickstart.yaml"
+    )
+
+
+def test_a_part_that_lacks_its_package_says_what_to_install(command_line: Any) -> None:
+    if importlib.util.find_spec("comet_ml") is not None:
+        pytest.skip("comet_ml is installed")
+    logger = "--trainer.logger=lightning.pytorch.loggers.CometLogger"
+    outcome = command_line("fit", "--config", command_line.config("usage"), logger)
+    assert outcome.status == 1
+    assert "lightning.pytorch.loggers.CometLogger: Requirement 'comet-ml" in outcome.err
+    assert "pip install" in outcome.err and "Union" not in outcome.err
+
+
+def test_a_value_that_begins_with_a_hash_is_no_comment(command_line: Any, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "1+1=", "answer": "2"}) + "\n")
+    table = ["--data.source=grpo_pl.data.tables.TablePrompts", f"--data.source.path={tmp_path / 'rows.jsonl'}"]
+    config = command_line.config("usage", model__cold_start=None)
+    for pattern in (["--data.source.answer_pattern", "#### (.+)"], ["--data.source.answer_pattern=#### (.+)"]):
+        outcome = command_line("fit", "--config", config, *table, *pattern)
+        assert outcome.status == 1
+        assert "with answer_pattern '#### (.+)'" in outcome.err
+
+
+def test_an_error_in_a_reward_function_names_its_line(command_line: Any, tmp_path: Path) -> None:
+    file = tmp_path / "my_rewards.py"
+    file.write_text("def broken(completions, **columns):\n    return 1 / 0\n")
+    arguments = {"function": f"{file}:broken", "correctness": True}
+    reward = {"class_path": "grpo_pl.rewards.FunctionReward", "init_args": arguments}
+    config = command_line.config("usage", model__cold_start=None, model__rewards=[reward])
+    outcome = command_line("fit", "--config", config, "--trainer.limit_val_batches=0")
+    line = f"ZeroDivisionError: division by zero, raised by the reward function '{file}:broken' ({file}, line 2)"
+    assert (outcome.status, outcome.err) == (1, f"grpo-pl fit: error: {line}\n")
+
+
+def test_score_explains_its_configuration_as_fit_does(command_line: Any, tmp_path: Path) -> None:
+    from grpo_pl.cli.main import main
+
+    (tmp_path / "rows.jsonl").write_text('{"completion": "1", "answer": "1"}\n')
+    (tmp_path / "rewards.yaml").write_text("rewards: [{class_path: grpo_pl.rewards.MatReward}]")
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr):
+        status = main(["score", str(tmp_path / "rows.jsonl"), "--config", str(tmp_path / "rewards.yaml")])
+    expected = "grpo-pl score: error: there is no grpo_pl.rewards.MatReward; did you mean MathReward?\n"
+    assert (status, stderr.getvalue()) == (2, expected)
+
+
+def test_an_unknown_command_names_the_nearest(command_line: Any) -> None:
+    outcome = command_line("validat")
+    assert (outcome.status, outcome.err.splitlines()[0]) == (
+        2,
+        "grpo-pl: error: unknown command 'validat'; did you mean validate?",
+    )
+
+
+# --- help -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_overview_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    from grpo_pl.cli.commands import VERBS
+    from grpo_pl.cli.main import overview
+    from grpo_pl.cli.mistakes import TRAINER_VERBS
+
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = overview().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if re.match(r"  \w", line)] == [*TRAINER_VERBS, *VERBS]
+
+
+def test_help_says_what_a_run_is_about_before_what_the_trainer_can(command_line: Any) -> None:
+    outcome = command_line("fit", "--help")
+    first, *_ = outcome.out.splitlines()
+    assert first == "usage: grpo-pl fit --config FILE [--config OVERLAY …] [--OPTION VALUE …]"
+    places = [
+        outcome.out.index(f"\n  --{option} ") for option in ("name", "model.rewards", "data.steps", "trainer.devices")
+    ]
+    assert places == sorted(places)
+    assert "<class '" not in outcome.out and ":class:" not in outcome.out and "``" not in outcome.out
+    known = re.findall(r"known subclasses:([^)]*)", outcome.out)  # before any is named
+    assert any("grpo_pl.data.tasks.arithmetic.ArithmeticPrompts" in names for names in known)
+
+
+def test_a_source_needs_no_module_in_its_name(command_line: Any) -> None:
+    config = command_line.config("usage", model__cold_start=None)
+    outcome = command_line("fit", "--config", config, "--data.source=TablePrompts", "--data.source.path=none.csv")
+    assert outcome.err == "grpo-pl fit: error: there is no file 'none.csv'.\n"

@@ -1,0 +1,177 @@
+"""Mistakes that are found before a run costs anything: one line, status 1, no run folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TABLE = "grpo_pl.data.tables.TablePrompts"
+
+ARITHMETIC = "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts"
+
+
+def _source(folder: Path, rows: list[dict[str, str]], **arguments: Any) -> dict[str, Any]:
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"class_path": TABLE, "init_args": {"path": str(file), "val_share": 0.3, **arguments}}
+
+
+def _sums(count: int) -> list[dict[str, str]]:
+    return [{"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(count)]
+
+
+def _refused(command_line: Any, **changes: Any) -> str:
+    runs_before = sorted(command_line.runs.glob("*"))
+    outcome = command_line("fit", "--config", command_line.config("refused", **changes))
+    assert outcome.status == 1
+    assert sorted(command_line.runs.glob("*")) == runs_before
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("grpo-pl fit: error: ")
+    return str(line)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model__sampling__temperature": 0.0}, "temperature is 0"),
+        ({"model__algorithm__group_size": 1}, "set group_size to 2 or more"),
+        ({"model__policy": {"path": "/no/such/folder"}}, "there is no folder '/no/such/folder'"),
+        ({"data__source": {"class_path": TABLE, "init_args": {"path": "none.csv"}}}, "there is no file 'none.csv'"),
+        ({"data__source__init_args": {"digits": 10}}, "got 1 and 10"),
+        ({"model__policy": {"from_scratch": {"model_type": "qwen2", "hidden": 8}}}, "qwen2 has no setting 'hidden'"),
+        (
+            {"model__rewards": [{"class_path": "grpo_pl.rewards.FunctionReward", "init_args": {"function": "no.x"}}]},
+            "function 'no.x' cannot be loaded",
+        ),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused(command_line: Any, changes: dict[str, Any], message: str) -> None:
+    assert message in _refused(command_line, **changes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--name=a/b"], "--name must be the name of a folder, without slashes, got 'a/b'"),
+        (["--name=.."], "--name must be the name of a folder"),
+        (["--ckpt_path=none.ckpt"], "there is no checkpoint none.ckpt"),
+        (["--trainer.devices=x"], "trainer: `devices` selected with `CPUAccelerator`"),
+        (["--trainer.accelerator=tpuu"], "invalid accelerator name"),
+    ],
+)
+def test_a_run_that_cannot_start_claims_no_name(command_line: Any, arguments: list[str], message: str) -> None:
+    command_line.runs.mkdir(exist_ok=True)
+    (command_line.runs / "refused").mkdir(exist_ok=True)  # so that there would be a note on the name as well
+    outcome = command_line("fit", "--config", command_line.config("refused"), *arguments)
+    assert outcome.status == 1
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("grpo-pl fit: error: ") and message in line
+    assert [path.name for path in command_line.runs.iterdir()] == ["refused"]
+
+
+@pytest.mark.parametrize("option", ["model", "data set"])
+def test_without_a_network_an_unknown_name_is_refused_at_once(
+    command_line: Any, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    import datasets.config
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    unknown = {"class_path": TABLE, "init_args": {"path": "nobody/no-such-thing"}}
+    changes = {"model__policy": {"path": "nobody/no-such-thing"}} if option == "model" else {"data__source": unknown}
+    line = _refused(command_line, **changes)
+    assert "'nobody/no-such-thing'" in line and "cannot load the" in line
+
+
+def test_columns_rows_and_lengths_are_looked_at(command_line: Any, tmp_path: Path) -> None:
+    def refused(rows: list[dict[str, str]], **arguments: Any) -> str:
+        return _refused(command_line, model__cold_start=None, data__source=_source(tmp_path, rows, **arguments))
+
+    assert "has no column 'problem'; its columns are question, answer" in refused(_sums(9), question="problem")
+    assert "lower data.prompts_per_step" in refused(_sums(4))
+    assert "no held-out problems" in refused(_sums(9), val_share=0.0)
+    assert "it is empty" in refused([])
+    long = [{"question": "1" * 40 + str(i), "answer": "1"} for i in range(9)]
+    assert "prompts leave no room for a completion: the model's context has 16 tokens" in refused(long)
+
+
+def test_prompts_too_long_for_the_context_are_left_out_and_counted(command_line: Any, tmp_path: Path) -> None:
+    long = [{"question": "1" * 17, "answer": "1"}, {"question": "1" * 16, "answer": "1"}]
+    source = _source(tmp_path, [*_sums(12), *long], val_share=0.0, val_path=str(tmp_path / "val.jsonl"))
+    (tmp_path / "val.jsonl").write_text(json.dumps({"question": "x", "answer": "1"}))
+    config = command_line.config("long", model__cold_start=None, data__source=source, data__steps=1)
+    outcome = command_line("fit", "--config", config)
+    assert outcome.status == 0, outcome.err
+    assert outcome.err.startswith(
+        "1 of 14 train prompts leave no room for a completion and are left out: "
+        "the model's context has 16 tokens beside max_completion_length."
+    )
+
+
+def test_gold_answers_that_cannot_be_judged_against_are_refused_or_left_out(command_line: Any, tmp_path: Path) -> None:
+    rows = [*_sums(24), {"question": "a", "answer": r"\frac{1}{0}"}, {"question": "b", "answer": "nan"}]
+    line = _refused(command_line, model__cold_start=None, data__source=_source(tmp_path, rows))
+    assert "gold answers cannot be judged against: row " in line and "bad_rows to drop" in line
+    source = _source(tmp_path, rows, bad_rows="drop")
+    config = command_line.config("dropped", model__cold_start=None, data__source=source, data__steps=1)
+    outcome = command_line("fit", "--config", config)
+    assert outcome.status == 0, outcome.err
+    assert sum("; left out." in line for line in outcome.err.splitlines()) >= 1
+
+
+CONFUSED = """
+from dataclasses import dataclass, replace
+from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
+
+@dataclass(kw_only=True)
+class Confused(ArithmeticPrompts):
+    def prompts(self, step, attempt=0, *, count):
+        return [replace(prompt, id=7) for prompt in super().prompts(step, attempt, count=count)]
+"""
+
+
+def test_two_training_problems_of_one_id_are_refused(
+    command_line: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "confused_source.py").write_text(CONFUSED)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = {"class_path": "confused_source.Confused", "init_args": {"digits": 2}}
+    line = _refused(command_line, data__source=source, model__cold_start=None)
+    assert "two problems of the first rollout have the id 7: '" in line
+
+
+def test_every_part_of_a_mixture_is_looked_at_by_its_own_rules(command_line: Any, tmp_path: Path) -> None:
+    rows = [*_sums(24), {"question": "a", "answer": "nan"}, {"question": "1" * 17, "answer": "1"}]
+    table = _source(tmp_path, rows, val_share=0.0, val_path=str(tmp_path / "val.jsonl"), bad_rows="drop")
+    (tmp_path / "val.jsonl").write_text(json.dumps({"question": "x", "answer": "1"}))
+    made_up = {
+        "class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts",
+        "init_args": {"digits": 2, "min_digits": 2},
+    }
+    mixture = {
+        "class_path": "grpo_pl.data.mixture.MixturePrompts",
+        "init_args": {"parts": {"read": table, "made_up": made_up}},
+    }
+    config = command_line.config("mixed", model__cold_start=None, data__source=mixture)
+    outcome = command_line("validate", "--config", config)
+    assert outcome.status == 0, outcome.err
+    assert "read: 1 of 26 train prompts leave no room for a completion" in outcome.err
+    assert "read: train: 1 of 25 gold answers cannot be judged against: row 24: 'nan'" in outcome.err
+    assert "val/made_up/pass@1" in outcome.out
+
+
+def test_the_best_checkpoint_is_chosen_by_a_metric_that_there_is(command_line: Any) -> None:
+    more = {
+        "class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts",
+        "init_args": {"digits": 2, "min_digits": 2},
+    }
+    config = command_line.config("monitored", data__validation_sets={"more": more}, data__steps=1)
+    outcome = command_line("fit", "--config", config, "--checkpoint.monitor=val/moer/pass@1")
+    assert outcome.status == 1
+    assert "no validation measures 'val/moer/pass@1'; did you mean val/more/pass@1?" in outcome.err
+    assert not (command_line.runs / "monitored").exists()
+    outcome = command_line("fit", "--config", config, "--checkpoint.monitor=val/more/mean_length")
+    assert outcome.status == 0, outcome.err
+    assert (command_line.runs / "monitored" / "checkpoints" / "best.ckpt").exists()

@@ -1,0 +1,187 @@
+"""Made-up sums: what may be asked, what is held out, and whether the written-out calculation is right."""
+
+import itertools
+import random
+import re
+from typing import Any
+
+import pytest
+
+from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts, scratchpad
+from grpo_pl.types import Prompt
+
+
+def _value(prompt: Prompt) -> int:
+    a, operator, b = re.fullmatch(r"(\d+)([+-])(\d+)=", prompt.question).groups()
+    return int(a) + int(b) if operator == "+" else int(a) - int(b)
+
+
+def _seen_in_training(source: ArithmeticPrompts, steps: int, count: int) -> set[str]:
+    return {p.question for step in range(-steps, steps) for p in source.prompts(step, count=count)}
+
+
+@pytest.mark.parametrize("operators", ["+", "-", "+-"])
+def test_answers_are_right(operators: str) -> None:
+    source = ArithmeticPrompts(digits=4, operators=operators)
+    for prompt in [*source.prompts(3, count=200), *source.validation(100)]:
+        assert int(prompt.answer) == _value(prompt) >= 0
+
+
+def test_single_digit_problems_are_split_without_overlap_and_without_loss() -> None:
+    source = ArithmeticPrompts(digits=1)
+    train = _seen_in_training(source, steps=100, count=20)
+    held_out = {p.question for p in _all_held_out(source)}
+    assert train | held_out == {f"{a}+{b}=" for a, b in itertools.product(range(10), repeat=2)}
+    assert not train & held_out
+    assert held_out
+
+
+def test_two_digit_problems_are_split_without_overlap() -> None:
+    source = ArithmeticPrompts(digits=2, min_digits=2, operators="+-", seed=7)
+    held_out = {p.question for size in (500, 1000) for p in source.validation(size)}
+    train = _seen_in_training(source, steps=40, count=200)
+    assert len(held_out) == 1000
+    assert len(train) > 5000
+    assert not train & held_out
+
+
+def _all_held_out(source: ArithmeticPrompts) -> list[Prompt]:
+    found: list[Prompt] = []
+    while True:
+        try:
+            found = source.validation(len(found) + 1)
+        except ValueError:
+            return found
+
+
+def test_held_out_problems_are_the_same_at_every_call_and_fewer_are_the_first_ones() -> None:
+    source = ArithmeticPrompts(digits=3)
+    before = source.validation(50)
+    source.prompts(0, count=30)
+    assert source.validation(50) == before == ArithmeticPrompts(digits=3).validation(50)
+    assert source.validation(20) == before[:20]
+
+
+def test_prompts_are_a_pure_function_of_step_and_attempt() -> None:
+    source = ArithmeticPrompts(digits=3)
+    wanted = [ArithmeticPrompts(digits=3).prompts(step, attempt, count=8) for step in (17, 3) for attempt in (0, 1)]
+    got = [source.prompts(step, attempt, count=8) for step in (17, 3) for attempt in (0, 1)]
+    assert got == wanted
+    questions = [tuple(p.question for p in batch) for batch in got]
+    assert len(set(questions)) == 4
+
+
+def test_seed_changes_the_problems() -> None:
+    assert ArithmeticPrompts(seed=0).prompts(0, count=8) != ArithmeticPrompts(seed=1).prompts(0, count=8)
+
+
+def test_prompts_of_a_step_are_distinct_and_ids_name_problems() -> None:
+    source = ArithmeticPrompts(digits=2, operators="+-")
+    problems = {p.id: p.question for step in range(30) for p in source.prompts(step, count=50)}
+    assert len(set(problems.values())) == len(problems)
+    assert len({p.question for p in source.prompts(0, count=80)}) == 80
+
+
+@pytest.mark.parametrize(("difficulty", "carries"), [("carry", {True}), ("no_carry", {False}), ("any", {True, False})])
+def test_difficulty_chooses_by_carry(difficulty: Any, carries: set[bool]) -> None:
+    prompts = ArithmeticPrompts(digits=2, operators="+", difficulty=difficulty).prompts(0, count=60)
+    found = set()
+    for prompt in prompts:
+        a, b = (int(n) for n in prompt.question.rstrip("=").split("+"))
+        found.add(a % 10 + b % 10 >= 10 or a // 10 + b // 10 >= 10)
+    assert found == carries
+
+
+def test_operands_have_the_digits_asked_for() -> None:
+    for prompt in ArithmeticPrompts(digits=4, min_digits=3, operators="+-").prompts(0, count=100):
+        assert all(len(n) in (3, 4) for n in re.findall(r"\d+", prompt.question))
+
+
+def test_scratchpad_of_a_sum_written_by_hand() -> None:
+    assert scratchpad(347, "+", 285) == ["7+5+0=12", "4+8+1=13", "3+2+1=6"]
+    assert scratchpad(5, "+", 95) == ["5+5+0=10", "0+9+1=10"]
+
+
+def test_scratchpad_of_a_difference_written_by_hand() -> None:
+    assert scratchpad(402, "-", 85) == ["2-5-0=7", "0-8-1=1", "4-0-1=3"]
+
+
+@pytest.mark.parametrize("operator", ["+", "-"])
+def test_every_line_of_every_scratchpad_is_true_and_the_digits_spell_the_answer(operator: str) -> None:
+    rng = random.Random(0)
+    pairs = [
+        *itertools.product(range(0, 100, 3), range(0, 100, 7)),
+        *((rng.randrange(10**6), rng.randrange(10**6)) for _ in range(300)),
+    ]
+    for pair in pairs:
+        a, b = sorted(pair, reverse=True) if operator == "-" else pair
+        total, carry = 0, 0
+        lines = scratchpad(a, operator, b)
+        for place, line in enumerate(lines):
+            x, y, c, result = map(int, re.fullmatch(r"(\d)[+-](\d)[+-](\d)=(\d+)", line).groups())
+            assert (x, y, c) == (a // 10**place % 10, b // 10**place % 10, carry)
+            exact = x + y + c if operator == "+" else x - y - c
+            carry = int(exact >= 10 if operator == "+" else exact < 0)
+            assert result == (exact if operator == "+" else exact % 10)  # a borrowed ten is added
+            total += result % 10 * 10**place
+        if operator == "+":
+            total += carry * 10 ** len(lines)
+        else:
+            assert carry == 0
+        assert total == (a + b if operator == "+" else a - b)
+
+
+def test_demonstration_holds_the_work_the_tags_and_the_boxed_answer() -> None:
+    prompt = Prompt(id=1, question="47+85=", answer="132")
+    always, never = ArithmeticPrompts(scratchpad_share=1.0), ArithmeticPrompts(scratchpad_share=0.0)
+    rng = random.Random(0)
+    assert always.demonstration(prompt, rng) == ("<think>7+5+0=12\n4+8+1=13\n</think><answer>\\boxed{132}</answer>")
+    assert never.demonstration(prompt, rng) == "<think></think><answer>\\boxed{132}</answer>"
+
+
+def test_scratchpad_share_is_the_share_of_demonstrations_with_work() -> None:
+    source, rng = ArithmeticPrompts(scratchpad_share=0.25), random.Random(1)
+    prompts = ArithmeticPrompts(digits=3).prompts(0, count=2000)
+    written = sum("=" in str(source.demonstration(prompt, rng)) for prompt in prompts)
+    assert abs(written / 2000 - 0.25) < 4 * (0.25 * 0.75 / 2000) ** 0.5  # four standard errors
+
+
+def test_a_prompt_does_not_carry_its_demonstration() -> None:
+    prompt = ArithmeticPrompts(digits=3, scratchpad_share=1.0).prompts(0, count=1)[0]
+    assert prompt.columns == {}
+    assert "think" not in prompt.question + prompt.answer
+
+
+def test_more_problems_than_there_are_is_one_clear_error() -> None:
+    with pytest.raises(ValueError, match=r"only \d+ different train problems found where 101 were asked for"):
+        ArithmeticPrompts(digits=1).prompts(0, count=101)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"digits": 0}, "1 <= min_digits <= digits <= 9, got 1 and 0"),
+        ({"digits": 2, "min_digits": 3}, "got 3 and 2"),
+        ({"operators": "+*"}, r"got '\+\*'"),
+        ({"operators": ""}, "got ''"),
+        ({"scratchpad_share": 1.5}, "got 1.5"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ArithmeticPrompts(**arguments)
+
+
+def test_both_orders_of_a_sum_are_in_the_same_split() -> None:
+    source = ArithmeticPrompts(digits=2, min_digits=1)
+    trained = {prompt.question for step in range(40) for prompt in source.prompts(step, count=64)}
+    for prompt in source.validation(60):
+        a, b = prompt.question.rstrip("=").split("+")
+        assert f"{b}+{a}=" not in trained
+
+
+def test_asking_for_no_number_gives_what_there_is() -> None:
+    held_out = ArithmeticPrompts(digits=1).validation(None)
+    assert 0 < len(held_out) < 30
+    with pytest.raises(ValueError, match="different val problems found where 50 were asked for"):
+        ArithmeticPrompts(digits=1).validation(50)

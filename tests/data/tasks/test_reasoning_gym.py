@@ -1,0 +1,63 @@
+"""Problems of reasoning-gym: pure functions of the step, splits apart, clear mistakes."""
+
+import random
+
+import pytest
+
+pytest.importorskip("reasoning_gym")
+
+from grpo_pl.data.tasks.reasoning_gym import COLUMN, ReasoningGymPrompts, running_totals
+from grpo_pl.rewards.sandbox.gym_entry import unpack
+
+SETTINGS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+
+
+def test_a_step_is_the_same_at_every_call_and_another_one_differs() -> None:
+    source = ReasoningGymPrompts(task="chain_sum")
+    first = source.prompts(3, count=8)
+    assert first == ReasoningGymPrompts(task="chain_sum").prompts(3, count=8)
+    assert {p.id for p in first}.isdisjoint(p.id for p in source.prompts(4, count=8))
+    assert {p.id for p in first}.isdisjoint(p.id for p in source.prompts(3, 1, count=8))
+
+
+def test_splits_of_a_small_task_share_no_question() -> None:
+    source = ReasoningGymPrompts(task="chain_sum", settings=SETTINGS)
+    held_out = {p.question for p in source.validation(10)}
+    for step in range(20):
+        assert held_out.isdisjoint(p.question for p in source.prompts(step, count=20))
+
+
+def test_the_entry_travels_with_the_prompt() -> None:
+    (prompt,) = ReasoningGymPrompts(task="countdown", settings={"min_numbers": 3, "max_numbers": 3}).prompts(0, count=1)
+    task, settings, entry = unpack(prompt.columns[COLUMN])
+    assert (task, settings) == ("countdown", {"min_numbers": 3, "max_numbers": 3})
+    assert (entry["question"], entry["answer"]) == (prompt.question, prompt.answer)
+    assert len(entry["metadata"]["numbers"]) == 3
+
+
+def test_running_totals_by_hand() -> None:
+    assert running_totals("4 + 3 - 9") == ["4+3=7", "7-9=-2"]
+    assert running_totals("-14 - 3") == ["-14-3=-17"]
+
+
+def test_demonstrations_show_the_work_in_the_share_asked_for() -> None:
+    always = ReasoningGymPrompts(task="chain_sum", settings={"min_terms": 3, "max_terms": 3}, worked_share=1.0)
+    (prompt,) = always.prompts(0, count=1)
+    text = always.demonstration(prompt, random.Random(0))
+    assert text is not None
+    assert text.count("=") == 2
+    assert text.endswith(f"</think><answer>\\boxed{{{prompt.answer}}}</answer>")
+    never = ReasoningGymPrompts(task="chain_sum", worked_share=0.0)
+    assert "<think></think>" in str(never.demonstration(prompt, random.Random(0)))
+
+
+def test_mistakes_are_one_clear_error() -> None:
+    with pytest.raises(ValueError, match="no task 'chain_sums'; did you mean 'chain_sum'"):
+        ReasoningGymPrompts(task="chain_sums")
+    with pytest.raises(ValueError, match=r"refuses the settings .*min_term.*settings: .*min_terms"):
+        ReasoningGymPrompts(task="chain_sum", settings={"min_term": 2})
+    with pytest.raises(ValueError, match=r"refuses the settings"):
+        ReasoningGymPrompts(task="chain_sum", settings={"min_terms": 5, "max_terms": 2})
+    tiny = ReasoningGymPrompts(task="chain_sum", settings={**SETTINGS, "max_digits": 1})
+    with pytest.raises(ValueError, match=r"only \d+ different train problems of 'chain_sum'"):
+        tiny.prompts(0, count=400)

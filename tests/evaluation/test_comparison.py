@@ -1,0 +1,68 @@
+"""Curves out of ``metrics.csv``, by hand."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from grpo_pl.evaluation.comparison import moving_average, read_run, results_table, write_curves
+
+METRICS = """step,reward,completions/mean_length_correct,completions/mean_length_wrong,entropy,step_time,val/pass@1
+0,,,,,,0.25
+1,0.5,10.0,20.0,1.5,2.0,
+2,0.75,,22.0,1.25,4.0,
+2,,,,,,0.5
+"""
+
+
+@pytest.fixture
+def metrics(tmp_path: Path) -> Path:
+    file = tmp_path / "metrics.csv"
+    file.write_text(METRICS)
+    return file
+
+
+def test_points_are_the_cells_that_have_a_value(metrics: Path) -> None:
+    run = read_run(metrics)
+    assert run.curves["reward"] == [(1, 0.5), (2, 0.75)]
+    assert run.curves["length_correct"] == [(1, 10.0)]
+    assert run.curves["kl"] == []
+    assert run.held_out == [(0, 0.25), (2, 0.5)]
+    assert run.seconds == 3.0
+    assert run.late("reward") == 0.75
+    assert run.late("kl") is None
+
+
+def test_the_csv_has_a_row_per_run_and_rollout(metrics: Path, tmp_path: Path) -> None:
+    run = read_run(metrics)
+    write_curves(tmp_path / "curves.csv", {"a": run, "b": run})
+    with (tmp_path / "curves.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["algorithm", "rollout", "reward", "length_correct", "length_wrong", "kl", "entropy"]
+    assert rows[1:3] == [["a", "1", "0.5", "10.0", "20.0", "", "1.5"], ["a", "2", "0.75", "", "22.0", "", "1.25"]]
+    assert [row[0] for row in rows[3:]] == ["b", "b"]
+
+
+def test_the_table_says_before_after_and_where_curves_ended(metrics: Path) -> None:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(results_table({"a": read_run(metrics)}))
+    row = next(line for line in capture.get().splitlines() if line.split()[:1] == ["a"])
+    assert row.split() == ["a", "0.250", "→", "0.500", "0.750", "10.0", "22.0", "–", "1.250", "3.00"]
+
+
+def test_the_table_says_how_many_completions_could_not_be_judged(metrics: Path, tmp_path: Path) -> None:
+    lines = METRICS.splitlines()
+    file = tmp_path / "unjudged.csv"
+    file.write_text("\n".join([f"{lines[0]},val/unjudged", f"{lines[1]},9", *lines[2:4], f"{lines[4]},3", ""]))
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(results_table({"a": read_run(metrics), "b": read_run(file)}))
+    assert "could not be judged and count nowhere: b: 3" in capture.get()
+
+
+def test_moving_averages_are_centred_and_shrink_at_the_ends() -> None:
+    assert moving_average([1.0, 2.0, 6.0, 4.0, 7.0], 1) == pytest.approx([1.0, 3.0, 4.0, 17 / 3, 7.0])
+    assert moving_average([1.0, 2.0, 6.0, 4.0, 7.0], 9) == pytest.approx([1.0, 3.0, 4.0, 17 / 3, 7.0])
+    assert moving_average([3.0, 5.0], 0) == [3.0, 5.0]

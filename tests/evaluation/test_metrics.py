@@ -1,0 +1,147 @@
+"""pass@k against what it means: the share of subsets of k samples that hold a correct one."""
+
+import math
+import multiprocessing
+import socket
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_pl.evaluation.metrics import AverageAtK, MajorityAtK, PassAtK
+from grpo_pl.functional.estimates import estimate_mean, pass_at_k
+
+
+def _pass_at_k(correct: list[bool], k: int) -> float:
+    subsets = list(combinations(correct, k))
+    return sum(any(subset) for subset in subsets) / len(subsets)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(k: int) -> None:
+    problems = list(product([False, True], repeat=5))
+    metric = PassAtK(k)
+    metric.update(torch.tensor(problems))
+    expected = sum(_pass_at_k(list(problem), k) for problem in problems) / len(problems)
+    assert metric.compute().item() == pytest.approx(expected, abs=1e-7)
+
+
+def test_figures_by_hand() -> None:
+    correct = torch.tensor([[True, False, False, False], [False] * 4, [True] * 4])
+    for k, expected in [(1, (0.25 + 0 + 1) / 3), (2, (0.5 + 0 + 1) / 3), (4, 2 / 3)]:
+        metric = PassAtK(k)
+        metric.update(correct)
+        assert metric.compute().item() == pytest.approx(expected)
+
+
+def test_batches_of_any_size_and_number_of_samples_add_up() -> None:
+    metric = PassAtK(2)
+    metric.update(torch.tensor([[True, False]]))
+    metric.update(torch.tensor([[False, False, True], [False, False, False]]))
+    assert metric.compute().item() == pytest.approx((1 + 2 / 3 + 0) / 3)
+
+
+def test_fillers_do_not_count() -> None:
+    metric = PassAtK(1)
+    metric.update(torch.tensor([[True, False], [True, True]]), torch.tensor([True, False]))
+    assert metric.compute().item() == 0.5
+
+
+def test_without_problems_it_is_zero_and_reset_forgets() -> None:
+    metric = PassAtK(1)
+    metric.update(torch.tensor([[True]]))
+    metric.reset()
+    metric.update(torch.tensor([[True]]), torch.tensor([False]))
+    assert metric.compute().item() == 0.0
+
+
+def test_samples_that_could_not_be_judged_count_neither_as_right_nor_as_wrong() -> None:
+    correct = torch.tensor([[True, False, False], [True, True, True], [False, False, False]])
+    judged = torch.tensor([[True, True, False], [True, True, True], [False, False, False]])
+    one, two, three = PassAtK(1), PassAtK(2), PassAtK(3)
+    for metric in (one, two, three):
+        metric.update(correct, ids=torch.tensor([7, 8, 9]), judged=judged)
+    assert one.results() == {7: 0.5, 8: 1.0}  # nothing is known of the third problem
+    assert two.results() == {7: 1.0, 8: 1.0}
+    assert three.results() == {8: 1.0}  # two judged samples say nothing about three draws
+    assert one.compute().item() == 0.75
+
+
+def test_every_share_of_judged_samples_is_the_share_of_their_subsets() -> None:
+    for correct in product([False, True], repeat=4):
+        for judged in product([False, True], repeat=4):
+            known = [c for c, j in zip(correct, judged, strict=True) if j]
+            for k in (1, 2, 3):
+                value = pass_at_k(torch.tensor([correct]), k, torch.tensor([judged])).item()
+                assert math.isnan(value) if len(known) < k else value == pytest.approx(_pass_at_k(known, k))
+
+
+def test_samples_that_could_not_be_judged_have_no_vote() -> None:
+    classes = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 0, 0, 0]])
+    judged = torch.tensor([[False, True, True, True, False], [True, True, False, False, False]])
+    metric = MajorityAtK(3)
+    metric.update(classes, judged=judged)
+    assert metric.results() == {0: 1.0}
+    plain = MajorityAtK(3)
+    plain.update(classes)
+    assert plain.results() == {0: 0.0, 1: 0.0}
+
+
+def test_many_samples_do_not_overflow() -> None:
+    metric = PassAtK(500)
+    metric.update(torch.tensor([[True] + [False] * 999]))
+    assert metric.compute().item() == pytest.approx(0.5)
+
+
+def test_too_few_samples_and_k_below_one_are_refused() -> None:
+    with pytest.raises(ValueError, match="pass@3 needs at least 3 samples a problem, got 2"):
+        PassAtK(3).update(torch.ones(1, 2, dtype=torch.bool))
+    with pytest.raises(ValueError, match="got 0"):
+        PassAtK(0)
+
+
+def test_majority_of_answer_classes() -> None:
+    metric = MajorityAtK(3)
+    metric.update(torch.tensor([[0, 0, 1], [1, 1, 0], [-1, -1, 0], [0, 1, -1]]))
+    assert metric.compute().item() == pytest.approx((1 + 0 + 1 + 0.5) / 4)
+
+
+def test_average_of_lengths_and_of_flags() -> None:
+    lengths, truncated = AverageAtK(2), AverageAtK(2)
+    lengths.update(torch.tensor([[10, 20], [40, 50]]), torch.tensor([True, True]))
+    truncated.update(torch.tensor([[True, False], [False, False]]))
+    assert lengths.compute().item() == 30.0
+    assert truncated.compute().item() == 0.25
+
+
+def test_an_estimate_is_the_mean_with_its_interval() -> None:
+    metric = PassAtK(1)
+    metric.update(torch.tensor([[True, False], [True, True]]))
+    metric.update(torch.tensor([[False, False]]))
+    assert metric.estimate() == estimate_mean(torch.tensor([0.5, 1.0, 0.0]))
+    assert metric.estimate().value == pytest.approx(metric.compute().item())
+
+
+def _update_on_a_rank(rank: int, port: int, results: Any) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    metric = PassAtK(1)
+    metric.update(torch.tensor([[True, False], [True, True]][: rank + 1]))  # one problem here, two there
+    results.put((metric.compute().item(), metric.estimate()))
+    torch.distributed.destroy_process_group()
+
+
+def test_mean_and_interval_are_those_of_all_ranks() -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [context.Process(target=_update_on_a_rank, args=(rank, port, results)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join(timeout=10)
+    expected = estimate_mean(torch.tensor([0.5, 0.5, 1.0]))
+    assert found == [(pytest.approx(2 / 3), expected)] * 2

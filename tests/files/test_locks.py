@@ -1,0 +1,138 @@
+"""One process at a time works on a run."""
+
+import errno
+import fcntl
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_pl.files.locks import FolderLock
+
+
+def _holder(folder: Path, *, then: str = "") -> subprocess.Popen[str]:
+    """Another process that has taken the lock."""
+    code = f"""
+import sys, time
+from pathlib import Path
+from grpo_pl.files.locks import FolderLock
+lock = FolderLock(Path({str(folder)!r}))
+lock.take()
+{then}
+print("taken", flush=True)
+time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "taken\n"
+    return process
+
+
+def test_the_second_is_told_who_the_first_is(tmp_path: Path) -> None:
+    process = _holder(tmp_path)
+    try:
+        expected = rf"in use by process {process.pid} on {re.escape(socket.gethostname())} since \d{{4}}-\d\d-\d\d "
+        with pytest.raises(ValueError, match=expected):
+            FolderLock(tmp_path).take()
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_whatever_ends_its_holder_frees_it(tmp_path: Path, end: signal.Signals) -> None:
+    process = _holder(tmp_path)
+    process.send_signal(end)
+    process.wait()
+    lock = FolderLock(tmp_path)
+    assert lock.take() == ""
+    assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_that_outlive_the_holder_do_not_keep_it(tmp_path: Path) -> None:
+    workers = f"""
+import os, subprocess
+started = subprocess.Popen(["sleep", "30"], close_fds=False)
+forked = os.fork()
+if forked == 0:
+    time.sleep(30)
+    os._exit(0)
+print(started.pid, forked, file=open(sys.argv[0] if False else Path("{tmp_path}") / "workers", "w"))
+"""
+    process = _holder(tmp_path, then=workers)
+    pids = [int(pid) for pid in (tmp_path / "workers").read_text().split()]
+    process.kill()
+    process.wait()
+    try:
+        for pid in pids:
+            os.kill(pid, 0)  # they live
+        lock = FolderLock(tmp_path)
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                assert lock.take() == ""
+                break
+            except ValueError:  # the forked one has not had its turn yet
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        lock.release()
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_one_that_was_let_go_is_free_for_the_next_of_the_same_process(tmp_path: Path) -> None:
+    first, second = FolderLock(tmp_path), FolderLock(tmp_path)
+    first.take()
+    with pytest.raises(ValueError, match=f"process {os.getpid()} on"):
+        second.take()
+    first.release()
+    second.take()
+    second.release()
+
+
+def test_a_file_system_without_locks_is_said_and_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    assert FolderLock(tmp_path).take() == "No locks available"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_going_on_is_not_gone_on_with_twice(command_line: Any) -> None:
+    config = command_line.config("busy", data__steps=1)
+    assert command_line("fit", "--config", config).status == 0
+    run = command_line.runs / "busy"
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    process = _holder(run)
+    try:
+        begun = time.monotonic()
+        outcome = command_line("fit", "--config", config, "--resume", "--data.steps=2")
+        assert outcome.status == 1 and time.monotonic() - begun < 60
+        last = outcome.err.splitlines()[-1]
+        assert last.startswith(f"grpo-pl fit: error: {run} is in use by process {process.pid} on ")
+        (run / ".lock").unlink()  # its own
+        assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} | {run: 0} == before | {run: 0}
+    finally:
+        process.kill()
+        process.wait()
+    assert command_line("fit", "--config", config, "--resume", "--data.steps=2").status == 0
+    assert not (run / ".lock").exists()
+
+
+def test_a_run_holds_its_lock_while_it_trains(command_line: Any) -> None:
+    callback = {"class_path": "user_parts.Meddling"}
+    config = command_line.config("held", data__steps=1, trainer={"accelerator": "cpu", "callbacks": [callback]})
+    outcome = command_line("fit", "--config", config)
+    assert outcome.status == 0, outcome.err
+    assert f"{command_line.runs / 'held'} is in use by process {os.getpid()}" in outcome.err

@@ -1,0 +1,578 @@
+"""Every preset against a reference written out loop by loop, and what must not change the gradient."""
+
+import math
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+
+PRESETS = sorted(Path(__file__).parents[2].glob("configs/algorithm/*.yaml"))
+BUDGET = {"group_size", "num_iterations", "num_minibatches"}
+P, G, T, MAX_LENGTH = 4, 4, 6, 9
+
+
+def preset(name: str, **changes) -> GRPOAlgorithm:
+    path = Path(__file__).parents[2] / "configs" / "algorithm" / f"{name}.yaml"
+    return GRPOAlgorithm(group_size=G, **(yaml.safe_load(path.read_text())["model"]["algorithm"] | changes))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """P·G completions with off-policy log-probabilities; one group of equal rewards, one empty completion."""
+
+    rewards: Tensor  # (P, G) of the one reward
+    lengths: Tensor  # (P, G)
+    logprobs: Tensor  # (B, T)
+    old: Tensor  # (B, T)
+    ref: Tensor  # (B, T)
+    greedy: Tensor  # (P,)
+    steps: Tensor  # (B, 3)
+    ends: Tensor  # (B, 3)
+
+    @property
+    def mask(self) -> Tensor:
+        return torch.arange(T) < self.lengths.flatten().unsqueeze(1)
+
+
+def make_batch(seed: int = 0, drift: float = 0.3) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    rewards = torch.tensor([[1.0, 0, 0, 0], [1, 0.25, 1, 0], [1, 1, 1, 1], [0, 0, 1, 0.5]], dtype=torch.float64)
+    lengths = torch.randint(1, T + 1, (P, G), generator=generator)
+    lengths[0, 1], lengths[1, 0] = 0, T
+    old = -normal(P * G, T).abs() - 0.1
+    ends = torch.stack([lengths.flatten() // 3, lengths.flatten() // 2, lengths.flatten() - 1], 1)
+    steps = normal(P * G, 3).masked_fill(lengths.flatten().unsqueeze(1) == 0, math.nan)
+    return Batch(
+        rewards=rewards,
+        lengths=lengths,
+        logprobs=old + drift * normal(P * G, T),
+        old=old,
+        ref=old + 0.3 * normal(P * G, T),
+        greedy=torch.tensor([0.0, 1.0, 0.0, 0.5], dtype=torch.float64),
+        steps=steps,
+        ends=ends.clamp(min=0),
+    )
+
+
+def token_advantages(algorithm: GRPOAlgorithm, batch: Batch):
+    """(Advantages, (B, T) or (B, 1)) as the pipeline would compute them."""
+    kl = ((batch.old - batch.ref) * batch.mask).sum(1).view(P, G)
+    result = algorithm.advantages(
+        values=batch.rewards.unsqueeze(0),
+        reward_weights=torch.ones(1),
+        lengths=batch.lengths,
+        truncated=torch.zeros(P, G, dtype=torch.bool),
+        correct=batch.rewards == 1 if algorithm.needs_correct else None,
+        greedy_values=batch.greedy.unsqueeze(0) if algorithm.needs_greedy_baseline else None,
+        sequence_kl=kl if algorithm.needs_sequence_kl else None,
+        max_completion_length=MAX_LENGTH,
+    )
+    if algorithm.needs_step_rewards:
+        return result, algorithm.process_advantages(step_values=batch.steps, step_ends=batch.ends, width=T)
+    return result, result.advantages.view(-1, 1)
+
+
+def our_gradient(algorithm: GRPOAlgorithm, batch: Batch, parts=None, dtype=torch.float64, skip=True):
+    """(loss, gradient), the batch cut into ``parts`` (lists of rows) as micro-batches."""
+    result, advantages = token_advantages(algorithm, batch)
+    sequences, tokens = result.totals(batch.lengths)
+    rows = (result.active if skip else result.keep).flatten()
+    leaf = batch.logprobs.to(dtype).requires_grad_()
+    total = torch.zeros((), dtype=dtype)
+    for part in parts if parts is not None else [list(range(P * G))]:
+        index = torch.tensor([i for i in part if rows[i]], dtype=torch.int64)
+        width = max(1, int(batch.mask[index].sum(1).max())) if len(index) else 1
+        mask = batch.mask[index, :width]
+        total = (
+            total
+            + algorithm.loss(
+                logprobs=leaf[index, :width],
+                old_logprobs=batch.old.to(dtype)[index, :width],
+                advantages=advantages.to(dtype)[index][:, :width],
+                mask=mask,
+                weights=algorithm.token_weights(
+                    mask, num_sequences=sequences, num_tokens=tokens, max_completion_length=MAX_LENGTH, dtype=dtype
+                ),
+                ref_logprobs=batch.ref.to(dtype)[index, :width] if algorithm.needs_loss_reference else None,
+            ).loss
+        )
+    return total.detach(), torch.autograd.grad(total, leaf)[0]
+
+
+# --- the reference: one preset after the other, scalar by scalar ------------------------------------------------
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def deviation(values):
+    centre = mean(values)
+    return math.sqrt(sum((v - centre) ** 2 for v in values) / (len(values) - 1))
+
+
+def naive_outcome(name: str, batch: Batch) -> list[list[float]]:
+    rewards, lengths = batch.rewards.tolist(), batch.lengths.tolist()
+    if name in ("rloo", "remax", "reinforce_plus_plus"):
+        beta = {"rloo": 0.05, "remax": 0.05, "reinforce_plus_plus": 0.01}[name]
+        for p in range(P):
+            for g in range(G):
+                i = p * G + g
+                rewards[p][g] -= beta * sum((batch.old[i, t] - batch.ref[i, t]).item() for t in range(lengths[p][g]))
+    if name == "dapo":  # the last fifth of 9 tokens is above every length here but 6 … 9
+        for p in range(P):
+            for g in range(G):
+                rewards[p][g] -= max(0.0, (lengths[p][g] - 0.8 * MAX_LENGTH) / (0.2 * MAX_LENGTH))
+    if name == "rloo":
+        return [
+            [r - mean([o for j, o in enumerate(group) if j != i]) for i, r in enumerate(group)] for group in rewards
+        ]
+    if name == "remax":
+        return [[r - batch.greedy[p].item() for r in group] for p, group in enumerate(rewards)]
+    if name == "reinforce_plus_plus":
+        tokens = [
+            r
+            for group, ns in zip(rewards, lengths, strict=True)
+            for r, n in zip(group, ns, strict=True)
+            for _ in range(n)
+        ]
+        return [[(r - mean(tokens)) / (deviation(tokens) + 1e-5) for r in group] for group in rewards]
+    scaled = name != "dr_grpo"
+    return [[(r - mean(g)) / (deviation(g) + 1e-5 if scaled else 1.0) for r in g] for g in rewards]
+
+
+def naive_process(batch: Batch) -> list[list[float]]:
+    table = []
+    for p in range(P):
+        rows = range(p * G, (p + 1) * G)
+        values = [v for i in rows for v in batch.steps[i].tolist() if not math.isnan(v)]
+        for i in rows:
+            table.append([0.0] * T)
+            for v, end in zip(batch.steps[i].tolist(), batch.ends[i].tolist(), strict=True):
+                for t in range(T):
+                    if not math.isnan(v) and end >= t:
+                        table[i][t] += (v - mean(values)) / (deviation(values) + 1e-5)
+    return table
+
+
+def clipped(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+
+
+def naive_completion(name: str, advantage, lp: Tensor, old: Tensor, ref: Tensor) -> Tensor:
+    """Sum over the tokens of one completion of what its preset minimises; ``advantage`` per token."""
+    n = len(lp)
+    if name == "gspo":  # its own gradient: through the whole completion
+        ratio = torch.exp((lp - old).mean())
+        return -n * clipped(ratio, advantage[0], 3e-4, 4e-4)
+    if name == "gmpo":
+        logs = lp - old
+        sign = 1.0 if advantage[0] >= 0 else -1.0
+        logs = sign * torch.minimum(sign * logs, sign * logs.clamp(-0.4, 0.4))
+        return -n * advantage[0] * torch.exp(logs.mean())
+    total = torch.zeros((), dtype=torch.float64)
+    for t in range(n):
+        ratio, a = torch.exp(lp[t] - old[t]), advantage[t]
+        if name in ("rloo", "remax"):
+            total = total - a * lp[t]
+        elif name == "expert_iteration":
+            total = total - lp[t]
+        elif name == "cispo":
+            total = total - min(ratio.item(), 5.0) * a * lp[t]
+        elif name == "sapo":
+            tau = 1.0 if a > 0 else 1.05
+            total = total - 4 / tau * torch.sigmoid(tau * (ratio - 1)) * a
+        else:
+            total = total - clipped(ratio, a, 0.2, 0.28 if name == "dapo" else 0.2)
+        if name in ("grpo", "grpo_process"):
+            total = total + 0.04 * (torch.exp(ref[t] - lp[t]) - 1 - (ref[t] - lp[t]))
+    return total
+
+
+def naive_gradient(name: str, batch: Batch):
+    leaf = batch.logprobs.clone().requires_grad_()
+    lengths = batch.lengths.flatten().tolist()
+    kept = [i for i in range(P * G) if name != "expert_iteration" or batch.rewards.flatten()[i] == 1]
+    if name == "grpo_process":
+        advantage = naive_process(batch)
+    elif name == "expert_iteration":
+        advantage = [[0.0] * T] * (P * G)
+    else:
+        advantage = [[a] * T for group in naive_outcome(name, batch) for a in group]
+    total = torch.zeros((), dtype=torch.float64)
+    for i in kept:
+        n = lengths[i]
+        if n == 0:
+            continue
+        value = naive_completion(name, advantage[i], leaf[i, :n], batch.old[i, :n], batch.ref[i, :n])
+        if name in ("dapo", "cispo", "reinforce_plus_plus", "expert_iteration"):
+            total = total + value / sum(lengths[j] for j in kept)
+        elif name in ("dr_grpo", "rloo", "remax"):
+            total = total + value / (len(kept) * MAX_LENGTH)
+        else:
+            total = total + value / (len(kept) * n)
+    return total.detach(), torch.autograd.grad(total, leaf)[0]
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda p: p.stem)
+def test_preset_has_the_loss_and_gradient_of_the_reference(path):
+    # GSPO's bounds are a thousand times tighter: a smaller drift leaves some completions clipped and others not
+    batch = make_batch(drift=6e-4 if path.stem == "gspo" else 0.3)
+    algorithm = preset(path.stem)
+    loss, gradient = our_gradient(algorithm, batch)
+    expected_loss, expected_gradient = naive_gradient(path.stem, batch)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-13)
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-10, abs=1e-13)
+    assert gradient.abs().max() > 1e-4
+    if algorithm.surrogate == "clip" and not algorithm.needs_loss_reference:  # both branches were taken
+        pushed = batch.mask & (token_advantages(algorithm, batch)[1] != 0)
+        assert (gradient[pushed] == 0).any() and (gradient[pushed] != 0).any()
+
+
+def test_thirteen_presets_exist_and_set_every_field_of_the_objective():
+    assert len(PRESETS) == 13
+    for path in PRESETS:
+        document = yaml.safe_load(path.read_text())
+        others = ["rewards+"] if path.stem == "grpo_process" else []  # it needs a reward that scores steps
+        assert list(document) == ["model"] and list(document["model"]) == [*others, "algorithm"], path
+        assert set(document["model"]["algorithm"]) == {f.name for f in fields(GRPOAlgorithm)} - BUDGET, path
+
+
+def test_defaults_are_the_preset_grpo():
+    assert preset("grpo") == GRPOAlgorithm(group_size=G)
+
+
+# --- what must not change the gradient --------------------------------------------------------------------------
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    return ((a - b).norm() / b.norm()).item()
+
+
+SPLITS = {
+    "rows": [[i] for i in range(P * G)],
+    "uneven": [[0, 1, 2], list(range(3, 14)), [14], [15]],
+    "shuffled": [[15, 2, 9, 4], [8, 0, 13, 6, 11], [10, 3, 12, 5, 14, 7, 1]],
+}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("path", PRESETS, ids=lambda p: p.stem)
+def test_micro_batches_and_their_order_do_not_change_the_gradient(path, split):
+    algorithm, batch = preset(path.stem), make_batch()
+    loss, whole = our_gradient(algorithm, batch)
+    split_loss, parts = our_gradient(algorithm, batch, SPLITS[split])
+    assert relative(parts, whole) <= 1e-10
+    assert split_loss.item() == pytest.approx(loss.item(), rel=1e-10, abs=1e-12)
+    single = our_gradient(algorithm, batch, SPLITS[split], dtype=torch.float32)[1]
+    assert relative(single.double(), whole) <= 1e-5
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda p: p.stem)
+def test_skipping_rows_without_advantage_does_not_change_the_gradient(path):
+    algorithm, batch = preset(path.stem), make_batch()
+    result, _ = token_advantages(algorithm, batch)
+    torch.testing.assert_close(our_gradient(algorithm, batch)[1], our_gradient(algorithm, batch, skip=False)[1])
+    all_equal = result.active[2]  # the group whose rewards are all 1
+    needs_its_rows = algorithm.beta > 0 or path.stem in ("expert_iteration", "grpo_process")
+    # the overlong penalty tells DAPO's completions apart, the greedy completion was worse for ReMax
+    if needs_its_rows or path.stem in ("remax",):
+        assert all_equal.all()
+    elif path.stem != "dapo":
+        assert not all_equal.any()
+
+
+MASKED_CASES = [(path.stem, {}) for path in PRESETS] + [
+    ("grpo", {"kl_estimator": "k2"}),
+    ("grpo", {"kl_estimator": "k3_weighted"}),
+    ("grpo", {"mismatch": "truncate_sequence", "entropy_coef": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), MASKED_CASES, ids=str)
+def test_what_is_masked_does_not_matter(name, changes):
+    algorithm, batch = preset(name, **changes), make_batch()
+    result, advantages = token_advantages(algorithm, batch)
+    sequences, tokens = result.totals(batch.lengths)
+    noise = torch.full((P * G, T), math.nan, dtype=torch.float64)
+    noise[::2] = 1e30
+    gradients = []
+    for dirt in (torch.zeros_like(noise), noise):
+        logprobs, old, ref, entropy, drawn, advantage = (
+            torch.where(batch.mask, tensor, dirt)
+            for tensor in (batch.logprobs, batch.old, batch.ref, -batch.logprobs, 0.9 * batch.old, advantages)
+        )
+        leaf = logprobs.requires_grad_()
+        weights = algorithm.token_weights(
+            batch.mask, num_sequences=sequences, num_tokens=tokens, max_completion_length=9, dtype=torch.float64
+        )
+        output = algorithm.loss(
+            logprobs=leaf, old_logprobs=old, advantages=advantage, mask=batch.mask, weights=weights,
+            ref_logprobs=ref, entropy=entropy, sampling_logprobs=drawn,
+        )  # fmt: skip
+        gradients.append(torch.autograd.grad(output.loss, leaf)[0])
+        assert all(torch.isfinite(value) for value, _ in output.stats.values())
+    assert torch.equal(*gradients)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from(["grpo_no_kl", "gspo", "gmpo", "dapo"]), st.permutations(range(G)))
+def test_order_of_completions_inside_groups_does_not_matter(seed, name, order):
+    batch = make_batch(seed)
+    rows = torch.arange(P * G).view(P, G)[:, list(order)].flatten()
+    moved = Batch(
+        rewards=batch.rewards[:, list(order)],
+        lengths=batch.lengths[:, list(order)],
+        greedy=batch.greedy,
+        **{name: getattr(batch, name)[rows] for name in ("logprobs", "old", "ref", "steps", "ends")},
+    )
+    algorithm = preset(name)
+    torch.testing.assert_close(our_gradient(algorithm, moved)[1], our_gradient(algorithm, batch)[1][rows])
+
+
+# --- single choices -----------------------------------------------------------------------------------------------
+
+
+def call(algorithm: GRPOAlgorithm, values, *, lengths=None, truncated=None, **arguments):
+    values = torch.as_tensor(values, dtype=torch.float64)
+    shape = values.shape[1:]
+    return algorithm.advantages(
+        values=values,
+        reward_weights=torch.ones(len(values)),
+        lengths=torch.full(shape, 3) if lengths is None else torch.as_tensor(lengths),
+        truncated=torch.zeros(shape, dtype=torch.bool) if truncated is None else torch.as_tensor(truncated),
+        **arguments,
+    )
+
+
+def test_a_sample_without_reward_leaves_baseline_loss_and_normaliser():
+    nan = math.nan
+    algorithm = GRPOAlgorithm(group_size=3, scale="none", beta=0.0)
+    result = call(algorithm, [[[1, 0, nan], [nan, nan, nan]]], lengths=[[2, 3, 4], [5, 6, 7]])
+    assert result.advantages.tolist() == [[0.5, -0.5, 0], [0, 0, 0]]
+    assert result.keep.tolist() == [[True, True, False], [False] * 3]
+    assert not result.active[1].any()
+    assert result.totals(torch.tensor([[2, 3, 4], [5, 6, 7]])) == (2, 5)
+    assert result.totals(torch.tensor([[2, 3, 4], [5, 6, 7]]), rows=torch.tensor([1, 2, 3])) == (1, 3)
+    assert result.informative.tolist() == [True, False]
+
+
+def test_a_prompt_without_greedy_reward_leaves_the_loss():
+    algorithm = preset("remax", beta=0.0)
+    result = call(algorithm, [[[1.0, 0, 1, 0], [1, 0, 1, 0]]], greedy_values=torch.tensor([[0.0, math.nan]]))
+    assert result.advantages.tolist() == [[1, 0, 1, 0], [0, 0, 0, 0]]
+    assert result.keep.tolist() == [[True] * 4, [False] * 4]
+    assert result.valid.all()
+
+
+def test_truncated_completions_leave_the_loss_but_not_the_baseline():
+    algorithm = GRPOAlgorithm(group_size=2, scale="none", beta=0.0, mask_truncated=True)
+    result = call(algorithm, [[[1, 0]]], truncated=[[False, True]])
+    assert result.advantages.tolist() == [[0.5, 0]]
+    assert result.keep.tolist() == [[True, False]]
+
+
+def test_only_correct_completions_are_kept():
+    result = call(preset("expert_iteration"), [[[1, 0.5, 1, 0]]], correct=torch.tensor([[True, False, True, False]]))
+    assert result.keep.tolist() == [[True, False, True, False]]
+    assert torch.equal(result.active, result.keep)
+
+
+def test_max_rewards():
+    algorithm = GRPOAlgorithm(group_size=3, max_rewards=True, baseline="none", scale="none", beta=0.0)
+    assert call(algorithm, [[[1, 3, 3], [0, 0, 2]]]).advantages.tolist() == [[0, 3, 3], [0, 0, 2]]
+
+
+def test_empty_completions_count_as_sequences_but_are_not_forwarded():
+    algorithm = GRPOAlgorithm(group_size=2, beta=0.0)
+    result = call(algorithm, [[[1, 0]]], lengths=[[0, 3]])
+    assert result.keep.all()
+    assert result.active.tolist() == [[False, True]]
+    assert result.totals(torch.tensor([[0, 3]])) == (2, 3)
+
+
+def test_rewards_are_reported_without_penalties():
+    algorithm = GRPOAlgorithm(group_size=2, overlong_buffer=0.5, scale="none", beta=0.0)
+    result = call(algorithm, [[[1, 1]]], lengths=[[4, 8]], max_completion_length=8)
+    assert result.rewards.tolist() == [[1, 1]]
+    assert result.advantages.tolist() == [[0.5, -0.5]]
+    assert result.informative.tolist() == [False]
+
+
+def test_zero_advantage_is_forwarded_when_another_term_needs_it():
+    for changes in ({"beta": 0.1}, {"entropy_coef": 0.1}, {"skip_zero_advantage": False}):
+        algorithm = GRPOAlgorithm(**({"group_size": 2, "beta": 0.0} | changes))
+        assert call(algorithm, [[[1, 1]]]).active.all(), changes
+    assert not call(GRPOAlgorithm(group_size=2, beta=0.0), [[[1, 1]]]).active.any()
+
+
+def test_needs():
+    grpo = preset("grpo")
+    assert grpo.needs_reference and grpo.needs_loss_reference and not grpo.needs_sequence_kl
+    assert grpo.single_update and not grpo.needs_old_logprobs
+    assert not preset("grpo_no_kl").needs_reference
+    assert not replace(grpo, num_iterations=2).single_update
+    assert replace(grpo, num_minibatches=2).needs_old_logprobs
+    rloo = preset("rloo")
+    assert rloo.needs_reference and rloo.needs_sequence_kl and rloo.needs_old_logprobs and not rloo.needs_loss_reference
+    assert preset("remax").needs_greedy_baseline
+    assert preset("grpo_process").needs_step_rewards
+    assert preset("expert_iteration").needs_correct
+    assert replace(grpo, entropy_coef=0.1).needs_entropy
+    assert replace(grpo, top_entropy_quantile=0.2).needs_entropy_mask
+    assert replace(grpo, mismatch="mask_token").needs_sampling_logprobs
+    assert [path.stem for path in PRESETS if not preset(path.stem).token_level] == ["gmpo", "gspo"]
+    assert not replace(grpo, mismatch="truncate_sequence").token_level
+
+
+@pytest.mark.parametrize("name", [path.stem for path in PRESETS if preset(path.stem).token_level])
+def test_token_level_losses_may_be_computed_from_a_flat_list_of_tokens(name):
+    algorithm, batch = preset(name), make_batch()
+    result, advantages = token_advantages(algorithm, batch)
+    sequences, tokens = result.totals(batch.lengths)
+    weights = algorithm.token_weights(
+        batch.mask, num_sequences=sequences, num_tokens=tokens, max_completion_length=9, dtype=torch.float64
+    )
+    keep = batch.mask & result.keep.view(-1, 1)
+    flat = [x.expand(P * G, T)[keep].unsqueeze(0) for x in (batch.logprobs, batch.old, advantages, weights, batch.ref)]
+    logprobs, old, advantages, weights, ref = flat
+    loss = algorithm.loss(
+        logprobs=logprobs, old_logprobs=old, advantages=advantages, mask=torch.ones_like(old, dtype=torch.bool),
+        weights=weights, ref_logprobs=ref,
+    ).loss  # fmt: skip
+    assert loss.item() == pytest.approx(our_gradient(algorithm, batch)[0].item(), rel=1e-10)
+
+
+def one_token(algorithm: GRPOAlgorithm, **arguments):
+    given = {
+        "logprobs": torch.tensor([[-1.0]], requires_grad=True),
+        "old_logprobs": None,
+        "advantages": torch.tensor([[2.0]]),
+        "mask": torch.tensor([[True]]),
+        "weights": torch.tensor([[0.5]]),
+    }
+    return algorithm.loss(**(given | arguments))
+
+
+def test_entropy_bonus_is_part_of_the_loss():
+    entropy = torch.tensor([[3.0]], requires_grad=True)
+    output = one_token(GRPOAlgorithm(beta=0.0, entropy_coef=0.1), entropy=entropy)
+    assert output.loss.item() == pytest.approx(0.5 * (-2.0 - 0.1 * 3.0))
+    output.loss.backward()
+    assert entropy.grad.item() == pytest.approx(-0.05)
+
+
+def test_entropy_mask_takes_the_policy_term_but_not_the_kl():
+    algorithm = GRPOAlgorithm(beta=1.0, kl_estimator="k2", top_entropy_quantile=0.5)
+    output = one_token(algorithm, ref_logprobs=torch.tensor([[-2.0]]), entropy_mask=torch.tensor([[False]]))
+    assert output.loss.item() == pytest.approx(0.5 * 0.5)
+
+
+def test_entropy_threshold_keeps_the_asked_share():
+    algorithm = GRPOAlgorithm(top_entropy_quantile=0.2)
+    entropies = torch.arange(10.0)[torch.randperm(10)]
+    assert (entropies >= algorithm.entropy_threshold(entropies)).sum() == 2
+    assert algorithm.entropy_threshold(torch.zeros(0)) == math.inf
+
+
+def test_mismatch_weighs_the_policy_term():
+    algorithm = GRPOAlgorithm(beta=0.0, mismatch="truncate_token", mismatch_max=1.5)
+    output = one_token(algorithm, sampling_logprobs=torch.tensor([[-2.0]]))  # pi_old / pi_sampling = e, cut to 1.5
+    assert output.loss.item() == pytest.approx(0.5 * 1.5 * -2.0)
+    assert output.stats["sampling/importance_sampling_ratio/mean"][0].item() == pytest.approx(1.5)
+    assert output.stats["sampling/sampling_logp_difference/mean"][0].item() == pytest.approx(1.0)
+
+
+def test_no_ratio_without_update_means_policy_gradient():
+    logprobs = torch.tensor([[-1.0]], requires_grad=True)
+    output = one_token(GRPOAlgorithm(beta=0.0), logprobs=logprobs)
+    output.loss.backward()
+    assert output.loss.item() == pytest.approx(-1.0)
+    assert logprobs.grad.item() == pytest.approx(-1.0)  # w · A
+
+
+def test_metrics_are_sums_over_tokens():
+    algorithm = GRPOAlgorithm(beta=1.0, kl_estimator="k2")
+    logprobs = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 9.0]])
+    old = torch.tensor([[-1.0, 1.0, 0.0], [1.0, -1.0, 0.0]])
+    mask = torch.tensor([[True] * 3, [True, True, False]])
+    output = algorithm.loss(
+        logprobs=logprobs, old_logprobs=old, advantages=torch.tensor([[1.0], [-1.0]]), mask=mask,
+        weights=mask.float(), ref_logprobs=torch.full((2, 3), -2.0), entropy=torch.ones(2, 3),
+    )  # fmt: skip
+    sums = {name: (value.item(), count.item()) for name, (value, count) in output.stats.items()}
+    assert sums["kl"] == (pytest.approx(5 * 2.0), 5)
+    assert sums["entropy"] == (5, 5)
+    assert sums["clip_ratio/high_mean"] == (1, 5)  # row 0: A > 0, ratio e
+    assert sums["clip_ratio/low_mean"] == (1, 5)  # row 1: A < 0, ratio 1/e
+    assert sums["clip_ratio/region_mean"] == (2, 5)
+    assert sums["ratio/mean"] == (pytest.approx(2 * math.e + 2 / math.e + 1), 5)
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------
+
+
+def test_infinite_rewards_are_refused():
+    with pytest.raises(ValueError, match="infinite"):
+        call(GRPOAlgorithm(group_size=2), [[[1, math.inf]]])
+
+
+def test_groups_of_another_size_are_refused():
+    with pytest.raises(ValueError, match="group_size = 4"):
+        call(GRPOAlgorithm(group_size=4), [[[1, 0]]])
+    with pytest.raises(ValueError, match="lengths"):
+        call(GRPOAlgorithm(group_size=2), [[[1, 0]]], lengths=[[1, 2], [3, 4]])
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [("remax", "greedy_values"), ("expert_iteration", "correct"), ("rloo", "sequence_kl"), ("dapo", "max_completion")],
+)
+def test_missing_arguments_of_advantages_are_named(name, match):
+    with pytest.raises(ValueError, match=match):
+        call(preset(name, **({"beta": 0.0} if name == "remax" else {})), [[[1.0, 0, 0, 1]]])
+
+
+def test_a_kl_that_is_not_finite_is_refused():
+    with pytest.raises(ValueError, match="finite"):
+        call(preset("rloo"), [[[1.0, 0, 0, 1]]], sequence_kl=torch.tensor([[0.0, math.nan, 0, 0]]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"beta": 0.1}, "ref_logprobs"),
+        ({"entropy_coef": 0.1}, "entropy"),
+        ({"top_entropy_quantile": 0.5}, "entropy_mask"),
+        ({"mismatch": "mask_token"}, "sampling_logprobs"),
+    ],
+)
+def test_missing_arguments_of_the_loss_are_named(changes, name):
+    with pytest.raises(ValueError, match=name):
+        one_token(GRPOAlgorithm(**({"beta": 0.0} | changes)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_log_probabilities_are_refused(dtype):
+    with pytest.raises(ValueError, match="float32"):
+        one_token(GRPOAlgorithm(beta=0.0), logprobs=torch.tensor([[-1.0]], dtype=dtype))
+
+
+def test_a_micro_batch_without_any_token_has_a_zero_loss_with_a_gradient():
+    logprobs = torch.zeros(1, 2, requires_grad=True)
+    nothing = torch.zeros(1, 2, dtype=torch.bool)
+    output = one_token(GRPOAlgorithm(beta=0.0), logprobs=logprobs, mask=nothing, weights=torch.zeros(1, 2))
+    output.loss.backward()
+    assert output.loss == 0
+    assert (logprobs.grad == 0).all()

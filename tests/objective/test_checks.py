@@ -1,0 +1,94 @@
+"""Objectives that make no sense are refused, and the message names what to change."""
+
+import math
+
+import pytest
+
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+
+RANGES = [
+    ("group_size", 0),
+    ("num_iterations", 0),
+    ("num_minibatches", 0),
+    ("max_resample_attempts", -1),
+    ("beta", -0.1),
+    ("beta", math.nan),
+    ("beta", math.inf),
+    ("epsilon_low", -0.1),
+    ("epsilon_low", 1.1),
+    ("epsilon_high", -0.1),
+    ("std_eps", -1e-6),
+    ("entropy_coef", -0.1),
+    ("mismatch_min", -1.0),
+    ("mismatch_max", 0.0),
+    ("mismatch_max", math.inf),
+    ("cispo_cap", 0.0),
+    ("sapo_temperature_positive", 0.0),
+    ("sapo_temperature_negative", -1.0),
+    ("top_entropy_quantile", 0.0),
+    ("top_entropy_quantile", 1.5),
+    ("overlong_buffer", -0.1),
+    ("overlong_buffer", 1.5),
+    ("dual_clip", 1.1),
+    ("baseline", "mean"),
+    ("std_ddof", 2),
+    ("surrogate", "ppo"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), RANGES)
+def test_values_outside_their_range_are_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=name) as caught:
+        GRPOAlgorithm(**{name: value})
+    assert str(value) in str(caught.value)
+
+
+PLAIN = {"baseline": "none", "scale": "none", "beta": 0.0}
+PROCESS = {"supervision": "process"}
+IN_REWARD = {"kl_placement": "reward", "kl_estimator": "k1", "beta": 0.1}
+COMBINATIONS = [
+    ({"group_size": 1}, "group_size to 2 or more"),
+    ({"group_size": 1, "baseline": "leave_one_out", "scale": "none"}, "group_size to 2 or more"),
+    ({"group_size": 1, "baseline": "greedy", "scale": "none", "dynamic_sampling": True}, "group_size to 2 or more"),
+    ({"baseline": "greedy"}, "another scale"),
+    ({"baseline": "batch_mean"}, "another scale"),
+    ({"baseline": "none", "scale": "batch_std"}, "token_whitening or none"),
+    ({"max_rewards": True}, "baseline none and scale none"),
+    ({"reward_aggregation": "normalize_then_sum", "scale": "none"}, "scale group_std"),
+    ({"reward_aggregation": "normalize_then_sum", "overlong_buffer": 0.1}, "overlong_buffer 0"),
+    ({"reward_aggregation": "normalize_then_sum"} | IN_REWARD, "kl_placement loss"),
+    (PROCESS | {"baseline": "leave_one_out"}, "baseline group_mean"),
+    (PROCESS | {"scale": "batch_std"}, "group_std or none"),
+    (PROCESS | {"overlong_buffer": 0.1}, "overlong_buffer 0"),
+    (PROCESS | IN_REWARD, "kl_placement loss"),
+    (PROCESS | {"reward_aggregation": "normalize_then_sum"}, "sum_then_normalize"),
+    (PROCESS | {"dynamic_sampling": True}, "set it to false"),
+    (PROCESS | {"ratio_level": "geometric"}, "ratio_level token or sequence"),
+    ({"ratio_level": "geometric", "surrogate": "sapo"}, "surrogate clip"),
+    ({"ratio_level": "sequence", "surrogate": "reinforce"}, "ratio_level token"),
+    ({"ratio_level": "geometric", "dual_clip": 3.0}, "set it to null"),
+    ({"surrogate": "sapo", "dual_clip": 3.0}, "set it to null"),
+    ({"surrogate": "nll"} | PLAIN, "samples correct"),
+    ({"surrogate": "nll", "samples": "correct"}, "baseline none"),
+    ({"surrogate": "nll", "samples": "correct"} | PLAIN | IN_REWARD, "kl_placement loss"),
+    ({"kl_placement": "reward"}, "kl_estimator k1"),
+    ({"reference": "refreshed"}, "set both"),
+    ({"ref_update_every": 10}, "set both"),
+    ({"reference": "refreshed", "ref_update_every": 0}, "at least 1"),
+]
+
+
+@pytest.mark.parametrize(("choices", "advice"), COMBINATIONS, ids=lambda x: str(x)[:60])
+def test_contradicting_choices_are_refused_with_advice(choices, advice):
+    with pytest.raises(ValueError, match=advice):
+        GRPOAlgorithm(**choices)
+
+
+def test_sensible_combinations_are_accepted():
+    GRPOAlgorithm(group_size=1, baseline="batch_mean", scale="token_whitening")
+    GRPOAlgorithm(group_size=1, baseline="greedy", scale="none")
+    GRPOAlgorithm(baseline="group_mean", scale="token_whitening")
+    GRPOAlgorithm(supervision="process", ratio_level="sequence")  # GSPO-token: advantages of their own per token
+    GRPOAlgorithm(reference="refreshed", ref_update_every=30)
+    GRPOAlgorithm(ratio_level="geometric", epsilon_low=2.0)  # a log-ratio may be below -1
+    GRPOAlgorithm(surrogate="clip", dual_clip=3.0, ratio_level="sequence")

@@ -1,0 +1,102 @@
+"""An exported policy: loadable, complete, and never half there."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_pl.policy.export import export_policy, manifest
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rewards import ExactReward, FormatReward, MathReward
+from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rollout.engine import SamplingParams
+
+TEMPLATE = PromptTemplate(system="Think.", prefill="<think>")
+SAMPLING = SamplingParams(max_completion_length=20, temperature=0.7)
+
+
+def _export(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rewards: list[Reward] | None = None
+) -> None:
+    export_policy(
+        folder,
+        model=model,
+        tokenizer=tokenizer,
+        template=TEMPLATE,
+        rewards=[ExactReward(correctness=True)] if rewards is None else rewards,
+        sampling=SAMPLING,
+    )
+
+
+def test_the_folder_loads_with_the_same_logits_and_generation_settings(
+    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    _export(tmp_path / "export", tiny_policy, tokenizer)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    ids = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "export")("3+4=").input_ids])
+    assert ids.tolist() == [tokenizer("3+4=").input_ids]
+    assert torch.equal(loaded(ids).logits, tiny_policy.eval()(ids).logits)
+    settings = GenerationConfig.from_pretrained(tmp_path / "export")
+    assert (settings.do_sample, settings.temperature, settings.max_new_tokens) == (True, 0.7, 20)
+    assert settings.pad_token_id == tokenizer.pad_token_id
+    assert settings.eos_token_id in (tokenizer.eos_token_id, [tokenizer.eos_token_id])
+
+
+def test_weights_are_safetensors_alone(
+    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    _export(tmp_path / "export", tiny_policy, tokenizer)
+    names = {path.name for path in (tmp_path / "export").iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "generation_config.json", "grpo_pl.json"} <= names
+    assert not {name for name in names if name.endswith((".bin", ".pt", ".pkl", ".ckpt"))}
+
+
+def test_an_older_export_is_replaced_as_a_whole(
+    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "grpo_pl.json").touch()
+    (tmp_path / "export" / "leftover").touch()
+    _export(tmp_path / "export", tiny_policy, tokenizer)
+    assert not (tmp_path / "export" / "leftover").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["export"]
+
+
+class Unlisted(Reward):
+    name = "unlisted"
+
+    def __call__(self, completions, answers, columns) -> list[Score]:  # type: ignore[no-untyped-def]
+        return []
+
+
+def test_an_export_that_fails_leaves_the_older_one(
+    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    _export(tmp_path / "export", tiny_policy, tokenizer)
+    with pytest.raises(TypeError, match="Unlisted is not a dataclass"):
+        _export(tmp_path / "export", tiny_policy, tokenizer, [Unlisted()])
+    assert [path.name for path in tmp_path.iterdir()] == ["export"]
+    assert (tmp_path / "export" / "grpo_pl.json").exists()
+
+
+def test_the_manifest_holds_plain_values_that_rebuild_template_and_rewards() -> None:
+    rewards = [MathReward(percent="unit", workers=1), FormatReward(weight=0.25, partial=True)]
+    told = json.loads(json.dumps(manifest(TEMPLATE, rewards, SAMPLING)))
+    assert PromptTemplate(**told["template"]) == TEMPLATE
+    assert told["max_completion_length"] == 20
+    built = []
+    for reward in told["rewards"]:
+        module, _, name = reward["class_path"].rpartition(".")
+        built.append(getattr(__import__(module, fromlist=[name]), name)(**reward["init_args"]))
+    assert built == rewards
+
+
+def test_a_folder_that_is_no_export_is_never_replaced(
+    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    (tmp_path / "precious").touch()
+    with pytest.raises(ValueError, match="is no earlier export"):
+        _export(tmp_path, tiny_policy, tokenizer)
+    assert (tmp_path / "precious").exists()

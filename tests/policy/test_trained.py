@@ -1,0 +1,105 @@
+"""What ``--model`` may be: an export, a run folder, a checkpoint; and everything else it may not be."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from grpo_pl.policy.trained import find_model
+from grpo_pl.rewards import ExactReward, LengthReward, PerSource
+from serve.reward_list import build_rewards
+
+
+@pytest.fixture
+def run(export: Path, tmp_path: Path, shape: dict[str, Any]) -> Path:
+    """A run folder whose checkpoint holds the weights of the export, doubled."""
+    folder = tmp_path / "my-run"
+    (folder / "checkpoints").mkdir(parents=True)
+    model = find_model(export)
+    config = {
+        "model": {
+            "policy": {"path": None, "from_scratch": shape},
+            "template": model.template.to_dict(),
+            "rewards": list(model.rewards),
+            "sampling": {"max_completion_length": 17, "temperature": 0.5},
+        }
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    weights = {f"policy.{name}": 2 * weight for name, weight in load_file(export / "model.safetensors").items()}
+    torch.save({"state_dict": weights, "global_step": 3}, folder / "checkpoints" / "last.ckpt")
+    return folder
+
+
+def test_an_export_brings_everything(export: Path) -> None:
+    model = find_model(export)
+    assert (model.name, model.max_completion_length, model.temperature, model.context) == ("tiny", 40, 1.0, 4096)
+    assert model.template.prefill == "<think>"
+    rewards = build_rewards(model.rewards)
+    assert [reward.name for reward in rewards] == ["math", "format"]
+    weights = load_file(export / "model.safetensors")
+    for name, parameter in model.load_policy("cpu").named_parameters():
+        torch.testing.assert_close(parameter, weights[name])
+
+
+@pytest.mark.parametrize("inside", [".", "checkpoints/last.ckpt"])
+def test_a_checkpoint_is_served_without_an_export(export: Path, run: Path, inside: str) -> None:
+    model = find_model(run / inside)
+    assert (model.name, model.max_completion_length, model.temperature, model.context) == ("my-run", 17, 0.5, 4096)
+    weights = load_file(export / "model.safetensors")
+    for name, parameter in model.load_policy("cpu").named_parameters():
+        torch.testing.assert_close(parameter, 2 * weights[name])
+
+
+def test_a_run_folder_prefers_its_export(export: Path, run: Path) -> None:
+    shutil.copytree(export, run / "export")
+    model = find_model(run)
+    assert model.checkpoint is None
+    assert model.name == "my-run"
+
+
+class _Bomb:
+    def __reduce__(self) -> object:
+        return (Path("/tmp/should-never-exist").touch, ())
+
+
+def test_a_checkpoint_that_holds_code_is_refused(run: Path) -> None:
+    torch.save({"state_dict": {}, "bomb": _Bomb()}, run / "checkpoints" / "last.ckpt")
+    with pytest.raises(Exception, match="refused"):
+        find_model(run).load_policy("cpu")
+    assert not Path("/tmp/should-never-exist").exists()
+
+
+def test_a_checkpoint_of_another_shape_is_refused(run: Path) -> None:
+    torch.save({"state_dict": {"policy.other": torch.zeros(1)}}, run / "checkpoints" / "last.ckpt")
+    with pytest.raises(ValueError, match="does not fit"):
+        find_model(run).load_policy("cpu")
+
+
+def test_nothing_to_serve_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such model"):
+        find_model(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="neither"):
+        find_model(tmp_path)
+    (tmp_path / "lone.ckpt").touch()
+    with pytest.raises(ValueError, match="no run folder"):
+        find_model(tmp_path / "lone.ckpt")
+
+
+def test_rewards_inside_rewards_are_rebuilt() -> None:
+    exact = {"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"name": "inner"}}
+    length = {"class_path": "grpo_pl.rewards.LengthReward", "init_args": {"shape": "cosine", "correct": exact}}
+    parts = {"class_path": "grpo_pl.rewards.PerSource", "init_args": {"correctness": True, "rewards": {"a": exact}}}
+    longer, right = build_rewards([length, parts])
+    assert isinstance(longer, LengthReward) and longer.correct == ExactReward(name="inner")
+    assert isinstance(right, PerSource) and right.rewards == {"a": ExactReward(name="inner")}
+
+
+def test_a_reward_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be imported"):
+        build_rewards([{"class_path": "grpo_pl.rewards.NoSuch"}])
+    with pytest.raises(ValueError, match="is not a reward"):
+        build_rewards([{"class_path": "collections.OrderedDict"}])

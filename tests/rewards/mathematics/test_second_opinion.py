@@ -1,0 +1,97 @@
+"""The strict and the lenient judge: what each accepts, and what only one of them does."""
+
+import pytest
+
+from grpo_pl.rewards import LenientAnswerReward, Score, StrictAnswerReward
+from grpo_pl.rewards.mathematics.second_opinion import boxed_answers
+
+STRICT, LENIENT = StrictAnswerReward(), LenientAnswerReward()
+
+
+def verdicts(completion: str, gold: str) -> tuple[float | None, float | None]:
+    return STRICT([completion], [gold], {})[0].value, LENIENT([completion], [gold], {})[0].value
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "strict", "lenient"),
+    [
+        (r"<think>347+285</think><answer>\boxed{632}</answer>", "632", 1, 1),
+        (r"\boxed{5.0}", "5", 1, 1),
+        (r"\boxed{1,000}", "1000", 1, 1),
+        (r"so \boxed{ \dfrac{1}{2} }", r"\frac12", 1, 1),
+        (r"\boxed{x + 1}", "x+1", 1, 1),
+        (r"\boxed{4} is wrong</think> \boxed{5}", "5", 1, 1),
+        # right, but not to the letter
+        (r"\boxed{0.5}", r"\frac12", 0, 1),
+        (r"\boxed{84/7} = 12", "12", 0, 1),
+        (r"\boxed{\frac{2}{4}}", r"\frac12", 1, 1),
+        (r"\boxed{1+x}, that is x+1", "x+1", 0, 1),
+        ("the answer is 632.", "632", 0, 1),
+        ("1,2,5", "5", 0, 1),
+        ("10 - 5", "-5", 0, 1),
+        ("10−5", "5", 0, 1),
+        (r"\boxed{3.14159}", "3.1416", 0, 1),
+        # guesses
+        (r"\boxed{4}\boxed{5}", "5", 0, 1),
+        (r"\boxed{5}</think> \boxed{6}", "5", 0, 1),
+        (r"\boxed{5} or \boxed{6", "5", 0, 1),
+        (r"\boxed{\boxed{5}}", "5", 0, 1),
+        # a thought that never ends
+        (r"<think>so \boxed{5}", "5", 0, 1),
+        (r"<think>a</think>b<think>so \boxed{5}", "5", 0, 1),
+        (r"<think>a</think>\boxed{5}<think>sure?", "5", 1, 1),
+        # braces too many or too few
+        (r"<answer>\boxed{5}}}</answer>", "5", 0, 1),
+        (r"so \boxed{5}}} it is", "5", 0, 1),
+        (r"{ so \boxed{5}", "5", 0, 1),
+        (r"${\boxed{5}}$, in \{5\}", "5", 1, 1),
+        # what else stands in the answer block
+        (r"so <answer> \boxed{5}" "\n</answer>", "5", 1, 1),
+        (r"<answer>It is \boxed{5}.</answer>", "5", 0, 1),
+        (r"<answer>\boxed{5}", "5", 0, 1),
+        (r"<answer>5</answer> \boxed{5}", "5", 0, 1),
+        (r"<answer>\boxed{5}</answer><answer>\boxed{5}</answer>", "5", 0, 1),
+        (r"<answer>\boxed{5}</answer> \boxed{6}", "5", 0, 1),
+        # nothing of the gold answer
+        (r"\boxed{6=6}", "632", 0, 0),
+        (r"\boxed{6321}", "632", 0, 0),
+        (r"\boxed{1+x}", "x+1", 0, 0),
+        ("", "5", 0, 0),
+    ],
+)
+def test_each_pair_is_judged_from_both_sides(completion: str, gold: str, strict: float, lenient: float) -> None:
+    assert verdicts(completion, gold) == (strict, lenient)
+
+
+def test_text_beside_the_box_in_the_answer_block_may_be_allowed() -> None:
+    lax = StrictAnswerReward(allow_text=True)
+    texts = [r"<answer>It is \boxed{5}.</answer>", r"<answer>\boxed{5}", r"<answer>\boxed{4} or \boxed{5}</answer>"]
+    assert [score.value for score in lax(texts, ["5"] * 3, {})] == [1.0, 0.0, 0.0]
+
+
+def test_numbers_beyond_what_python_converts_are_compared_by_their_digits() -> None:
+    huge = "7" * 5000
+    assert verdicts(rf"\boxed{{{huge}}}", huge) == (1, 1)
+    assert verdicts(rf"\boxed{{{huge}}} \boxed{{5}}", "5") == (0, 1)
+    assert verdicts(rf"\boxed{{{huge}}}", huge[1:]) == (0, 1)
+
+
+def test_an_empty_gold_answer_is_nobodys_fault() -> None:
+    for judge in (STRICT, LENIENT):
+        assert judge([r"\boxed{5}"], [" "], {}) == [Score(None, "bad_gold", "empty")]
+        assert judge.gold_faults(["5", ""]) == ["", "empty"]
+
+
+def test_boxes_are_all_found_and_an_unclosed_last_one_is_no_answer() -> None:
+    assert boxed_answers(r"\boxed{a} \boxed {\frac{1}{2}} \boxed{ }") == ["a", r"\frac{1}{2}", ""]
+    assert boxed_answers(r"\boxed{a} \boxed{b") == []
+    assert boxed_answers("none") == []
+    assert STRICT([r"\boxed{5}\boxed{}"], ["5"], {})[0].status == "no_answer"
+
+
+@pytest.mark.parametrize(
+    "text", ["7" * 10**6, "1 " * 50_000, r"\boxed{" * 20_000, "-" * 10**5, "1," * 10**5, "\\frac{1}" * 20_000]
+)
+def test_hostile_texts_cost_little(text: str) -> None:
+    assert verdicts(text, "632") == (0, 0)
+    assert verdicts(f"{text} \\boxed{{{text}}}", "x+632")[1] == 0

@@ -1,0 +1,306 @@
+import asyncio
+import copy
+import functools
+import multiprocessing
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from grpo_pl.rewards import MathReward
+from grpo_pl.rewards.sandbox.pool import SandboxSettings, Verdict, WorkerPool, WorkerStartError
+
+BOMB = ("x^2", "9^{9^{9^9}}")
+JOBS = [(f"x^{{{i}}}+1", f"1+x^{{{i if i % 3 else i + 1}}}") for i in range(1, 31)]
+EXPECTED = ["ok" if i % 3 else "wrong" for i in range(1, 31)]
+
+
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    pool = WorkerPool(SandboxSettings(soft_limit_s=0.5, hard_limit_s=10.0))
+    yield pool
+    pool.close()
+
+
+def statuses(verdicts: list[Verdict]) -> list[str]:
+    return [verdict.status for verdict in verdicts]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pids: list[int], seconds: float = 20.0) -> list[int]:
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def test_verdicts_keep_the_order_of_the_jobs(pool: WorkerPool) -> None:
+    assert statuses(pool.run(JOBS)) == EXPECTED
+    assert statuses(pool.run(JOBS[::-1])) == EXPECTED[::-1]
+    assert pool.run([]) == []
+
+
+def test_equal_jobs_are_judged_once(pool: WorkerPool) -> None:
+    pool.start()
+    sent = []
+    submit = pool._crew.submit
+    pool._crew.submit = lambda job: sent.append(job) or submit(job)
+    assert statuses(pool.run([JOBS[0], JOBS[1], JOBS[0]] * 5)) == ["ok"] * 15
+    assert sent == JOBS[:2]
+    pool.run(JOBS[:3])
+    assert sent == JOBS[:3]
+
+
+def test_what_may_take_long_begins_first(pool: WorkerPool) -> None:
+    pool.start()
+    sent = []
+    submit = pool._crew.submit
+    pool._crew.submit = lambda job: sent.append(job[1]) or submit(job)
+    jobs = [("5", answer) for answer in ("2", r"\sqrt{2}", "2^{3}", r"\binom{5}{2}!^2", "3", "5!")]
+    assert statuses(pool.run(jobs)) == ["wrong"] * 6
+    assert sent == [r"\binom{5}{2}!^2", "2^{3}", "5!", "2", r"\sqrt{2}", "3"]
+
+
+def test_the_cache_forgets_the_oldest_and_never_keeps_timeouts() -> None:
+    pool = WorkerPool(SandboxSettings(soft_limit_s=0.5, hard_limit_s=10.0, cache_size=2, workers=1))
+    assert statuses(pool.run([*JOBS[:3], BOMB])) == [*EXPECTED[:3], "timeout"]
+    assert list(pool._cache) == JOBS[1:3]
+    pool.close()
+
+
+def test_a_bomb_costs_its_own_verdict_only(pool: WorkerPool) -> None:
+    assert statuses(pool.run([JOBS[0], BOMB, JOBS[1], JOBS[2]])) == ["ok", "timeout", "ok", "wrong"]
+
+
+def test_workers_killed_from_outside_mid_batch_lose_nothing(pool: WorkerPool) -> None:
+    pool.start()
+    first = pool.pids
+    jobs = [(f"x^{{{i}}}+{j}", f"{j}+x^{{{i}}}") for i in range(1, 30) for j in range(1, 6)]
+    killers = [threading.Timer(0.2 + 0.3 * i, os.kill, (pid, signal.SIGKILL)) for i, pid in enumerate(first)]
+    for killer in killers:
+        killer.start()
+    verdicts = pool.run(jobs)
+    for killer in killers:
+        killer.join()
+    assert statuses(verdicts) == ["ok"] * len(jobs)
+    assert statuses(pool.run([JOBS[0]])) == ["ok"]
+    assert wait_until_gone(first) == []
+
+
+def test_a_worker_killed_while_idle_is_replaced(pool: WorkerPool) -> None:
+    pool.start()
+    for pid in pool.pids:
+        os.kill(pid, signal.SIGKILL)
+    assert statuses(pool.run(JOBS)) == EXPECTED
+
+
+def test_a_worker_deaf_to_the_soft_limit_is_killed_and_replaced() -> None:
+    pool = WorkerPool(SandboxSettings(soft_limit_s=0.2, hard_limit_s=0.5, workers=1))
+    pool.start()
+    (pid,) = pool.pids
+    os.kill(pid, signal.SIGSTOP)  # does not even take signals
+    assert pool.run([JOBS[0]]) == [Verdict("killed", "over 0.5 s")]
+    assert pool.kills == 1
+    assert wait_until_gone([pid]) == []
+    assert statuses(pool.run(JOBS[:2])) == ["ok", "ok"]
+    pool.close()
+
+
+def test_memory_is_limited_and_a_bomb_does_not_pass_the_limit() -> None:
+    pool = WorkerPool(SandboxSettings(soft_limit_s=20.0, hard_limit_s=60.0, memory_limit_mb=512, workers=1))
+    pool.start()
+    limits = Path(f"/proc/{pool.pids[0]}/limits").read_text()
+    (address_space,) = re.findall(r"Max address space +(\d+)", limits)
+    (core,) = re.findall(r"Max core file size +(\d+)", limits)
+    assert (int(address_space), int(core)) == (512 * 2**20, 0)
+    (verdict,) = pool.run([("5", "2^{10^{10}}")])  # 1.25 GB
+    assert verdict.status in ("wrong", "crashed")  # SymPy swallows some memory errors
+    assert statuses(pool.run(JOBS[:2])) == ["ok", "ok"]
+    pool.close()
+
+
+def test_closing_ends_the_workers_and_a_closed_pool_starts_again(pool: WorkerPool) -> None:
+    pool.start()
+    pids = pool.pids
+    pool.close()
+    assert [pid for pid in pids if is_alive(pid)] == []
+    assert pool.pids == []
+    assert statuses(pool.run(JOBS[:2])) == ["ok", "ok"]
+
+
+def test_a_dropped_pool_ends_its_workers() -> None:
+    pool = WorkerPool()
+    pool.start()
+    pids = pool.pids
+    del pool
+    assert wait_until_gone(pids) == []
+
+
+def test_many_threads_share_a_pool(pool: WorkerPool) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(lambda i: statuses(pool.run(JOBS[i:])), range(16)))
+    assert results == [EXPECTED[i:] for i in range(16)]
+
+
+def test_async_handlers_share_a_pool(pool: WorkerPool) -> None:
+    async def handler(i: int) -> list[str]:
+        inline = statuses(pool.run(JOBS[i : i + 2]))
+        return inline + statuses(await asyncio.to_thread(pool.run, JOBS[i + 2 :]))
+
+    async def main() -> list[list[str]]:
+        return await asyncio.gather(*(handler(i) for i in range(6)))
+
+    assert asyncio.run(main()) == [EXPECTED[i:] for i in range(6)]
+
+
+def score_in_child(reward: MathReward, queue: multiprocessing.Queue) -> None:
+    scores = reward([r"\boxed{1+x}", r"\boxed{x+2}"], ["x+1", "x+1"], {})
+    queue.put(([s.value for s in scores], reward.pool.pids))
+    reward.close()
+
+
+def test_a_forked_child_gets_workers_of_its_own() -> None:
+    reward = MathReward()
+    reward.pool.start()
+    mine = reward.pool.pids
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=score_in_child, args=(reward, queue), daemon=True)
+    child.start()
+    values, theirs = queue.get(timeout=60)
+    child.join()
+    assert values == [1.0, 0.0]
+    assert len(theirs) == 2
+    assert not set(mine) & set(theirs)
+    assert wait_until_gone(theirs) == []
+    assert reward.pool.pids == mine
+    assert reward([r"\boxed{1+x}"], ["x+1"], {})[0].value == 1.0
+    reward.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_daemonic_process_pool_scores(method: str) -> None:
+    reward = MathReward()
+    with multiprocessing.get_context(method).Pool(1) as processes:
+        scores = processes.apply(reward, ([r"\boxed{1+x}", r"\boxed{x+2}"], ["x+1", "x+1"], {}))
+    assert [score.value for score in scores] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_data_loader_workers_score(method: str) -> None:
+    from torch.utils.data import DataLoader
+
+    reward = MathReward()
+    reward.pool.start()
+    loader = DataLoader(
+        [r"\boxed{1+x}", r"\boxed{x+2}", r"\boxed{9^{9^{9^9}}+x}"],  # type: ignore[arg-type]
+        num_workers=1,
+        collate_fn=functools.partial(reward, answers=["x+1"], columns={}),
+        multiprocessing_context=method,
+    )
+    assert [score.status for (score,) in loader] == ["ok", "wrong", "timeout"]
+    reward.close()
+
+
+def test_a_pool_survives_pickle_and_deepcopy_without_its_workers(pool: WorkerPool) -> None:
+    pool.start()
+    for twin in (pickle.loads(pickle.dumps(pool)), copy.deepcopy(pool)):
+        assert twin.settings == pool.settings
+        assert twin.pids == []
+
+
+PARENT = """
+import threading, time
+from grpo_pl.rewards.sandbox.pool import SandboxSettings, WorkerPool
+pool = WorkerPool(SandboxSettings(soft_limit_s=1.5, hard_limit_s=2.0, workers=2))
+pool.start()
+threading.Thread(target=pool.run, args=([("5", "100000000!")],), daemon=True).start()
+time.sleep(0.3)
+print(*pool.pids, flush=True)
+time.sleep(600)
+"""
+
+
+def test_no_orphans_when_the_parent_is_killed() -> None:
+    """One worker is idle, one busy, with gmpy2 deep in C code; its own CPU timers end it."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    assert all(is_alive(pid) for pid in pids)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert wait_until_gone(pids) == []
+
+
+def test_a_module_next_to_the_worker_cannot_shadow_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import grpo_pl.rewards.sandbox.worker_threads as crew
+
+    for name in ("worker.py", "math_judge.py"):
+        (tmp_path / name).write_text((crew.WORKER_FILE.parent / name).read_text())
+    (tmp_path / "sympy.py").write_text("raise ImportError('the wrong one')")
+    (tmp_path / "json.py").write_text("raise ImportError('the wrong one')")
+    monkeypatch.setattr(crew, "WORKER_FILE", tmp_path / "worker.py")
+    monkeypatch.chdir(tmp_path)
+    pool = WorkerPool(SandboxSettings(workers=1))
+    assert statuses(pool.run(JOBS[:1])) == ["ok"]
+    pool.close()
+
+
+def test_a_worker_that_cannot_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import grpo_pl.rewards.sandbox.worker_threads as crew
+
+    (tmp_path / "worker.py").write_text((crew.WORKER_FILE.parent / "worker.py").read_text())
+    (tmp_path / "math_judge.py").write_text("import no_such_library")
+    monkeypatch.setattr(crew, "WORKER_FILE", tmp_path / "worker.py")
+    with pytest.raises(WorkerStartError, match="no_such_library"):
+        WorkerPool(SandboxSettings(workers=1)).run(JOBS[:1])
+    (tmp_path / "worker.py").write_text("raise SystemExit(3)")
+    with pytest.raises(WorkerStartError, match="code 3"):
+        WorkerPool(SandboxSettings(workers=1)).start()
+
+
+def test_a_worker_that_cannot_be_replaced_is_not_the_completions_fault(
+    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import grpo_pl.rewards.sandbox.worker_threads as crew
+
+    pool.start()
+    (tmp_path / "worker.py").write_text("raise SystemExit(3)")
+    monkeypatch.setattr(crew, "WORKER_FILE", tmp_path / "worker.py")
+    for pid in pool.pids:
+        os.kill(pid, signal.SIGKILL)
+    assert statuses(pool.run(JOBS[:2])) == ["unavailable"] * 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands the peak of memory on to children")
+def test_workers_of_a_large_process_live_on() -> None:
+    code = (
+        "ballast = bytearray(b'1') * (400 * 2**20)\n"
+        "from grpo_pl.rewards.sandbox.pool import SandboxSettings, WorkerPool\n"
+        "pool = WorkerPool(SandboxSettings(workers=1, memory_limit_mb=512))\n"
+        "pool.run([('x+1', '1+x')])\n"
+        "first = pool.pids\n"
+        "for i in range(3):\n"
+        "    assert pool.run([(f'x+{i}', f'{i}+x')])[0].status == 'ok'\n"
+        "assert pool.pids == first, 'a worker was replaced'\n"
+        "pool.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,151 @@
+"""Several rewards at once: sums, what a right answer is, and rewards that do not keep to the contract."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from grpo_pl.rewards import ExactReward, FormatReward
+from grpo_pl.rewards.base import MissingColumn, Reward, Score
+from grpo_pl.rewards.batch import check_rewards, score_completions
+
+
+@dataclass(kw_only=True)
+class Given(Reward):
+    """Returns the scores it was given."""
+
+    scores: list[Score] = field(default_factory=list)
+    name: str = "given"
+    weight: float = 1.0
+    correctness: bool = False
+    calls: list[tuple[Any, ...]] = field(default_factory=list, init=False)
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        self.calls.append((completions, answers, columns))
+        return self.scores
+
+
+UNKNOWN = Score(None, "unavailable")
+
+
+def _scored(*rewards: Given) -> Any:
+    rows = len(rewards[0].scores)
+    return score_completions(rewards, completions=["c"] * rows, answers=["a"] * rows, columns={})
+
+
+def test_total_is_the_weighted_sum_over_the_rewards_that_have_a_value() -> None:
+    first = Given(name="a", weight=2.0, scores=[Score(1.0, "ok"), Score(0.5, "wrong"), UNKNOWN, UNKNOWN])
+    second = Given(name="b", weight=-0.25, scores=[Score(1.0, "ok"), UNKNOWN, Score(4.0, "ok"), UNKNOWN])
+    assert _scored(first, second).totals() == [1.75, 1.0, -1.0, None]
+
+
+def test_values_are_nan_where_there_is_none() -> None:
+    (row,) = _scored(Given(scores=[Score(0.25, "wrong"), UNKNOWN])).values()
+    assert row[0] == 0.25
+    assert math.isnan(row[1])
+
+
+def test_correct_is_the_full_value_of_the_correctness_reward_alone() -> None:
+    form = Given(name="form", scores=[Score(1.0, "ok")] * 4)
+    judge = Given(
+        name="judge", correctness=True, scores=[Score(1.0, "ok"), Score(0.99, "wrong"), Score(0.0, "timeout"), UNKNOWN]
+    )
+    assert _scored(form, judge).correct() == [True, False, False, None]
+    assert _scored(form).correct() == [None] * 4
+
+
+def test_statuses_are_counted_per_reward() -> None:
+    judge = Given(name="judge", scores=[Score(1.0, "ok"), Score(0.0, "wrong"), Score(0.0, "wrong"), UNKNOWN])
+    assert _scored(judge).status_counts() == {"judge": {"ok": 1, "wrong": 2, "unavailable": 1}}
+
+
+def test_each_reward_sees_the_whole_batch_once() -> None:
+    reward = Given(scores=[Score(0.0, "wrong")] * 2)
+    score_completions([reward], completions=["x", "y"], answers=["1", "2"], columns={"prompt": ["p", "q"]})
+    assert reward.calls == [(["x", "y"], ["1", "2"], {"prompt": ["p", "q"]})]
+
+
+def test_selected_scores_follow_the_rows_asked_for() -> None:
+    scored = _scored(Given(scores=[Score(float(i), "ok") for i in range(4)]))
+    assert scored.select([3, 1]).values() == [[3.0, 1.0]]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_another_number_of_scores_than_completions_is_refused(rows: int) -> None:
+    reward = Given(name="sloppy", scores=[Score(1.0, "ok")] * rows)
+    with pytest.raises(ValueError, match=f"'sloppy' returned {rows} scores for 2 completions"):
+        score_completions([reward], completions=["x", "y"], answers=["1", "2"], columns={})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match=f"'given' returned {value}: rewards must be finite"):
+        _scored(Given(scores=[Score(1.0, "ok"), Score(value, "ok")]))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        ([], "no rewards"),
+        ([ExactReward(correctness=True), ExactReward()], "two rewards are named 'exact'"),
+        ([FormatReward(weight=math.nan), ExactReward(correctness=True)], "'format' has weight nan"),
+        ([ExactReward(), FormatReward()], "0 rewards have `correctness: true`"),
+        ([ExactReward(correctness=True), FormatReward(correctness=True)], r"2 rewards have .* \(exact, format\)"),
+    ],
+)
+def test_rewards_that_training_could_not_use_are_refused(rewards: list[Reward], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_rewards(rewards)
+
+
+def test_rewards_that_training_can_use_pass() -> None:
+    check_rewards([ExactReward(correctness=True), FormatReward(weight=0.1), ExactReward(name="again", weight=-1.0)])
+
+
+class _Odd(Reward):
+    """Returns, or raises, what it is given."""
+
+    def __init__(self, result: Any, on_error: Any = "raise") -> None:
+        self.name, self.result, self.on_error = "odd", result, on_error
+
+    def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Any]) -> list[Score]:
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result  # type: ignore[no-any-return]
+
+
+FAULTS = [
+    (KeyError("x"), KeyError, "x"),
+    ([Score(1.0, "ok")], ValueError, "reward 'odd' returned 1 scores for 2 completions"),
+    ([Score(math.nan, "ok")] * 2, ValueError, "reward 'odd' returned nan"),
+    ([Score(math.inf, "ok")] * 2, ValueError, "reward 'odd' returned inf"),
+    ([1.0, 0.5], TypeError, "reward 'odd' returned 1.0: return one Score for each completion"),
+    (None, TypeError, "reward 'odd' returned None"),
+    (0.5, TypeError, "reward 'odd' returned 0.5"),
+]
+
+
+@pytest.mark.parametrize(("result", "kind", "text"), FAULTS)
+def test_what_a_reward_does_wrong_is_told_by_its_name_or_becomes_none(result: Any, kind: Any, text: str) -> None:
+    given = {"completions": ["a", "b"], "answers": ["", ""], "columns": {}}
+    with pytest.raises(kind, match=text) as raised:
+        score_completions([_Odd(result)], **given)
+    if isinstance(result, Exception):
+        assert raised.value.__notes__ == ["raised by the reward 'odd'"]
+    with pytest.warns(UserWarning, match=f"'odd' failed and scores None .*{kind.__name__}"):
+        scored = score_completions([_Odd(result, "none")], **given)
+    assert [(score.value, score.status) for score in scored.scores[0]] == [(None, "unavailable")] * 2
+
+
+def test_rows_that_lack_a_column_are_no_fault_of_the_reward() -> None:
+    with pytest.raises(MissingColumn):
+        score_completions([_Odd(MissingColumn("x"), "none")], completions=["a"], answers=[""], columns={})
+
+
+def test_an_unknown_on_error_is_refused() -> None:
+    with pytest.raises(ValueError, match="reward 'odd' has on_error 'nothing': give raise or none"):
+        check_rewards([_Odd(None, "nothing")])

@@ -1,0 +1,183 @@
+"""Continuous batching against the engines: whoever joins or leaves, a sequence draws what its key says."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from grpo_pl.functional.sampling import row_key
+from grpo_pl.rollout.engine import SamplingParams
+from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions
+from grpo_pl.rollout.native.engine import slots
+from grpo_pl.rollout.plain import PlainEngine
+from grpo_pl.types import Rollout, SampleKey
+
+EOS = [0, 1]
+
+
+def _number(key: SampleKey) -> int:
+    return row_key(key.seed, key.split, key.step, key.attempt, key.prompt_id, key.sample)
+
+
+def _expected(
+    model: PreTrainedModel, prompts: list[list[int]], keys: list[list[SampleKey]], **sampling: float
+) -> Rollout:
+    return PlainEngine().generate(
+        model,
+        prompt_ids=prompts,
+        keys=keys,
+        sampling=SamplingParams(**sampling),
+        eos_token_ids=EOS,
+        pad_token_id=0,
+    )
+
+
+def _rows(rollout: Rollout) -> list[list[int]]:
+    return [row[:n] for row, n in zip(rollout.completion_ids.tolist(), rollout.lengths.tolist(), strict=True)]
+
+
+class Collector:
+    """Steps a batch and keeps what every sequence got."""
+
+    def __init__(self, batch: ContinuousBatch) -> None:
+        self.batch, self.drawn = batch, {}  # type: ignore[var-annotated]
+
+    def step(self) -> list[Drawn]:
+        drawn = self.batch.step()
+        for d in drawn:
+            self.drawn.setdefault(d.sequence, []).append(d)
+        return drawn
+
+    def drain(self) -> None:
+        while len(self.batch):
+            self.step()
+
+    def tokens(self, sequence: int) -> list[int]:
+        return [d.token for d in self.drawn[sequence]]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gpt2"])
+def test_sequences_that_join_at_different_times_draw_what_the_engine_draws(
+    family: str, build_model: Callable, make_keys: Callable, prompts: list[list[int]]
+) -> None:
+    model = build_model(family)
+    keys = make_keys(3, 4)
+    options = SequenceOptions(sampling=SamplingParams(max_completion_length=24))
+    rollout = _expected(model, prompts, keys, max_completion_length=24)
+
+    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, max_rows=12))
+    sequences = []
+    for prompt, group in zip(prompts, keys, strict=True):
+        sequences += run.batch.add(prompt, [_number(key) for key in group], options)
+        for _ in range(3):
+            run.step()
+    run.drain()
+
+    assert [run.tokens(s) for s in sequences] == _rows(rollout)
+    assert [run.drawn[s][-1].finish for s in sequences] == rollout.finish_reasons
+    mine = [d.logprob for s in sequences for d in run.drawn[s]]
+    torch.testing.assert_close(
+        torch.tensor(mine), rollout.sampling_logprobs[rollout.completion_mask], rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gpt2"])
+def test_removing_sequences_changes_nothing_for_the_others(
+    family: str, build_model: Callable, make_keys: Callable, prompts: list[list[int]]
+) -> None:
+    model, keys = build_model(family), make_keys(3, 4)
+    expected = _rows(_expected(model, prompts, keys, max_completion_length=20))
+    options = SequenceOptions(sampling=SamplingParams(max_completion_length=20))
+    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, max_rows=12))
+    sequences = [
+        s
+        for prompt, group in zip(prompts, keys, strict=True)
+        for s in run.batch.add(prompt, [_number(k) for k in group], options)
+    ]
+    run.batch.remove([sequences[1]])  # before its first token
+    run.step()
+    gone = [sequences[0], sequences[5], sequences[11]]
+    before = len(run.batch)
+    still = [s for s in gone if run.drawn[s][-1].finish is None]
+    run.batch.remove(gone)
+    assert len(run.batch) == before - len(still)
+    run.drain()
+    for i, sequence in enumerate(sequences):
+        if i == 1:
+            assert sequence not in run.drawn
+        elif sequence in gone:
+            assert len(run.drawn[sequence]) == 1
+        else:
+            assert run.tokens(sequence) == expected[i]
+
+
+def test_sequences_with_unlike_sampling_share_a_batch(
+    build_model: Callable, make_keys: Callable, prompts: list[list[int]]
+) -> None:
+    model, keys = build_model("qwen2"), make_keys(3, 2)
+    settings = [{"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.8}, {"temperature": 1.3, "top_k": 5}]
+    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, max_rows=6))
+    sequences = [
+        run.batch.add(
+            prompt,
+            [_number(k) for k in group],
+            SequenceOptions(sampling=SamplingParams(max_completion_length=16, **setting)),
+        )
+        for prompt, group, setting in zip(prompts, keys, settings, strict=True)
+    ]
+    run.drain()
+    for p, setting in enumerate(settings):
+        alone = _expected(model, [prompts[p]], [keys[p]], max_completion_length=16, **setting)
+        assert [run.tokens(s) for s in sequences[p]] == _rows(alone)
+
+
+def test_a_cache_that_grows_keeps_what_it_held(
+    build_model: Callable, make_keys: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "_COLUMNS", 4)
+    model, keys = build_model("llama"), make_keys(2, 2)
+    prompts = [[5, 9, 1], [7] * 30]
+    expected = _rows(_expected(model, prompts, keys, max_completion_length=40))
+    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, max_rows=4))
+    options = SequenceOptions(sampling=SamplingParams(max_completion_length=40))
+    first = run.batch.add(prompts[0], [_number(k) for k in keys[0]], options)
+    run.step()
+    second = run.batch.add(prompts[1], [_number(k) for k in keys[1]], options)
+    run.drain()
+    assert [run.tokens(s) for s in [*first, *second]] == expected
+
+
+def test_ignore_eos_draws_the_full_length(build_model: Callable) -> None:
+    run = Collector(ContinuousBatch(build_model("qwen2"), eos_token_ids=list(range(37)), max_rows=1))
+    options = SequenceOptions(sampling=SamplingParams(max_completion_length=9), ignore_eos=True)
+    (sequence,) = run.batch.add([3, 4], [1], options)
+    run.drain()
+    assert len(run.drawn[sequence]) == 9
+    assert run.drawn[sequence][-1].finish == "length"
+
+
+def test_top_logprobs_are_those_of_the_distribution_drawn_from(build_model: Callable) -> None:
+    model = build_model("qwen2").eval()
+    sampling = SamplingParams(max_completion_length=1, temperature=0.5, top_k=3)
+    run = Collector(ContinuousBatch(model, eos_token_ids=[], max_rows=1))
+    run.batch.add([3, 4, 5], [17], SequenceOptions(sampling=sampling, top_logprobs=5))
+    (drawn,) = run.step()
+    with torch.no_grad():
+        logits = model(torch.tensor([[3, 4, 5]])).logits[0, -1] / 0.5
+    best = logits.topk(3)
+    assert [token for token, _ in drawn.top] == best.indices.tolist()  # two of the five have no mass
+    torch.testing.assert_close(
+        torch.tensor([lp for _, lp in drawn.top]), best.values.log_softmax(-1).detach(), rtol=1e-4, atol=1e-4
+    )
+    assert dict(drawn.top)[drawn.token] == pytest.approx(drawn.logprob, abs=1e-5)
+
+
+def test_more_sequences_than_places_are_refused(build_model: Callable) -> None:
+    batch = ContinuousBatch(build_model("qwen2"), eos_token_ids=EOS, max_rows=3)
+    options = SequenceOptions(sampling=SamplingParams(max_completion_length=4))
+    batch.add([3], [1, 2], options)
+    with pytest.raises(ValueError, match="2 of 3 places"):
+        batch.add([3], [3, 4], options)
+    with pytest.raises(ValueError, match="no tokens"):
+        batch.add([], [3], options)

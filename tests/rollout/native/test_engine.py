@@ -1,0 +1,273 @@
+"""Tests of the native engine: the plain engine's samples, at any batch shape, from the weights of the moment."""
+
+import logging
+
+import pytest
+import torch
+
+from grpo_pl.policy.logprobs import completion_logprobs
+from grpo_pl.rollout.engine import RolloutInterrupted, SamplingParams
+from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.rollout.plain import PlainEngine
+from grpo_pl.types import Rollout
+
+PAD, EOS = 0, (6, 20)
+OWN = ["llama", "qwen2", "qwen3", "mistral"]
+
+
+def _generate(engine, model, prompts, keys, *, eos=EOS, max_length=14, **options) -> Rollout:
+    truncation = {name: options.pop(name) for name in ("top_k", "top_p") if name in options}
+    temperature = options.pop("temperature", 1.0)
+    return engine.generate(
+        model,
+        prompt_ids=prompts,
+        keys=keys,
+        sampling=SamplingParams(max_completion_length=max_length, temperature=temperature, **truncation),
+        eos_token_ids=list(eos),
+        pad_token_id=PAD,
+        **options,
+    )
+
+
+def _assert_same(ours: Rollout, reference: Rollout) -> None:
+    assert torch.equal(ours.prompt_ids, reference.prompt_ids)
+    assert torch.equal(ours.prompt_mask, reference.prompt_mask)
+    assert torch.equal(ours.completion_ids, reference.completion_ids)
+    assert torch.equal(ours.completion_mask, reference.completion_mask)
+    assert ours.finish_reasons == reference.finish_reasons
+    torch.testing.assert_close(ours.sampling_logprobs, reference.sampling_logprobs, atol=1e-4, rtol=0.0)
+
+
+@pytest.fixture
+def no_fallback(monkeypatch):
+    """Fails a test whose model silently went to the plain engine."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("the plain engine was asked")
+
+    monkeypatch.setattr("grpo_pl.rollout.native.engine.PlainEngine", refuse)
+
+
+@pytest.mark.parametrize("family", OWN)
+@pytest.mark.parametrize(
+    "how", [{}, {"temperature": 0.6}, {"temperature": 0.0}, {"top_k": 5}, {"top_p": 0.8, "temperature": 1.3}]
+)
+def test_draws_the_samples_of_the_plain_engine(build_model, make_keys, prompts, no_fallback, family, how):
+    model, keys = build_model(family), make_keys(3, 5)
+    _assert_same(
+        _generate(NativeEngine(), model, prompts, keys, **how), _generate(PlainEngine(), model, prompts, keys, **how)
+    )
+
+
+def test_near_ties_are_the_only_difference_over_many_samples(build_model, make_keys, no_fallback):
+    """4,096 tokens: a draw differs only where its uniform falls within float32 rounding of a CDF boundary."""
+    model, keys = build_model("qwen2"), make_keys(16, 8)
+    requests = [[p + 1, 2 * p % 37, 3] for p in range(16)]
+    ours = _generate(NativeEngine(), model, requests, keys, eos=(), max_length=32)
+    reference = _generate(PlainEngine(), model, requests, keys, eos=(), max_length=32)
+    differing_rows = (ours.completion_ids != reference.completion_ids).any(dim=1).sum()
+    assert differing_rows <= 1
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_captured_logprobs_are_those_of_teacher_forcing(build_model, make_keys, prompts, no_fallback, family):
+    model = build_model(family)
+    rollout = _generate(NativeEngine(), model, prompts, make_keys(3, 4), temperature=0.8)
+    with torch.no_grad():
+        scored, _ = completion_logprobs(
+            model.eval(),
+            prompt_ids=rollout.prompt_ids,
+            prompt_mask=rollout.prompt_mask,
+            completion_ids=rollout.completion_ids,
+            completion_mask=rollout.completion_mask,
+            temperature=0.8,
+        )
+    kept = rollout.completion_mask
+    assert (scored[kept] - rollout.sampling_logprobs[kept]).abs().max() < 1e-4
+    assert not rollout.sampling_logprobs[~kept].any()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 64])
+def test_samples_do_not_depend_on_how_rows_are_batched(build_model, make_keys, prompts, no_fallback, rows):
+    model, keys = build_model("qwen2"), make_keys(3, 4)
+    _assert_same(
+        _generate(NativeEngine(max_batch_rows=rows), model, prompts, keys),
+        _generate(NativeEngine(), model, prompts, keys),
+    )
+
+
+def test_prompts_are_prefilled_in_slices_when_they_are_many(build_model, make_keys, prompts, no_fallback, monkeypatch):
+    model, keys = build_model("qwen2"), make_keys(3, 4)
+    whole = _generate(NativeEngine(), model, prompts, keys)
+    monkeypatch.setattr("grpo_pl.rollout.native.llama_family._PREFILL_TOKENS", 14)  # two prompts a slice
+    _assert_same(_generate(NativeEngine(), model, prompts, keys), whole)
+
+
+def test_weights_updated_in_place_are_seen_at_once(build_model, make_keys, prompts, no_fallback):
+    model, keys, engine = build_model("qwen2"), make_keys(3, 4), NativeEngine()
+    before = _generate(engine, model, prompts, keys)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    after = _generate(engine, model, prompts, keys)
+    assert not torch.equal(before.completion_ids, after.completion_ids)
+    _assert_same(after, _generate(PlainEngine(), model, prompts, keys))
+
+
+def test_model_is_left_as_it_was(build_model, make_keys, prompts, no_fallback):
+    model = build_model("qwen2")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    _generate(NativeEngine(), model, prompts, make_keys(3, 2))
+    assert model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+
+
+def test_one_token_completions_need_no_decode_step(build_model, make_keys, prompts, no_fallback):
+    model, keys = build_model("qwen3"), make_keys(3, 2)
+    _assert_same(
+        _generate(NativeEngine(), model, prompts, keys, max_length=1),
+        _generate(PlainEngine(), model, prompts, keys, max_length=1),
+    )
+
+
+def test_progress_and_interruption(build_model, make_keys, prompts, no_fallback):
+    model, seen, asked = build_model("qwen2"), [], []
+    rollout = _generate(
+        NativeEngine(max_batch_rows=4), model, prompts, make_keys(3, 4), progress=lambda *now: seen.append(now)
+    )
+    assert seen == sorted(seen) and seen[-1] == (int(rollout.lengths.sum()), 12)
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) == 3
+
+    with pytest.raises(RolloutInterrupted):
+        _generate(NativeEngine(), model, prompts, make_keys(3, 4), should_stop=stop)
+    assert len(asked) == 3
+
+
+def test_bfloat16_policy_is_decoded_in_bfloat16(build_model, make_keys, prompts, no_fallback):
+    model, keys = build_model("qwen2").bfloat16(), make_keys(3, 8)
+    rollout = _generate(NativeEngine(), model, prompts, keys, eos=())
+    assert rollout.sampling_logprobs.dtype == torch.float32
+    with torch.no_grad():
+        scored, _ = completion_logprobs(
+            model.float().eval(),
+            prompt_ids=rollout.prompt_ids,
+            prompt_mask=rollout.prompt_mask,
+            completion_ids=rollout.completion_ids,
+            completion_mask=rollout.completion_mask,
+            temperature=1.0,
+        )
+    assert (scored - rollout.sampling_logprobs).abs().mean() < 0.03  # bfloat16 keeps 8 bits of a logit near 4
+
+
+def test_autocast_decodes_in_its_type(build_model, make_keys, prompts, no_fallback):
+    model, keys = build_model("qwen2"), make_keys(3, 8)
+    exact = _generate(NativeEngine(), model, prompts, keys, eos=(), max_length=1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = _generate(NativeEngine(), model, prompts, keys, eos=(), max_length=1)
+    same = exact.completion_ids == rounded.completion_ids
+    difference = (exact.sampling_logprobs - rounded.sampling_logprobs)[same].abs()
+    assert same.float().mean() > 0.8 and 0 < difference.max() < 0.2
+
+
+def test_float64_policy_keeps_its_precision(build_model, make_keys, prompts, no_fallback):
+    model, keys = build_model("qwen2").double(), make_keys(3, 4)
+    _assert_same(_generate(NativeEngine(), model, prompts, keys), _generate(PlainEngine(), model, prompts, keys))
+
+
+def test_diverged_policy_is_refused(build_model, make_keys, prompts, no_fallback):
+    model = build_model("qwen2")
+    model.model.norm.weight.data.fill_(torch.nan)
+    with pytest.raises(ValueError, match="not finite"):
+        _generate(NativeEngine(), model, prompts, make_keys(3, 2))
+
+
+def _fallback_line(model, prompts, keys, caplog) -> str:
+    """The one log line of an engine that was asked twice, whose samples are the plain engine's."""
+    engine = NativeEngine()
+    with caplog.at_level(logging.INFO, logger="grpo_pl.rollout.native.engine"):
+        ours = _generate(engine, model, prompts, keys)
+        _generate(engine, model, prompts, keys)
+    _assert_same(ours, _generate(PlainEngine(), model, prompts, keys))
+    assert len(caplog.messages) == 1
+    return caplog.messages[0]
+
+
+def test_unknown_architecture_goes_to_the_plain_engine_with_one_line(build_model, make_keys, prompts, caplog):
+    line = _fallback_line(build_model("gpt2"), prompts, make_keys(3, 2), caplog)
+    assert "GPT2LMHeadModel" in line and "no own forward pass" in line
+
+
+def test_known_architecture_says_so(build_model, make_keys, prompts, caplog):
+    with caplog.at_level(logging.INFO, logger="grpo_pl.rollout.native.engine"):
+        _generate(NativeEngine(), build_model("qwen2"), prompts, make_keys(3, 2))
+    assert caplog.messages == ["rollouts of Qwen2ForCausalLM run on the own forward pass of the Llama family."]
+
+
+def test_sliding_window_shorter_than_the_rollout_goes_to_the_plain_engine(build_model, make_keys, prompts, caplog):
+    model = build_model("mistral")
+    model.config.sliding_window = 8
+    assert "sliding" in _fallback_line(model, prompts, make_keys(3, 2), caplog)
+
+
+def test_wide_sliding_window_keeps_the_own_forward_pass(build_model, make_keys, prompts, no_fallback):
+    model = build_model("mistral")
+    model.config.sliding_window = 21  # 7 prompt and 14 completion tokens
+    _generate(NativeEngine(), model, prompts, make_keys(3, 2))
+
+
+def test_length_dependent_rotary_embedding_goes_to_the_plain_engine(build_model, make_keys, prompts, caplog):
+    model = build_model("qwen2")
+    model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    assert "rotary" in _fallback_line(model, prompts, make_keys(3, 2), caplog)
+
+
+def test_hooked_layer_goes_to_the_plain_engine(build_model, make_keys, prompts, caplog):
+    model = build_model("qwen2")
+    model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: output * 1.5)
+    assert "hooks" in _fallback_line(model, prompts, make_keys(3, 2), caplog)
+
+
+def test_wrapped_linear_goes_to_the_plain_engine(build_model, make_keys, prompts, caplog):
+    class Doubled(torch.nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model = build_model("qwen2")
+    model.model.layers[1].mlp.down_proj.__class__ = Doubled
+    assert "Doubled" in _fallback_line(model, prompts, make_keys(3, 2), caplog)
+
+
+def _with_lora(model, **options):
+    peft = pytest.importorskip("peft")
+    wrapped = peft.get_peft_model(
+        model, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], lora_dropout=0.3, **options)
+    )
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    return wrapped
+
+
+def test_lora_adapters_count_and_can_be_switched_off(build_model, make_keys, prompts, no_fallback):
+    model, keys, engine = _with_lora(build_model("qwen2")), make_keys(3, 4), NativeEngine()
+    adapted = _generate(engine, model, prompts, keys)
+    _assert_same(adapted, _generate(PlainEngine(), model, prompts, keys))
+    with model.disable_adapter():
+        bare = _generate(engine, model, prompts, keys)
+    assert not torch.equal(adapted.completion_ids, bare.completion_ids)
+    _assert_same(bare, _generate(PlainEngine(), build_model("qwen2"), prompts, keys))
+    model.merge_adapter()
+    _assert_same(_generate(engine, model, prompts, keys), adapted)
+
+
+def test_lora_that_cannot_be_merged_goes_to_the_plain_engine(build_model, make_keys, prompts, caplog):
+    dora = _with_lora(build_model("qwen2"), use_dora=True)
+    assert "DoRA" in _fallback_line(dora, prompts, make_keys(3, 2), caplog)
+    caplog.clear()
+    low = _with_lora(build_model("qwen2").bfloat16())
+    assert "low precision" in _fallback_line(low, prompts, make_keys(3, 2), caplog)

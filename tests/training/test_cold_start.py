@@ -1,0 +1,272 @@
+"""The cold start: what it learns from, when it is made again, and that no half of it is ever found."""
+
+import json
+import random
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_pl.data.sources import PromptSource
+from grpo_pl.data.tables import TablePrompts
+from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.training.cold_start import ColdStart, demonstration_loss
+from grpo_pl.types import Prompt
+
+POLICY = PolicyConfig(
+    from_scratch={
+        "model_type": "qwen2",
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
+)
+TEMPLATE = PromptTemplate()
+CPU = torch.device("cpu")
+SHORT = ColdStart(steps=3, batch_size=4)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GRPO_PL_CACHE", str(tmp_path))
+    return tmp_path / "cold_start"
+
+
+@dataclass(kw_only=True)
+class Recording(ArithmeticPrompts):
+    """Remembers what it was asked to demonstrate."""
+
+    digits: int = 1
+    shown: list[Prompt] = field(default_factory=list, init=False, repr=False)
+
+    def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
+        self.shown.append(prompt)
+        return super().demonstration(prompt, rng)
+
+
+def test_the_second_call_finds_the_first_ones_result(cache: Path) -> None:
+    source = Recording()
+    folder = SHORT.ensure(POLICY, TEMPLATE, source, device=CPU)
+    assert len(source.shown) == 12  # three steps of four
+    assert SHORT.ensure(POLICY, TEMPLATE, source, device=CPU) == folder
+    assert len(source.shown) == 12
+    assert [path.name for path in cache.iterdir()] == [folder.name]
+
+
+def test_the_result_is_a_hugging_face_folder_with_trained_weights() -> None:
+    folder = SHORT.ensure(POLICY, TEMPLATE, ArithmeticPrompts(digits=1), device=CPU)
+    saved = PolicyConfig(path=str(folder))
+    tokenizer = load_tokenizer(saved)
+    trained, start = load_model(saved, tokenizer), load_model(POLICY, tokenizer)
+    changed = [not torch.equal(a, b) for a, b in zip(trained.parameters(), start.parameters(), strict=True)]
+    assert all(changed)
+
+
+def test_training_lowers_the_loss_of_new_demonstrations() -> None:
+    source = ArithmeticPrompts(digits=1, scratchpad_share=0.0)
+    folder = ColdStart(steps=40, batch_size=16, lr=1e-2).ensure(POLICY, TEMPLATE, source, device=CPU)
+    tokenizer = load_tokenizer(POLICY)
+    prompts = source.validation(5)
+    batch = [
+        (TEMPLATE.encode(p.question, tokenizer), tokenizer(source.demonstration(p, random.Random(0))).input_ids)
+        for p in prompts
+    ]
+    before, after = (
+        float(demonstration_loss(load_model(POLICY, tokenizer, path), batch, pad_token_id=0).detach())
+        for path in (None, str(folder))
+    )
+    assert after < 0.5 * before
+
+
+def test_the_same_ingredients_give_the_same_weights(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = ArithmeticPrompts(digits=1)
+    first = SHORT.ensure(POLICY, TEMPLATE, source, device=CPU)
+    monkeypatch.setenv("GRPO_PL_CACHE", str(cache / "elsewhere"))
+    torch.manual_seed(99)
+    second = SHORT.ensure(POLICY, TEMPLATE, source, device=CPU)
+    assert first != second
+    assert first.name == second.name
+    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+
+
+def test_demonstrations_never_show_a_held_out_problem() -> None:
+    source = Recording(digits=2)
+    ColdStart(steps=5, batch_size=60).ensure(POLICY, TEMPLATE, source, device=CPU)
+    held_out = {prompt.id for prompt in source.validation(900)}
+    assert len({prompt.id for prompt in source.shown}) > 250
+    assert not held_out & {prompt.id for prompt in source.shown}
+
+
+def test_demonstrations_are_not_those_problems_that_the_first_rollouts_ask() -> None:
+    source = Recording(digits=6, min_digits=6)
+    ColdStart(steps=5, batch_size=8).ensure(POLICY, TEMPLATE, source, device=CPU)
+    asked = {prompt.id for step in range(5) for prompt in source.prompts(step, count=8)}
+    assert not asked & {prompt.id for prompt in source.shown}
+
+
+def _variants() -> dict[str, tuple[ColdStart, PolicyConfig, PromptTemplate, PromptSource]]:
+    source = ArithmeticPrompts(digits=1)
+    scratch: dict[str, Any] = dict(POLICY.from_scratch or {})
+    return {
+        "as it is": (SHORT, POLICY, TEMPLATE, source),
+        "steps": (replace(SHORT, steps=4), POLICY, TEMPLATE, source),
+        "batch_size": (replace(SHORT, batch_size=5), POLICY, TEMPLATE, source),
+        "lr": (replace(SHORT, lr=2e-3), POLICY, TEMPLATE, source),
+        "seed": (replace(SHORT, seed=1), POLICY, TEMPLATE, source),
+        "architecture": (SHORT, replace(POLICY, from_scratch={**scratch, "hidden_size": 32}), TEMPLATE, source),
+        "init_seed": (SHORT, replace(POLICY, init_seed=1), TEMPLATE, source),
+        "dtype": (SHORT, replace(POLICY, dtype="bfloat16"), TEMPLATE, source),
+        "tags": (SHORT, replace(POLICY, tags=["<think>"]), TEMPLATE, source),
+        "characters": (SHORT, replace(POLICY, characters="0123456789+="), TEMPLATE, source),
+        "system": (SHORT, POLICY, PromptTemplate(system="Add."), source),
+        "user": (SHORT, POLICY, PromptTemplate(user="{question} "), source),
+        "prefill": (SHORT, POLICY, PromptTemplate(prefill="<think>"), source),
+        "digits": (SHORT, POLICY, TEMPLATE, ArithmeticPrompts(digits=2)),
+        "scratchpad_share": (SHORT, POLICY, TEMPLATE, ArithmeticPrompts(digits=1, scratchpad_share=1.0)),
+        "source's seed": (SHORT, POLICY, TEMPLATE, ArithmeticPrompts(digits=1, seed=1)),
+        "source's class": (SHORT, POLICY, TEMPLATE, Recording(digits=1)),
+    }
+
+
+def test_the_cache_is_named_by_every_ingredient() -> None:
+    folders = {name: cold.folder(*rest) for name, (cold, *rest) in _variants().items()}
+    assert len(set(folders.values())) == len(folders)
+    again = {name: cold.folder(*rest) for name, (cold, *rest) in _variants().items()}
+    assert again == folders
+
+
+@dataclass(kw_only=True)
+class Failing(ArithmeticPrompts):
+    digits: int = 1
+
+    def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
+        raise RuntimeError("the lights went out")
+
+
+def test_a_cold_start_that_failed_leaves_nothing_to_be_found(cache: Path) -> None:
+    with pytest.raises(RuntimeError, match="lights"):
+        SHORT.ensure(POLICY, TEMPLATE, Failing(), device=CPU)
+    assert not cache.exists() or not any(cache.iterdir())
+
+
+@dataclass(kw_only=True)
+class Overtaken(ArithmeticPrompts):
+    """While this one is still training, another process finishes the same work."""
+
+    digits: int = 1
+    folder: Path | None = field(default=None, init=False)
+
+    def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
+        if self.folder is not None and not self.folder.exists():
+            self.folder.mkdir(parents=True)
+            (self.folder / "made_by_another").touch()
+        return super().demonstration(prompt, rng)
+
+
+def test_two_processes_at_once_end_with_one_whole_result(cache: Path) -> None:
+    source = Overtaken()
+    source.folder = SHORT.folder(POLICY, TEMPLATE, source)
+    assert SHORT.ensure(POLICY, TEMPLATE, source, device=CPU) == source.folder
+    assert [path.name for path in source.folder.iterdir()] == ["made_by_another"]
+    assert [path.name for path in cache.iterdir()] == [source.folder.name]
+
+
+def _file(path: Path, *rows: tuple[str, str]) -> str:
+    path.write_text("".join(json.dumps({"prompt": prompt, "completion": text}) + "\n" for prompt, text in rows))
+    return str(path)
+
+
+def test_a_file_of_demonstrations_is_learnt_instead_of_the_sources(tmp_path: Path) -> None:
+    cold = ColdStart(steps=60, batch_size=4, lr=1e-2, demonstrations=_file(tmp_path / "a", ("2+2=", "fish")))
+    folder = cold.ensure(POLICY, TEMPLATE, Mute(digits=1), device=CPU)  # which has none of its own
+    tokenizer = load_tokenizer(POLICY)
+    model = load_model(POLICY, tokenizer, str(folder))
+    prompt = torch.tensor([TEMPLATE.encode("2+2=", tokenizer)])
+    drawn = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=5, do_sample=False)
+    assert tokenizer.decode(drawn[0, prompt.shape[1] :]) == "fish<eos>"
+
+
+def test_a_file_of_demonstrations_is_known_by_its_content(tmp_path: Path) -> None:
+    source = ArithmeticPrompts(digits=1)
+
+    def folder(file: str | None) -> Path:
+        return replace(SHORT, demonstrations=file).folder(POLICY, TEMPLATE, source)
+
+    first = folder(_file(tmp_path / "a", ("2+2=", "fish")))
+    assert folder(_file(tmp_path / "elsewhere", ("2+2=", "fish"))) == first
+    assert folder(_file(tmp_path / "a", ("2+2=", "four"))) != first
+    assert folder(None) != first
+    with pytest.raises(ValueError, match="no such file"):
+        folder(str(tmp_path / "missing"))
+
+
+def test_a_local_policy_that_was_replaced_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+    source = ArithmeticPrompts(digits=1)
+    policy = PolicyConfig(path=str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"old")
+    before = SHORT.folder(policy, TEMPLATE, source)
+    assert SHORT.folder(policy, TEMPLATE, source) == before
+    (tmp_path / "model.safetensors").write_bytes(b"newer")
+    assert SHORT.folder(policy, TEMPLATE, source) != before
+
+
+class Mute(ArithmeticPrompts):
+    def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
+        return None
+
+
+def test_a_source_without_demonstrations_is_one_clear_error() -> None:
+    with pytest.raises(ValueError, match=r"Mute has no demonstrations: remove model\.cold_start"):
+        SHORT.ensure(POLICY, TEMPLATE, Mute(), device=CPU)
+
+
+def test_demonstrations_must_begin_with_the_prefill() -> None:
+    with pytest.raises(ValueError, match="does not begin with the template's prefill 'Sure: '"):
+        SHORT.ensure(POLICY, PromptTemplate(prefill="Sure: "), ArithmeticPrompts(digits=1), device=CPU)
+
+
+def test_the_prefill_is_part_of_the_prompt_and_not_learnt_again() -> None:
+    template = PromptTemplate(prefill="<think>")
+    source = ArithmeticPrompts(digits=1, scratchpad_share=0.0)
+    folder = ColdStart(steps=30, batch_size=16, lr=1e-2).ensure(POLICY, template, source, device=CPU)
+    tokenizer = load_tokenizer(POLICY)
+    model = load_model(POLICY, tokenizer, str(folder))
+    prompt = torch.tensor([template.encode("3+4=", tokenizer)])
+    assert tokenizer.decode(model(prompt).logits[0, -1].argmax()) == "</think>"
+
+
+def test_loss_is_the_mean_over_completion_tokens_of_the_batch(
+    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    rows = [("7+5=", "12"), ("1+1+1=", "3!")]
+    batch = [(tokenizer(q).input_ids, [*tokenizer(a).input_ids, tokenizer.eos_token_id]) for q, a in rows]
+    batch[1][1].extend(tokenizer("more").input_ids)  # of unequal length
+    loss = demonstration_loss(tiny_policy, batch, pad_token_id=int(tokenizer.pad_token_id))
+    nll, tokens = 0.0, 0
+    for prompt, completion in batch:
+        logits = tiny_policy(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        nll -= logits.log_softmax(-1)[range(len(completion)), completion].sum().item()
+        tokens += len(completion)
+    assert loss.item() == pytest.approx(nll / tokens, rel=1e-5)
+
+
+@pytest.mark.parametrize("arguments", [{"steps": 0}, {"batch_size": 0}])
+def test_sizes_below_one_are_refused(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="steps and batch_size >= 1"):
+        ColdStart(**arguments)
+
+
+def test_demonstrations_of_a_source_with_lacking_characters_are_refused_before_training(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [{"question": f"{i}+1=", "answer": str(i + 1), "work": f"{i + 1} ✓"} for i in range(8)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = TablePrompts(path=str(file), val_share=0.0, worked="work")
+    with pytest.raises(ValueError, match=r"lacks '✓' \(U\+2713\), in 4 of 4 demonstrations"):
+        ColdStart(steps=2, batch_size=2).ensure(POLICY, TEMPLATE, source, device=CPU)

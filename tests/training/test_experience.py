@@ -1,0 +1,231 @@
+"""From scripted completions to advantages and the log-probabilities that the loss compares to."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_pl.data.datamodule import PromptBatch
+from grpo_pl.distributed.collective import Collective
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.policy.logprobs import completion_logprobs
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rollout.engine import SamplingParams
+from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.training.collect import Collector
+from grpo_pl.training.experience import Experience, ExperienceMaker, rollout_rows
+from grpo_pl.training.microbatches import TokenBudget
+from grpo_pl.types import Prompt
+
+LIMIT = 6
+PLAIN = GRPOAlgorithm(group_size=3, beta=0.0)
+TEXTS = {1: ["7", "77", "712345678"], 2: ["55", "555", "5"], 3: ["6", "?", "x6"]}
+
+
+@dataclass(kw_only=True)
+class CountDigit(Reward):
+    """How often the answer, a digit, occurs; unknown where the text asks back."""
+
+    name: str = "count"
+    correctness: bool = True
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        return [
+            Score(None, "unavailable") if "?" in text else Score(float(text.count(answer)), "ok")
+            for text, answer in zip(completions, answers, strict=True)
+        ]
+
+
+def _prompt(identity: int, answer: str) -> Prompt:
+    return Prompt(id=identity, question="?" * identity, answer=answer)
+
+
+BATCH = PromptBatch(step=2, prompts=[_prompt(1, "7"), _prompt(2, "5"), _prompt(3, "6")], valid=[True] * 3)
+
+
+@pytest.fixture
+def make(
+    scripted_engine: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tiny_policy: PreTrainedModel
+) -> Callable[..., Experience]:
+    def build(
+        algorithm: GRPOAlgorithm = PLAIN,
+        *,
+        texts: Mapping[int, Sequence[str]] = TEXTS,
+        batch: PromptBatch = BATCH,
+        reference: PreTrainedModel | None = None,
+        fetch: Callable[[int, int], PromptBatch] | None = None,
+        engine: Any = None,
+        max_tokens: int = 30,
+    ) -> Experience:
+        collector = Collector(
+            sampler=CompletionSampler(
+                engine=engine or scripted_engine(texts), template=PromptTemplate(), tokenizer=tokenizer
+            ),
+            rewards=[CountDigit()],
+            algorithm=algorithm,
+            sampling=SamplingParams(max_completion_length=LIMIT),
+            seed=0,
+            collective=Collective(),
+            report=lambda *_: None,
+        )
+        maker = ExperienceMaker(collector=collector, budget=TokenBudget(configured=max_tokens))
+        return maker.make(tiny_policy, reference, batch, fetch or _never)
+
+    return build
+
+
+def _never(step: int, attempt: int) -> PromptBatch:
+    raise AssertionError("no other prompts are needed")
+
+
+def test_rewards_lengths_and_ends_stand_in_their_groups(make: Callable[..., Experience]) -> None:
+    experience = make()
+    rewards, valid = experience.statistics.rewards, experience.statistics.valid
+    assert rewards.tolist() == [[1, 2, 1], [2, 3, 1], [1, 0, 1]]
+    assert valid.tolist() == [[True] * 3, [True] * 3, [True, False, True]]
+    assert experience.values[0].isnan().tolist() == (~valid).tolist()
+    assert experience.lengths.tolist() == [[2, 3, 6], [3, 4, 2], [2, 2, 3]]  # EOS counts
+    assert experience.truncated.tolist() == [[False, False, True], [False] * 3, [False] * 3]
+
+
+def test_advantages_by_hand(make: Callable[..., Experience]) -> None:
+    experience = make(replace(PLAIN, std_eps=0.0))
+    # means 4/3, 2, 1; standard deviations 0.57735, 1, 0
+    expected = [-0.57735, 1.15470, -0.57735, 0.0, 1.0, -1.0, 0.0, 0.0, 0.0]
+    assert experience.advantages.squeeze(1).tolist() == pytest.approx(expected, abs=1e-5)
+    assert experience.keep.tolist() == [True] * 7 + [False, True]
+    assert experience.active.tolist() == [True, True, True, False, True, True, False, False, False]
+
+
+def test_a_single_update_compares_to_nothing_stored(make: Callable[..., Experience]) -> None:
+    experience = make()
+    assert experience.old_logprobs is None
+    assert experience.ref_logprobs is None
+    assert experience.entropy_mask is None
+
+
+def test_several_updates_keep_the_log_probabilities_of_collection(make: Callable[..., Experience]) -> None:
+    experience = make(replace(PLAIN, num_iterations=2))
+    mask = experience.rollout.completion_mask
+    assert experience.old_logprobs is not None
+    torch.testing.assert_close(experience.old_logprobs[mask], experience.rollout.sampling_logprobs[mask])
+
+
+def test_the_reference_scores_the_same_tokens(make: Callable[..., Experience], tiny_policy: PreTrainedModel) -> None:
+    algorithm = replace(PLAIN, beta=0.1)
+    same = make(algorithm, reference=tiny_policy)
+    mask = same.rollout.completion_mask
+    assert same.ref_logprobs is not None
+    torch.testing.assert_close(same.ref_logprobs[mask], same.rollout.sampling_logprobs[mask])
+    whole = make(algorithm, reference=tiny_policy, max_tokens=1000)
+    torch.testing.assert_close(same.ref_logprobs[mask], whole.ref_logprobs[mask])
+
+
+def test_log_probabilities_of_collection_carry_no_gradient(
+    make: Callable[..., Experience], tiny_policy: PreTrainedModel
+) -> None:
+    experience = make(replace(PLAIN, num_iterations=2, beta=0.1), reference=tiny_policy)
+    assert not experience.old_logprobs.requires_grad
+    assert not experience.ref_logprobs.requires_grad
+
+
+def test_kl_in_the_reward_lowers_what_has_drifted_from_the_reference(
+    make: Callable[..., Experience], tiny_policy: PreTrainedModel
+) -> None:
+    algorithm = replace(PLAIN, beta=0.5, kl_placement="reward", kl_estimator="k1", scale="none", baseline="none")
+    free = make(replace(algorithm, beta=0.0, kl_placement="loss"))
+    same = make(algorithm, reference=tiny_policy)
+    torch.testing.assert_close(same.advantages, free.advantages, atol=1e-5, rtol=0)
+    other = _shifted(tiny_policy)
+    drifted = make(algorithm, reference=other)
+    assert drifted.ref_logprobs is not None  # the loss has no use for it, the logged KL has
+    mask, rollout = drifted.rollout.completion_mask, drifted.rollout
+    scores = make(replace(PLAIN, beta=0.1), reference=other).ref_logprobs
+    kl = ((rollout.sampling_logprobs - scores) * mask).sum(1)
+    keep = drifted.keep
+    torch.testing.assert_close(
+        drifted.advantages.squeeze(1)[keep], (free.advantages.squeeze(1) - 0.5 * kl)[keep], atol=1e-4, rtol=0
+    )
+    assert kl.abs().max() > 0.1
+
+
+def _shifted(model: PreTrainedModel) -> PreTrainedModel:
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.3)
+    return other
+
+
+def test_the_entropy_mask_holds_the_tokens_of_highest_entropy(
+    make: Callable[..., Experience], tiny_policy: PreTrainedModel
+) -> None:
+    experience = make(replace(PLAIN, top_entropy_quantile=0.25))
+    rollout = experience.rollout
+    kept = rollout.completion_mask & experience.keep.unsqueeze(1)
+    with torch.no_grad():
+        _, entropy = completion_logprobs(
+            tiny_policy, **rollout_rows(rollout, torch.arange(9)), temperature=1.0, with_entropy=True
+        )
+    chosen = experience.entropy_mask & kept
+    rest = kept & ~chosen
+    assert entropy[chosen].min() > entropy[rest].max()
+    # the first tokens of a group share one entropy: ties come in together
+    assert round(0.25 * int(kept.sum())) <= int(chosen.sum()) <= round(0.25 * int(kept.sum())) + 2
+
+
+def test_a_greedy_baseline_is_the_reward_of_one_greedy_completion(
+    make: Callable[..., Experience], scripted_engine: Callable[..., Any]
+) -> None:
+    engine = scripted_engine(TEXTS)
+    experience = make(replace(PLAIN, baseline="greedy", scale="none"), engine=engine)
+    # the first text of each prompt is the greedy one: rewards 1, 2, 1
+    assert experience.advantages.squeeze(1).tolist() == [0, 1, 0, 0, 1, -1, 0, 0, 0]
+    train, greedy = engine.requests
+    assert [key.split for group in greedy for key in group] == ["greedy"] * 3
+    assert [len(group) for group in train] == [3, 3, 3]
+
+
+def _other_prompts(step: int, attempt: int) -> PromptBatch:
+    assert step == 2
+    answers = {1: [(11, "1"), (12, "2"), (13, "3")], 2: [(21, "1"), (22, "2"), (23, "3")]}[attempt]
+    return PromptBatch(step=2, prompts=[_prompt(i, answer) for i, answer in answers], valid=[True] * 3)
+
+
+DULL = {1: ["7", "7", "7"], 2: ["5", "55", "5"], 3: ["6", "6", "6"]}
+OTHERS = {11: ["a", "b", "c"], 12: ["2", "b", "22"], 13: ["3", "3", "3"], 21: ["1", "b", "1"], 22: ["2", "b", "c"]}
+
+
+def test_dynamic_sampling_replaces_groups_of_equal_rewards(make: Callable[..., Experience]) -> None:
+    texts = {**DULL, **OTHERS, 23: ["3", "b", "c"]}
+    experience = make(replace(PLAIN, dynamic_sampling=True), texts=texts, fetch=_other_prompts)
+    # informative groups in the order of attempt and prompt: 2, then 12, then 21
+    assert [prompt.id for prompt in experience.samples.prompts] == [2, 12, 21]
+    assert list(experience.samples.completions) == ["5", "55", "5", "2", "b", "22", "1", "b", "1"]
+    assert experience.statistics.rewards.tolist() == [[1, 2, 1], [1, 0, 2], [1, 0, 1]]
+    assert experience.attempts == 2
+
+
+def test_dynamic_sampling_fills_up_with_the_first_attempt_when_its_tries_are_over(
+    make: Callable[..., Experience],
+) -> None:
+    algorithm = replace(PLAIN, dynamic_sampling=True, max_resample_attempts=1)
+    experience = make(algorithm, texts={**DULL, **OTHERS}, fetch=_other_prompts)
+    assert sorted(prompt.id for prompt in experience.samples.prompts) == [1, 2, 12]
+    assert experience.attempts == 1
+
+
+def test_rows_are_cut_to_their_longest_prompt_and_completion(make: Callable[..., Experience]) -> None:
+    rollout = make().rollout
+    part = rollout_rows(rollout, torch.tensor([3, 5]))
+    assert part["prompt_ids"].shape == (2, 2)  # the second question is two characters long
+    assert part["completion_ids"].shape == (2, 3)
+    assert part["completion_mask"].tolist() == [[True, True, True], [True, True, False]]
+    assert part["prompt_mask"].all()

@@ -1,0 +1,172 @@
+"""What flows through a real run: what rewards are told, what is logged, and when the engine hears of new weights."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
+
+ReadMetrics = Callable[[Path], list[dict[str, str]]]
+SHORT: dict[str, Any] = {"model__cold_start": None, "model__sampling": {"max_completion_length": 8}}
+UPDATE_ALWAYS = {"group_size": 4, "beta": 0.0, "skip_zero_advantage": False}
+
+
+def _run(command_line: Any, name: str, **changes: Any) -> Path:
+    outcome = command_line("fit", "--config", command_line.config(name, **changes))
+    assert outcome.status == 0, outcome.err
+    folder: Path = command_line.runs / name
+    return folder / "metrics.csv"
+
+
+def _training(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [row for row in rows if "reward" in row]
+
+
+def _held_out(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [row for row in rows if "val/pass@1" in row]
+
+
+@pytest.fixture(scope="module")
+def heard(command_line: Any) -> Any:
+    """What a reward was told in a run whose demonstrations can be recognised."""
+    _run(
+        command_line,
+        "listening",
+        model__cold_start={"steps": 2, "batch_size": 4},
+        model__rewards=[{"class_path": "user_parts.Listening", "init_args": {"correctness": True}}],
+        data__source={"class_path": "user_parts.Whispering", "init_args": {"digits": 1}},
+    )
+    return sys.modules["user_parts"]
+
+
+def _scored(heard: Any) -> list[tuple[list[str], list[str], dict[str, list[Any]]]]:
+    """The calls that judge against gold answers, all numbers here; others compare completions with each other."""
+    return [call for call in heard.HEARD if all(answer.isdigit() for answer in call[1])]
+
+
+def test_rewards_never_see_a_demonstration(heard: Any) -> None:
+    assert len(heard.SHOWN) == 8
+    assert all(heard.SECRET in text for text in heard.SHOWN)
+    assert len(_scored(heard)) >= 3 * 2 + 4  # three validations of sampled and greedy answers, and four rollouts
+    assert heard.SECRET not in repr(heard.HEARD)
+    for completions, answers, columns in heard.HEARD:
+        assert {"prompt", "question", "completion_length"} <= set(columns)
+        assert not any("demo" in name for name in columns)
+        assert {len(column) for column in columns.values()} == {len(completions)} == {len(answers)}
+        assert columns["prompt"] == columns["question"]  # nothing is put before or behind the question
+
+
+def test_answers_belong_to_the_questions(heard: Any) -> None:
+    for _, answers, columns in _scored(heard):
+        for question, answer in zip(columns["question"], answers, strict=True):
+            a, b = question.rstrip("=").split("+")
+            assert int(a) + int(b) == int(answer)
+
+
+def test_training_and_validation_ask_different_questions(heard: Any) -> None:
+    held_out = {prompt.question for prompt in ArithmeticPrompts(digits=1).validation(6)}
+    asked = [set(columns["question"]) for _, _, columns in _scored(heard)]
+    assert sum(questions == held_out for questions in asked) == 6
+    assert sum(not questions & held_out for questions in asked) >= 4
+
+
+def test_the_cold_start_shows_training_questions_only(heard: Any) -> None:
+    source = ArithmeticPrompts(digits=1)
+    answers = {prompt.answer for step in (-1, -2) for prompt in source.prompts(step, count=4)}
+    assert {text.split("{")[1].split("}")[0] for text in heard.SHOWN} == answers
+
+
+def test_the_engine_hears_of_new_weights_once_after_each_rollout(command_line: Any) -> None:
+    _run(
+        command_line,
+        "telling",
+        **SHORT,
+        model__engine={"class_path": "user_parts.Telling"},
+        model__validation={"samples": 1, "greedy": False},
+    )
+    # validations before, in the middle and at the end; one draw each
+    assert [
+        "draw",
+        *["draw", "update"] * 2,
+        "draw",
+        *["draw", "update"] * 2,
+        "draw",
+    ] == sys.modules["user_parts"].EVENTS
+
+
+def test_what_has_no_value_in_a_step_is_left_empty(command_line: Any, read_metrics: ReadMetrics) -> None:
+    rewards = [
+        {"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"correctness": True}},
+        {"class_path": "user_parts.Flickering"},
+    ]
+    rows = _training(read_metrics(_run(command_line, "flickering", **SHORT, model__rewards=rewards)))
+    assert [float(row["frac_reward_zero_std"]) for row in rows] == [0, 1, 0, 1]
+    for name in ("loss", "grad_norm", "entropy", "ratio/mean"):
+        assert [name in row for row in rows] == [True, False, True, False]
+    assert not any("completions/mean_length_correct" in row for row in rows)
+
+
+def test_kl_is_logged_where_there_is_a_reference_and_begins_at_zero(
+    command_line: Any, read_metrics: ReadMetrics
+) -> None:
+    metrics = _run(command_line, "kl", **SHORT, model__algorithm={"group_size": 4, "beta": 0.1})
+    kl = [float(row["kl"]) for row in _training(read_metrics(metrics))]
+    assert kl[0] == pytest.approx(0.0, abs=1e-9)
+    assert all(value > 1e-6 for value in kl[2:])
+
+
+def test_the_first_of_several_updates_has_a_ratio_of_one(command_line: Any, read_metrics: ReadMetrics) -> None:
+    algorithm = {**UPDATE_ALWAYS, "num_iterations": 2}
+    optimization = {"lr": 1e-9}  # the weights stay put, so both passes do
+    metrics = _run(command_line, "ratio", **SHORT, model__algorithm=algorithm, model__optimization=optimization)
+    for row in _training(read_metrics(metrics)):
+        assert float(row["ratio/mean"]) == pytest.approx(1.0, abs=1e-5)
+        assert float(row["clip_ratio/region_mean"]) == 0.0
+
+
+def test_greedy_validation_can_be_left_out(command_line: Any, read_metrics: ReadMetrics) -> None:
+    metrics = _run(command_line, "sampled_only", **SHORT, model__validation={"samples": 2, "greedy": False})
+    rows = _held_out(read_metrics(metrics))
+    assert len(rows) == 3
+    assert all("val/greedy" not in row for row in rows)
+
+
+def test_tokens_add_up_over_the_run(command_line: Any, read_metrics: ReadMetrics) -> None:
+    rows = _training(read_metrics(_run(command_line, "tokens", **SHORT)))
+    total = 0.0
+    for row in rows:
+        total += 16 * float(row["completions/mean_length"])
+        assert float(row["num_tokens"]) == pytest.approx(total)
+
+
+def test_validations_of_equal_weights_are_equal(command_line: Any, read_metrics: ReadMetrics) -> None:
+    rows = _held_out(
+        read_metrics(_run(command_line, "still", model__optimization={"lr": 1e-12}, model__validation={"samples": 8}))
+    )
+    values = {(row["val/pass@1"], row["val/greedy"]) for row in rows}
+    assert len(rows) == 3
+    assert len(values) == 1  # held-out samples are drawn with the same uniforms every time
+
+
+def test_micro_batches_change_neither_samples_nor_loss(command_line: Any, read_metrics: ReadMetrics) -> None:
+    runs = [
+        _training(
+            read_metrics(
+                _run(
+                    command_line,
+                    f"micro_{size}",
+                    **SHORT,
+                    model__max_tokens_per_microbatch=size,
+                    model__algorithm={"group_size": 4, "beta": 0.1},
+                )
+            )
+        )
+        for size in (60, 1000)
+    ]
+    for few, many in zip(*runs, strict=True):
+        assert few["completions/mean_length"] == many["completions/mean_length"]
+        assert float(few["loss"]) == pytest.approx(float(many["loss"]), abs=1e-5)
+        assert float(few["grad_norm"]) == pytest.approx(float(many["grad_norm"]), rel=1e-3, abs=1e-6)

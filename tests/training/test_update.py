@@ -1,0 +1,428 @@
+"""The update against a naive loss, in every split; what is skipped; what a step that is not finite leaves alone."""
+
+import copy
+import ctypes
+import os
+import resource
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from grpo_pl.distributed.collective import Collective
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.policy import logprobs as scoring
+from grpo_pl.rewards.batch import ScoredBatch
+from grpo_pl.rollout.engine import pad_left
+from grpo_pl.rollout.sampler import Samples
+from grpo_pl.training.experience import Experience
+from grpo_pl.training.microbatches import TokenBudget
+from grpo_pl.training.optimization import Optimization
+from grpo_pl.training.update import PolicyUpdate, UpdateResult
+from grpo_pl.types import Rollout
+
+ROOT = Path(__file__).parents[2]
+PAD, LIMIT, GROUP = 0, 8, 4
+PROMPT_LENGTHS = (3, 1, 5)
+LENGTHS = (1, 8, 3, 5, 2, 7, 4, 4, 6, 8, 1, 3)
+REWARDS = [[1.0, 0.0, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, torch.nan]]  # one even group, one unknown
+PLAIN = GRPOAlgorithm(group_size=GROUP, beta=0.0)
+
+
+def _model(seed: int) -> PreTrainedModel:
+    config = Qwen2Config(
+        vocab_size=19,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+        initializer_range=0.4,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(config).double()
+
+
+@pytest.fixture(scope="module")
+def start() -> PreTrainedModel:
+    return _model(0)
+
+
+def _rows() -> list[tuple[list[int], list[int]]]:
+    """(prompt, completion) of each completion; no token is the padding."""
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(length: int) -> list[int]:
+        return torch.randint(1, 19, (length,), generator=generator).tolist()
+
+    prompts = [draw(length) for length in PROMPT_LENGTHS]
+    return [(prompts[i // GROUP], draw(length)) for i, length in enumerate(LENGTHS)]
+
+
+def _experience(
+    algorithm: GRPOAlgorithm = PLAIN,
+    *,
+    groups: Sequence[int] = (0, 1, 2),
+    old: PreTrainedModel | None = None,
+    reference: PreTrainedModel | None = None,
+) -> Experience:
+    rows = [_rows()[g * GROUP + i] for g in groups for i in range(GROUP)]
+    values = torch.tensor([REWARDS[g] for g in groups], dtype=torch.float64).unsqueeze(0)
+    prompt_ids, prompt_mask = pad_left([prompt for prompt, _ in rows], PAD)
+    flipped, flipped_mask = pad_left([completion[::-1] for _, completion in rows], PAD)
+    lengths = flipped_mask.sum(1).view(-1, GROUP)
+    truncated = lengths == LIMIT
+    statistics = algorithm.advantages(
+        values=values,
+        reward_weights=torch.ones(1, dtype=torch.float64),
+        lengths=lengths,
+        truncated=truncated,
+        max_completion_length=LIMIT,
+    )
+    rollout = Rollout(
+        group_size=GROUP,
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_mask,
+        completion_ids=flipped.flip(1),
+        completion_mask=flipped_mask.flip(1),
+        sampling_logprobs=torch.zeros(len(rows), flipped.shape[1]),
+        finish_reasons=["stop"] * len(rows),
+    )
+    return Experience(
+        samples=Samples(prompts=[], prompt_texts=[], rollout=rollout, completions=[], step=5),
+        scored=ScoredBatch(rewards=[], scores=[]),
+        attempts=0,
+        statistics=statistics,
+        lengths=lengths,
+        values=values,
+        truncated=truncated,
+        first_row=0,
+        advantages=statistics.advantages.flatten().unsqueeze(1),
+        keep=statistics.keep.flatten(),
+        active=statistics.active.flatten(),
+        old_logprobs=_table(old, rows) if old is not None else None,
+        ref_logprobs=_table(reference, rows) if reference is not None else None,
+        entropy_mask=None,
+    )
+
+
+def _table(model: PreTrainedModel, rows: Sequence[tuple[list[int], list[int]]]) -> Tensor:
+    with torch.no_grad():
+        table = torch.zeros(len(rows), LIMIT, dtype=torch.float64)
+        for i, row in enumerate(rows):
+            table[i, : len(row[1])] = _logprobs(model, *row)
+    return table
+
+
+def _logprobs(model: PreTrainedModel, prompt: list[int], completion: list[int]) -> Tensor:
+    """Of one completion, without any padding."""
+    logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1)[torch.arange(len(completion)), completion]
+
+
+def _run(
+    model: PreTrainedModel,
+    experience: Experience,
+    algorithm: GRPOAlgorithm = PLAIN,
+    *,
+    max_tokens: int = 1000,
+    optimizer: torch.optim.Optimizer | None = None,
+    backward: Callable[[Tensor, bool], None] = lambda loss, last: loss.backward(),
+    max_grad_norm: float = 0.0,
+) -> UpdateResult:
+    update = PolicyUpdate(
+        algorithm=algorithm,
+        optimization=Optimization(max_grad_norm=max_grad_norm),
+        temperature=1.0,
+        max_completion_length=LIMIT,
+        budget=TokenBudget(configured=max_tokens),
+        seed=0,
+        collective=Collective(),
+        report=lambda *_: None,
+    )
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1.0)
+    return update.run(model, optimizer, experience, backward)
+
+
+def _weights(model: PreTrainedModel) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def _step(start: PreTrainedModel, experience: Experience, *args: Any, **kwargs: Any) -> tuple[Tensor, UpdateResult]:
+    """How far one update with plain gradient descent moves the weights: minus the gradient at rate 1."""
+    model = copy.deepcopy(start)
+    result = _run(model, experience, *args, **kwargs)
+    return _weights(model) - _weights(start), result
+
+
+def _relative(a: Tensor, b: Tensor) -> float:
+    return ((a - b).norm() / b.norm()).item()
+
+
+def _naive_loss(
+    model: PreTrainedModel, algorithm: GRPOAlgorithm, old: PreTrainedModel, reference: PreTrainedModel | None = None
+) -> Tensor:
+    """GRPO written out: a completion at a time, clipped ratio, k3, mean over tokens and then over completions."""
+    rows, advantages = _rows(), []
+    for group in REWARDS:
+        known = torch.tensor([r for r in group if r == r])
+        advantages += [((r - known.mean()) / (known.std() + 1e-5)).item() if r == r else None for r in group]
+    total, kept = torch.zeros((), dtype=torch.float64), 0
+    for row, advantage in zip(rows, advantages, strict=True):
+        if advantage is None:
+            continue
+        kept += 1
+        logprobs = _logprobs(model, *row)
+        with torch.no_grad():
+            before = _logprobs(old, *row)
+            target = None if reference is None else _logprobs(reference, *row)
+        ratio = (logprobs - before).exp()
+        low, high = 1 - algorithm.epsilon_low, 1 + algorithm.epsilon_high
+        token_loss = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+        if target is not None:
+            token_loss = token_loss + algorithm.beta * ((target - logprobs).exp() - (target - logprobs) - 1)
+        total = total + token_loss.mean()
+    return total / kept
+
+
+def test_gradient_and_its_norm_are_those_of_the_naive_loss(start: PreTrainedModel) -> None:
+    model = copy.deepcopy(start)
+    _naive_loss(model, PLAIN, old=start).backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    move, result = _step(start, _experience())
+    assert _relative(-move, gradient) < 1e-6  # token weights and advantages pass through float32
+    assert result.grad_norms == pytest.approx([gradient.norm().item()], rel=1e-6)
+
+
+def test_two_passes_with_clipping_and_kl_are_two_steps_on_the_naive_loss(start: PreTrainedModel) -> None:
+    algorithm = GRPOAlgorithm(group_size=GROUP, beta=0.1, num_iterations=2, epsilon_low=0.05, epsilon_high=0.1)
+    reference, model = _model(1), copy.deepcopy(start)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.05), []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = _naive_loss(model, algorithm, start, reference)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    ours = copy.deepcopy(start)
+    experience = _experience(algorithm, old=start, reference=reference)
+    result = _run(ours, experience, algorithm, optimizer=torch.optim.SGD(ours.parameters(), lr=0.05))
+    assert _relative(_weights(ours) - _weights(start), _weights(model) - _weights(start)) < 1e-6
+    assert result.losses == pytest.approx(losses, rel=1e-6)
+    clipped, tokens = result.sums["clip_ratio/region_mean"]
+    assert 0 < clipped < tokens  # the clip took part
+
+
+@pytest.mark.parametrize("max_tokens", [13, 20, 40])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+def test_micro_batches_do_not_change_the_gradient(start: PreTrainedModel, aggregation: Any, max_tokens: int) -> None:
+    algorithm = replace(PLAIN, aggregation=aggregation)
+    whole, result = _step(start, _experience(algorithm), algorithm)
+    split, split_result = _step(start, _experience(algorithm), algorithm, max_tokens=max_tokens)
+    assert _relative(split, whole) < 1e-10
+    assert split_result.losses == pytest.approx(result.losses, rel=1e-10)
+    assert {k: v[0].item() for k, v in split_result.sums.items()} == pytest.approx(
+        {k: v[0].item() for k, v in result.sums.items()}, rel=1e-10
+    )
+
+
+def test_micro_batches_do_not_change_the_weights_after_several_adam_steps(start: PreTrainedModel) -> None:
+    algorithm = GRPOAlgorithm(group_size=GROUP, beta=0.1, num_iterations=2, num_minibatches=2)
+    experience = _experience(algorithm, old=start, reference=_model(1))
+    ends = []
+    for size in (13, 30, 1000):
+        model = copy.deepcopy(start)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        _run(model, experience, algorithm, optimizer=optimizer, max_tokens=size, max_grad_norm=0.5)
+        ends.append(_weights(model))
+    for end in ends[1:]:
+        assert _relative(end, ends[0]) < 1e-10
+
+
+def test_the_order_of_the_groups_does_not_change_the_gradient(start: PreTrainedModel) -> None:
+    move, _ = _step(start, _experience())
+    permuted, _ = _step(start, _experience(groups=(2, 0, 1)))
+    assert _relative(permuted, move) < 1e-10
+
+
+def test_rows_with_zero_advantage_are_not_forwarded_and_the_gradient_stays(start: PreTrainedModel) -> None:
+    forwarded = {}
+    moves = []
+    for skip in (True, False):
+        algorithm = replace(PLAIN, skip_zero_advantage=skip)
+        model = copy.deepcopy(start)
+        counts = _count_rows(model)
+        _run(model, _experience(algorithm), algorithm, max_tokens=30)
+        moves.append(_weights(model) - _weights(start))
+        forwarded[skip] = len(counts)
+    assert _relative(moves[0], moves[1]) < 1e-10
+    assert forwarded == {True: 7, False: 11}  # of 12, one has no reward and four an advantage of 0
+
+
+def _count_rows(model: PreTrainedModel) -> Counter[tuple[int, ...]]:
+    """Counts how often each row passes through the model; a row is told by its tokens."""
+    counts: Counter[tuple[int, ...]] = Counter()
+
+    ours = {tuple(prompt + completion) for prompt, completion in _rows()}
+
+    def note(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        rows = [tuple(row[row != PAD].tolist()) for row in inputs[0]]
+        counts.update(row for row in rows if row in ours)  # a probe of the model's head is none of them
+
+    scoring._ways[model] = "chunked"  # padded rows pass whole; in a packed batch they could not be told apart
+    model.get_input_embeddings().register_forward_hook(note)
+    return counts
+
+
+@pytest.mark.parametrize("minibatches", [1, 2, 3, 5])
+def test_every_pass_covers_every_row_once(start: PreTrainedModel, minibatches: int) -> None:
+    algorithm = replace(PLAIN, num_iterations=2, num_minibatches=minibatches, skip_zero_advantage=False)
+    model = copy.deepcopy(start)
+    counts = _count_rows(model)
+    result = _run(model, _experience(algorithm, old=start), algorithm, max_tokens=20)
+    expected = [tuple(p + c) for i, (p, c) in enumerate(_rows()) if i != 11]  # the row without a reward stays out
+    assert counts == Counter({row: 2 for row in expected})
+    assert len(result.losses) == 2 * minibatches
+
+
+def test_minibatches_differ_between_passes_and_follow_seed_and_step(start: PreTrainedModel) -> None:
+    algorithm = replace(PLAIN, num_iterations=2, num_minibatches=3, skip_zero_advantage=False)
+
+    def losses(experience: Experience) -> list[float]:
+        model = copy.deepcopy(start)
+        return _run(model, experience, algorithm, optimizer=torch.optim.SGD(model.parameters(), lr=1e-12)).losses
+
+    experience = _experience(algorithm, old=start)
+    first = losses(experience)
+    assert losses(experience) == first
+    assert first[:3] != pytest.approx(first[3:], abs=1e-6)  # the weights hardly moved: other rows
+    assert losses(replace(experience, samples=replace(experience.samples, step=6))) != pytest.approx(first, abs=1e-6)
+
+
+def test_the_ratio_of_a_single_update_is_exactly_one(start: PreTrainedModel) -> None:
+    _, result = _step(start, _experience())
+    total, count = result.sums["ratio/mean"]
+    assert total.item() == count.item() == sum(LENGTHS[:4]) + sum(LENGTHS[8:11])
+
+
+def test_without_any_advantage_no_step_is_taken(start: PreTrainedModel) -> None:
+    move, result = _step(start, _experience(groups=(1,)))
+    assert not move.any()
+    assert (result.losses, result.grad_norms, result.skipped) == ([], [], 0)
+
+
+def test_the_reported_norm_is_that_before_clipping(start: PreTrainedModel) -> None:
+    _, result = _step(start, _experience())
+    clipped, clipped_result = _step(start, _experience(), max_grad_norm=0.01)
+    assert clipped_result.grad_norms == result.grad_norms
+    assert result.grad_norms[0] > 0.01
+    assert clipped.norm().item() == pytest.approx(0.01, rel=1e-4)
+
+
+@pytest.mark.parametrize("fault", ["loss", "gradient"])
+def test_a_step_that_is_not_finite_is_skipped_and_counted(start: PreTrainedModel, fault: str) -> None:
+    model, experience = copy.deepcopy(start), _experience()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+    if fault == "loss":
+        experience = replace(
+            experience, advantages=experience.advantages.clone().index_fill_(0, torch.tensor([2]), torch.nan)
+        )
+    else:
+        next(model.parameters()).register_hook(lambda gradient: gradient * torch.inf)
+    result = _run(model, experience, optimizer=optimizer)
+    assert result.skipped == 1
+    assert torch.equal(_weights(model), _weights(start))
+    assert not optimizer.state  # its moments have not seen the bad gradient
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_skipped_step_does_not_stop_the_next(start: PreTrainedModel) -> None:
+    algorithm = replace(PLAIN, num_iterations=3)
+    passes = iter([torch.nan, 1.0, 1.0])
+    model = copy.deepcopy(start)
+    result = _run(
+        model,
+        _experience(algorithm, old=start),
+        algorithm,
+        backward=lambda loss, last: (loss * next(passes)).backward(),
+    )
+    assert (result.skipped, len(result.losses)) == (1, 3)
+    assert _weights(model).isfinite().all()
+    assert not torch.equal(_weights(model), _weights(start))
+
+
+def _address_space() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
+
+
+def _large_update(headroom: int, file: Path) -> None:
+    """Saves the weights' move in an update of 12 long completions, with so many bytes of memory left or as many as it
+    likes (0); and its budget."""
+    torch.set_num_threads(1)
+    ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD: what is freed goes back to the system at once
+    config = Qwen2Config(
+        vocab_size=19,
+        hidden_size=64,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+    )
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(config)
+    start = _weights(model)
+    small = _experience()
+    longer = replace(
+        small.rollout,
+        completion_ids=small.rollout.completion_ids.repeat(1, 64).clamp(min=1),
+        completion_mask=small.rollout.completion_mask.new_ones(12, 64 * LIMIT),
+        sampling_logprobs=torch.zeros(12, 64 * LIMIT),
+    )
+    experience = replace(small, samples=replace(small.samples, rollout=longer), lengths=small.lengths * 0 + 64 * LIMIT)
+    scoring.shares_prompts(model, 1)  # tried with memory at hand
+    if headroom:
+        resource.setrlimit(resource.RLIMIT_AS, (_address_space() + headroom, resource.RLIM_INFINITY))
+    budget = TokenBudget(configured=10_000)
+    update = PolicyUpdate(
+        algorithm=PLAIN,
+        optimization=Optimization(max_grad_norm=0.0),
+        temperature=1.0,
+        max_completion_length=64 * LIMIT,
+        budget=budget,
+        seed=0,
+        collective=Collective(),
+        report=lambda *_: None,
+    )
+    result = update.run(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), experience, lambda loss, last: loss.backward()
+    )
+    torch.save({"tokens": budget.tokens, "move": _weights(model) - start, "losses": result.losses}, file)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory the way Linux does")
+def test_an_update_that_runs_out_of_memory_goes_on_with_half_and_loses_nothing(tmp_path: Path) -> None:
+    found = []
+    for headroom in (0, 250 * 2**20):
+        command = [sys.executable, __file__, str(headroom), str(tmp_path / f"{headroom}.pt")]
+        subprocess.run(command, check=True, timeout=200, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        found.append(torch.load(tmp_path / f"{headroom}.pt"))
+    whole, limited = found
+    assert whole["tokens"] == 10_000 and limited["tokens"] < 5_000
+    assert _relative(limited["move"], whole["move"]) < 1e-5
+    assert limited["losses"] == pytest.approx(whole["losses"], abs=1e-6)
+
+
+if __name__ == "__main__":  # a process of its own for the limit on memory
+    _large_update(int(sys.argv[1]), Path(sys.argv[2]))
