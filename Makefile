@@ -16,6 +16,7 @@ lint:
 	mypy serve
 
 docs:  ## the site, into ./site
+	python docs/plots/architecture.py --check
 	mkdocs build --strict
 
 bench:  ## the two figures that every change to rollout or update is held against

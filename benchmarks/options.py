@@ -16,9 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grpo_pl.policy.logprobs import completion_logprobs
-from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import SampleKey
+from grpo_pl.types import SampleKey, SamplingParams
 
 
 def rollout(model: PreTrainedModel, cell: Cell) -> Callable[[], None]:

@@ -35,10 +35,9 @@ from common import (
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
-from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.kernels import Matrix
-from grpo_pl.types import SampleKey
+from grpo_pl.types import SampleKey, SamplingParams
 
 VLLM_PYTHON = "GRPO_PL_VLLM_PYTHON"
 

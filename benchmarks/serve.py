@@ -33,9 +33,8 @@ from grpo_pl.policy.export import export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import FormatReward, MathReward
-from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import SampleKey
+from grpo_pl.types import SampleKey, SamplingParams
 
 ROOT = Path(__file__).parents[1]
 CLIENTS, SAMPLES, TOKENS = 4, 8, 256

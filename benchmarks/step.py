@@ -45,10 +45,9 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards.base import Reward, Score
-from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import Optimization
-from grpo_pl.types import Prompt
+from grpo_pl.types import Prompt, SamplingParams
 
 PRECISION = {"float32": "32-true", "bfloat16": "bf16-true"}
 

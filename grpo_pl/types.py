@@ -81,3 +81,71 @@ class Rollout:
     def lengths(self) -> Tensor:
         """Completion tokens per row, shape (B,)."""
         return self.completion_mask.sum(dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How completions are drawn."""
+
+    max_completion_length: int = 256
+    """Most tokens a completion may have; longer ones end with ``finish_reason="length"``."""
+    temperature: float = 1.0
+    """Divides the logits, in sampling and in every log-probability; 0 is greedy and refused for training."""
+    top_k: int = 0
+    """Draw among the k most likely tokens only; 0 is off. Refused for training: the loss would be biased."""
+    top_p: float = 1.0
+    """Draw from the smallest set with this much mass; 1 is off. Refused for training: the loss would be biased."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion like an EOS: the token that completes one is its last and belongs to it."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a completion besides the model's own EOS, and belong to it."""
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids"):  # as YAML and JSON give them back
+            given = getattr(self, name)
+            object.__setattr__(self, name, (given,) if isinstance(given, str | int) else tuple(given or ()))
+        if any(not isinstance(text, str) or not text for text in self.stop):
+            raise ValueError(f"stop must hold texts of one character or more, got {list(self.stop)}.")
+        if any(token < 0 for token in self.stop_token_ids):
+            raise ValueError(f"stop_token_ids must not be negative, got {list(self.stop_token_ids)}.")
+        if self.max_completion_length < 1:
+            raise ValueError(f"max_completion_length must be at least 1, got {self.max_completion_length}.")
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be finite and not negative, got {self.temperature}.")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (off) or more, got {self.top_k}.")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}.")
+
+    def require_on_policy(self) -> None:
+        """Refuses what would make the drawn distribution differ from the one that the loss differentiates.
+
+        Raises:
+            ValueError: greedy sampling, top-k or top-p.
+        """
+        if self.temperature == 0.0:
+            raise ValueError("temperature is 0: greedy completions of a group are all equal, so nothing can be learnt.")
+        if self.top_k or self.top_p < 1.0:
+            raise ValueError(
+                f"top_k={self.top_k}, top_p={self.top_p}: truncated sampling biases the training loss. "
+                "Use top_k=0 and top_p=1 for training; evaluation may truncate."
+            )
+
+
+class PromptBatch:
+    """The prompts of one rank for one rollout step (training) or one slice of the held-out problems.
+
+    A plain class, because Lightning takes tuples and dataclasses apart to move their tensors, and refuses frozen ones.
+
+    Args:
+        step: the rollout step, or the number of the slice.
+        prompts: this rank's prompts.
+        valid: false for prompts that only fill a rank's slice up to the common size, so that all ranks do equal work.
+        groups: names of the groups that each held-out prompt counts in, such as ``("val", "val/algebra")``.
+    """
+
+    def __init__(
+        self, *, step: int, prompts: Sequence[Prompt], valid: Sequence[bool], groups: Sequence[Sequence[str]] = ()
+    ) -> None:
+        self.step, self.prompts, self.valid = step, tuple(prompts), tuple(valid)
+        self.groups = tuple(map(tuple, groups))

@@ -16,6 +16,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from grpo_pl.policy.loading import choose_device
 from grpo_pl.policy.trained import ServedModel, find_model
 from grpo_pl.rewards.base import needs_of
 from serve.completions import CompletionRoutes
@@ -263,25 +264,6 @@ def _tls_options(certificate: Path, key: Path | None) -> dict[str, Any]:
         files = certificate if key is None else f"{certificate} and {key}"
         raise ValueError(f"no certificate with its key in {files}: {error}.") from None
     return {"ssl_certfile": str(certificate), "ssl_keyfile": None if key is None else str(key)}
-
-
-def choose_device(wanted: str) -> str:
-    """``auto`` is the first GPU, or else the CPU.
-
-    Raises:
-        ValueError: a device that this machine does not have.
-    """
-    import torch
-
-    if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(wanted).type
-    except RuntimeError as error:
-        raise ValueError(f"device must be auto, cpu, cuda, cuda:1 …, got {wanted!r}.") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {wanted!r}: this machine has no usable GPU.")
-    return wanted
 
 
 def run_server(settings: ServeSettings) -> int:

@@ -17,7 +17,7 @@ from litserve.specs.base import LitSpec
 
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rewards.sandbox.worker_environment import MODEL, worker_environment
-from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions
+from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions, batch_of
 from grpo_pl.types import FinishReason
 from serve.grammars import Grammar, GrammarError, GrammarMask, Grammars
 from serve.worker import Mailbox, Refusal, WorkerLoop, end_with_parent
@@ -128,7 +128,7 @@ class GenerateAPI(LitAPI):
         from grpo_pl.policy.loading import eos_ids
 
         self._grammars = Grammars(self._served.tokenizer, eos_ids(self._model, self._served.tokenizer))
-        return self._served.new_batch(self._model, self.max_batch_size)
+        return batch_of(self._served, self._model, self.max_batch_size)
 
     def _take_requests(self, mailbox: Mailbox) -> None:
         busy = len(self._batch) or self._aside or self._compiling

@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.engine import row_keys
+from grpo_pl.rollout.native.continuous import batch_of
 from serve.errors import ApiError
 from serve.evaluation import items_of, result_of
 from serve.generate_worker import Chunk
@@ -33,7 +34,7 @@ def evaluate_locally(
     except ApiError as error:
         raise ValueError(error.message) from error
     policy = model.load_policy(device)
-    batch = model.new_batch(policy, max(max_rows, n))
+    batch = batch_of(model, policy, max(max_rows, n))
     rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)
     waiting = list(range(len(problems)))
     owner: dict[int, tuple[int, Chunk]] = {}  # by sequence: problem and completion

@@ -10,10 +10,9 @@ from itertools import groupby
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.template import Example
 from grpo_pl.policy.trained import ServedModel
-from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.rollout.native.continuous import SequenceOptions
 from grpo_pl.rollout.processors import LogitOptions
-from grpo_pl.types import SampleKey
+from grpo_pl.types import SampleKey, SamplingParams
 from serve.errors import ApiError, bad_request, model_not_found
 from serve.schemas import Message, Sampling
 

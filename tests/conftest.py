@@ -3,12 +3,15 @@
 import contextlib
 import csv
 import io
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before its libraries are imported: no test asks the hub
 
 import pytest
 import torch
@@ -18,8 +21,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.tokenizer import character_tokenizer
-from grpo_pl.rollout.engine import RolloutEngine, SamplingParams, pad_left
-from grpo_pl.types import Rollout, SampleKey
+from grpo_pl.rollout.engine import RolloutEngine, pad_left
+from grpo_pl.types import Rollout, SampleKey, SamplingParams
 
 torch.set_num_threads(1)
 

@@ -1,6 +1,7 @@
-"""Who may import whom: read from the source by ``ast``, and seen in a fresh process."""
+"""Who may import whom: every import of the package and the server, from the source and in fresh processes."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,22 +11,39 @@ import pytest
 
 import grpo_pl
 
-PACKAGE = Path(grpo_pl.__file__).parent
-LIGHTNING = {"lightning", "pytorch_lightning"}
-LAYER_1 = {"grpo_pl.types", "grpo_pl.functional"}
+ROOT = Path(grpo_pl.__file__).parents[1]
+PACKAGE = ROOT / "grpo_pl"
+LOWEST = {"types", "functional", "files", "rewards"}
+MIDDLE = {"config", "objective", "data", "policy", "rollout", "evaluation"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "types": set(),
+    "functional": {"types"},
+    "files": set(),
+    "rewards": {"files", "functional"},
+    "config": LOWEST,
+    "objective": {"types", "functional"},
+    "data": LOWEST,
+    "policy": LOWEST,
+    "rollout": {"types", "functional", "policy"},
+    "evaluation": {"rollout", *LOWEST},
+    "distributed": LOWEST | MIDDLE,
+    "training": {"distributed", *LOWEST, *MIDDLE},
+    "report": LOWEST | MIDDLE,
+    "callbacks": {"report", "training", "distributed", *LOWEST, *MIDDLE},
+    "serve": LOWEST | MIDDLE,
+}
+"""Room -> the rooms that it may import; ``cli`` may import all of them."""
+HEAVY = ("torch", "lightning", "transformers", "litserve", "fastapi", "starlette")
 
 
-def _imports(file: Path, *, type_checking: bool = True) -> Iterator[str]:
-    """Every module that a file imports, at the top or inside functions."""
-    tree = ast.parse(file.read_text())
-    skipped = set()
-    if not type_checking:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-                skipped |= {id(inner) for inner in ast.walk(node)}
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+def _files(room: str) -> list[Path]:
+    folder = ROOT / "serve" if room == "serve" else PACKAGE / room
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+
+
+def _imports(file: Path) -> Iterator[str]:
+    """Every module that a file imports: at the top, inside functions, or for type checkers only."""
+    for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -34,73 +52,119 @@ def _imports(file: Path, *, type_checking: bool = True) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _files(room: str) -> list[Path]:
-    return sorted((PACKAGE / room).rglob("*.py")) if (PACKAGE / room).is_dir() else [PACKAGE / f"{room}.py"]
+def _room(module: str) -> str | None:
+    top, _, rest = module.partition(".")
+    if top == "serve":
+        return "serve"
+    return rest.partition(".")[0] if top == "grpo_pl" and rest else None
 
 
-def _within(name: str, allowed: set[str]) -> bool:
-    return any(name == prefix or name.startswith(prefix + ".") for prefix in allowed)
+def _rooms() -> set[str]:
+    found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    return {room for room in found if not room.startswith("__")} | {"serve"}
 
 
-def _ours(file: Path, *, type_checking: bool = True) -> list[str]:
-    return [n for n in _imports(file, type_checking=type_checking) if _within(n, {"grpo_pl"})]
+def test_every_room_has_its_line_in_the_table() -> None:
+    assert _rooms() == MAY_IMPORT.keys() | {"cli"}
+    assert len(_rooms() - {"serve"}) <= 16
 
 
-@pytest.mark.parametrize("room", ["types", "functional"])
-def test_the_lowest_layer_needs_torch_and_nothing_else(room: str) -> None:
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_a_room_imports_those_below_it_only(room: str) -> None:
+    names = {"__version__", "__init__"}
     for file in _files(room):
-        for name in _imports(file):
-            top = name.split(".")[0]
-            assert top in sys.stdlib_module_names | {"torch"} or _within(name, LAYER_1), f"{file} imports {name}"
+        if file == ROOT / "serve" / "__main__.py":
+            continue  # `python -m serve` is the command line
+        for module in _imports(file):
+            other = _room(module)
+            assert other is None or other in names or other == room or other in MAY_IMPORT[room], f"{file}: {module}"
 
 
-def test_rewards_lean_on_no_other_room() -> None:
-    for file in _files("rewards"):
-        for name in _ours(file):
-            assert _within(name, {"grpo_pl.rewards", "grpo_pl.functional.exact_sums"}), f"{file} imports {name}"
+def test_the_table_has_no_circle() -> None:
+    left = dict(MAY_IMPORT)
+    while left:
+        free = [room for room, below in left.items() if not below & left.keys()]
+        assert free, f"rooms import each other in a circle: {sorted(left)}"
+        for room in free:
+            del left[room]
 
 
-@pytest.mark.parametrize("room", ["data", "policy", "rollout", "metrics", "rewards", "functional", "types"])
+def test_no_two_files_import_each_other_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    files = {path for room in _rooms() for path in _files(room)}
+    modules = {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
+    for module, file in modules.items():
+        named = {name if name in modules else name.rpartition(".")[0] for name in _imports(file)}
+        graph[module] = {name for name in named if name in modules and name != module}
+    while graph:
+        free = [module for module, below in graph.items() if not below & graph.keys()]
+        assert free, f"files import each other in a circle, among {sorted(graph)}"
+        for module in free:
+            del graph[module]
+
+
+@pytest.mark.parametrize("room", ["types", "functional", "files"])
+def test_the_lowest_rooms_need_torch_and_nothing_else(room: str) -> None:
+    allowed = sys.stdlib_module_names | {"grpo_pl", "torch", "yaml", "pyarrow"}
+    for file in _files(room):
+        for module in _imports(file):
+            assert module.partition(".")[0] in allowed, f"{file} imports {module}"
+
+
+@pytest.mark.parametrize("room", sorted(MIDDLE | LOWEST))
 def test_only_the_data_module_of_the_lower_rooms_imports_lightning(room: str) -> None:
-    users = {f for f in _files(room) for name in _imports(f) if name.split(".")[0] in LIGHTNING}
+    lightning = ("lightning", "pytorch_lightning")
+    users = {f for f in _files(room) for name in _imports(f) if name.split(".")[0] in lightning}
     assert users <= {PACKAGE / "data" / "datamodule.py"}
 
 
-@pytest.mark.parametrize("room", ["data", "policy", "rollout", "metrics"])
-def test_the_second_layer_never_reaches_up(room: str) -> None:
-    above = {f"grpo_pl.{name}" for name in ("algorithm", "module", "callbacks", "strategies", "cli", "commands")}
-    above |= {f"grpo_pl.{name}" for name in ("experience", "collection", "update", "export", "loggers", "runs")}
-    for file in _files(room):
-        for name in _ours(file):
-            assert not _within(name, above), f"{file} imports {name}"
+def _walks() -> list[list[str]]:
+    """The numbered walks of CONTRIBUTING.md, as modules in their order."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    steps = re.findall(r"^(\d+)\. `(grpo_pl/[\w/]+)\.py`", page, re.MULTILINE)
+    walks: list[list[str]] = []
+    for number, path in steps:
+        if number == "1":
+            walks.append([])
+        assert len(walks[-1]) == int(number) - 1
+        walks[-1].append(path.replace("/", "."))
+    return walks
 
 
-def test_nothing_but_the_command_line_imports_the_command_line() -> None:
-    for file in PACKAGE.rglob("*.py"):
-        if file.name in ("cli.py", "__main__.py") or "commands" in file.parts:
-            continue
-        for name in _ours(file):
-            assert not _within(name, {"grpo_pl.cli.main", "grpo_pl.cli.commands"}), f"{file} imports {name}"
+def test_the_way_of_a_prompt_and_of_a_reward_are_as_short_as_they_are_written_down() -> None:
+    prompt, reward = _walks()
+    assert len(prompt) <= 15 and len(reward) <= 6
+    for walk in (prompt, reward):
+        for number, module in enumerate(walk[1:], start=1):
+            assert any(_leans_on(other, module) or _leans_on(module, other) for other in walk[:number]), module
 
 
-def _loaded_after(statement: str, *modules: str) -> set[str]:
-    code = f"import sys; {statement}; print(*[m for m in {modules!r} if m in sys.modules])"
+def _leans_on(module: str, other: str) -> bool:
+    """Whether a module imports another, or from the package that shows what the other holds."""
+    named = list(_imports(ROOT / f"{module.replace('.', '/')}.py"))
+    package = other.rpartition(".")[0]
+    return any(name.startswith(f"{other}.") or name.rpartition(".")[0] == package for name in named)
+
+
+def _loaded_after(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*[m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     return set(done.stdout.split())
 
 
 def test_importing_functional_brings_torch_and_none_of_the_frameworks() -> None:
     files = [f"grpo_pl.functional.{file.stem}" for file in _files("functional") if file.stem != "__init__"]
-    loaded = _loaded_after(f"import {', '.join(files)}", "torch", "lightning", "transformers", "litserve")
-    assert loaded == {"torch"}
+    assert _loaded_after(f"import {', '.join(files)}") == {"torch"}
 
 
-def test_importing_what_rewards_share_with_the_objective_brings_no_torch() -> None:
-    assert not _loaded_after("import grpo_pl.functional.exact_sums, grpo_pl.rewards.batch", "torch")
+@pytest.mark.parametrize("module", ["grpo_pl", "grpo_pl.rewards", "grpo_pl.files", "grpo_pl.config"])
+def test_importing_what_everything_needs_brings_nothing_heavy(module: str) -> None:
+    assert not _loaded_after(f"import {module}")
 
 
-def test_importing_the_package_brings_nothing_heavy() -> None:
-    assert not _loaded_after("import grpo_pl", "torch", "lightning", "transformers", "litserve")
+@pytest.mark.parametrize("verb", ["predict", "filter", "evaluate"])
+def test_a_verb_without_a_server_loads_no_web_framework(verb: str) -> None:
+    assert not _loaded_after(f"import grpo_pl.cli.commands.{verb}") & {"litserve", "fastapi", "starlette"}
 
 
 def test_no_module_is_named_like_one_of_the_libraries() -> None:

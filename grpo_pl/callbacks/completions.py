@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from grpo_pl.files.rows import Row, read_completions
 from grpo_pl.files.writing import append_lines, dispensable, write_atomically
 from grpo_pl.training.experience import Experience
-
-Row = dict[str, Any]
-"""One completion: ``step``, ``prompt``, ``completion``, ``rewards`` (name -> value, status), ``advantage`` …"""
 
 
 class CompletionsLog(Callback):
@@ -136,14 +134,6 @@ def _per_completion(experience: Experience) -> list[float]:
     advantages = experience.advantages.expand(mask.shape)
     means: list[float] = ((advantages * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)).tolist()
     return means
-
-
-def read_completions(path: Path) -> Iterator[Row]:
-    """The rows of a file; a last line that was cut short by a crash is left out."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
 
 
 def flat_row(row: Mapping[str, Any]) -> Row:

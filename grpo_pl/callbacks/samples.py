@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grpo_pl.callbacks.completions import Row, completion_rows, flat_row
+from grpo_pl.callbacks.completions import completion_rows, flat_row
+from grpo_pl.files.rows import Row
 
 
 class SampleTable(Callback):

@@ -12,9 +12,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from grpo_pl.callbacks.completions import Row, rows_of
+from grpo_pl.callbacks.completions import rows_of
 from grpo_pl.callbacks.skeletons import FirstForms, forms_of
 from grpo_pl.callbacks.suspicion import Look, Sign, Suspicion, judge_metrics, sample_rows, suspicions
+from grpo_pl.files.rows import Row
 from grpo_pl.files.writing import dispensable, write_atomically
 from grpo_pl.rewards.base import Reward, Score, needs_of
 from grpo_pl.rewards.length import repeated_share

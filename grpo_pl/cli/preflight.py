@@ -15,11 +15,11 @@ from grpo_pl.data.overlap import find_overlaps, refuse_repeats
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.evaluation.held_out import HeldOutMetrics
 from grpo_pl.policy.loading import context_length, load_tokenizer, model_config
+from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.policy.template import Fits
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
-from grpo_pl.rollout.engine import StopStrings
 from grpo_pl.training.cold_start import ColdStart, cache_root
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.vocabulary import MADE_UP, check_vocabulary, first_prompts

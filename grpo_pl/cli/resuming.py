@@ -10,8 +10,8 @@ import torch
 import yaml
 
 from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.files.checkpoints import read_head
 from grpo_pl.files.runs import RunFolder, config_changes
+from grpo_pl.files.sharded_checkpoints import read_head
 from grpo_pl.policy.loading import load_model, load_tokenizer
 from grpo_pl.training.module import GRPOModule
 

@@ -42,8 +42,9 @@ from grpo_pl.data.tasks import (
     reasoning_gym,  # noqa: F401
     sorting,  # noqa: F401
 )
+from grpo_pl.distributed.checkpoint_io import CheckpointFiles
 from grpo_pl.distributed.strategy import FSDP2Strategy, is_first_process, launched_devices
-from grpo_pl.files.checkpoints import CheckpointError, CheckpointFiles
+from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.files.locks import FolderLock
 from grpo_pl.files.runs import RunFolder, check_name, newest_run_folder, resume_run, start_run
 from grpo_pl.policy.tokenizer import FROM_DATA

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-CONFIGS = (Path(__file__).parent / "configs").resolve()
+CONFIGS = (Path(__file__).parents[1] / "configs").resolve()
 """The project's ``configs`` folder; in a checkout a link to it."""
 FLAGS = ("-c", "--config", "--overlay")
 

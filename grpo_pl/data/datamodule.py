@@ -9,29 +9,10 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from grpo_pl.data.sources import PromptSource
-from grpo_pl.types import Prompt
+from grpo_pl.types import Prompt, PromptBatch
 
 GROUP = "val"
 """Name of the source's own held-out problems; further sets are ``val/<name>``."""
-
-
-class PromptBatch:
-    """The prompts of one rank for one rollout step (training) or one slice of the held-out problems.
-
-    A plain class, because Lightning takes tuples and dataclasses apart to move their tensors, and refuses frozen ones.
-
-    Args:
-        step: the rollout step, or the number of the slice.
-        prompts: this rank's prompts.
-        valid: false for prompts that only fill a rank's slice up to the common size, so that all ranks do equal work.
-        groups: names of the groups that each held-out prompt counts in, such as ``("val", "val/algebra")``.
-    """
-
-    def __init__(
-        self, *, step: int, prompts: Sequence[Prompt], valid: Sequence[bool], groups: Sequence[Sequence[str]] = ()
-    ) -> None:
-        self.step, self.prompts, self.valid = step, tuple(prompts), tuple(valid)
-        self.groups = tuple(map(tuple, groups))
 
 
 class RolloutDataModule(LightningDataModule):

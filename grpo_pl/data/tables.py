@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_pl.data.cells import not_utf8
 from grpo_pl.data.rows import RowPrompts, RowReader, Side
-from grpo_pl.hub import prefer_cache_without_network
 from grpo_pl.types import Prompt
 
 if TYPE_CHECKING:
@@ -118,7 +117,6 @@ def load_table(path: str, subset: str | None, split: str, *, text: Sequence[str]
                 check_utf8(file)
             with _without_chatter():
                 return datasets.load_dataset(str(local), subset, split=split)
-        prefer_cache_without_network()
         return datasets.load_dataset(path, subset, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else error

@@ -18,8 +18,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from typing_extensions import override
 
+from grpo_pl.distributed.checkpoint_io import CheckpointFiles
 from grpo_pl.distributed.sharding import Sharding
-from grpo_pl.files.checkpoints import CheckpointError, CheckpointFiles, read_file
+from grpo_pl.files.checkpoints import CheckpointError, read_file
 from grpo_pl.files.sharded_checkpoints import by_first_process, load_sharded, write_sharded
 
 Precision = Literal["float32", "bfloat16", "float16"]

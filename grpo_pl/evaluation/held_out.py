@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 from torchmetrics import SumMetric
 
-from grpo_pl.data.datamodule import PromptBatch
 from grpo_pl.evaluation.metrics import AverageAtK, GroupMetric, MajorityAtK, PassAtK
 from grpo_pl.functional.estimates import Estimate, estimate_mean
 from grpo_pl.rewards.base import Reward, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, score_completions
 from grpo_pl.rewards.notes import Notes
 from grpo_pl.rewards.voting import answer_classes
-from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.rollout.sampler import Samples
+from grpo_pl.types import PromptBatch, SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)

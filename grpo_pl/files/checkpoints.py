@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from grpo_pl.files.writing import PatientFile, write_atomically
 
@@ -161,40 +160,6 @@ def read_file(path: Path, *, mmap: bool = False) -> dict[str, Any]:
     return state
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint of either form with whole tensors on the CPU, in a single process.
-
-    Raises:
-        CheckpointError: see :func:`read_file`.
-    """
-    if path.is_dir() and not (path / META).exists():
-        last = path / "checkpoints" / LAST
-        raise CheckpointError(f"{path} is a folder and no checkpoint." + (f" Give {last}." if last.exists() else ""))
-    if path.is_dir():
-        from grpo_pl.files.sharded_checkpoints import read_sharded
-
-        return read_sharded(path)
-    return read_file(path)
-
-
-def read_head(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
-    """The shapes of the policy's weights, by name, and what else a checkpoint of either form holds, without reading
-    its tensors.
-
-    Raises:
-        CheckpointError: see :func:`read_checkpoint`.
-    """
-    if path.is_dir() and (path / META).exists():
-        from grpo_pl.files.sharded_checkpoints import read_shapes
-
-        shapes = {key.removeprefix("state_dict."): shape for key, shape in read_shapes(path).items()}
-        return _of_policy(shapes), read_file(path / META)
-    if path.is_dir():
-        read_checkpoint(path)
-    state = read_file(path, mmap=True)
-    return _of_policy({key: tuple(value.shape) for key, value in state.pop("state_dict").items()}), state
-
-
 def policy_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The policy's own state dict inside a checkpoint."""
     return _of_policy(checkpoint["state_dict"])
@@ -203,15 +168,3 @@ def policy_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def _of_policy(entries: Mapping[str, T]) -> dict[str, T]:
     prefix = "policy."
     return {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
-
-
-class CheckpointFiles(TorchCheckpointIO):
-    """How the Trainer reads and writes checkpoints: atomically, and without running anything inside them."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        save_tensors(checkpoint, Path(path))
-
-    def load_checkpoint(
-        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        return read_checkpoint(Path(path))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -85,3 +85,15 @@ class RowWriter:
     @staticmethod
     def _staging(path: Path) -> Path:
         return path.with_name(f".{path.name}.part")
+
+
+Row = dict[str, Any]
+"""One completion: ``step``, ``prompt``, ``completion``, ``rewards`` (name -> value, status), ``advantage`` …"""
+
+
+def read_completions(path: Path) -> Iterator[Row]:
+    """The rows of a file; a last line that was cut short by a crash is left out."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)

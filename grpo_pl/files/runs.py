@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from grpo_pl.files.checkpoints import newest_whole
+from grpo_pl.files.former_names import current_name
 from grpo_pl.files.locks import FolderLock
 from grpo_pl.files.writing import write_atomically
 
@@ -189,4 +190,4 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
         elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
             yield from _flat(dict(enumerate(value)), f"{prefix}{key}.")  # type: ignore[arg-type]
         else:
-            yield f"{prefix}{key}", value
+            yield f"{prefix}{key}", current_name(value) if key == "class_path" else value

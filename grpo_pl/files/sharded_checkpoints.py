@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-from grpo_pl.files.checkpoints import META, CheckpointError, read_file, save_tensors
+from grpo_pl.files.checkpoints import LAST, META, CheckpointError, _of_policy, read_file, save_tensors
 from grpo_pl.files.writing import PatientFile
 
 _INDEX_CLASSES = {
@@ -176,3 +176,37 @@ def _by_number(state: dict[str, Any], groups: list[dict[str, Any]]) -> list[dict
     number = {name: i for i, name in enumerate(name for group in groups for name in group["params"])}
     numbered = [{**group, "params": [number[name] for name in group["params"]]} for group in groups]
     return [{"state": {number[name]: entry for name, entry in state.items()}, "param_groups": numbered}]
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint of either form with whole tensors on the CPU, in a single process.
+
+    Raises:
+        CheckpointError: see :func:`read_file`.
+    """
+    if path.is_dir() and not (path / META).exists():
+        last = path / "checkpoints" / LAST
+        raise CheckpointError(f"{path} is a folder and no checkpoint." + (f" Give {last}." if last.exists() else ""))
+    if path.is_dir():
+        from grpo_pl.files.sharded_checkpoints import read_sharded
+
+        return read_sharded(path)
+    return read_file(path)
+
+
+def read_head(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
+    """The shapes of the policy's weights, by name, and what else a checkpoint of either form holds, without reading
+    its tensors.
+
+    Raises:
+        CheckpointError: see :func:`read_checkpoint`.
+    """
+    if path.is_dir() and (path / META).exists():
+        from grpo_pl.files.sharded_checkpoints import read_shapes
+
+        shapes = {key.removeprefix("state_dict."): shape for key, shape in read_shapes(path).items()}
+        return _of_policy(shapes), read_file(path / META)
+    if path.is_dir():
+        read_checkpoint(path)
+    state = read_file(path, mmap=True)
+    return _of_policy({key: tuple(value.shape) for key, value in state.pop("state_dict").items()}), state

@@ -18,6 +18,7 @@ from grpo_pl.functional import advantages as adv
 from grpo_pl.functional import kl, losses
 from grpo_pl.functional.advantages import Advantages
 from grpo_pl.functional.losses import LossOutput
+from grpo_pl.objective.checks import check_objective
 from grpo_pl.objective.fields import Objective
 
 __all__ = ["Advantages", "GRPOAlgorithm", "LossOutput"]
@@ -25,7 +26,14 @@ __all__ = ["Advantages", "GRPOAlgorithm", "LossOutput"]
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOAlgorithm(Objective):
-    """GRPO and its relatives; presets are the overlays in ``configs/algorithm``, the defaults are ``grpo``."""
+    """GRPO and its relatives; presets are the overlays in ``configs/algorithm``, the defaults are ``grpo``.
+
+    Raises:
+        ValueError: choices that contradict each other, or a value out of its range.
+    """
+
+    def __post_init__(self) -> None:
+        check_objective(self)
 
     # --- once per rollout, on the global batch --------------------------------------------------------------
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import TYPE_CHECKING, Literal, get_origin, get_type_hints
+from typing import Literal, get_origin, get_type_hints
 
 from grpo_pl.functional.choices import check_choice
-
-if TYPE_CHECKING:
-    from grpo_pl.objective.fields import Objective
+from grpo_pl.objective.fields import Objective
 
 
 def check_objective(objective: Objective) -> None:

@@ -8,7 +8,6 @@ from typing import Literal
 from grpo_pl.functional.advantages import Baseline, Scale
 from grpo_pl.functional.kl import Estimator
 from grpo_pl.functional.losses import Aggregation, Mismatch, RatioLevel, Surrogate
-from grpo_pl.objective.checks import check_objective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +116,6 @@ class Objective:
     """Lower bound of the mask_token and mask_sequence corrections."""
     mismatch_max: float = 2.0
     """Upper bound of the mismatch corrections."""
-
-    def __post_init__(self) -> None:
-        check_objective(self)
 
     # --- what the pipeline has to compute -------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from grpo_pl.policy.loading import eos_ids
 from grpo_pl.policy.lora import has_adapters, merged
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward
-from grpo_pl.rollout.engine import SamplingParams
+from grpo_pl.types import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from grpo_pl.hub import prefer_cache_without_network
 from grpo_pl.policy.lora import Lora, add_adapters
 from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS
 from grpo_pl.policy.tokenizer import CHARACTERS, FROM_DATA, character_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+OFFLINE = "; without a network, HF_HUB_OFFLINE=1 takes cached copies at once"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,11 +200,30 @@ class _one_clear_line:
             raise ValueError(f"cannot load the {self.what}: {self.source!r} is a file; give the model's folder.")
         if self.source.startswith((".", "/", "~")):
             raise ValueError(f"cannot load the {self.what}: there is no folder {self.source!r}.")
-        prefer_cache_without_network()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError | ValueError):
-            where = "that folder" if Path(self.source).is_dir() else "no such folder here, and the hub has no answer"
+            nowhere = f"no such folder here, and the hub has no answer{OFFLINE}"
+            where = "that folder" if Path(self.source).is_dir() else nowhere
             reason = " ".join(str(error).split())
             reason = reason if len(reason) <= 300 else f"{reason[:300]} …"
             raise ValueError(f"cannot load the {self.what} {self.source!r} ({where}): {reason}") from error
+
+
+def choose_device(wanted: str) -> str:
+    """``auto`` is the first GPU, or else the CPU.
+
+    Raises:
+        ValueError: a device that this machine does not have.
+    """
+    import torch
+
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(wanted).type
+    except RuntimeError as error:
+        raise ValueError(f"device must be auto, cpu, cuda, cuda:1 …, got {wanted!r}.") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {wanted!r}: this machine has no usable GPU.")
+    return wanted

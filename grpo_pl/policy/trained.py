@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from grpo_pl.policy.export import MANIFEST
-from grpo_pl.policy.loading import PolicyConfig, eos_ids, load_model, load_tokenizer
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.trust import FLAG, Untrusted, check_rewards_trusted
-from grpo_pl.rollout.engine import SamplingParams, StopStrings
+from grpo_pl.types import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from grpo_pl.rollout.native.continuous import ContinuousBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +58,6 @@ class ServedModel:
             stop_token_ids=self.stop_token_ids,
         )
 
-    def new_batch(self, policy: PreTrainedModel, max_rows: int) -> ContinuousBatch:
-        """A batch whose completions end as in training."""
-        from grpo_pl.rollout.native.continuous import ContinuousBatch
-
-        ends = {*eos_ids(policy, self.tokenizer), *self.stop_token_ids}
-        stops = StopStrings.of(self.sampling, self.tokenizer, self.template.prefill)
-        return ContinuousBatch(policy, eos_token_ids=sorted(ends), max_rows=max_rows, stops=stops)
-
     @cached_property
     def context(self) -> int | None:
         """Most tokens of a prompt and its completion together."""
@@ -86,7 +76,8 @@ class ServedModel:
         quiet_libraries()
         model = load_model(self.policy, self.tokenizer, weights=self.checkpoint is None)
         if self.checkpoint is not None:
-            from grpo_pl.files.checkpoints import policy_weights, read_checkpoint
+            from grpo_pl.files.checkpoints import policy_weights
+            from grpo_pl.files.sharded_checkpoints import read_checkpoint
 
             weights = policy_weights(read_checkpoint(self.checkpoint))
             missing, unexpected = model.load_state_dict(weights, strict=False)

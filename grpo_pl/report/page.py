@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from grpo_pl.callbacks.completions import Row, read_completions
+from grpo_pl.files.rows import Row, read_completions
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.files.writing import write_atomically
 from grpo_pl.report.charts import Points, charts, read_metrics

@@ -88,9 +88,9 @@ class Reward(ABC):
     """Factor in the weighted sum of rewards."""
     correctness: bool = False
     """True for the one reward per config that says whether an answer is right (pass@k, majority, ``expected``)."""
-    on_error: Literal["raise", "none"] = "raise"
-    """What follows when calling it raises: the end of the run, whose last rollout is saved first, or None for every
-    completion of the call, which is counted as ``unavailable``."""
+    on_error: str = "raise"  # jsonargparse reads it in the subclass's module, which need not know `Literal`
+    """What follows when calling it raises. ``raise``: the run ends, its last rollout saved first; ``none``: every
+    completion of the call scores None, which is counted as ``unavailable``."""
 
     @property
     def needs(self) -> frozenset[str]:

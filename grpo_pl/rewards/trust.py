@@ -6,26 +6,28 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from grpo_pl.files.former_names import current_name
+
 FLAG = "--trust-rewards"
 REWARDS: Mapping[str, Sequence[str]] = {
     "format": ["FormatReward"],
     "language": ["LanguageConsistencyReward"],
     "length": ["LengthReward", "RepetitionReward"],
-    "math_answer": ["ExactReward", "MathReward"],
+    "mathematics.math_reward": ["ExactReward", "MathReward"],
     "per_source": ["PerSource"],
     "process": ["ColumnArithmeticReward"],
     "reasoning_gym": ["ReasoningGymReward"],
-    "second_opinion": ["LenientAnswerReward", "StrictAnswerReward"],
+    "mathematics.second_opinion": ["LenientAnswerReward", "StrictAnswerReward"],
     "sorting": ["SortingReward"],
 }
 """Rewards by module that import nothing by name, reach no network, load no model and touch no file."""
 SOURCES: Mapping[str, Sequence[str]] = {
-    "arithmetic": ["ArithmeticPrompts"],
+    "tasks.arithmetic": ["ArithmeticPrompts"],
     "curriculum": ["CurriculumPrompts"],
     "json_lines": ["JsonLinesPrompts"],
     "mixture": ["MixturePrompts"],
-    "reasoning_gym": ["ReasoningGymPrompts"],
-    "sorting": ["SortingPrompts"],
+    "tasks.reasoning_gym": ["ReasoningGymPrompts"],
+    "tasks.sorting": ["SortingPrompts"],
     "tables": ["TablePrompts"],
 }
 """Sources by module; they read data and import nothing by name."""
@@ -75,7 +77,7 @@ def _paths(package: str, modules: Mapping[str, Sequence[str]]) -> frozenset[str]
 def _check(spec: Any, allowed: frozenset[str], what: str) -> None:
     for level, found in _specs(spec):
         class_path = found.get("class_path") if isinstance(found, Mapping) else found
-        if not isinstance(found, Mapping) or not isinstance(class_path, str) or class_path not in allowed:
+        if not isinstance(found, Mapping) or not isinstance(class_path, str) or current_name(class_path) not in allowed:
             raise Untrusted(
                 f"the {what} {_short(class_path)} cannot be imported without {FLAG}: it is not a {what} of grpo_pl "
                 f"that loads by itself. Give {FLAG} (trust_rewards=True in Python) if you know who wrote it."

@@ -4,97 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import row_key
+from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.texts import TextStream
-from grpo_pl.types import FinishReason, Rollout, SampleKey
+from grpo_pl.types import FinishReason, Rollout, SampleKey, SamplingParams
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 ProgressFn = Callable[[int, int], None]
 """Called as ``progress(tokens_drawn, completions_finished)`` now and then while an engine works."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingParams:
-    """How completions are drawn."""
-
-    max_completion_length: int = 256
-    """Most tokens a completion may have; longer ones end with ``finish_reason="length"``."""
-    temperature: float = 1.0
-    """Divides the logits, in sampling and in every log-probability; 0 is greedy and refused for training."""
-    top_k: int = 0
-    """Draw among the k most likely tokens only; 0 is off. Refused for training: the loss would be biased."""
-    top_p: float = 1.0
-    """Draw from the smallest set with this much mass; 1 is off. Refused for training: the loss would be biased."""
-    stop: tuple[str, ...] = ()
-    """Texts that end a completion like an EOS: the token that completes one is its last and belongs to it."""
-    stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end a completion besides the model's own EOS, and belong to it."""
-
-    def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids"):  # as YAML and JSON give them back
-            given = getattr(self, name)
-            object.__setattr__(self, name, (given,) if isinstance(given, str | int) else tuple(given or ()))
-        if any(not isinstance(text, str) or not text for text in self.stop):
-            raise ValueError(f"stop must hold texts of one character or more, got {list(self.stop)}.")
-        if any(token < 0 for token in self.stop_token_ids):
-            raise ValueError(f"stop_token_ids must not be negative, got {list(self.stop_token_ids)}.")
-        if self.max_completion_length < 1:
-            raise ValueError(f"max_completion_length must be at least 1, got {self.max_completion_length}.")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be finite and not negative, got {self.temperature}.")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be 0 (off) or more, got {self.top_k}.")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}.")
-
-    def require_on_policy(self) -> None:
-        """Refuses what would make the drawn distribution differ from the one that the loss differentiates.
-
-        Raises:
-            ValueError: greedy sampling, top-k or top-p.
-        """
-        if self.temperature == 0.0:
-            raise ValueError("temperature is 0: greedy completions of a group are all equal, so nothing can be learnt.")
-        if self.top_k or self.top_p < 1.0:
-            raise ValueError(
-                f"top_k={self.top_k}, top_p={self.top_p}: truncated sampling biases the training loss. "
-                "Use top_k=0 and top_p=1 for training; evaluation may truncate."
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class StopStrings:
-    """Texts that end a completion, and what finding them in its tokens takes."""
-
-    texts: tuple[str, ...]
-    tokenizer: PreTrainedTokenizerBase
-    prefix: str = ""
-    """Prefilled text in front of a completion; a stop string may begin in it."""
-
-    @classmethod
-    def of(cls, sampling: SamplingParams, tokenizer: PreTrainedTokenizerBase, prefix: str) -> Self | None:
-        """Those of ``sampling``; None if it has none.
-
-        Raises:
-            ValueError: one is the name of a special token, which leaves no text.
-        """
-        if not sampling.stop:
-            return None
-        special = next((text for text in sampling.stop if text in tokenizer.all_special_tokens), None)
-        if special is not None:
-            number = tokenizer.convert_tokens_to_ids(special)
-            raise ValueError(f"sampling.stop: {special!r} is a special token: set stop_token_ids: [{number}] instead.")
-        return cls(texts=sampling.stop, tokenizer=tokenizer, prefix=prefix)
 
 
 class StopWatch:

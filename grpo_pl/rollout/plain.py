@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import draw_tokens, uniforms
+from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.engine import (
     PolicyDiverged,
     ProgressFn,
     RolloutEngine,
     RolloutInterrupted,
-    SamplingParams,
-    StopStrings,
     StopWatch,
     check_request,
     completion_mask,
@@ -25,7 +24,7 @@ from grpo_pl.rollout.engine import (
     pad_left,
     row_keys,
 )
-from grpo_pl.types import Rollout, SampleKey
+from grpo_pl.types import Rollout, SampleKey, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

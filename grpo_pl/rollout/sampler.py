@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from grpo_pl.policy.loading import context_length, eos_ids
+from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, SamplingParams, StopStrings
-from grpo_pl.types import Prompt, Rollout, SampleKey, Split
+from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
+from grpo_pl.types import Prompt, Rollout, SampleKey, SamplingParams, Split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

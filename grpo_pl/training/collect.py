@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from grpo_pl.data.datamodule import PromptBatch
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.rewards.base import Reward, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, join_scores, score_completions
-from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.rollout.groups import group_rows, join_samples, samples_to, select_groups
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.training.stopwatch import stopwatch
-from grpo_pl.types import Prompt, Split
+from grpo_pl.types import Prompt, PromptBatch, SamplingParams, Split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainerState

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from grpo_pl.data.datamodule import PromptBatch
 from grpo_pl.objective.algorithm import Advantages
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.lora import adapters_off
@@ -19,7 +18,7 @@ from grpo_pl.training.collect import Collected, Collector, FetchPrompts
 from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.process_supervision import step_tensors
 from grpo_pl.training.stopwatch import stopwatch
-from grpo_pl.types import Rollout
+from grpo_pl.types import PromptBatch, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from grpo_pl.data.datamodule import PromptBatch, RolloutDataModule
+from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.orphans import end_with_launcher
 from grpo_pl.distributed.sharding import build_once, gathered, is_sharded, set_gradient_sync, shard
@@ -25,7 +25,7 @@ from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.batch import check_rewards
-from grpo_pl.rollout.engine import RolloutEngine, SamplingParams
+from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.cold_start import ColdStart
@@ -38,6 +38,7 @@ from grpo_pl.training.reference import Reference
 from grpo_pl.training.stopwatch import stopwatch
 from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.training.vocabulary import with_collected_characters
+from grpo_pl.types import PromptBatch, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

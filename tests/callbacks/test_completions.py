@@ -10,18 +10,17 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_pl.callbacks.completions import CompletionsLog, completion_rows, flat_row, read_completions
-from grpo_pl.data.datamodule import PromptBatch
+from grpo_pl.callbacks.completions import CompletionsLog, completion_rows, flat_row
 from grpo_pl.distributed.collective import Collective
+from grpo_pl.files.rows import read_completions
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import ExactReward, FormatReward
-from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.collect import Collector
 from grpo_pl.training.experience import Experience, ExperienceMaker
 from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.types import Prompt
+from grpo_pl.types import Prompt, PromptBatch, SamplingParams
 
 
 @pytest.fixture

@@ -13,20 +13,18 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_pl.callbacks.completions import read_completions
 from grpo_pl.callbacks.watch import RewardWatch
-from grpo_pl.data.datamodule import PromptBatch
 from grpo_pl.distributed.collective import Collective
-from grpo_pl.files.checkpoints import read_checkpoint
+from grpo_pl.files.rows import read_completions
+from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import FormatReward, LenientAnswerReward, StrictAnswerReward
-from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.collect import Collector
 from grpo_pl.training.experience import Experience, ExperienceMaker
 from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.types import Prompt
+from grpo_pl.types import Prompt, PromptBatch, SamplingParams
 
 GOLD = {1: "7", 2: "8", 3: "9"}
 HONEST = {1: [r"\boxed{7}", r"\boxed{3}", "no", "3+4 7"], 2: [r"\boxed{8}"] * 4, 3: [r"\boxed{9}", "2", "3", "4"]}

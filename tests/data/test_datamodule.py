@@ -6,9 +6,9 @@ from typing import cast
 
 import pytest
 
-from grpo_pl.data.datamodule import PromptBatch, RolloutDataModule, check_distinct, groups_of
+from grpo_pl.data.datamodule import RolloutDataModule, check_distinct, groups_of
 from grpo_pl.data.sources import PromptSource
-from grpo_pl.types import Prompt
+from grpo_pl.types import Prompt, PromptBatch
 
 
 @dataclass(kw_only=True)

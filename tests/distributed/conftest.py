@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from grpo_pl.files.checkpoints import read_checkpoint, remove, rollouts_of
+from grpo_pl.files.checkpoints import remove, rollouts_of
+from grpo_pl.files.sharded_checkpoints import read_checkpoint
 
 JOIN_SECONDS = 120
 

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grpo_pl.callbacks.completions import read_completions
-from grpo_pl.files.checkpoints import read_checkpoint, remove, rollouts_of
+from grpo_pl.files.checkpoints import remove, rollouts_of
+from grpo_pl.files.rows import read_completions
+from grpo_pl.files.sharded_checkpoints import read_checkpoint
 
 WATCHED = """
 trainer: {limit_val_batches: 0}

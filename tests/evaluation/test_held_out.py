@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_pl.data.datamodule import PromptBatch
 from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, Measured, Validation, judge
 from grpo_pl.evaluation.report import EvaluationReport, difference_table, doubts, report_table
 from grpo_pl.rewards import MathReward
 from grpo_pl.rollout.engine import completion_mask
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.types import Prompt, Rollout
+from grpo_pl.types import Prompt, PromptBatch, Rollout
 
 CPU = torch.device("cpu")
 UNJUDGED = 99

@@ -140,7 +140,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Quicks
 @pytest.fixture(scope="session")
 def assert_same_end(undisturbed: Quickstart, read_metrics: Callable[..., Any]) -> Callable[[Quickstart], None]:
     """Weights, optimiser, counters and ``metrics.csv`` (clock readings left out) equal those of the undisturbed run."""
-    from grpo_pl.files.checkpoints import read_checkpoint
+    from grpo_pl.files.sharded_checkpoints import read_checkpoint
 
     def check(quickstart: Quickstart) -> None:
         ours, theirs = (read_checkpoint(q.run / "checkpoints" / "last.ckpt") for q in (quickstart, undisturbed))

@@ -3,6 +3,7 @@
 import json
 import resource
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,21 @@ import pytest
 import torch
 
 from grpo_pl.cli.commands.export import export
-from grpo_pl.files.checkpoints import broken, read_checkpoint, save_tensors
+from grpo_pl.files.checkpoints import broken, save_tensors
+from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.files.writing import append_lines
 
 
-@pytest.fixture
-def small_files() -> Iterator[Callable[[int], None]]:
-    """``small_files(bytes)``: no file of this process can grow beyond, as if its disk were full."""
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """No file of this process can grow beyond ``size`` bytes, as if its disk were full. Not for the length of a test:
+    pytest's own output may go to a file."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def _kept(run: Path) -> list[int]:
@@ -31,24 +37,20 @@ def _filling(disk: Path, first: int, last: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 700, 5_000, 100_000])
-def test_a_checkpoint_that_does_not_fit_says_why_and_leaves_nothing(
-    tmp_path: Path, small_files: Callable[[int], None], limit: int
-) -> None:
+def test_a_checkpoint_that_does_not_fit_says_why_and_leaves_nothing(tmp_path: Path, limit: int) -> None:
     save_tensors({"state_dict": {"weight": torch.ones(3)}}, tmp_path / "rollout-000001.ckpt")
-    small_files(limit)
     state = {"state_dict": {"weight": torch.ones(50_000), "bias": torch.ones(7)}, "text": "x" * 300}
     for path in (tmp_path / "rollout-000001.ckpt", tmp_path / "rollout-000002.ckpt"):
-        with pytest.raises(OSError, match="File too large"):
+        with no_file_beyond(limit), pytest.raises(OSError, match="File too large"):
             save_tensors(state, path)
     assert [path.name for path in tmp_path.iterdir()] == ["rollout-000001.ckpt"]
     assert read_checkpoint(tmp_path / "rollout-000001.ckpt")["state_dict"]["weight"].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_lines_are_added_whole_or_not_at_all(tmp_path: Path, small_files: Callable[[int], None]) -> None:
+def test_lines_are_added_whole_or_not_at_all(tmp_path: Path) -> None:
     file = tmp_path / "lines"
     append_lines(file, "one\n")
-    small_files(10)
-    with pytest.raises(OSError, match="File too large"):
+    with no_file_beyond(10), pytest.raises(OSError, match="File too large"):
         append_lines(file, "a line that is too long\n")
     assert file.read_text() == "one\n"
     append_lines(file, "two\n")
@@ -103,15 +105,12 @@ def test_an_end_that_cannot_be_exported_is_one_line_and_gone_on_with(
     assert (run / "export" / "model.safetensors").exists() and (run / "report.html").exists()
 
 
-def test_an_export_that_does_not_fit_keeps_the_earlier_one(
-    command_line: Any, tmp_path: Path, small_files: Callable[[int], None]
-) -> None:
+def test_an_export_that_does_not_fit_keeps_the_earlier_one(command_line: Any, tmp_path: Path) -> None:
     config = command_line.config("twice", data__steps=1)
     assert command_line("fit", "--config", config).status == 0
     run = command_line.runs / "twice"
     before = {path.name: path.read_bytes() for path in (run / "export").iterdir()}
-    small_files(20_000)
-    with pytest.raises(OSError, match="File too large"):
+    with no_file_beyond(20_000), pytest.raises(OSError, match="File too large"):
         export(run, run / "export")
     assert {path.name: path.read_bytes() for path in (run / "export").iterdir()} == before
     assert not list(run.glob(".export-*"))

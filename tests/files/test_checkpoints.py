@@ -8,18 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_pl.files.checkpoints import (
-    CheckpointError,
-    CheckpointFiles,
-    annotate,
-    broken,
-    checkpoint_path,
-    facts_of,
-    newest_whole,
-    read_checkpoint,
-    seal,
-)
-from grpo_pl.files.sharded_checkpoints import read_sharded, write_sharded
+from grpo_pl.distributed.checkpoint_io import CheckpointFiles
+from grpo_pl.files.checkpoints import CheckpointError, annotate, broken, checkpoint_path, facts_of, newest_whole, seal
+from grpo_pl.files.sharded_checkpoints import read_checkpoint, read_sharded, write_sharded
 
 STATE = {"state_dict": {"policy.weight": torch.arange(1000.0)}, "epoch": 0}
 

@@ -11,7 +11,7 @@ from grpo_pl.policy.export import export_policy, manifest
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import ExactReward, FormatReward, MathReward
 from grpo_pl.rewards.base import Reward, Score
-from grpo_pl.rollout.engine import SamplingParams
+from grpo_pl.types import SamplingParams
 
 TEMPLATE = PromptTemplate(system="Think.", prefill="<think>")
 SAMPLING = SamplingParams(max_completion_length=20, temperature=0.7)

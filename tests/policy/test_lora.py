@@ -202,7 +202,8 @@ def test_a_router_that_is_named_as_a_target_is_refused(tokenizer: PreTrainedToke
 
 
 def test_a_run_of_fused_experts_is_trained_exported_and_loaded(command_line: Any) -> None:
-    from grpo_pl.files.checkpoints import policy_weights, read_checkpoint
+    from grpo_pl.files.checkpoints import policy_weights
+    from grpo_pl.files.sharded_checkpoints import read_checkpoint
 
     scratch = {**SCRATCH, "model_type": "mixtral", **FAMILIES["mixtral"]}
     policy = {"from_scratch": scratch, "lora": {"rank": 2, "alpha": 8.0}}

@@ -5,9 +5,9 @@ import torch
 from transformers import GenerationConfig
 
 from grpo_pl.functional.sampling import draw_tokens, row_key, uniforms
-from grpo_pl.rollout.engine import RolloutInterrupted, SamplingParams
+from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import Rollout
+from grpo_pl.types import Rollout, SamplingParams
 
 PAD = 0
 

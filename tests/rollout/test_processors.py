@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import row_key
-from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions
 from grpo_pl.rollout.native.engine import slots
 from grpo_pl.rollout.processors import LogitOptions, LogitProcessor
-from grpo_pl.types import SampleKey
+from grpo_pl.types import SampleKey, SamplingParams
 
 LOGITS = [2.0, -1.0, 0.5, 0.0]
 OUT = -math.inf

@@ -8,10 +8,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rollout.engine import RolloutEngine, SamplingParams
+from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.sampler import CompletionSampler
-from grpo_pl.types import Prompt, Rollout, SampleKey
+from grpo_pl.types import Prompt, Rollout, SampleKey, SamplingParams
 
 PROMPTS = [
     Prompt(id=7, question="7+5=", answer="12", columns={"level": 1}),

@@ -23,7 +23,7 @@ from grpo_pl.policy.export import export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import FormatReward, MathReward
-from grpo_pl.rollout.engine import SamplingParams
+from grpo_pl.types import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 START_S = 150.0  # importing torch three times over, on a machine that does other things too

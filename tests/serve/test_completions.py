@@ -12,10 +12,9 @@ import torch
 from transformers import PreTrainedModel
 
 from grpo_pl.policy.trained import find_model
-from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import Rollout
+from grpo_pl.types import Rollout, SamplingParams
 from serve.prompts import sample_keys
 
 QUESTION = [{"role": "user", "content": "12+34="}]

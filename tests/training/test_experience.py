@@ -9,18 +9,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_pl.data.datamodule import PromptBatch
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward, Score
-from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.collect import Collector
 from grpo_pl.training.experience import Experience, ExperienceMaker, rollout_rows
 from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.types import Prompt
+from grpo_pl.types import Prompt, PromptBatch, SamplingParams
 
 LIMIT = 6
 PLAIN = GRPOAlgorithm(group_size=3, beta=0.0)

@@ -6,19 +6,17 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_pl.data.datamodule import PromptBatch
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import ExactReward, FormatReward
 from grpo_pl.rewards.base import Reward
-from grpo_pl.rollout.engine import SamplingParams
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.collect import Collector
 from grpo_pl.training.experience import ExperienceMaker
 from grpo_pl.training.metrics import experience_metrics
 from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.types import Prompt
+from grpo_pl.types import Prompt, PromptBatch, SamplingParams
 
 RIGHT = "<think></think><answer>\\boxed{7}</answer>"
 TEXTS = {

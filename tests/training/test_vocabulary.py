@@ -9,7 +9,7 @@ import yaml
 
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.json_lines import JsonLinesPrompts
-from grpo_pl.files.checkpoints import read_checkpoint
+from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.policy.loading import PolicyConfig, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import CHARACTERS, known_characters

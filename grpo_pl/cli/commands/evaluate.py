@@ -72,8 +72,8 @@ def evaluate(
         key = api_key if api_key is not None else os.environ.get(API_KEY)
         answers = evaluate_remotely(server, items, {**asked, "seed": seed}, api_key=key)
     else:
+        from grpo_pl.policy.loading import choose_device
         from grpo_pl.policy.trained import find_model
-        from serve.app import choose_device
         from serve.local import evaluate_locally
 
         answers = evaluate_locally(

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
     from grpo_pl.data.sources import PromptSource
     from grpo_pl.rewards.base import Reward
-    from grpo_pl.rollout.engine import SamplingParams
     from grpo_pl.rollout.sampler import CompletionSampler
-    from grpo_pl.types import Prompt
+    from grpo_pl.types import Prompt, SamplingParams
 
 RATE = "pass_rate"
 """Column that the written problems have besides those they came with."""
@@ -224,9 +223,9 @@ def _rate(correct: Sequence[bool | None]) -> float | None:
 
 
 def _load(config: Path, model: str | None, source: PromptSource, device: str, *, trust_rewards: bool) -> _Policy:
+    from grpo_pl.policy.loading import choose_device
     from grpo_pl.rollout.native.engine import NativeEngine
     from grpo_pl.rollout.sampler import CompletionSampler
-    from serve.app import choose_device
 
     place = choose_device(device)
     if model is None:

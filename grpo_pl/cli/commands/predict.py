@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from grpo_pl.policy.template import PromptTemplate
     from grpo_pl.policy.trained import ServedModel
     from grpo_pl.rewards.base import Reward
-    from grpo_pl.rollout.engine import SamplingParams
     from grpo_pl.rollout.sampler import Samples
-    from grpo_pl.types import Prompt
+    from grpo_pl.types import Prompt, SamplingParams
 
 DRAW = 32
 """Training prompts asked of the source at a time."""
@@ -74,9 +73,9 @@ def predict(
     for name, value in (("prompts", prompts), ("samples", samples), ("batch_size", batch_size)):
         if value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}.")
+    from grpo_pl.policy.loading import choose_device
     from grpo_pl.policy.trained import find_model
-    from grpo_pl.rollout.engine import SamplingParams
-    from serve.app import choose_device
+    from grpo_pl.types import SamplingParams
     from serve.reward_list import build_rewards
 
     trained = find_model(Path(model), trust_rewards=trust_rewards)

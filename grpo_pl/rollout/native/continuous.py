@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import draw_tokens, truncate_logits, uniforms
-from grpo_pl.rollout.engine import SamplingParams, StopStrings, StopWatch
+from grpo_pl.policy.loading import eos_ids
+from grpo_pl.policy.stop_strings import StopStrings
+from grpo_pl.rollout.engine import StopWatch
 from grpo_pl.rollout.native.slots import slot_decoder
 from grpo_pl.rollout.processors import LogitOptions, LogitProcessor, TokenMask
-from grpo_pl.types import FinishReason
+from grpo_pl.types import FinishReason, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from grpo_pl.policy.trained import ServedModel
 
 
 class Drawn(NamedTuple):
@@ -251,3 +255,10 @@ def _most_likely(logits: Tensor, options: SequenceOptions) -> tuple[tuple[int, f
     best = logits.log_softmax(dim=-1)[0].topk(min(options.top_logprobs, logits.shape[-1]))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return tuple((token, logprob) for token, logprob in pairs if logprob > float("-inf"))
+
+
+def batch_of(trained: ServedModel, policy: PreTrainedModel, max_rows: int) -> ContinuousBatch:
+    """A batch of a trained policy whose completions end as in training."""
+    ends = {*eos_ids(policy, trained.tokenizer), *trained.stop_token_ids}
+    stops = StopStrings.of(trained.sampling, trained.tokenizer, trained.template.prefill)
+    return ContinuousBatch(policy, eos_token_ids=sorted(ends), max_rows=max_rows, stops=stops)

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import draw_tokens, uniforms
+from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.engine import (
     ProgressFn,
     RolloutEngine,
     RolloutInterrupted,
-    SamplingParams,
-    StopStrings,
     StopWatch,
     check_request,
     pad_left,
@@ -25,7 +24,7 @@ from grpo_pl.rollout.engine import (
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 from grpo_pl.rollout.native.weights import refuse_llama_family
 from grpo_pl.rollout.plain import PlainEngine, assemble
-from grpo_pl.types import Rollout, SampleKey
+from grpo_pl.types import Rollout, SampleKey, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from grpo_pl.policy.logprobs import completion_logprobs
-from grpo_pl.rollout.engine import RolloutInterrupted, SamplingParams
+from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import Rollout
+from grpo_pl.types import Rollout, SamplingParams
 
 PAD, EOS = 0, (6, 20)
 OWN = ["llama", "qwen2", "qwen3", "mistral"]

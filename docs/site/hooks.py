@@ -1,0 +1,51 @@
+"""Pages of the site that live at the top of the repository, and links from pages to files outside ``docs``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
+TOP["CHANGELOG.md"] = "changelog.md"
+_LINK = re.compile(r"(?<=\]\()([^)#\s]+)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds README and its siblings as pages, with their links turned round."""
+    for source, page in TOP.items():
+        text = _LINK.sub(_from_top, (ROOT / source).read_text())
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, *, files: Files, config: MkDocsConfig, **_: Any) -> str:
+    """Files outside ``docs`` that a page links to become part of the site, below ``files/``."""
+    return _LINK.sub(lambda link: _outside(link[1], files, config), markdown)
+
+
+def _from_top(link: re.Match[str]) -> str:
+    path = link[1].removeprefix("./")
+    if path in TOP:
+        return TOP[path]
+    inside = path.removeprefix("docs/")
+    return inside if inside != path or ":" in path else f"../{path}"
+
+
+def _outside(path: str, files: Files, config: MkDocsConfig) -> str:
+    if not path.startswith("../") or ":" in path:
+        return path
+    inner = path.removeprefix("../")
+    target = ROOT / inner
+    if inner in TOP or not target.exists():
+        return TOP.get(inner, path)
+    if target.is_dir():
+        return path
+    uri = f"files/{inner}" + (".txt" if target.suffix in (".py", ".md") else "")
+    if files.get_file_from_path(uri) is None:
+        files.append(File.generated(config, uri, content=target.read_bytes()))
+    return uri
