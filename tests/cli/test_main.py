@@ -361,11 +361,11 @@ def _documented_fields() -> list[tuple[str, str, str]]:
     import grpo_pl
 
     classes = {
-        "objective.py": ["Objective"],
-        "rollout/engine.py": ["SamplingParams"],
-        "optimization.py": ["Optimization"],
-        "module.py": ["Validation"],
-        "policy/cold_start.py": ["ColdStart"],
+        "objective/fields.py": ["Objective"],
+        "types.py": ["SamplingParams"],
+        "training/optimization.py": ["Optimization"],
+        "evaluation/held_out.py": ["Validation"],
+        "training/cold_start.py": ["ColdStart"],
         "policy/loading.py": ["PolicyConfig"],
         "policy/template.py": ["PromptTemplate"],
     }
@@ -379,6 +379,7 @@ def _documented_fields() -> list[tuple[str, str, str]]:
                         assert isinstance(text, ast.Expr), f"{node.name}.{ast.unparse(field.target)} has no docstring"
                         words = ast.literal_eval(text.value).split()[:6]
                         found.append((node.name, ast.unparse(field.target), " ".join(words)))
+    assert {name for name, *_ in found} == {name for names in classes.values() for name in names}
     return found
 
 

@@ -106,7 +106,7 @@ def test_what_a_person_started_outlives_the_shell(
 
 def test_a_run_of_torchrun_ends_with_it_workers_and_all(tmp_path: Path) -> None:
     """The real ones: two ranks and the workers of their rewards."""
-    five = Path(__file__).parent / "distributed" / "five.yaml"
+    five = Path(__file__).with_name("five.yaml")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "grpo_pl"]
     fit = ["fit", f"--config={five}", "--config=configs/strategy/fsdp.yaml", f"--runs_dir={tmp_path}"]
     environment = {**os.environ, "GRPO_PL_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}

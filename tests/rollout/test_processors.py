@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions
-from grpo_pl.rollout.native.engine import slots
+from grpo_pl.rollout.native import slots
 from grpo_pl.rollout.processors import LogitOptions, LogitProcessor
 from grpo_pl.types import SampleKey, SamplingParams
 
