@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import row_key
-from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions
 from grpo_pl.rollout.native import slots
+from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions
 from grpo_pl.rollout.processors import LogitOptions, LogitProcessor
 from grpo_pl.types import SampleKey, SamplingParams
 

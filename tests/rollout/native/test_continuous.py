@@ -7,8 +7,8 @@ import torch
 from transformers import PreTrainedModel
 
 from grpo_pl.functional.sampling import row_key
-from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions
 from grpo_pl.rollout.native import slots
+from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import Rollout, SampleKey, SamplingParams
 
