@@ -178,7 +178,7 @@ def surroundings(device: str) -> dict[str, Any]:
             continue
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load_before": [round(load, 2) for load in os.getloadavg()],
@@ -187,7 +187,7 @@ def surroundings(device: str) -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     info = Path("/proc/cpuinfo")
     names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     return names[0] if names else platform.processor()

@@ -6,7 +6,6 @@ import argparse
 import csv
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -14,6 +13,8 @@ import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
+
+from common import processor
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml"
 
@@ -43,7 +44,16 @@ def run(seed: int, folder: Path, extra: list[str]) -> dict[str, float]:
         "pass@1_after": float(rows[-1]["val/pass@1"]),
         "greedy_before": float(rows[0]["val/greedy"]),
         "greedy_after": float(rows[-1]["val/greedy"]),
+        "well_formed_at_the_end": round(well_formed(folder / "quickstart" / "completions.jsonl"), 4),
     }
+
+
+def well_formed(completions: Path, rollouts: int = 20) -> float:
+    """Share of the logged completions of the last rollouts that earn all of the format reward."""
+    rows = [json.loads(line) for line in completions.read_text().splitlines()]
+    last = max(row["step"] for row in rows)
+    paid = [row["rewards"]["format"]["value"] == 1.0 for row in rows if row["step"] > last - rollouts]
+    return sum(paid) / len(paid)
 
 
 def main() -> None:
@@ -59,7 +69,7 @@ def main() -> None:
     record = {
         "benchmark": "quickstart",
         "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "machine": f"{os.cpu_count()} cores, {processor()}",
         "versions": {name: version(name) for name in ("torch", "transformers", "lightning")},
         # the largest process of all runs, the training process; reward workers come on top
         "peak_gib": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20, 2),

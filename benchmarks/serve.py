@@ -7,109 +7,27 @@ the weights say, and end tokens are ignored so that every completion has the sam
 from __future__ import annotations
 
 import argparse
-import contextlib
-import http.client
 import importlib.util
 import json
 import os
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
-import yaml
+from server import PROMPT, Server, build_export, running
 
-from grpo_pl.policy.export import export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
-from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rewards import FormatReward, MathReward
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.types import SampleKey, SamplingParams
 
-ROOT = Path(__file__).parents[1]
 CLIENTS, SAMPLES, TOKENS = 4, 8, 256
 STREAMS = 8
-PROMPT = "347+285="
-
-
-def build_export(folder: Path) -> Path:
-    """The quickstart's architecture, exported."""
-    config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())["model"]["policy"]["from_scratch"]
-    policy = PolicyConfig(from_scratch={**config, "max_position_embeddings": 512})
-    tokenizer = load_tokenizer(policy)
-    export_policy(
-        folder,
-        model=load_model(policy, tokenizer),
-        tokenizer=tokenizer,
-        template=PromptTemplate(),
-        rewards=[MathReward(), FormatReward(weight=0.1)],
-        sampling=SamplingParams(max_completion_length=TOKENS),
-    )
-    return folder
-
-
-class Server:
-    """A server process and plain clients of it."""
-
-    def __init__(self, model: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        command = [sys.executable, "-m", "serve", "--model", str(model), "--port", str(self.port)]
-        began = time.perf_counter()
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        while not (line := self.process.stdout.readline()).startswith("curl"):
-            if not line:
-                raise RuntimeError("the server did not start.")
-        self.ready_s = time.perf_counter() - began
-        family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
-        self.ready_cpu_s = sum(sum(process.cpu_times()[:2]) for process in family)
-
-    def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
-
-    def post(self, connection: http.client.HTTPConnection, path: str, body: Any) -> Any:
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        data = answer.read()
-        if answer.status != 200:
-            raise RuntimeError(f"{path} answered {answer.status}: {data[:300]!r}")
-        return json.loads(data)
-
-    def rss_mb(self) -> dict[str, float]:
-        """Resident memory of the front process and its workers."""
-        front = psutil.Process(self.process.pid)
-        sizes = {"front": front.memory_info().rss / 2**20}
-        spawned = [c for c in front.children() if "spawn_main" in " ".join(c.cmdline())]
-        by_size = sorted(spawned, key=lambda child: child.memory_info().rss)
-        for name, child in zip(("score", "generate"), by_size, strict=True):
-            sizes[name] = child.memory_info().rss / 2**20
-        return sizes
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
-
-
-@contextlib.contextmanager
-def running(model: Path) -> Iterator[Server]:
-    server = Server(model)
-    try:
-        yield server
-    finally:
-        if server.process.poll() is None:
-            server.stop()
 
 
 def engine_rate(policy: Any, prompt_ids: list[int]) -> float:
