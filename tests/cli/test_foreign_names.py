@@ -41,7 +41,7 @@ def test_a_name_at_the_top_of_a_file(command_line: Any) -> None:
 
 
 def test_fields_that_are_named_exist() -> None:
-    from tests.test_overlays import Parsed
+    from tests.config.test_overlays import Parsed
 
     quickstart = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
     options = set(option_names(Parsed(["fit", f"--config={quickstart}"])._parser("fit")))
