@@ -92,6 +92,7 @@ NAMES: dict[str, str] = {
     # Lightning's Trainer, at another place
     "accumulate_grad_batches": "model.max_tokens_per_microbatch; a step always takes the whole rollout",
     "gradient_clip_val": "model.optimization.max_grad_norm",
+    "max_epochs": "data.steps, in rollouts",
 }
 """Their name -> ours, or what stands for it."""
 
@@ -113,6 +114,9 @@ def check_trainer(settings: Any) -> None:
         if value not in (None, 1 if name == "accumulate_grad_batches" else None):
             ours = NAMES.get(name, NAMES["gradient_clip_val"])
             raise ValueError(f"trainer.{name} is {value}, but a step of ours is no batch of Lightning's: set {ours}.")
+    for name, whole_run in (("max_epochs", 1), ("max_steps", -1)):
+        if settings[name] not in (None, whole_run):
+            raise ValueError(f"trainer.{name} is {settings[name]}: the length of a run is {NAMES[name]}.")
     interval = settings["val_check_interval"]
     if isinstance(interval, int | float) and not (interval >= 1 and math.isfinite(interval)):
         raise ValueError(

@@ -82,6 +82,8 @@ def test_every_field_of_grpo_config_that_has_a_counterpart_is_known() -> None:
         ("accumulate_grad_batches=4", "trainer.accumulate_grad_batches is 4, but"),
         ("gradient_clip_val=0.5", "set model.optimization.max_grad_norm"),
         ("gradient_clip_algorithm=value", "set model.optimization.max_grad_norm"),
+        ("max_epochs=4", "trainer.max_epochs is 4: the length of a run is data.steps, in rollouts"),
+        ("max_steps=1", "trainer.max_steps is 1: the length of a run is data.steps, in rollouts"),
     ],
 )
 def test_settings_of_the_trainer_that_a_run_has_itself(command_line: Any, option: str, message: str) -> None:
