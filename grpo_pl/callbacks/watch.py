@@ -90,6 +90,7 @@ class RewardWatch(Callback):
         self._forms = FirstForms()
         self._rows: dict[str, list[Row]] = {}
         self._warned = {"judge": False, "form": False}
+        self._failed: set[str] = set()
 
     # --- when -------------------------------------------------------------------------------------------------------
 
@@ -158,25 +159,46 @@ class RewardWatch(Callback):
         prompts, lengths = samples.per_row, samples.rollout.lengths.tolist()
         columns = samples.columns(needs_of([judge for judge in (self.strict, self.lenient) if judge is not None]))
 
-        def ask(judge: Reward | None) -> Sequence[Score | None]:
-            if judge is None:
-                return [None] * len(rows)
-            few = {name: [column[row] for row in rows] for name, column in columns.items()}
-            return judge(texts, [prompts[row].answer for row in rows], few)
-
+        few = {name: [column[row] for row in rows] for name, column in columns.items()}
+        golds = [prompts[row].answer for row in rows]
+        strict = self._ask("strict", self.strict, texts, golds, few)
+        lenient = self._ask("lenient", self.lenient, texts, golds, few)
         correct = experience.scored.correct()
         return [
             Look(
                 row=row,
                 rewarded=correct[row] is True,
-                strict=strict,
-                lenient=lenient,
+                strict=strict_score,
+                lenient=lenient_score,
                 repeated=repeated_share(text, n=self.ngram, unit=self.unit),
                 tokens=lengths[row],
                 forms=forms_of(text),
             )
-            for row, text, strict, lenient in zip(rows, texts, ask(self.strict), ask(self.lenient), strict=True)
+            for row, text, strict_score, lenient_score in zip(rows, texts, strict, lenient, strict=True)
         ]
+
+    def _ask(
+        self,
+        name: str,
+        judge: Reward | None,
+        texts: Sequence[str],
+        golds: Sequence[str],
+        columns: Mapping[str, Sequence[Any]],
+    ) -> Sequence[Score | None]:
+        """What the judge says; nothing where it fails, as the watch is no part of training."""
+        try:
+            scores = [] if judge is None else judge(texts, golds, columns)
+            if judge is not None and len(scores) != len(texts):
+                raise ValueError(f"{len(scores)} scores for {len(texts)} completions.")
+        except Exception as error:
+            scores = []
+            if name not in self._failed:
+                self._failed.add(name)
+                rank_zero_warn(
+                    f"The {name} judge of the watch failed and is left out of this rollout and of every other one on "
+                    f"which it fails: {type(error).__name__}: {error}"
+                )
+        return scores or [None] * len(texts)
 
     def _warn(self, metrics: Mapping[str, float], looks: Sequence[Look]) -> None:
         shares = {name: metrics.get(f"watch/rewarded_but_{name}_wrong", 0.0) for name in ("strict", "lenient")}

@@ -19,7 +19,7 @@ from grpo_pl.files.rows import read_completions
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rewards import FormatReward, LenientAnswerReward, StrictAnswerReward
+from grpo_pl.rewards import FormatReward, LenientAnswerReward, Score, StrictAnswerReward
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.collect import Collector
 from grpo_pl.training.experience import Experience, ExperienceMaker
@@ -197,6 +197,24 @@ def test_what_a_judge_cannot_judge_is_left_out(rollout: Callable[..., Experience
     metrics = watch().look(experience, seed=0)
     assert metrics["watch/agreement"] == pytest.approx(3 / 4)
     assert metrics["watch/rewarded_but_strict_wrong"] == pytest.approx(1 / 2)
+
+
+@pytest.mark.parametrize("scores", [None, []])
+def test_a_judge_that_fails_is_warned_of_once_and_left_out(
+    rollout: Callable[..., Experience], scores: list[Score] | None
+) -> None:
+    class Broken(StrictAnswerReward):
+        def __call__(self, *_: Any) -> list[Score]:
+            if scores is None:
+                raise KeyError("no such column")
+            return scores
+
+    watching = RewardWatch(Broken(), LenientAnswerReward(), first_rollouts=2)
+    with pytest.warns(UserWarning, match="strict judge of the watch failed and is left out") as warned:
+        metrics = [watching.look(rollout(step, HONEST), seed=0) for step in range(2)]
+    assert len([w for w in warned if "failed" in str(w.message)]) == 1
+    assert all("watch/rewarded_but_strict_wrong" not in m for m in metrics)
+    assert [m["watch/rewarded_but_lenient_wrong"] for m in metrics] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
