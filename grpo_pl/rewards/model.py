@@ -24,7 +24,8 @@ class ModelReward(Reward):
     for ``max_length`` loses its beginning, so that the end of the completion is always seen. A learnt reward can be
     fooled: keep a verifiable reward beside it as the ``correctness`` one.
 
-    The model is loaded on first use and put on ``device``. A logit that is not finite ends the run.
+    The model is loaded on first use and put on ``device``; its folder runs no code: weights are read from safetensors
+    files only, and classes of its own are refused. A logit that is not finite ends the run.
     """
 
     name: str = "model"
@@ -95,8 +96,11 @@ class ModelReward(Reward):
         if self._loaded is None:
             from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(self.model, truncation_side="left")
-            model = AutoModelForSequenceClassification.from_pretrained(self.model).to(self.device).eval()
+            tokenizer = AutoTokenizer.from_pretrained(self.model, truncation_side="left", trust_remote_code=False)
+            model = AutoModelForSequenceClassification.from_pretrained(
+                self.model, trust_remote_code=False, use_safetensors=True
+            )
+            model = model.to(self.device).eval()
             if tokenizer.pad_token is None:
                 tokenizer.pad_token = tokenizer.eos_token
             if model.config.pad_token_id is None:  # decoder models find the last token by it

@@ -131,6 +131,7 @@ class ProcessModelReward(ProcessReward):
     The value of a step is the probability of ``label`` at the last token of the step, as process reward models in the
     manner of Math-Shepherd (arXiv 2312.08935) and PRM800K are trained. Steps are the lines that are not blank. The
     prompt goes in front of the completion; a step beyond ``max_length`` tokens leaves its completion without a score.
+    Weights are read from safetensors files only, and classes of the model's own are refused.
     """
 
     name: str = "process"
@@ -198,12 +199,17 @@ class ProcessModelReward(ProcessReward):
         if self._loaded is None:
             from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(self.model, padding_side="right", truncation_side="right")
+            tokenizer = AutoTokenizer.from_pretrained(
+                self.model, padding_side="right", truncation_side="right", trust_remote_code=False
+            )
             if not tokenizer.is_fast:
                 raise ValueError(f"{self.model!r} has no fast tokenizer, which is needed to find the ends of steps.")
             if tokenizer.pad_token is None:
                 tokenizer.pad_token = tokenizer.eos_token
-            model = AutoModelForTokenClassification.from_pretrained(self.model).to(self.device).eval()
+            model = AutoModelForTokenClassification.from_pretrained(
+                self.model, trust_remote_code=False, use_safetensors=True
+            )
+            model = model.to(self.device).eval()
             self._loaded = model, tokenizer
         return self._loaded
 

@@ -1,4 +1,5 @@
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,13 @@ def test_a_pickle_does_not_carry_the_model(folder: Path) -> None:
     data = pickle.dumps(reward)
     assert len(data) < 2000
     assert pickle.loads(data)(["x"], [""], {})[0].value == pytest.approx(before)
+
+
+def test_weights_in_a_pickle_are_refused(folder: Path, tmp_path: Path) -> None:
+    """Reading them could run code of whoever wrote the model."""
+    model = ModelReward(model=str(folder))._load()[0]
+    shutil.copytree(folder, tmp_path / "pickled")
+    (tmp_path / "pickled" / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pickled" / "pytorch_model.bin")
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        ModelReward(model=str(tmp_path / "pickled"))(["a"], [""], {})
