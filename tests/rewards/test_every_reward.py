@@ -37,6 +37,8 @@ from grpo_pl.rewards import (
     SortingReward,
     StrictAnswerReward,
 )
+from grpo_pl.rewards.mathematics import answer_text
+from grpo_pl.rewards.mathematics.units import split_unit
 
 PATTERNS = [
     " ", "\n", "~", "7", "42,", "1 111 ", "- ", "a ", "aП", "{", "}", "(", "^", "$", "```", "\\", "\\[", "\\(",
@@ -281,6 +283,13 @@ def test_time_grows_with_the_length_of_a_text_and_not_with_its_square(
             too_fast[pattern] = round(factor)
     assert not too_fast
     assert time.monotonic() - started < HANG_S  # nothing waits for a worker or a server either
+
+
+@pytest.mark.parametrize("read", [answer_text.read_number, answer_text.is_worked_out, split_unit])
+@pytest.mark.parametrize("before", ["", "1", "-", "1/", "11 ", "10^"])
+def test_answers_are_read_in_linear_time_and_never_raise(read: Callable[[str], object], before: str) -> None:
+    texts = [lambda n, p=p, e=e: f"{before}{(p * n)[:n]}{e}" for p in (" ", "7", "1 ", ",111") for e in ("", "x", "/3")]  # type: ignore[misc]
+    assert [text(8) for text in texts if _grows_too_fast(lambda n, text=text: read(text(n)))] == []  # type: ignore[misc]
 
 
 def test_forms_take_linear_time() -> None:

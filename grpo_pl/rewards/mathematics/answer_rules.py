@@ -60,14 +60,14 @@ class AnswerRules:
 
     def plan(self, gold_text: str, answer: str) -> Verdict | Job:
         """The verdict where it needs no algebra, else the job for the pool."""
+        if fault := self.gold_fault(gold_text):
+            return Verdict("bad_gold", fault)
         if not answer.strip():
             return Verdict("no_answer")
         if reason := text.oversize(answer, self.max_answer_chars):
             return Verdict("too_long", reason)
         if _NOT_A_NUMBER.fullmatch(answer):
             return Verdict("wrong", "undefined value")
-        if fault := self.gold_fault(gold_text):
-            return Verdict("bad_gold", fault)
         if text.has_control_characters(answer):
             return Verdict("wrong", "control characters")
         if text.has_compatibility_markup(answer) and answer.strip() != gold_text.strip():
@@ -81,11 +81,9 @@ class AnswerRules:
             return Verdict("wrong", "a box in the box")
         return self._compare(gold, mine)
 
-    def reads_at_sight(self, pair: tuple[str, str]) -> bool:
-        """True if the gold answer needs no verifier to be sound, or if the answer can never be right."""
-        gold = text.canonical(pair[0])
-        if _NOT_A_NUMBER.fullmatch(pair[1]):
-            return True
+    def reads_at_sight(self, gold_text: str) -> bool:
+        """True if the gold answer needs no verifier to be sound."""
+        gold = text.canonical(gold_text)
         return self._is_plain(gold) or self._is_plain(units.split_unit(gold)[0])
 
     def review(self, job: Job, verdict: Verdict) -> Verdict:

@@ -14,6 +14,8 @@ ABSOLUTE_TOLERANCE = Fraction(5, 10**7)
 MAX_NESTING = 40
 MAX_DIGIT_RUN = 400
 MAX_EXPONENT = 400
+MAX_NUMBER_CHARS = 2000
+"""Python converts no more than 4,300 digits; the longest answer that is judged is shorter by far."""
 
 _BOX = re.compile(r"\\boxed\s*\{")
 _BRACES = re.compile(r"\\[\\{}]|[{}]")
@@ -189,9 +191,10 @@ def read_number(text: str, *, percent_is_hundredth: bool = True) -> Number | Non
     """The number that canonical ``text`` spells out, or ``None`` if it is anything else.
 
     Reads integers, decimals, thousands separators, ``a/b``, ``\\frac{a}{b}``, mixed numbers, ``1.5e3``,
-    ``1.5 \\times 10^{3}`` and a percent sign after any of them.
+    ``1.5 \\times 10^{3}`` and a percent sign after any of them. More than ``MAX_NUMBER_CHARS`` are no number.
     """
-    match = _NUMBER.fullmatch(text)
+    text = " ".join(text.split())  # runs of white space would be tried in every split
+    match = _NUMBER.fullmatch(text) if len(text) <= MAX_NUMBER_CHARS else None
     if match is None:
         return None
     sign, whole, a1, a2, b1, b2, c1, c2, mantissa, p1, p2, decimal, exponent, percent = match.groups()
@@ -270,7 +273,7 @@ def as_words(text: str) -> str | None:
 
 
 _TOKENS = re.compile(
-    rf"(?P<number>[+-]?\s*(?:\d+\s*)?(?:\\frac\s*\{{\s*-?\d+\s*\}}\s*\{{\s*\d+\s*\}}|\\frac\s*\d\s*\d|\d+\s*/\s*\d+)"
+    rf"(?P<number>[+-]?\s*(?:\d+\s+|\d+(?=\\frac))?(?:\\frac\s*\{{\s*-?\d+\s*\}}\s*\{{\s*\d+\s*\}}|\\frac\s*\d\s*\d|\d+\s*/\s*\d+)"
     rf"|[+-]?\s*(?:{_DEC}\s*(?:\\times|\\cdot|\*)\s*)?{_POWER}|[+-]?\s*{_DEC}(?:[eE][+-]?\d+)?)"
     r"|(?P<gap>\s+|\\%|\^\s*\{?\s*\\circ\s*\}?)"
     r"|(?P<open>\\begin\s*\{[a-z]+\}(?:\s*\{[lcr|\s]*\})?|\\?[{(\[])|(?P<close>\\end\s*\{[a-z]+\}|\\?[})\]])"
@@ -282,6 +285,7 @@ _TOKENS = re.compile(
 
 def is_worked_out(text: str) -> bool:
     """True if canonical ``text`` holds numbers, names and separators only: nothing is left to be computed."""
+    text = " ".join(text.split())  # as in read_number
     position, after = 0, ""
     while position < len(text):
         match = _TOKENS.match(text, position)

@@ -76,10 +76,10 @@ class ExactReward(Reward):
     @staticmethod
     def _one(completion: str, gold: str) -> Score:
         boxed = text.last_boxed(completion)
-        if boxed is None or not boxed.strip():
-            return Score(0.0, "no_answer")
         if not gold.strip():
             return Score(None, "bad_gold", "empty")
+        if boxed is None or not boxed.strip():
+            return Score(0.0, "no_answer")
         same = boxed.strip() == gold.strip()
         return Score(1.0 if same else 0.0, "ok" if same else "wrong", _shown(boxed))
 
@@ -180,14 +180,14 @@ class MathReward(Reward):
         return verdicts
 
     def _blame_golds(self, verdicts: dict[tuple[str, str], Verdict], *, settled: Collection[tuple[str, str]]) -> None:
-        """Turns ``wrong`` into ``bad_gold`` where an answer was refused before its gold answer had been looked at."""
+        """Makes it ``bad_gold`` where an answer was missing or refused before its gold answer had been looked at."""
         unseen = {
             pair: None
             for pair, verdict in verdicts.items()
-            if verdict.status == "wrong"
+            if verdict.status in ("wrong", "no_answer", "too_long")
             and pair[0] != pair[1]
             and pair not in settled
-            and not self.rules.reads_at_sight(pair)
+            and not self.rules.reads_at_sight(pair[0])
         }
         golds = list(dict.fromkeys(gold for gold, _ in unseen))
         faults = dict(zip(golds, self.gold_faults(golds), strict=True)) if golds else {}

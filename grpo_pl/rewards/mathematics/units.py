@@ -115,6 +115,7 @@ def split_unit(text: str) -> tuple[str, str]:
     magnitude is multiplied out: ``5 million dollars`` is ``5000000`` and ``dollar``. Anything else, such as ``or``, a
     negation or a whole remark, is no unit and stays where it is.
     """
+    text = " ".join(text.split())  # runs of white space would be tried in every split
     sign = re.match(r"([+-]?)\s*\\text\s*\{\s*(\w+)\s*\}\s*([+-]?\s*[\d.].*|\\frac.*)", text)
     if sign and sign[2] in {"dollar", *CURRENCIES.values()}:
         quantity, unit = split_unit((sign[1] + sign[3]).strip())

@@ -299,3 +299,20 @@ def test_exact_reward_compares_strings() -> None:
     scores = reward(completions, ["1/2"] * 4, {})
     assert [(s.value, s.status) for s in scores] == [(0, "wrong"), (1, "ok"), (0, "no_answer"), (0, "no_answer")]
     assert reward([r"\boxed{5}"], [" "], {})[0].status == "bad_gold"
+
+
+@pytest.mark.parametrize("gold", ["", "}}", "nan", r"\frac{1}{0}", "7 + ^^"])
+@pytest.mark.parametrize(
+    "completion", ["", "no box", r"\boxed{}", r"\boxed{nan}", r"\boxed{5", rf"\boxed{{{'7' * 500}}}"]
+)
+def test_a_gold_answer_that_cannot_be_read_is_blamed_whatever_the_completion_is(
+    math_reward: MathReward, gold: str, completion: str
+) -> None:
+    assert math_reward.gold_faults([gold]) != [""]
+    (score,) = math_reward([completion], [gold], {})
+    assert (score.value, score.status) == (None, "bad_gold")
+
+
+def test_an_empty_gold_answer_is_blamed_by_the_exact_rule_too() -> None:
+    assert [score.status for score in ExactReward()(["no box", r"\boxed{}"], ["", " "], {})] == ["bad_gold"] * 2
+    assert ExactReward()(["no box"], ["5"], {})[0].status == "no_answer"
