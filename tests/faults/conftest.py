@@ -29,7 +29,7 @@ class Death:
 def _plan(death: Death) -> None:
     """Lets this process kill itself at the given visit of a stage, half-way through what the stage does."""
     from grpo_pl.callbacks import checkpoint
-    from grpo_pl.files.writing import checkpoints
+    from grpo_pl.files import checkpoints
     from grpo_pl.rollout.native.engine import _Watch
     from grpo_pl.training.collect import Collector
     from grpo_pl.training.module import GRPOModule

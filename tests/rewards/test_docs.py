@@ -15,12 +15,12 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text()
 def test_every_row_of_the_table_of_rules_holds() -> None:
     table = PAGE.split("| gold | answer | value | why |\n")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[1:]]
-    cases = [
-        (gold, answer, float(value))
-        for golds, answers, value, _ in rows
-        for gold in re.findall("`([^`]+)`", golds)
-        for answer in re.findall("`([^`]+)`", answers)
-    ]
+    cases = []
+    for golds, answers, values, _ in rows:
+        texts, figures = re.findall("`([^`]+)`", answers), [float(value) for value in values.split(",")]
+        figures *= len(texts) if len(figures) == 1 else 1  # one for all answers, or one each
+        for gold in re.findall("`([^`]+)`", golds):
+            cases += [(gold, text, figure) for text, figure in zip(texts, figures, strict=True)]
     assert len(cases) >= 15
     reward = MathReward()
     scores = reward([f"\\boxed{{{answer}}}" for _, answer, _ in cases], [gold for gold, *_ in cases], {})

@@ -108,7 +108,7 @@ def test_what_slips_past_the_grammar_meets_the_audit_hook(tmp_path: Path) -> Non
     import subprocess
     import sys
 
-    from grpo_pl.rewards.sandbox.pool import gym_entry
+    from grpo_pl.rewards.sandbox import gym_entry
 
     file, judge = tmp_path / "touched", Path(gym_entry.__file__).with_name("gym_judge.py")
     program = f"import runpy; runpy.run_path({str(judge)!r})\nopen({str(file)!r}, 'w')"

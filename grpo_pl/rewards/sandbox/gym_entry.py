@@ -9,6 +9,7 @@ import datetime
 import difflib
 import json
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 MAX_CHARS = 1_000_000
@@ -33,7 +34,8 @@ def pack(problem: Problem) -> str:
     """The problem as JSON text.
 
     Raises:
-        ValueError: it holds something else than numbers, text, dates and lists, tuples, sets and dictionaries of them.
+        ValueError: it holds something else than numbers, fractions, text, dates and lists, tuples, sets and
+            dictionaries of them.
     """
     tree = {"task": problem.task, "settings": problem.settings, "entry": problem.entry}
     try:
@@ -113,6 +115,8 @@ def _plain(value: Any) -> Any:
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
             return {key: _plain(item) for key, item in value.items()}
         return {"$items": [[_plain(key), _plain(item)] for key, item in value.items()]}
+    if isinstance(value, Fraction):
+        return {"$fraction": [value.numerator, value.denominator]}
     for kind, tag in _TIMES.items():
         if type(value) is kind:
             return {tag: value.isoformat()}
@@ -129,6 +133,12 @@ def _restored(tree: dict[str, Any]) -> Any:
     return tree if restore is None else restore(value)
 
 
+def _fraction(numerator: Any, denominator: Any) -> Fraction:
+    if type(numerator) is not int or type(denominator) is not int or denominator == 0:
+        raise ValueError("a fraction is two whole numbers, the second not 0")
+    return Fraction(numerator, denominator)
+
+
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
@@ -136,6 +146,7 @@ def _no_constant(name: str) -> Any:
 _TIMES: dict[type[Any], str] = {datetime.datetime: "$datetime", datetime.date: "$date", datetime.time: "$time"}
 _RESTORE: dict[str, Any] = {
     "$tuple": tuple,
+    "$fraction": lambda pair: _fraction(*pair),
     "$set": set,
     "$items": lambda pairs: {key: value for key, value in pairs},
     **{tag: kind.fromisoformat for kind, tag in _TIMES.items()},

@@ -92,7 +92,7 @@ def test_a_disagreement_fails_and_is_shown(tmp_path: Path, config: Path, capsys:
 def test_an_unexpected_bad_gold_fails(tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = {key: value for key, value in ROWS[4].items() if key != "expected"}
     assert score(str(write(tmp_path / "rows.jsonl", [row])), config=str(config)) == 1
-    assert r"row 1: bad gold answer '\\frac{': cannot be parsed" in capsys.readouterr().out
+    assert r"row 1: bad gold answer '\\frac{': unbalanced braces" in capsys.readouterr().out
 
 
 def test_parquet_and_jsonl_give_the_same(tmp_path: Path, math_reward: MathReward) -> None:
@@ -291,7 +291,7 @@ def test_golds_are_checked_against_themselves(math_reward: MathReward, tmp_path:
     golds = ["5", "x^2+1", "\\frac{", "\\text{Monday}", "NaN", "5", "\\frac{", "2\\pi"]
     bad = check_golds(math_reward, golds, cache_folder=tmp_path)
     assert [(b.row, b.gold) for b in bad] == [(2, "\\frac{"), (4, "NaN"), (6, "\\frac{")]
-    assert bad[0].fault == "cannot be parsed"
+    assert bad[0].fault == "unbalanced braces"
     line = describe_bad_golds(bad, len(golds))
     assert line.startswith("3 of 8 gold answers")
     assert "row 2" in line
