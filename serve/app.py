@@ -218,7 +218,8 @@ class Application:
 
     async def _warm_up(self) -> None:
         """Chats a little, so that no client waits for what libraries put off until their first use."""
-        text = "".join(filter(self._prompts.knows, string.printable.split()[0]))
+        printable = string.printable.split()[0]
+        text = "".join(filter(self._prompts.known(printable).__contains__, printable))
         chat = {"messages": [{"role": "user", "content": text[:_WARM_UP_CHARS]}], "max_tokens": 2, "seed": 0}
         self.metrics.muted = True
         for stream in (False, True):

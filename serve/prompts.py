@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -158,9 +158,11 @@ class Prompts:
         context = self.model.context
         if context is not None and len(text) > context * _CHARS_PER_TOKEN:
             raise self._too_long(f"{len(text)} characters", param)
+        if len(text) > _LONG:
+            await asyncio.to_thread(self.check_characters, text, param)
+            return self._check_tokens(await asyncio.to_thread(encode), param)
         self.check_characters(text, param)
-        ids = await asyncio.to_thread(encode) if len(text) > _LONG else encode()
-        return self._check_tokens(ids, param)
+        return self._check_tokens(encode(), param)
 
     def check_characters(self, text: str, param: str) -> None:
         """Refuses a text that would lose something on the way to tokens.
@@ -170,7 +172,8 @@ class Prompts:
         """
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise bad_request(f"{param}: the text holds a lone surrogate.", param=param)
-        unknown = next((character for character in dict.fromkeys(text) if not self.knows(character)), None)
+        known = self.known(text)
+        unknown = next((character for character in text if character not in known), None)
         if unknown is not None:
             raise bad_request(
                 f"{param}: the model's tokenizer does not know the character {unknown!r}.",
@@ -178,13 +181,16 @@ class Prompts:
                 code="unknown_character",
             )
 
-    def knows(self, character: str) -> bool:
-        """Whether the character leaves a trace in the tokens: tokenizers drop what they do not know, or write <unk>."""
-        if character not in self._known:
-            tokenizer = self.model.tokenizer
-            without, within = (tokenizer(text, add_special_tokens=False).input_ids for text in ("aa", f"a{character}a"))
-            self._known[character] = within != without and tokenizer.unk_token_id not in within
-        return self._known[character]
+    def known(self, characters: Iterable[str]) -> set[str]:
+        """Those that leave a trace in the tokens: tokenizers drop what they do not know, or write <unk>. New ones are
+        looked at in one call: a text may bring very many."""
+        asked = set(characters)
+        new, tokenizer = list(asked - self._known.keys()), self.model.tokenizer
+        if new:
+            without, *rows = tokenizer(["aa", *(f"a{c}a" for c in new)], add_special_tokens=False).input_ids
+            for character, within in zip(new, rows, strict=True):
+                self._known[character] = within != without and tokenizer.unk_token_id not in within
+        return {character for character in asked if self._known[character]}
 
     def _check_tokens(self, ids: list[int], param: str) -> list[int]:
         if not ids:

@@ -73,7 +73,7 @@ class TokenRoutes:
     async def _text(self, text: str, *, special: bool) -> list[int]:
         if len(text) > _MOST_TOKENS:
             raise bad_request(f"prompt: give at most {_MOST_TOKENS:,} characters.", param="prompt")
-        self._prompts.check_characters(text, "prompt")
+        await asyncio.to_thread(self._prompts.check_characters, text, "prompt")
         tokenizer = self._prompts.model.tokenizer
         encoded = await asyncio.to_thread(tokenizer, text, add_special_tokens=special)
         return list(encoded.input_ids)

@@ -1,0 +1,35 @@
+"""What a text must not lose on its way to tokens, and what looking costs."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from grpo_pl.policy.tokenizer import character_tokenizer
+from serve.errors import ApiError
+from serve.prompts import Prompts
+
+
+class Counting:
+    """A tokenizer that counts how often it is called."""
+
+    def __init__(self) -> None:
+        self.own, self.calls = character_tokenizer("abc123"), 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return self.own(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+
+def test_very_many_new_characters_cost_one_call() -> None:
+    tokenizer = Counting()
+    prompts = Prompts(SimpleNamespace(tokenizer=tokenizer, context=None))  # type: ignore[arg-type]
+    assert prompts.known("".join(map(chr, range(0x4E00, 0x9FFF))) + "ab3") == {"a", "b", "3"}
+    assert tokenizer.calls == 1
+    prompts.check_characters("abba" * 1000, "prompt")
+    with pytest.raises(ApiError, match="does not know the character '一'"):
+        prompts.check_characters("ab一丁", "prompt")
+    assert tokenizer.calls == 1
