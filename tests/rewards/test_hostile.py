@@ -57,7 +57,9 @@ def test_02_tower_plus_one_can_be_logged(reward: MathReward) -> None:
 
 def test_03_iterated_factorial(reward: MathReward) -> None:
     score = judge(reward, "((20!)!)!", "5")
-    assert (score.value, score.status) == (0.0, "crashed" if reward.name == "gmpy2" else "timeout")
+    assert score.value == 0.0
+    # without gmpy2 the time is over first, or else the memory
+    assert score.status in (["crashed"] if reward.name == "gmpy2" else ["timeout", "crashed"])
 
 
 def test_04_large_factorial(reward: MathReward) -> None:

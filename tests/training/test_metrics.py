@@ -81,12 +81,12 @@ def test_statuses_are_counted_and_those_that_did_not_occur_left_out(metrics: Cal
     assert "rewards/exact/status/bad_gold" not in got
 
 
-def test_a_bad_gold_answer_drops_its_boxed_completions_and_leaves_the_mean_alone(
+def test_a_bad_gold_answer_drops_its_completions_and_leaves_the_mean_alone(
     metrics: Callable[..., dict[str, float]],
 ) -> None:
     got = metrics(answers=("", "8"))
-    assert got["rewards/exact/status/bad_gold"] == 3
-    assert got["rewards/exact/mean"] == 0.0  # of the five that could be judged
+    assert got["rewards/exact/status/bad_gold"] == 4
+    assert got["rewards/exact/mean"] == 0.0  # of the four that could be judged
 
 
 def test_a_mean_over_nothing_is_left_out(metrics: Callable[..., dict[str, float]]) -> None:

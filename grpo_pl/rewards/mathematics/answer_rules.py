@@ -60,14 +60,14 @@ class AnswerRules:
 
     def plan(self, gold_text: str, answer: str) -> Verdict | Job:
         """The verdict where it needs no algebra, else the job for the pool."""
+        if _NOT_A_NUMBER.fullmatch(answer):  # never right, not even for itself
+            return Verdict("wrong", "undefined value")
         if fault := self.gold_fault(gold_text):
             return Verdict("bad_gold", fault)
         if not answer.strip():
             return Verdict("no_answer")
         if reason := text.oversize(answer, self.max_answer_chars):
             return Verdict("too_long", reason)
-        if _NOT_A_NUMBER.fullmatch(answer):
-            return Verdict("wrong", "undefined value")
         if text.has_control_characters(answer):
             return Verdict("wrong", "control characters")
         if text.has_compatibility_markup(answer) and answer.strip() != gold_text.strip():

@@ -302,9 +302,7 @@ def test_exact_reward_compares_strings() -> None:
 
 
 @pytest.mark.parametrize("gold", ["", "}}", "nan", r"\frac{1}{0}", "7 + ^^"])
-@pytest.mark.parametrize(
-    "completion", ["", "no box", r"\boxed{}", r"\boxed{nan}", r"\boxed{5", rf"\boxed{{{'7' * 500}}}"]
-)
+@pytest.mark.parametrize("completion", ["", "no box", r"\boxed{}", r"\boxed{5", rf"\boxed{{{'7' * 500}}}"])
 def test_a_gold_answer_that_cannot_be_read_is_blamed_whatever_the_completion_is(
     math_reward: MathReward, gold: str, completion: str
 ) -> None:
