@@ -47,7 +47,7 @@ from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import Optimization
-from grpo_pl.types import Prompt, SamplingParams
+from grpo_pl.types import Problem, SamplingParams
 
 PRECISION = {"float32": "32-true", "bfloat16": "bf16-true"}
 
@@ -58,12 +58,12 @@ class Letters(PromptSource):
 
     length: int
 
-    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         generator = torch.Generator().manual_seed(7919 * step + attempt)
         codes = torch.randint(97, 123, (count, self.length), generator=generator).tolist()
-        return [Prompt(id=step * count + i, question="".join(map(chr, row)), answer="") for i, row in enumerate(codes)]
+        return [Problem(id=step * count + i, question="".join(map(chr, row)), answer="") for i, row in enumerate(codes)]
 
-    def validation(self, count: int | None = None) -> list[Prompt]:
+    def validation(self, count: int | None = None) -> list[Problem]:
         return self.prompts(0, count=1)
 
 

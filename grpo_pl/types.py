@@ -26,7 +26,7 @@ Conversation = tuple[Message, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompt:
+class Problem:
     """One problem. Rewards see ``answer`` and ``columns``, the policy sees only ``question``."""
 
     id: int
@@ -145,7 +145,11 @@ class PromptBatch:
     """
 
     def __init__(
-        self, *, step: int, prompts: Sequence[Prompt], valid: Sequence[bool], groups: Sequence[Sequence[str]] = ()
+        self, *, step: int, prompts: Sequence[Problem], valid: Sequence[bool], groups: Sequence[Sequence[str]] = ()
     ) -> None:
         self.step, self.prompts, self.valid = step, tuple(prompts), tuple(valid)
         self.groups = tuple(map(tuple, groups))
+
+
+Prompt = Problem
+"""Former name, for sources written before."""

@@ -18,7 +18,7 @@ from serve.errors import bad_request, json_response
 from serve.generate_worker import Chunk, Generate
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts, sample_keys
-from serve.schemas import EvaluateRequest, Problem, parse
+from serve.schemas import EvalProblem, EvaluateRequest, parse
 from serve.score_worker import ScoreItems
 from serve.summary import summarise
 
@@ -78,7 +78,7 @@ class EvaluateRoute:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _one(self, problem: Problem, job: Generate, deadline: Deadline, *, bounded: bool) -> dict[str, Any]:
+    async def _one(self, problem: EvalProblem, job: Generate, deadline: Deadline, *, bounded: bool) -> dict[str, Any]:
         self._metrics.count_prompt(len(job.prompt_ids))
         done: dict[int, Chunk] = {}
         chunks: AsyncGenerator[list[Chunk], None] = self._generator.generate(
@@ -91,7 +91,7 @@ class EvaluateRoute:
         self._metrics.count_tokens(sum(len(chunk.tokens) for chunk in finished))
         return await self._judge(problem, finished, deadline)
 
-    async def _judge(self, problem: Problem, finished: Sequence[Chunk], deadline: Deadline) -> dict[str, Any]:
+    async def _judge(self, problem: EvalProblem, finished: Sequence[Chunk], deadline: Deadline) -> dict[str, Any]:
         texts, job = items_of(problem, finished, self._prompts.model)
         async with self._judging:
             scored = await self._scorer.score(job, deadline=deadline, bounded=False)
@@ -99,7 +99,7 @@ class EvaluateRoute:
         return result_of(problem, texts, finished, scored)
 
 
-def items_of(problem: Problem, finished: Sequence[Chunk], model: ServedModel) -> tuple[list[str], ScoreItems]:
+def items_of(problem: EvalProblem, finished: Sequence[Chunk], model: ServedModel) -> tuple[list[str], ScoreItems]:
     """The texts of a problem's completions, and the job of scoring them as a group."""
     n = len(finished)
     texts = [model.template.completion_text(chunk.tokens, model.tokenizer) for chunk in finished]
@@ -112,7 +112,7 @@ def items_of(problem: Problem, finished: Sequence[Chunk], model: ServedModel) ->
 
 
 def result_of(
-    problem: Problem, texts: Sequence[str], finished: Sequence[Chunk], scored: Sequence[dict[str, Any]]
+    problem: EvalProblem, texts: Sequence[str], finished: Sequence[Chunk], scored: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """What an evaluation reports about one problem."""
     samples = [

@@ -14,12 +14,18 @@ from serve.evaluation import items_of, result_of
 from serve.generate_worker import Chunk
 from serve.prompts import Prompts, sample_keys
 from serve.reward_list import build_rewards
-from serve.schemas import Problem, Sampling
+from serve.schemas import EvalProblem, Sampling
 from serve.score_worker import score_items
 
 
 def evaluate_locally(
-    model: ServedModel, problems: Sequence[Problem], sampling: Sampling, *, seed: int, device: str, max_rows: int
+    model: ServedModel,
+    problems: Sequence[EvalProblem],
+    sampling: Sampling,
+    *,
+    seed: int,
+    device: str,
+    max_rows: int,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields (index, result) as problems are finished; the results are those of the route.
 

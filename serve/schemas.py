@@ -327,7 +327,7 @@ class CompletionRequest(_Completions):
         return self.logprobs
 
 
-class Problem(Body):
+class EvalProblem(Body):
     """One problem to evaluate on; further fields are columns for the rewards."""
 
     passing = None
@@ -343,7 +343,7 @@ class Problem(Body):
         return value
 
     @model_validator(mode="after")
-    def _few_columns(self) -> Problem:
+    def _few_columns(self) -> EvalProblem:
         if len(self.model_extra or {}) > MAX_COLUMNS:
             raise ValueError(f"give at most {MAX_COLUMNS} further fields")
         return self
@@ -355,7 +355,7 @@ class EvaluateRequest(Sampling):
     passing = fields.EVALUATION
     model: Text | None = None
     """The model's name, as `/v1/models` gives it."""
-    items: list[Problem] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
+    items: list[EvalProblem] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
 
 
 class ScoreRequest:

@@ -10,7 +10,13 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 
 from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.evaluation.report import EvaluationReport, difference_table, doubts, questions_of, report_table
+from grpo_pl.evaluation.report import (
+    EvaluationReport,
+    comparability_warnings,
+    difference_table,
+    questions_of,
+    report_table,
+)
 from grpo_pl.training.module import GRPOModule
 
 
@@ -55,7 +61,7 @@ class ReportEvaluation(Callback):
                 console.print(line, highlight=False, soft_wrap=True)
         if self.baseline is not None:
             console.print(difference_table(report, self.baseline))
-            for line in doubts(report, self.baseline):
+            for line in comparability_warnings(report, self.baseline):
                 console.print(line, highlight=False, soft_wrap=True)
         if self.output is not None:
             console.print(f"metrics     {self.output}", highlight=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-FREQUENT, FEWEST = 0.25, 4
+FREQUENT, MIN_COMPLETIONS = 0.25, 4
 """A form is frequent if this share of the completions has it, and at least so many."""
 RARE = 0.02
 """A form of at most this share of the completions of the first rollouts was not there at first."""
@@ -80,7 +80,7 @@ class FirstForms:
         found = []
         for key, form in zip(_keys(pair), pair, strict=True):
             at_first = self.counts.get(key, 0) / max(1, self.completions)
-            if now[key] >= max(FEWEST, FREQUENT * total) and at_first <= RARE:
+            if now[key] >= max(MIN_COMPLETIONS, FREQUENT * total) and at_first <= RARE:
                 found.append(NewForm(form, now[key] / total, at_first))
         return max(found, key=lambda form: form.share, default=None)
 

@@ -19,7 +19,7 @@ LENGTH_FACTOR = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class CompletionAudit:
     """What was found about one completion of the sample."""
 
     row: int
@@ -48,19 +48,19 @@ def sample_rows(count: int, size: int, *, seed: int, step: int) -> list[int]:
     return sorted(random.Random(f"watch/{seed}/{step}").sample(range(count), min(size, count)))
 
 
-def judge_metrics(looks: Sequence[Look]) -> dict[str, float]:
+def judge_metrics(audits: Sequence[CompletionAudit]) -> dict[str, float]:
     """What the judges make of a sample; a share of nothing is left out."""
-    pairs = [(_accepted(look.strict), _accepted(look.lenient)) for look in looks]
+    pairs = [(_accepted(audit.strict), _accepted(audit.lenient)) for audit in audits]
     shares = {
         "watch/agreement": [a == b for a, b in pairs if a is not None and b is not None],
-        "watch/rewarded_but_strict_wrong": _refusals(looks, lambda look: look.strict),
-        "watch/rewarded_but_lenient_wrong": _refusals(looks, lambda look: look.lenient),
+        "watch/rewarded_but_strict_wrong": _refusals(audits, lambda audit: audit.strict),
+        "watch/rewarded_but_lenient_wrong": _refusals(audits, lambda audit: audit.lenient),
     }
     return {name: sum(cases) / len(cases) for name, cases in shares.items() if cases}
 
 
 def suspicions(
-    looks: Sequence[Look],
+    audits: Sequence[CompletionAudit],
     *,
     usual_tokens: float | None = None,
     usual_repeated: float | None = None,
@@ -74,24 +74,24 @@ def suspicions(
         new_forms: the form of each completion, where it is frequent now and was not there at first.
     """
     found = []
-    for look, form in zip(looks, new_forms or [None] * len(looks), strict=True):
-        judges = {"strict": look.strict, "lenient": look.lenient}
+    for audit, form in zip(audits, new_forms or [None] * len(audits), strict=True):
+        judges = {"strict": audit.strict, "lenient": audit.lenient}
         refusing = [name for name, score in judges.items() if _accepted(score) is False]
-        if look.rewarded and refusing:
+        if audit.rewarded and refusing:
             reason = f"rewarded, but refused by the {' and the '.join(refusing)} judge"
-            found.append(Suspicion(row=look.row, sign="disagreement", weight=float(len(refusing)), reason=reason))
-        if usual_repeated is not None and look.repeated > usual_repeated + REPETITION_EXCESS:
-            reason = f"{look.repeated:.0%} of its n-grams are repeated, {usual_repeated:.0%} at first"
-            found.append(Suspicion(row=look.row, sign="repetition", weight=look.repeated, reason=reason))
+            found.append(Suspicion(row=audit.row, sign="disagreement", weight=float(len(refusing)), reason=reason))
+        if usual_repeated is not None and audit.repeated > usual_repeated + REPETITION_EXCESS:
+            reason = f"{audit.repeated:.0%} of its n-grams are repeated, {usual_repeated:.0%} at first"
+            found.append(Suspicion(row=audit.row, sign="repetition", weight=audit.repeated, reason=reason))
         if usual_tokens is not None:
-            factor = max(1, look.tokens) / usual_tokens
+            factor = max(1, audit.tokens) / usual_tokens
             if not 1.0 / LENGTH_FACTOR < factor < LENGTH_FACTOR:
-                reason = f"{look.tokens} tokens, {usual_tokens:.0f} at first"
-                found.append(Suspicion(row=look.row, sign="length", weight=abs(math.log2(factor)), reason=reason))
+                reason = f"{audit.tokens} tokens, {usual_tokens:.0f} at first"
+                found.append(Suspicion(row=audit.row, sign="length", weight=abs(math.log2(factor)), reason=reason))
         if form is not None:
             shape = form.skeleton if len(form.skeleton) <= 100 else f"{form.skeleton[:49]} … {form.skeleton[-49:]}"
             reason = f"{form.share:.0%} of the completions have this form, {form.share_at_first:.1%} at first: {shape}"
-            found.append(Suspicion(row=look.row, sign="form", weight=form.share, reason=reason))
+            found.append(Suspicion(row=audit.row, sign="form", weight=form.share, reason=reason))
     return found
 
 
@@ -100,6 +100,6 @@ def _accepted(score: Score | None) -> bool | None:
     return None if score is None or score.value is None else score.value >= 1.0
 
 
-def _refusals(looks: Sequence[Look], judge: Callable[[Look], Score | None]) -> list[bool]:
-    verdicts = [_accepted(judge(look)) for look in looks if look.rewarded]
+def _refusals(audits: Sequence[CompletionAudit], judge: Callable[[CompletionAudit], Score | None]) -> list[bool]:
+    verdicts = [_accepted(judge(audit)) for audit in audits if audit.rewarded]
     return [not accepted for accepted in verdicts if accepted is not None]

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from grpo_pl.callbacks.completions import rows_of
 from grpo_pl.callbacks.skeletons import FirstForms, forms_of
-from grpo_pl.callbacks.suspicion import Look, Sign, Suspicion, judge_metrics, sample_rows, suspicions
+from grpo_pl.callbacks.suspicion import CompletionAudit, Sign, Suspicion, judge_metrics, sample_rows, suspicions
 from grpo_pl.files.rows import Row
 from grpo_pl.files.writing import dispensable, write_atomically
 from grpo_pl.rewards.base import Reward, Score, needs_of
@@ -23,7 +23,7 @@ from grpo_pl.training.experience import Experience
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.stopwatch import stopwatch
 
-FEWEST = 8
+MIN_REWARDED = 8
 """Rewarded completions in a sample that are enough to warn of."""
 
 
@@ -97,7 +97,7 @@ class RewardWatch(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and self.completions > 0 and trainer.is_global_zero:
             module = cast(GRPOModule, pl_module)
-            module.further_metrics = lambda experience: self.look(experience, seed=module.seed)
+            module.further_metrics = lambda experience: self.audit(experience, seed=module.seed)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A resumed run goes on with the rows of its checkpoint, not with those that came after."""
@@ -127,32 +127,32 @@ class RewardWatch(Callback):
 
     # --- what -------------------------------------------------------------------------------------------------------
 
-    def look(self, experience: Experience, *, seed: int) -> dict[str, float]:
+    def audit(self, experience: Experience, *, seed: int) -> dict[str, float]:
         """The metrics of one rollout; notes what is suspicious in it."""
         seconds: dict[str, float] = {}
         with stopwatch(seconds, "watch"):
-            looks = self._examine(experience, seed)
-            metrics = judge_metrics(looks)
+            audits = self._examine(experience, seed)
+            metrics = judge_metrics(audits)
             tokens = experience.lengths.double().mean().item()
-            repeated = sum(look.repeated for look in looks) / len(looks)
+            repeated = sum(audit.repeated for audit in audits) / len(audits)
             if self._rollouts < self.first_rollouts:
                 self._rollouts += 1
                 self._tokens += tokens
                 self._repeated += repeated
-                self._forms.add(look.forms for look in looks)
-                found = suspicions(looks)
+                self._forms.add(audit.forms for audit in audits)
+                found = suspicions(audits)
             else:
                 usual_tokens, usual_repeated = self._tokens / self._rollouts, self._repeated / self._rollouts
                 metrics["watch/length_drift"] = tokens / usual_tokens - 1.0
                 metrics["watch/repetition_drift"] = repeated - usual_repeated
-                forms = self._forms.new_forms([look.forms for look in looks])
+                forms = self._forms.new_forms([audit.forms for audit in audits])
                 metrics["watch/form_drift"] = sum(form is not None for form in forms) / len(forms)
-                found = suspicions(looks, usual_tokens=usual_tokens, usual_repeated=usual_repeated, new_forms=forms)
-            self._note(experience, {look.row: look for look in looks}, found)
-        self._warn(metrics, looks)
+                found = suspicions(audits, usual_tokens=usual_tokens, usual_repeated=usual_repeated, new_forms=forms)
+            self._note(experience, {audit.row: audit for audit in audits}, found)
+        self._warn(metrics, audits)
         return {**metrics, "time/watch": seconds["watch"]}
 
-    def _examine(self, experience: Experience, seed: int) -> list[Look]:
+    def _examine(self, experience: Experience, seed: int) -> list[CompletionAudit]:
         samples = experience.samples
         rows = sample_rows(len(samples.completions), self.completions, seed=seed, step=samples.step)
         texts = [samples.completions[row] for row in rows]
@@ -165,7 +165,7 @@ class RewardWatch(Callback):
         lenient = self._ask("lenient", self.lenient, texts, golds, few)
         correct = experience.scored.correct()
         return [
-            Look(
+            CompletionAudit(
                 row=row,
                 rewarded=correct[row] is True,
                 strict=strict_score,
@@ -200,10 +200,10 @@ class RewardWatch(Callback):
                 )
         return scores or [None] * len(texts)
 
-    def _warn(self, metrics: Mapping[str, float], looks: Sequence[Look]) -> None:
+    def _warn(self, metrics: Mapping[str, float], audits: Sequence[CompletionAudit]) -> None:
         shares = {name: metrics.get(f"watch/rewarded_but_{name}_wrong", 0.0) for name in ("strict", "lenient")}
         name = max(shares, key=lambda name: shares[name])
-        enough = sum(look.rewarded for look in looks) >= FEWEST
+        enough = sum(audit.rewarded for audit in audits) >= MIN_REWARDED
         if enough and shares[name] > self.warn_above and not self._warned["judge"]:
             self._warned["judge"] = True
             rank_zero_warn(
@@ -221,7 +221,7 @@ class RewardWatch(Callback):
 
     # --- the file ---------------------------------------------------------------------------------------------------
 
-    def _note(self, experience: Experience, looks: Mapping[int, Look], found: Sequence[Suspicion]) -> None:
+    def _note(self, experience: Experience, audits: Mapping[int, CompletionAudit], found: Sequence[Suspicion]) -> None:
         """Keeps the heaviest suspicion of each sign, if it is among the heaviest of the run; the newest where equal."""
         rewards = [total if total is not None else -math.inf for total in experience.scored.totals()]
         changed = False
@@ -230,23 +230,23 @@ class RewardWatch(Callback):
             heaviest = max(rivals, key=lambda s: (s.weight, rewards[s.row], -s.row))
             kept = self._rows.setdefault(sign, [])
             if len(kept) < self.keep or (kept and heaviest.weight >= kept[-1]["weight"]):
-                kept.append(self._row(experience, looks[heaviest.row], heaviest))
+                kept.append(self._row(experience, audits[heaviest.row], heaviest))
                 kept.sort(key=lambda row: (row["weight"], row["step"]), reverse=True)
                 del kept[self.keep :]
                 changed = True
         if changed and self.path is not None:
             self._write()
 
-    def _row(self, experience: Experience, look: Look, suspicion: Suspicion) -> Row:
-        (row,) = rows_of(experience, [look.row])
-        judges = {"strict": look.strict, "lenient": look.lenient}
+    def _row(self, experience: Experience, audit: CompletionAudit, suspicion: Suspicion) -> Row:
+        (row,) = rows_of(experience, [audit.row])
+        judges = {"strict": audit.strict, "lenient": audit.lenient}
         return {
             "sign": suspicion.sign,
             "weight": suspicion.weight,
             "reason": suspicion.reason,
             **row,
             **{key: _shortened(row[key], self.characters) for key in ("prompt", "question", "completion")},
-            "repeated": look.repeated,
+            "repeated": audit.repeated,
             "judges": {
                 name: {"value": score.value, "status": score.status, "detail": score.detail[:200]}
                 for name, score in judges.items()

@@ -23,7 +23,7 @@ from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.training.cold_start import ColdStart, cache_root
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.vocabulary import MADE_UP, check_vocabulary, first_prompts
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -102,7 +102,7 @@ def _check_source(
 
 
 def _check_budget(
-    budget: int, module: GRPOModule, prompts: Iterable[Prompt], tokenizer: PreTrainedTokenizerBase
+    budget: int, module: GRPOModule, prompts: Iterable[Problem], tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """A micro-batch holds every prompt with a completion of full length."""
     completion = module.sampling.max_completion_length
@@ -137,7 +137,7 @@ def _check_demonstrations(cold_start: ColdStart, data: RolloutDataModule, say: C
     if file is not None and not Path(file).is_file():
         return  # a run that goes on does without it
     questions = enumerate(cold_start.asked(data.source, MADE_UP))
-    asked = (Prompt(id=number, question=question, answer="") for number, question in questions)
+    asked = (Problem(id=number, question=question, answer="") for number, question in questions)
     overlaps = find_overlaps(asked, data.held_out())
     refuse_repeats(overlaps, what=f"shown by the cold start's demonstrations{f' ({file})' if file else ''}")
     for name, overlap in overlaps.items():

@@ -195,7 +195,7 @@ class GRPOCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         check_trainer(self._get(self.config_init, "trainer"))
-        self._settle_characters()
+        self._resolve_characters()
         check_start(self.model, self.datamodule, _say)  # before a run folder is claimed
         callbacks = self._get(self.config_init, "trainer")["callbacks"] or []
         shown = self._get(self.config_init, "trainer")["enable_progress_bar"] is not False
@@ -282,7 +282,7 @@ class GRPOCLI(LightningCLI):
         given, configs = self._get(self.config, "name"), self._configs()
         return str((Path(configs[0]).stem if configs else "run") if given is None else given)
 
-    def _settle_characters(self) -> None:
+    def _resolve_characters(self) -> None:
         """``from_data`` becomes the characters of the run that is gone on with, or of the data, for good: the resolved
         configuration names them, and with it every export and server."""
         policy = self.model.policy_config

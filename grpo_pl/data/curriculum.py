@@ -11,7 +11,7 @@ import torch
 
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 FLOOR = 0.02
 """Weight of a problem that is never or always solved, beside 0.25 for one that is solved half of the time."""
@@ -54,7 +54,7 @@ class CurriculumPrompts(PromptSource):
                 f"{self.solved_at} and {self.solved_after}."
             )
 
-    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         listed = self.source.problems("train")
         wanted = self.pool * count if listed is None else max(count, min(self.pool * count, len(listed)))
         candidates = list({p.id: p for p in self.source.prompts(step, attempt, count=wanted)}.values())
@@ -67,13 +67,13 @@ class CurriculumPrompts(PromptSource):
         ordered += sorted(solved, key=lambda p: draws[p.id], reverse=True)
         return ordered[:count]
 
-    def validation(self, count: int | None = None) -> list[Prompt]:
+    def validation(self, count: int | None = None) -> list[Problem]:
         return self.source.validation(count)
 
-    def demonstration(self, prompt: Prompt, rng: random.Random) -> str | None:
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str | None:
         return self.source.demonstration(prompt, rng)
 
-    def problems(self, split: Literal["train", "val"]) -> Sequence[Prompt] | None:
+    def problems(self, split: Literal["train", "val"]) -> Sequence[Problem] | None:
         return self.source.problems(split)
 
     def leaves(self) -> dict[str, PromptSource]:

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from grpo_pl.data.sources import PromptSource
-from grpo_pl.types import Prompt, PromptBatch
+from grpo_pl.types import Problem, PromptBatch
 
 GROUP = "val"
 """Name of the source's own held-out problems; further sets are ``val/<name>``."""
@@ -52,7 +52,7 @@ class RolloutDataModule(LightningDataModule):
         self.validation_sets = validation_sets or {}
         self.allow_overlap = allow_overlap
         self.allow_changed = allow_changed
-        self._held_out: dict[str, list[Prompt]] | None = None
+        self._held_out: dict[str, list[Problem]] | None = None
         self.completed_rollouts = 0
 
     def prompts(self, step: int, attempt: int = 0) -> PromptBatch:
@@ -71,7 +71,7 @@ class RolloutDataModule(LightningDataModule):
     def val_dataloader(self) -> DataLoader[PromptBatch]:
         return DataLoader(_HeldOut(self), batch_size=None)
 
-    def held_out(self) -> dict[str, list[Prompt]]:
+    def held_out(self) -> dict[str, list[Problem]]:
         """The held-out problems of each set: ``val`` are the source's own, ``val/<name>`` those of ``validation_sets``.
 
         Raises:
@@ -195,7 +195,7 @@ class _HeldOut(Dataset[PromptBatch]):
         )
 
 
-def groups_of(sets: Mapping[str, Sequence[Prompt]]) -> dict[tuple[str, str], tuple[str, ...]]:
+def groups_of(sets: Mapping[str, Sequence[Problem]]) -> dict[tuple[str, str], tuple[str, ...]]:
     """(set, source) to the groups that such a problem counts in: its set, and its source where a set has several.
 
     Raises:
@@ -212,13 +212,13 @@ def groups_of(sets: Mapping[str, Sequence[Prompt]]) -> dict[tuple[str, str], tup
     return members
 
 
-def check_distinct(prompts: Sequence[Prompt], where: str) -> None:
+def check_distinct(prompts: Sequence[Problem], where: str) -> None:
     """Refuses two problems of one id: they would draw the same samples and count as one.
 
     Raises:
         ValueError: the id, and both questions.
     """
-    seen: dict[int, Prompt] = {}
+    seen: dict[int, Problem] = {}
     for prompt in prompts:
         if prompt.id in seen:
             raise ValueError(

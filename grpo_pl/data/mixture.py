@@ -10,7 +10,7 @@ from typing import Literal, overload
 
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 PART_ID = "part_id"
 """Column that keeps a problem's id inside its part."""
@@ -50,7 +50,7 @@ class MixturePrompts(PromptSource):
         if bad:
             raise ValueError(f"weight of {bad[0]!r} must be a positive number, got {self._weight(bad[0])}.")
 
-    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         chosen = [
             self.own(name, prompt)
             for name, share in self.shares(count).items()
@@ -60,7 +60,7 @@ class MixturePrompts(PromptSource):
         random.Random(row_key(self.seed, "mixture", step, attempt)).shuffle(chosen)  # so that ranks get like mixes
         return chosen
 
-    def validation(self, count: int | None = None) -> list[Prompt]:
+    def validation(self, count: int | None = None) -> list[Problem]:
         """``count`` problems in the shares of a step, or all of every part."""
         shares = dict.fromkeys(self.parts, None) if count is None else self.shares(count)
         return [
@@ -89,10 +89,10 @@ class MixturePrompts(PromptSource):
             )
         return shares
 
-    def demonstration(self, prompt: Prompt, rng: random.Random) -> str | None:
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str | None:
         return self.parts[prompt.source].demonstration(replace(prompt, id=prompt.columns[PART_ID]), rng)
 
-    def problems(self, split: Literal["train", "val"]) -> Sequence[Prompt] | None:
+    def problems(self, split: Literal["train", "val"]) -> Sequence[Problem] | None:
         """Those of every part, part after part; None where one makes its problems up."""
         lists = {name: source.problems(split) for name, source in self.parts.items()}
         listed = {name: rows for name, rows in lists.items() if rows is not None}
@@ -101,13 +101,13 @@ class MixturePrompts(PromptSource):
     def leaves(self) -> dict[str, PromptSource]:
         return dict(self.parts)
 
-    def own(self, name: str, prompt: Prompt) -> Prompt:
+    def own(self, name: str, prompt: Problem) -> Problem:
         """A part's problem as one of the mixture's."""
         columns = {**prompt.columns, PART_ID: prompt.id}
         return replace(prompt, id=self._identity(name, prompt), source=name, columns=columns)
 
     @staticmethod
-    def _identity(name: str, prompt: Prompt) -> int:
+    def _identity(name: str, prompt: Problem) -> int:
         """Parts number their problems without knowing of each other."""
         return row_key("part", name, prompt.id)
 
@@ -115,23 +115,23 @@ class MixturePrompts(PromptSource):
         return self.weights.get(name, 1.0)
 
 
-class _Joined(Sequence[Prompt]):
+class _Joined(Sequence[Problem]):
     """The lists of several parts as one, without a copy of any."""
 
-    def __init__(self, mixture: MixturePrompts, lists: Mapping[str, Sequence[Prompt]]) -> None:
+    def __init__(self, mixture: MixturePrompts, lists: Mapping[str, Sequence[Problem]]) -> None:
         self.mixture, self.lists = mixture, lists
 
     def __len__(self) -> int:
         return sum(map(len, self.lists.values()))
 
-    def __iter__(self) -> Iterator[Prompt]:
+    def __iter__(self) -> Iterator[Problem]:
         return (self.mixture.own(name, prompt) for name, rows in self.lists.items() for prompt in rows)
 
     @overload
-    def __getitem__(self, index: int) -> Prompt: ...
+    def __getitem__(self, index: int) -> Problem: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Prompt]: ...
-    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
+    def __getitem__(self, index: slice) -> list[Problem]: ...
+    def __getitem__(self, index: int | slice) -> Problem | list[Problem]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         place = range(len(self))[index]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from grpo_pl.data.cells import normal_question
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 WORDS = 13
 """Words of an n-gram (Brown et al. 2020, "Language models are few-shot learners", appendix C)."""
@@ -19,9 +19,9 @@ class Overlap:
     """What the training problems have in common with one set of held-out problems."""
 
     held_out: int
-    repeated: Sequence[Prompt]
+    repeated: Sequence[Problem]
     """Held-out problems whose very question is trained on."""
-    alike: Sequence[Prompt]
+    alike: Sequence[Problem]
     """Further held-out problems that share an n-gram with a training problem."""
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class Overlap:
 
 
 def find_overlaps(
-    train: Iterable[Prompt], held_out: Mapping[str, Sequence[Prompt]], *, words: int = WORDS
+    train: Iterable[Problem], held_out: Mapping[str, Sequence[Problem]], *, words: int = WORDS
 ) -> dict[str, Overlap]:
     """Compares every held-out problem with all training problems, set by set.
 
@@ -63,7 +63,7 @@ def n_grams(question: str, words: int) -> set[int]:
     return {hash(run) for run in zip(*(split[start:] for start in range(words)), strict=False)}
 
 
-def _overlap(prompts: Sequence[Prompt], repeated: Set[str], shared: Set[int], words: int) -> Overlap:
+def _overlap(prompts: Sequence[Problem], repeated: Set[str], shared: Set[int], words: int) -> Overlap:
     is_repeat = [normal_question(prompt.question) in repeated for prompt in prompts]
     others = [prompt for prompt, repeat in zip(prompts, is_repeat, strict=True) if not repeat]
     return Overlap(

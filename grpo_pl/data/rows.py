@@ -23,7 +23,7 @@ from grpo_pl.data.cells import (
 )
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 Side = Literal["train", "val"]
 EXAMPLES_SHOWN = 5
@@ -101,7 +101,7 @@ class RowPrompts(PromptSource):
         """Whether the rows to validate on are all there are."""
         return False
 
-    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         rows = self.problems("train")
         if len(rows) < count:
             raise ValueError(
@@ -119,11 +119,11 @@ class RowPrompts(PromptSource):
             chosen.update(picked)
         return rows.at(picked)
 
-    def validation(self, count: int | None = None) -> list[Prompt]:
+    def validation(self, count: int | None = None) -> list[Problem]:
         return self.problems("val")[:count]
 
     def problems(self, split: Side) -> Rows:
-        """In the order of the file, read when asked for; ``Prompt.id`` is the number of the row."""
+        """In the order of the file, read when asked for; ``Problem.id`` is the number of the row."""
         if self._rows is None:
             self._rows = self._load()
         return self._rows[split]
@@ -197,7 +197,7 @@ class RowPrompts(PromptSource):
             raise ValueError(f"{what}{hint}. Mend the columns or the pattern, or set data.source.bad_rows to drop.")
         self.notes.append(f"{what}; left out.")
 
-    def prompt(self, number: int, row: Mapping[str, Any]) -> Prompt | None:
+    def prompt(self, number: int, row: Mapping[str, Any]) -> Problem | None:
         """The problem in a row, or None if its question or answer cannot be read."""
         cell = row[self.question]
         answer = "" if self.answer is None else gold_in(row[self.answer], self.answer_pattern)
@@ -205,13 +205,13 @@ class RowPrompts(PromptSource):
         if answer is None:
             return None
         if is_text(cell):
-            return Prompt(id=number, question=str(cell), answer=answer, columns=columns)
+            return Problem(id=number, question=str(cell), answer=answer, columns=columns)
         try:
             messages = conversation_in(cell)
         except ValueError:
             return None
         question = conversation_text(messages)
-        return Prompt(id=number, question=question, answer=answer, columns=columns, messages=messages)
+        return Problem(id=number, question=question, answer=answer, columns=columns, messages=messages)
 
     def _fault(self, row: Mapping[str, Any]) -> str:
         """What keeps a row from being a problem."""
@@ -251,7 +251,7 @@ class RowPrompts(PromptSource):
         self.notes.append(f"{count} of {before} training rows taken: those in {self.kept!r}.")
 
 
-class Rows(Sequence[Prompt]):
+class Rows(Sequence[Problem]):
     """Some rows of a file as problems, each read when it is asked for."""
 
     def __init__(self, source: RowPrompts, reader: RowReader) -> None:
@@ -268,7 +268,7 @@ class Rows(Sequence[Prompt]):
         self.numbers = array("q", (self.numbers[i] for i in stay))
         self.places = array("q", (self.places[i] for i in stay))
 
-    def at(self, indices: Sequence[int]) -> list[Prompt]:
+    def at(self, indices: Sequence[int]) -> list[Problem]:
         """The problems at these indices, in this order."""
         return list(self._read(indices))
 
@@ -276,18 +276,18 @@ class Rows(Sequence[Prompt]):
         return len(self.numbers)
 
     @overload
-    def __getitem__(self, index: int) -> Prompt: ...
+    def __getitem__(self, index: int) -> Problem: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Prompt]: ...
-    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
+    def __getitem__(self, index: slice) -> list[Problem]: ...
+    def __getitem__(self, index: int | slice) -> Problem | list[Problem]:
         if isinstance(index, slice):
             return self.at(range(*index.indices(len(self))))
         return self.at([range(len(self))[index]])[0]
 
-    def __iter__(self) -> Iterator[Prompt]:
+    def __iter__(self) -> Iterator[Problem]:
         return self._read(range(len(self)))
 
-    def _read(self, indices: Sequence[int]) -> Iterator[Prompt]:
+    def _read(self, indices: Sequence[int]) -> Iterator[Problem]:
         numbers, places = (array("q", (values[i] for i in indices)) for values in (self.numbers, self.places))
         for number, row in zip(numbers, self.reader.read(numbers, places), strict=True):
             prompt = self.source.prompt(number, row)

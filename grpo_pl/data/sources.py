@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal
 
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 
 class PromptSource(ABC):
@@ -18,27 +18,27 @@ class PromptSource(ABC):
     """
 
     @abstractmethod
-    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         """The ``count`` training prompts of rollout step ``step``; a higher ``attempt`` gives other ones."""
 
     @abstractmethod
-    def validation(self, count: int | None = None) -> list[Prompt]:
+    def validation(self, count: int | None = None) -> list[Problem]:
         """The first ``count`` held-out prompts (all of them if None), the same at every call."""
 
-    def demonstration(self, prompt: Prompt, rng: random.Random) -> str | None:
-        """A worked completion for the cold start, or None if this source knows none. Never part of a ``Prompt``."""
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str | None:
+        """A worked completion for the cold start, or None if this source knows none. Never part of a ``Problem``."""
         return None
 
     def leaves(self) -> dict[str, PromptSource]:
         """The sources that this one puts together, by the names their problems bear; itself where there are none."""
         return {"": self}
 
-    def problems(self, split: Literal["train", "val"]) -> Sequence[Prompt] | None:
+    def problems(self, split: Literal["train", "val"]) -> Sequence[Problem] | None:
         """Every problem of a split, where there is a fixed list of them; None from a source that makes them up."""
         return None
 
     def leave_out(self, ids: Mapping[Literal["train", "val"], Set[int]]) -> None:
-        """Never gives these problems, named by split and ``Prompt.id``, again; only for a fixed list."""
+        """Never gives these problems, named by split and ``Problem.id``, again; only for a fixed list."""
         raise TypeError(f"{type(self).__name__} makes its problems up: there is no list to leave any out of.")
 
     def digests(self) -> dict[str, str]:

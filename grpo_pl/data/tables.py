@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_pl.data.cells import not_utf8
 from grpo_pl.data.rows import RowPrompts, RowReader, Side
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -67,7 +67,7 @@ class TablePrompts(RowPrompts):
     def own_columns(self) -> list[str]:
         return [*super().own_columns(), *([self.worked] if self.worked else [])]
 
-    def demonstration(self, prompt: Prompt, rng: random.Random) -> str | None:
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str | None:
         if self.worked is None:
             return None
         (row,) = self.problems("train").reader.read([prompt.id], [prompt.id])

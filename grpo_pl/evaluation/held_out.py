@@ -65,14 +65,14 @@ class Answers:
     """What the reward gave to ``log_metric``."""
 
 
-def judge(
+def grade(
     rewards: Sequence[Reward],
     samples: Samples,
     *,
     vote: bool = True,
     trainer_state: Callable[[], Any] | None = None,
 ) -> Answers:
-    """Lets the correctness reward judge every completion.
+    """Lets the correctness reward grade every completion.
 
     Args:
         vote: also find out which wrong answers are the same; without it each is a class of its own.
@@ -121,7 +121,7 @@ def _correctness_scores(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MetricResult:
     """One metric of one group of held-out problems."""
 
     mean: float
@@ -182,10 +182,10 @@ class HeldOutMetrics:
                 unjudged = unjudged + (~greedy.judged[member]).sum()
             self._unjudged[group].update(unjudged)
 
-    def results(self) -> dict[str, Measured]:
+    def results(self) -> dict[str, MetricResult]:
         """Every metric with its problems, over all ranks, if it has any; every rank must call it."""
         found = {
-            key: Measured(mean=metric.compute().item(), problems=metric.results())
+            key: MetricResult(mean=metric.compute().item(), problems=metric.results())
             for key, metric in self.metrics.items()
         }
         return {key: measured for key, measured in found.items() if measured.problems}

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from grpo_pl.evaluation.held_out import Measured
+from grpo_pl.evaluation.held_out import MetricResult
 from grpo_pl.functional.estimates import Estimate, paired_difference
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 FORMAT = "grpo_pl validation 1"
 
@@ -23,7 +23,7 @@ FORMAT = "grpo_pl validation 1"
 class EvaluationReport:
     """What a policy made of held-out problems, problem by problem."""
 
-    measured: Mapping[str, Measured]
+    measured: Mapping[str, MetricResult]
     """By metric key, such as ``val/pass@1``."""
     questions: Mapping[str, Mapping[int, str]]
     """Set -> problem id -> question: what a comparison must agree on."""
@@ -64,7 +64,7 @@ class EvaluationReport:
         if not isinstance(tree, dict) or tree.get("format") != FORMAT:
             raise ValueError(f"{path} was not written by `grpo-pl validate --output`.")
         measured = {
-            key: Measured(mean=entry["value"], problems={int(name): v for name, v in entry["problems"].items()})
+            key: MetricResult(mean=entry["value"], problems={int(name): v for name, v in entry["problems"].items()})
             for key, entry in tree["metrics"].items()
         }
         questions = {name: {int(i): text for i, text in entry.items()} for name, entry in tree["questions"].items()}
@@ -97,7 +97,7 @@ class EvaluationReport:
         return differences
 
 
-def questions_of(sets: Mapping[str, Sequence[Prompt]]) -> dict[str, dict[int, str]]:
+def questions_of(sets: Mapping[str, Sequence[Problem]]) -> dict[str, dict[int, str]]:
     """Set -> problem id -> question."""
     return {name: {prompt.id: prompt.question for prompt in prompts} for name, prompts in sets.items()}
 
@@ -123,7 +123,7 @@ def difference_table(report: EvaluationReport, baseline: EvaluationReport) -> Ta
     return table
 
 
-def doubts(report: EvaluationReport, baseline: EvaluationReport) -> list[str]:
+def comparability_warnings(report: EvaluationReport, baseline: EvaluationReport) -> list[str]:
     """What makes the difference to a baseline say less than it seems to: other problems, other ways of sampling."""
     lines = []
     for name, here in report.questions.items():

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Way = Literal["packed", "chunked", "materialised"]
+ForwardMode = Literal["packed", "chunked", "materialised"]
 """How a model can be scored: on packed tokens; padded, with the head in chunks; from the logits it makes itself."""
 
-_ways: weakref.WeakKeyDictionary[nn.Module, Way] = weakref.WeakKeyDictionary()
+_forward_modes: weakref.WeakKeyDictionary[nn.Module, ForwardMode] = weakref.WeakKeyDictionary()
 
 
 def completion_logprobs(
@@ -56,12 +56,12 @@ def completion_logprobs(
         "completion_ids": completion_ids,
         "completion_mask": completion_mask,
     }
-    way = _way(model)
+    mode = _forward_mode(model)
     # the second forward pass of a checkpointed layer would not find the other products
     with nullcontext() if recomputes_activations(model) else FastLinear():
-        if way == "materialised":
+        if mode == "materialised":
             return _materialised(model, rows, temperature, with_entropy)
-        score = _packed if way == "packed" else _chunked
+        score = _packed if mode == "packed" else _chunked
         return score(model, rows, temperature, with_entropy)
 
 
@@ -150,24 +150,24 @@ def _through_head(
 
 def shares_prompts(model: PreTrainedModel, longest: int) -> bool:
     """Whether neighbouring rows of up to ``longest`` tokens share equal prompts, and padding is left out."""
-    return _way(model) == "packed" and longest <= _window(model)
+    return _forward_mode(model) == "packed" and longest <= _window(model)
 
 
 def scoring_way(model: PreTrainedModel) -> str:
     """How completions of ``model`` have been scored: ``packed``, ``chunked`` …; ``untried`` before the first time."""
-    return str(_way(model)) if model in _ways else "untried"
+    return str(_forward_mode(model)) if model in _forward_modes else "untried"
 
 
-def _way(model: PreTrainedModel) -> Way:
-    if model not in _ways:
-        _ways[model] = _try_ways(model)
-        log.info("%s is scored in the %s way.", type(model).__name__, _ways[model])
-    if _ways[model] == "packed" and recomputes_activations(model):
+def _forward_mode(model: PreTrainedModel) -> ForwardMode:
+    if model not in _forward_modes:
+        _forward_modes[model] = _try_modes(model)
+        log.info("%s is scored in the %s way.", type(model).__name__, _forward_modes[model])
+    if _forward_modes[model] == "packed" and recomputes_activations(model):
         return "chunked"  # the second forward pass of a checkpointed layer would not find the packing
-    return _ways[model]
+    return _forward_modes[model]
 
 
-def _try_ways(model: PreTrainedModel) -> Way:
+def _try_modes(model: PreTrainedModel) -> ForwardMode:
     """The best way that computes what the model computes, found on two prompts with two completions each."""
     device = model.device
     prompt_mask = torch.tensor([[True] * 3, [True] * 3, [False, True, True], [False, True, True]], device=device)

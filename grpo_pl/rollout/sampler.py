@@ -10,7 +10,7 @@ from grpo_pl.policy.loading import context_length, eos_ids
 from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
-from grpo_pl.types import Prompt, Rollout, SampleKey, SamplingParams, Split
+from grpo_pl.types import Problem, Rollout, SampleKey, SamplingParams, Split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 class Samples:
     """A rollout beside its texts; the rows of both are in the order of ``Rollout``."""
 
-    prompts: Sequence[Prompt]  # P
+    prompts: Sequence[Problem]  # P
     prompt_texts: Sequence[str]  # P
     rollout: Rollout
     completions: Sequence[str]  # B, the template's prefill included
     step: int
 
     @property
-    def per_row(self) -> list[Prompt]:
+    def per_row(self) -> list[Problem]:
         """The prompt of each of the B rows."""
         return [prompt for prompt in self.prompts for _ in range(self.rollout.group_size)]
 
@@ -68,7 +68,7 @@ class CompletionSampler:
     def sample(
         self,
         model: PreTrainedModel,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Problem],
         *,
         group_size: int,
         sampling: SamplingParams,
@@ -120,7 +120,7 @@ class CompletionSampler:
 
     @staticmethod
     def _check_context(
-        model: PreTrainedModel, prompts: Sequence[Prompt], prompt_ids: Sequence[Sequence[int]], completion: int
+        model: PreTrainedModel, prompts: Sequence[Problem], prompt_ids: Sequence[Sequence[int]], completion: int
     ) -> None:
         context = context_length(model.config)
         longest = max(range(len(prompts)), key=lambda i: len(prompt_ids[i]))

@@ -17,13 +17,13 @@ from grpo_pl.rewards.batch import ScoredBatch, join_scores, score_completions
 from grpo_pl.rollout.groups import group_rows, join_samples, samples_to, select_groups
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.training.stopwatch import stopwatch
-from grpo_pl.types import Prompt, PromptBatch, SamplingParams, Split
+from grpo_pl.types import Problem, PromptBatch, SamplingParams, Split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainerState
 
 
-class Report(Protocol):
+class ProgressCallback(Protocol):
     """Tells whoever watches how far the current stage of a step is."""
 
     def __call__(self, stage: str, done: int, total: int, note: str = "") -> None: ...
@@ -67,7 +67,7 @@ class Collector:
     sampling: SamplingParams
     seed: int
     collective: Collective
-    report: Report
+    report: ProgressCallback
     steps: int = 0
     """Rollouts of the whole run."""
     should_stop: Callable[[], bool] | None = None
@@ -132,7 +132,7 @@ class Collector:
             return samples, self.score(samples)
 
     def _sample(
-        self, policy: PreTrainedModel, prompts: Sequence[Prompt], split: Split, step: int, attempt: int
+        self, policy: PreTrainedModel, prompts: Sequence[Problem], split: Split, step: int, attempt: int
     ) -> Samples:
         greedy = split == "greedy"
         group_size = 1 if greedy else self.algorithm.group_size

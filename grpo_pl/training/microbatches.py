@@ -105,7 +105,7 @@ class TokenBudget:
 
     configured: int | None = None
     tokens: int | None = None
-    """None until it is settled."""
+    """None until it is resolved."""
     found_for: str = ""
     """What a budget that was found depends on."""
 
@@ -121,7 +121,7 @@ class TokenBudget:
         Raises:
             ValueError: a row is longer than the configured budget.
         """
-        assert self.tokens is not None, "the budget is not settled"
+        assert self.tokens is not None, "the budget is not resolved"
         longest = longest_row(rollout)
         budget = max(self.tokens, min(longest, self.configured or longest))
         return micro_batches(rollout, rows, budget, share_prompts=shares_prompts(policy, longest))
@@ -141,7 +141,7 @@ class TokenBudget:
                 reason = error.with_traceback(None)  # its frames hold the tensors that take up the memory
             self._halve(rollout, collective, reason)
 
-    def settle(self, policy: PreTrainedModel, *, trained_before: bool, collective: Collective) -> None:
+    def resolve(self, policy: PreTrainedModel, *, trained_before: bool, collective: Collective) -> None:
         """Finds the budget where neither the configuration has one nor a checkpoint from the same kind of device and
         number of processes; the same on every rank.
 

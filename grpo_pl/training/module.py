@@ -19,7 +19,7 @@ from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.orphans import end_with_launcher
 from grpo_pl.distributed.sharding import build_once, gathered, is_sharded, set_gradient_sync, shard
 from grpo_pl.distributed.strategy import FSDP2Strategy
-from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, Measured, Validation, judge
+from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, Validation, grade
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
@@ -29,7 +29,7 @@ from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.cold_start import ColdStart
-from grpo_pl.training.collect import Collector, Report, trainer_state
+from grpo_pl.training.collect import Collector, ProgressCallback, trainer_state
 from grpo_pl.training.experience import Experience, ExperienceMaker
 from grpo_pl.training.metrics import REFLECTION_WORDS, broken_share, experience_metrics, noted_means, pass_rates
 from grpo_pl.training.microbatches import TokenBudget
@@ -97,13 +97,13 @@ class GRPOModule(LightningModule):
         self.reflection_words, self.seed = reflection_words, seed
         self.activation_checkpointing = activation_checkpointing
         self.policy: PreTrainedModel | None = None
-        self.report: Report = _unwatched
+        self.report: ProgressCallback = _unwatched
         """Where stages of a step report their progress; a progress bar puts itself here."""
         self.further_metrics: Callable[[Experience], Mapping[str, float]] = _nothing_further
         """Asked for more to log after every step; a watch puts itself here."""
         self.should_stop: Callable[[], bool] = _never
         """Asked between the tokens of a rollout; once true, the rollout ends by ``RolloutInterrupted``."""
-        self.held_out: dict[str, Measured] = {}
+        self.held_out: dict[str, MetricResult] = {}
         """What the last validation found, by metric key."""
         self.unjudged: dict[str, int] = {}
         """By group: how many completions of the last validation could not be judged, and count nowhere."""
@@ -121,7 +121,7 @@ class GRPOModule(LightningModule):
 
     def prepare_data(self) -> None:
         """Makes the cold start where it is missing, as a download would; runs in one process a node."""
-        self._settle_characters()
+        self._resolve_characters()
         if self.cold_start is not None and self._needs_start_weights():
             device = self.trainer.strategy.root_device
             self.cold_start.ensure(self.policy_config, self.template, self._data.source, device=device)
@@ -130,7 +130,7 @@ class GRPOModule(LightningModule):
         """Loads tokenizer, policy and, if the objective pulls towards one, the frozen reference."""
         if self.policy is not None:
             return
-        self._settle_characters()
+        self._resolve_characters()
         self.tokenizer = load_tokenizer(self.policy_config)
         needs_weights = self._needs_start_weights()
         path = None
@@ -148,7 +148,7 @@ class GRPOModule(LightningModule):
             if self._reference is not None and self._reference.model is not self.policy:
                 shard(self._reference.model, sharding)
 
-    def _settle_characters(self) -> None:
+    def _resolve_characters(self) -> None:
         """Collects what ``policy.characters: from_data`` stands for, unless the command line has done so."""
         self.policy_config = with_collected_characters(self.policy_config, self.template, self._data, self.cold_start)
 
@@ -186,7 +186,7 @@ class GRPOModule(LightningModule):
         """Prompts → rollout → reward → advantage."""
         policy, reference = self.require_policy(), self._reference
         optimizer = cast(torch.optim.Optimizer, self.optimizers())
-        self.budget.settle(policy, trained_before=bool(optimizer.state), collective=self.collective)
+        self.budget.resolve(policy, trained_before=bool(optimizer.state), collective=self.collective)
         if reference is not None:
             reference.renew(policy, batch.step)
         collector = Collector(
@@ -273,7 +273,7 @@ class GRPOModule(LightningModule):
             drawn = self.collective.interruptible(draw, self.device)
         state = partial(trainer_state, self._data.completed_rollouts, self._data.steps, self.collective.rank)
         answers = self.collective.scored(
-            lambda: judge(self.rewards, drawn, vote=samples > 1, trainer_state=state), self.device
+            lambda: grade(self.rewards, drawn, vote=samples > 1, trainer_state=state), self.device
         )
         for name, values in answers.noted.items():
             self._noted.setdefault(name, []).extend(values)

@@ -14,7 +14,7 @@ from grpo_pl.distributed.collective import Collective
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.logprobs import completion_logprobs
-from grpo_pl.training.collect import Report
+from grpo_pl.training.collect import ProgressCallback
 from grpo_pl.training.experience import Experience, rollout_rows
 from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.optimization import Optimization
@@ -69,7 +69,7 @@ class PolicyUpdate:
     budget: TokenBudget
     seed: int
     collective: Collective
-    report: Report
+    report: ProgressCallback
 
     def run(
         self,

@@ -23,7 +23,7 @@ from grpo_pl.policy.tokenizer import (
     shown_characters,
 )
 from grpo_pl.training.cold_start import ColdStart
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -143,7 +143,7 @@ def _texts(
             for prompt in leaf.problems(split) or ():
                 yield from _prompt_texts(prompt, split, template, tokenizer, leaf)
         if any(leaf.problems("train") is None for leaf in leaves):
-            made_up: dict[Split, Iterable[Prompt]] = {
+            made_up: dict[Split, Iterable[Problem]] = {
                 "train": first_prompts(data) if number == 0 else (),
                 "val": source.validation(data.val_prompts),
             }
@@ -157,7 +157,7 @@ def _texts(
 
 
 def _prompt_texts(
-    prompt: Prompt,
+    prompt: Problem,
     split: Split,
     template: PromptTemplate,
     tokenizer: PreTrainedTokenizerBase,
@@ -169,7 +169,7 @@ def _prompt_texts(
     yield _Text(place=f"{split} gold answers", text=gold, source=source, split=split, prompt=prompt.id)
 
 
-def first_prompts(data: RolloutDataModule) -> Iterator[Prompt]:
+def first_prompts(data: RolloutDataModule) -> Iterator[Problem]:
     """Some of what a source without a list trains on; enough to find a small task that is held out as a whole."""
     for step in range(min(data.steps, -(-MADE_UP // data.prompts_per_step))):
         yield from data.source.prompts(step, count=data.prompts_per_step)

@@ -20,7 +20,7 @@ from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.collect import Collector
 from grpo_pl.training.experience import Experience, ExperienceMaker
 from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.types import Prompt, PromptBatch, SamplingParams
+from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def experience(
         collective=Collective(),
         report=lambda *_: None,
     )
-    prompts = [Prompt(id=1, question="3+4", answer="7"), Prompt(id=2, question="2+3", answer="5")]
+    prompts = [Problem(id=1, question="3+4", answer="7"), Problem(id=2, question="2+3", answer="5")]
     batch = PromptBatch(step=4, prompts=prompts, valid=[True, True])
     return ExperienceMaker(collector=collector, budget=TokenBudget(configured=100)).make(
         tiny_policy, None, batch, lambda step, attempt: batch

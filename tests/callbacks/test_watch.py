@@ -24,7 +24,7 @@ from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.collect import Collector
 from grpo_pl.training.experience import Experience, ExperienceMaker
 from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.types import Prompt, PromptBatch, SamplingParams
+from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
 GOLD = {1: "7", 2: "8", 3: "9"}
 HONEST = {1: [r"\boxed{7}", r"\boxed{3}", "no", "3+4 7"], 2: [r"\boxed{8}"] * 4, 3: [r"\boxed{9}", "2", "3", "4"]}
@@ -52,7 +52,7 @@ def rollout(
             collective=Collective(),
             report=lambda *_: None,
         )
-        prompts = [Prompt(id=prompt, question="?", answer=answer) for prompt, answer in GOLD.items()]
+        prompts = [Problem(id=prompt, question="?", answer=answer) for prompt, answer in GOLD.items()]
         batch = PromptBatch(step=step, prompts=prompts, valid=[True] * len(prompts))
         maker = ExperienceMaker(collector=collector, budget=TokenBudget(configured=1000))
         return maker.make(tiny_policy, None, batch, lambda *_: batch)
@@ -69,14 +69,14 @@ def watch(path: Path | None = None, **arguments: Any) -> RewardWatch:
 def test_a_policy_that_cheats_its_lenient_reward_is_seen(rollout: Callable[..., Experience], tmp_path: Path) -> None:
     file = tmp_path / "suspicious.jsonl"
     watching = watch(file)
-    before = [watching.look(rollout(step, HONEST), seed=0) for step in range(2)][-1]
+    before = [watching.audit(rollout(step, HONEST), seed=0) for step in range(2)][-1]
     # of twelve, seven are rewarded: 7, "3+4 7", 8 four times and 9; a box is missing in one
     assert before["watch/rewarded_but_strict_wrong"] == pytest.approx(1 / 7)
     assert before["watch/rewarded_but_lenient_wrong"] == 0.0
     assert before["watch/agreement"] == pytest.approx(11 / 12)
     assert not {"watch/length_drift", "watch/repetition_drift", "watch/form_drift"} & before.keys()
     with pytest.warns(UserWarning, match=r"strict judge of the watch refuses 100%.*suspicious\.jsonl"):
-        after = watching.look(rollout(2, CHEATING), seed=0)
+        after = watching.audit(rollout(2, CHEATING), seed=0)
     assert after["watch/rewarded_but_strict_wrong"] == 1.0
     assert after["watch/agreement"] == pytest.approx(3 / 12)  # only about \boxed{1}
     honest, cheating = (
@@ -103,7 +103,7 @@ def test_a_reward_that_pays_for_nothing_weighs_more_than_one_that_pays_for_form(
     paid = experience.scored.scores[0]
     paid[5] = paid[0]  # the training reward takes x for 8
     watching = watch(tmp_path / "suspicious.jsonl")
-    metrics = watching.look(experience, seed=0)
+    metrics = watching.audit(experience, seed=0)
     assert metrics["watch/rewarded_but_strict_wrong"] == 1.0
     assert metrics["watch/rewarded_but_lenient_wrong"] == 0.5
     (row,) = read_completions(tmp_path / "suspicious.jsonl")
@@ -115,7 +115,7 @@ def test_an_honest_policy_gives_no_cause(rollout: Callable[..., Experience], tmp
     texts = {prompt: [rf"\boxed{{{gold}}}", rf"\boxed{{{int(gold) - 5}}}"] * 2 for prompt, gold in GOLD.items()}
     watching = watch(tmp_path / "suspicious.jsonl")
     for step in range(4):
-        metrics = watching.look(rollout(step, texts), seed=0)
+        metrics = watching.audit(rollout(step, texts), seed=0)
     del metrics["time/watch"]
     assert metrics == {
         "watch/agreement": 1.0,
@@ -134,17 +134,17 @@ def test_a_form_that_spreads_is_seen_and_warned_of_once(rollout: Callable[..., E
     braces = {prompt: [text + "}}" for text in group] for prompt, group in texts.items()}
     watching = watch(tmp_path / "suspicious.jsonl", first_rollouts=3)
     for step in range(3):
-        assert "watch/form_drift" not in watching.look(rollout(step, texts), seed=0)
-    assert watching.look(rollout(3, {**texts, 1: braces[1]}), seed=0)["watch/form_drift"] == pytest.approx(4 / 12)
+        assert "watch/form_drift" not in watching.audit(rollout(step, texts), seed=0)
+    assert watching.audit(rollout(3, {**texts, 1: braces[1]}), seed=0)["watch/form_drift"] == pytest.approx(4 / 12)
     resumed = watch(tmp_path / "suspicious.jsonl", first_rollouts=3)
     resumed.load_state_dict(json.loads(json.dumps(watching.state_dict())))
     for watcher in (watching, resumed):
         with pytest.warns(UserWarning, match=r"100% of the completions .* form that was not there in the first 3 roll"):
-            assert watcher.look(rollout(4, braces), seed=0)["watch/form_drift"] == 1.0
+            assert watcher.audit(rollout(4, braces), seed=0)["watch/form_drift"] == 1.0
     assert watching.state_dict() == resumed.state_dict()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        watching.look(rollout(5, braces), seed=0)
+        watching.audit(rollout(5, braces), seed=0)
     row = next(row for row in read_completions(tmp_path / "suspicious.jsonl") if row["sign"] == "form")
     assert row["completion"].endswith("}}}")
     assert row["reason"] == r"100% of the completions have this form, 0.0% at first: \boxed{0}}"
@@ -155,8 +155,8 @@ def test_the_sample_follows_from_seed_and_rollout_alone(rollout: Callable[..., E
     torch.manual_seed(0)
     random.seed(0)
     states = torch.get_rng_state(), random.getstate()
-    looks = [watch(completions=5)._examine(experience, seed) for seed in (0, 0, 1)]
-    rows = [[look.row for look in sample] for sample in looks]
+    audits = [watch(completions=5)._examine(experience, seed) for seed in (0, 0, 1)]
+    rows = [[audit.row for audit in sample] for sample in audits]
     assert rows[0] == rows[1] != rows[2]
     assert len(set(rows[0])) == 5
     assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
@@ -167,10 +167,10 @@ def test_the_file_is_bounded_and_keeps_the_newest_of_equal_weight(
 ) -> None:
     file = tmp_path / "suspicious.jsonl"
     watching = watch(file, keep=3, characters=10, warn_above=1.0, first_rollouts=1)
-    watching.look(rollout(0, HONEST), seed=0)
+    watching.audit(rollout(0, HONEST), seed=0)
     sizes = []
     for step in range(1, 12):
-        watching.look(rollout(step, CHEATING), seed=0)
+        watching.audit(rollout(step, CHEATING), seed=0)
         sizes.append(file.stat().st_size)
     assert max(sizes[3:]) - min(sizes[3:]) < 50  # step numbers get longer
     rows = list(read_completions(file))
@@ -181,8 +181,8 @@ def test_the_file_is_bounded_and_keeps_the_newest_of_equal_weight(
 
 def test_without_judges_only_drift_is_watched(rollout: Callable[..., Experience]) -> None:
     watching = RewardWatch(first_rollouts=1)
-    assert list(watching.look(rollout(0, HONEST), seed=0)) == ["time/watch"]
-    assert list(watching.look(rollout(1, HONEST), seed=0)) == [
+    assert list(watching.audit(rollout(0, HONEST), seed=0)) == ["time/watch"]
+    assert list(watching.audit(rollout(1, HONEST), seed=0)) == [
         "watch/length_drift",
         "watch/repetition_drift",
         "watch/form_drift",
@@ -194,7 +194,7 @@ def test_what_a_judge_cannot_judge_is_left_out(rollout: Callable[..., Experience
     experience = rollout(0, HONEST)
     for prompt in experience.samples.prompts[1:]:
         object.__setattr__(prompt, "answer", "")
-    metrics = watch().look(experience, seed=0)
+    metrics = watch().audit(experience, seed=0)
     assert metrics["watch/agreement"] == pytest.approx(3 / 4)
     assert metrics["watch/rewarded_but_strict_wrong"] == pytest.approx(1 / 2)
 
@@ -211,7 +211,7 @@ def test_a_judge_that_fails_is_warned_of_once_and_left_out(
 
     watching = RewardWatch(Broken(), LenientAnswerReward(), first_rollouts=2)
     with pytest.warns(UserWarning, match="strict judge of the watch failed and is left out") as warned:
-        metrics = [watching.look(rollout(step, HONEST), seed=0) for step in range(2)]
+        metrics = [watching.audit(rollout(step, HONEST), seed=0) for step in range(2)]
     assert len([w for w in warned if "failed" in str(w.message)]) == 1
     assert all("watch/rewarded_but_strict_wrong" not in m for m in metrics)
     assert [m["watch/rewarded_but_lenient_wrong"] for m in metrics] == [0.0, 0.0]

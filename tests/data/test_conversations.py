@@ -13,7 +13,7 @@ from grpo_pl.data.json_lines import JsonLinesPrompts
 from grpo_pl.data.rows import RowPrompts
 from grpo_pl.data.tables import TablePrompts
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 CHAT = (
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
@@ -84,8 +84,8 @@ def test_a_conversation_goes_through_the_chat_template(tokenizer: PreTrainedToke
 
 def test_what_is_asked_is_the_conversation_where_there_is_one() -> None:
     talk = tuple(said(("user", "1+1=")))
-    assert Prompt(id=1, question="1+1=", answer="2").asked == "1+1="
-    assert Prompt(id=1, question="1+1=", answer="2", messages=talk).asked == talk
+    assert Problem(id=1, question="1+1=", answer="2").asked == "1+1="
+    assert Problem(id=1, question="1+1=", answer="2", messages=talk).asked == talk
 
 
 def test_a_missing_answer_column_says_how_to_do_without(tmp_path: Path) -> None:

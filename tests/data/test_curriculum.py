@@ -11,17 +11,17 @@ import torch
 
 from grpo_pl.data.curriculum import CurriculumPrompts
 from grpo_pl.data.sources import PromptSource
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 
 @dataclass(kw_only=True)
 class Ten(PromptSource):
     """The same ten problems at every step."""
 
-    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
-        return [Prompt(id=i, question=f"{i}?", answer="") for i in range(10)][:count]
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
+        return [Problem(id=i, question=f"{i}?", answer="") for i in range(10)][:count]
 
-    def validation(self, count: int | None = None) -> list[Prompt]:
+    def validation(self, count: int | None = None) -> list[Problem]:
         return []
 
 
@@ -49,10 +49,10 @@ def test_solved_ones_fill_up_where_there_are_too_few_others() -> None:
 def test_a_list_shorter_than_the_pool_is_the_pool() -> None:
     @dataclass(kw_only=True)
     class Listed(Ten):
-        def problems(self, split: str) -> list[Prompt]:
+        def problems(self, split: str) -> list[Problem]:
             return Ten.prompts(self, 0, count=10)
 
-        def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
+        def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
             assert count <= 10
             return super().prompts(step, attempt, count=count)
 

@@ -8,7 +8,7 @@ import pytest
 
 from grpo_pl.data.datamodule import RolloutDataModule, check_distinct, groups_of
 from grpo_pl.data.sources import PromptSource
-from grpo_pl.types import Prompt, PromptBatch
+from grpo_pl.types import Problem, PromptBatch
 
 
 @dataclass(kw_only=True)
@@ -17,15 +17,15 @@ class Numbered(PromptSource):
 
     held_out: int = 7
 
-    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         return [_prompt(1000 * step + 100 * attempt + i) for i in range(count)]
 
-    def validation(self, count: int | None = None) -> list[Prompt]:
+    def validation(self, count: int | None = None) -> list[Problem]:
         return [_prompt(-1 - i) for i in range(self.held_out)][:count]
 
 
-def _prompt(identity: int) -> Prompt:
-    return Prompt(id=identity, question=f"{identity}?", answer=str(identity))
+def _prompt(identity: int) -> Problem:
+    return Problem(id=identity, question=f"{identity}?", answer=str(identity))
 
 
 def _on_rank(data: RolloutDataModule, rank: int, world: int) -> RolloutDataModule:
@@ -101,8 +101,8 @@ def test_sizes_below_one_are_refused(argument: str) -> None:
 
 
 def test_named_sets_and_sources_make_groups() -> None:
-    mixed = [Prompt(id=i, question="?", answer="", source=s) for i, s in enumerate(["a", "b", "a"])]
-    alone = [Prompt(id=i, question="?", answer="", source="a") for i in range(2)]
+    mixed = [Problem(id=i, question="?", answer="", source=s) for i, s in enumerate(["a", "b", "a"])]
+    alone = [Problem(id=i, question="?", answer="", source="a") for i in range(2)]
     groups = groups_of({"val": mixed, "val/hard": alone})
     assert groups == {("val", "a"): ("val", "val/a"), ("val", "b"): ("val", "val/b"), ("val/hard", "a"): ("val/hard",)}
     with pytest.raises(ValueError, match="has a set 'a', which is the name of a source"):
@@ -127,4 +127,4 @@ def test_a_named_set_alone_is_enough() -> None:
 
 def test_problems_of_one_id_are_refused() -> None:
     with pytest.raises(ValueError, match=r"two problems of val have the id 7: 'a' and 'b'"):
-        check_distinct([Prompt(id=7, question="a", answer=""), Prompt(id=7, question="b", answer="")], "val")
+        check_distinct([Problem(id=7, question="a", answer=""), Problem(id=7, question="b", answer="")], "val")

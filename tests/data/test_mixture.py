@@ -9,7 +9,7 @@ import pytest
 from grpo_pl.data.curriculum import CurriculumPrompts
 from grpo_pl.data.mixture import MixturePrompts
 from grpo_pl.data.sources import PromptSource
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 
 @dataclass(kw_only=True)
@@ -18,13 +18,13 @@ class Counting(PromptSource):
 
     tag: str = "a"
 
-    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
-        return [Prompt(id=step * count + i, question=f"{self.tag}{step * count + i}", answer="") for i in range(count)]
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
+        return [Problem(id=step * count + i, question=f"{self.tag}{step * count + i}", answer="") for i in range(count)]
 
-    def validation(self, count: int | None = None) -> list[Prompt]:
-        return [Prompt(id=-i, question=f"{self.tag}-{i}", answer="") for i in range(10 if count is None else count)]
+    def validation(self, count: int | None = None) -> list[Problem]:
+        return [Problem(id=-i, question=f"{self.tag}-{i}", answer="") for i in range(10 if count is None else count)]
 
-    def demonstration(self, prompt: Prompt, rng: random.Random) -> str | None:
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str | None:
         return f"{self.tag}:{prompt.id}"
 
 
@@ -59,7 +59,7 @@ def test_problems_of_two_parts_never_share_an_id_and_keep_their_demonstrations()
 def test_the_lists_of_the_parts_are_one_list() -> None:
     @dataclass(kw_only=True)
     class Listed(Counting):
-        def problems(self, split: str) -> list[Prompt]:
+        def problems(self, split: str) -> list[Problem]:
             return self.validation(3)
 
     mixture = MixturePrompts(parts={"a": Listed(tag="a"), "b": Listed(tag="b")})

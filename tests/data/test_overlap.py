@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from grpo_pl.data.overlap import find_overlaps, n_grams, refuse_repeats
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 STORY = "A farmer has 12 cows and buys 5 more at the market on a cold Monday morning."
 
 
-def _prompts(*questions: str) -> list[Prompt]:
-    return [Prompt(id=i, question=question, answer="1") for i, question in enumerate(questions)]
+def _prompts(*questions: str) -> list[Problem]:
+    return [Problem(id=i, question=question, answer="1") for i, question in enumerate(questions)]
 
 
 def test_n_grams_by_hand() -> None:

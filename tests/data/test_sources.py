@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import pytest
 
 from grpo_pl.data.sources import PromptSource
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 
 class Plain(PromptSource):
-    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         return []
 
-    def validation(self, count: int | None = None) -> list[Prompt]:
+    def validation(self, count: int | None = None) -> list[Problem]:
         return []
 
 
@@ -32,4 +32,4 @@ def test_a_source_that_is_no_dataclass_says_so() -> None:
 
 
 def test_a_source_knows_no_demonstrations_unless_it_says_so() -> None:
-    assert Plain().demonstration(Prompt(id=0, question="?", answer="!"), random.Random(0)) is None
+    assert Plain().demonstration(Problem(id=0, question="?", answer="!"), random.Random(0)) is None

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, Measured, Validation, judge
-from grpo_pl.evaluation.report import EvaluationReport, difference_table, doubts, report_table
+from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, Validation, grade
+from grpo_pl.evaluation.report import EvaluationReport, comparability_warnings, difference_table, report_table
 from grpo_pl.rewards import MathReward
 from grpo_pl.rollout.engine import completion_mask
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.types import Prompt, PromptBatch, Rollout
+from grpo_pl.types import Problem, PromptBatch, Rollout
 
 CPU = torch.device("cpu")
 UNJUDGED = 99
@@ -32,7 +32,7 @@ def _answers(classes: Sequence[Sequence[int]]) -> Answers:
 
 
 def _batch(groups: Sequence[Sequence[str]], valid: Sequence[bool]) -> PromptBatch:
-    prompts = [Prompt(id=10 + i, question="?", answer="!") for i in range(len(groups))]
+    prompts = [Problem(id=10 + i, question="?", answer="!") for i in range(len(groups))]
     return PromptBatch(step=0, prompts=prompts, valid=valid, groups=groups)
 
 
@@ -100,13 +100,13 @@ def test_completions_are_judged_counted_and_grouped_by_answer() -> None:
         finish_reasons=["stop", "length", "stop", "stop"],
     )
     samples = Samples(
-        prompts=[Prompt(id=3, question="1+1", answer="2")],
+        prompts=[Problem(id=3, question="1+1", answer="2")],
         prompt_texts=["1+1"],
         rollout=rollout,
         completions=[r"\boxed{1/2}", r"\boxed{0.5}", r"\boxed{2}", ""],
         step=0,
     )
-    found = judge([MathReward()], samples)
+    found = grade([MathReward()], samples)
     assert found.correct.tolist() == [[False, False, True, False]]
     assert found.judged.all()
     assert found.classes.tolist() == [[1, 1, 0, -1]]
@@ -115,7 +115,7 @@ def test_completions_are_judged_counted_and_grouped_by_answer() -> None:
 
 
 def _report(values: Mapping[int, float], question: str = "?") -> EvaluationReport:
-    found = Measured(mean=sum(values.values()) / len(values), problems=dict(values))
+    found = MetricResult(mean=sum(values.values()) / len(values), problems=dict(values))
     questions = {"val": {identity: f"{identity}{question}" for identity in values}}
     return EvaluationReport(measured={"val/greedy": found}, questions=questions, facts={"samples": 1})
 
@@ -153,9 +153,9 @@ def test_a_baseline_of_other_problems_is_refused() -> None:
 
 
 def test_what_weakens_a_comparison_is_said() -> None:
-    assert doubts(_report({1: 1.0}), _report({1: 0.0, 2: 1.0})) == []
+    assert comparability_warnings(_report({1: 1.0}), _report({1: 0.0, 2: 1.0})) == []
     other = replace(_report({1: 0.0}), facts={"samples": 4})
-    assert doubts(_report({1: 1.0, 2: 1.0, 3: 0.0}), other) == [
+    assert comparability_warnings(_report({1: 1.0, 2: 1.0, 3: 0.0}), other) == [
         "only 1 of 3 problems of val are in the baseline.",
         "the baseline was measured with samples 4, this with 1.",
     ]
@@ -188,7 +188,7 @@ def test_validate_prints_intervals_writes_problems_and_compares(command_line: An
 def test_validate_leaves_out_what_could_not_be_judged_and_says_how_much(command_line: Any, tmp_path: Path) -> None:
     """A judge that knows every second completion: pass@1 is 1 over those, not 0.5."""
     (tmp_path / "judge.py").write_text(
-        "def judge(completions):\n    return [1.0 if i % 2 else None for i in range(len(completions))]\n"
+        "def grade(completions):\n    return [1.0 if i % 2 else None for i in range(len(completions))]\n"
     )
     init = {"function": f"{tmp_path}/judge.py:judge", "correctness": True}
     rewards = [{"class_path": "grpo_pl.rewards.FunctionReward", "init_args": init}]

@@ -17,7 +17,7 @@ from torch import Tensor
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import Prompt, Rollout
+from grpo_pl.types import Problem, Rollout
 
 SECRET = "DEMONSTRATED"
 HEARD: list[tuple[list[str], list[str], dict[str, list[Any]]]] = []
@@ -30,7 +30,7 @@ SHOWN: list[str] = []
 class Whispering(ArithmeticPrompts):
     """Its demonstrations can be told from anything that the policy writes by itself."""
 
-    def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         SHOWN.append(f"<think>{SECRET}</think><answer>\\boxed{{{prompt.answer}}}</answer>")
         return SHOWN[-1]
 

@@ -13,7 +13,7 @@ import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
 from grpo_pl.rewards.reasoning_gym import COLUMN, ReasoningGymReward
-from grpo_pl.rewards.sandbox.gym_entry import REFUSED, Problem, pack
+from grpo_pl.rewards.sandbox.gym_entry import REFUSED, GymProblem, pack
 
 PROBLEMS = 6
 QUICK = ["coin_flip", "complex_arithmetic", "game_of_life_halting", "number_sorting", "propositional_logic", "puzzle24"]
@@ -71,7 +71,7 @@ def _paid(reward: ReasoningGymReward, task: str) -> Iterator[tuple[str, str | No
     problems = reasoning_gym.create_dataset(task, size=20, seed=4242)
     for i in range(PROBLEMS):
         entry, other = problems[i], problems[i + 1]
-        packed = pack(Problem(task, {}, entry))
+        packed = pack(GymProblem(task, {}, entry))
         answers = [a for a in (*CONSTANTS, *_echoes(entry, other)) if not _same(a, entry["answer"])]
         completions, columns = [f"<answer>{a}</answer>" for a in answers], {COLUMN: [packed] * len(answers)}
         scores = reward(completions, answers, columns)

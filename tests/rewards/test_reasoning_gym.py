@@ -17,7 +17,7 @@ from reasoning_gym.factory import DATASETS
 from grpo_pl.data.tasks.reasoning_gym import ReasoningGymPrompts
 from grpo_pl.rewards.base import MissingColumn, Score
 from grpo_pl.rewards.reasoning_gym import COLUMN, ReasoningGymReward
-from grpo_pl.rewards.sandbox.gym_entry import Problem, pack, unpack
+from grpo_pl.rewards.sandbox.gym_entry import GymProblem, pack, unpack
 
 COSTLY = ("composite", "word_ladder")  # a task made of tasks, and one that fits no data set of three
 SPREAD = ("chain_sum", "countdown", "graph_color", "gsm_symbolic", "n_queens", "rush_hour", "simple_integration")
@@ -32,7 +32,7 @@ def reward() -> Iterator[ReasoningGymReward]:
 
 def _entry(task: str, **settings: Any) -> tuple[str, dict[str, Any]]:
     entry = reasoning_gym.create_dataset(task, size=2, seed=5, **settings)[1]
-    return pack(Problem(task, settings, entry)), entry
+    return pack(GymProblem(task, settings, entry)), entry
 
 
 def _scores(reward: ReasoningGymReward, task: str, answers: Sequence[str]) -> list[Score]:
@@ -64,7 +64,7 @@ def test_every_task_scores_its_own_answer(reward: ReasoningGymReward, task: str)
 
 
 def test_another_expression_than_the_one_in_the_entry_is_right_as_well(reward: ReasoningGymReward) -> None:
-    packed = pack(Problem("countdown", {}, {"answer": "1 + 2", "metadata": {"numbers": [1, 2], "target": 3}}))
+    packed = pack(GymProblem("countdown", {}, {"answer": "1 + 2", "metadata": {"numbers": [1, 2], "target": 3}}))
     scores = reward([r"\boxed{2+1}", r"\boxed{3}", "?"], [""] * 3, {COLUMN: [packed] * 3})
     assert [score.value for score in scores] == [1.0, 0.0, 0.0]
     assert [score.status for score in scores] == ["ok", "wrong", "no_answer"]
@@ -72,7 +72,7 @@ def test_another_expression_than_the_one_in_the_entry_is_right_as_well(reward: R
 
 def test_part_of_the_value_is_paid_above_what_constants_earn_and_only_if_wanted(reward: ReasoningGymReward) -> None:
     entry = {"question": "Sort: d, b, a, c", "answer": "a, b, c, d", "metadata": {"sorted_words": list("abcd")}}
-    packed = pack(Problem("word_sorting", {}, entry))
+    packed = pack(GymProblem("word_sorting", {}, entry))
     completions = [r"\boxed{a,b,c,d}", r"\boxed{a,b,d,c}", r"\boxed{0}"]
     assert [score.value for score in reward(completions, [""] * 3, {COLUMN: [packed] * 3})] == [1.0, 0.5, 0.0]
     strict = ReasoningGymReward(workers=1, partial=False)
@@ -130,13 +130,15 @@ CODE = ("__import__('os').kill(__import__('os').getpid(), 9)", "(0).__class__.__
 @pytest.mark.parametrize("task", CODE_IN_ENTRIES)
 def test_an_entry_that_holds_code_does_nothing(reward: ReasoningGymReward, task: str, code: str) -> None:
     entry = json.loads(json.dumps(CODE_IN_ENTRIES[task]).replace("{code}", code))
-    packed = pack(Problem(task, {}, entry))
+    packed = pack(GymProblem(task, {}, entry))
     (score,) = reward([r"\boxed{[1]}" if task == "number_sorting" else r"\boxed{1}"], [""], {COLUMN: [packed]})
     assert score.status == "wrong", score
 
 
 def test_bitwise_problems_are_still_calculated(reward: ReasoningGymReward) -> None:
-    packed = pack(Problem("bitwise_arithmetic", {}, {"answer": "0x6", "metadata": {"problem": "(0x1 << 0x2) + 0x2"}}))
+    packed = pack(
+        GymProblem("bitwise_arithmetic", {}, {"answer": "0x6", "metadata": {"problem": "(0x1 << 0x2) + 0x2"}})
+    )
     scores = reward([r"\boxed{0x6}", r"\boxed{0x7}"], [""] * 2, {COLUMN: [packed] * 2})
     assert [score.value for score in scores] == [1.0, 0.0]
 
@@ -186,7 +188,7 @@ def test_what_no_source_of_ours_wrote_is_refused_and_does_nothing(
 
 def test_settings_that_reasoning_gym_refuses_are_not_the_fault_of_the_completion(reward: ReasoningGymReward) -> None:
     entry = {"question": "?", "answer": "1", "metadata": {}}
-    packed = pack(Problem("chain_sum", {"min_terms": 5, "max_terms": 2}, entry))
+    packed = pack(GymProblem("chain_sum", {"min_terms": 5, "max_terms": 2}, entry))
     (score,) = reward([r"\boxed{1}"], [""], {COLUMN: [packed]})
     assert (score.value, score.status) == (None, "bad_gold")
 
@@ -194,7 +196,7 @@ def test_settings_that_reasoning_gym_refuses_are_not_the_fault_of_the_completion
 @pytest.mark.parametrize("task", sorted(set(DATASETS) - {"composite"}))
 def test_every_entry_travels_unchanged(task: str) -> None:
     for entry, _ in zip(reasoning_gym.create_dataset(task, size=20, seed=5), range(3), strict=False):
-        assert unpack(pack(Problem(task, {}, entry))) == (task, {}, entry)
+        assert unpack(pack(GymProblem(task, {}, entry))) == (task, {}, entry)
 
 
 def test_a_source_refuses_a_task_of_tasks() -> None:

@@ -11,11 +11,11 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.sampler import CompletionSampler
-from grpo_pl.types import Prompt, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import Problem, Rollout, SampleKey, SamplingParams
 
 PROMPTS = [
-    Prompt(id=7, question="7+5=", answer="12", columns={"level": 1}),
-    Prompt(id=8, question="1+1+1=", answer="3", columns={"author": "me"}),
+    Problem(id=7, question="7+5=", answer="12", columns={"level": 1}),
+    Problem(id=8, question="1+1+1=", answer="3", columns={"author": "me"}),
 ]
 SHORT = SamplingParams(max_completion_length=6)
 
@@ -83,7 +83,7 @@ def test_tokens_are_a_column_only_where_a_reward_needs_them(
 def test_a_column_named_source_is_kept_unless_the_problem_is_of_a_mixture(
     sampler: CompletionSampler, tiny_policy: PreTrainedModel, part: str, expected: str
 ) -> None:
-    prompt = Prompt(id=1, question="1+1=", answer="2", columns={"source": "book"}, source=part)
+    prompt = Problem(id=1, question="1+1=", answer="2", columns={"source": "book"}, source=part)
     samples = sampler.sample(tiny_policy, [prompt], group_size=2, sampling=SHORT, seed=0, split="train")
     assert samples.columns()["source"] == [expected, expected]
 

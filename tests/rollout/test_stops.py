@@ -17,11 +17,11 @@ from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
-from grpo_pl.types import Prompt, SampleKey, SamplingParams
+from grpo_pl.types import Problem, SampleKey, SamplingParams
 from tests.conftest import TINY_POLICY
 
 SAMPLING = SamplingParams(max_completion_length=40)
-PROMPTS = [Prompt(id=i, question=f"{i}+{i}=", answer=str(2 * i)) for i in range(3)]
+PROMPTS = [Problem(id=i, question=f"{i}+{i}=", answer=str(2 * i)) for i in range(3)]
 ENGINES = [NativeEngine(), PlainEngine(), NativeEngine(max_batch_rows=5), PlainEngine(max_batch_rows=5)]
 
 

@@ -16,7 +16,7 @@ from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.training.cold_start import ColdStart, demonstration_loss
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 POLICY = PolicyConfig(
     from_scratch={
@@ -44,9 +44,9 @@ class Recording(ArithmeticPrompts):
     """Remembers what it was asked to demonstrate."""
 
     digits: int = 1
-    shown: list[Prompt] = field(default_factory=list, init=False, repr=False)
+    shown: list[Problem] = field(default_factory=list, init=False, repr=False)
 
-    def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         self.shown.append(prompt)
         return super().demonstration(prompt, rng)
 
@@ -146,7 +146,7 @@ def test_the_cache_is_named_by_every_ingredient() -> None:
 class Failing(ArithmeticPrompts):
     digits: int = 1
 
-    def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         raise RuntimeError("the lights went out")
 
 
@@ -163,7 +163,7 @@ class Overtaken(ArithmeticPrompts):
     digits: int = 1
     folder: Path | None = field(default=None, init=False)
 
-    def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         if self.folder is not None and not self.folder.exists():
             self.folder.mkdir(parents=True)
             (self.folder / "made_by_another").touch()
@@ -218,7 +218,7 @@ def test_a_local_policy_that_was_replaced_is_not_taken_for_the_old_one(tmp_path:
 
 
 class Mute(ArithmeticPrompts):
-    def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         return None
 
 

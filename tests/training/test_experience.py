@@ -18,7 +18,7 @@ from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.collect import Collector
 from grpo_pl.training.experience import Experience, ExperienceMaker, rollout_rows
 from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.types import Prompt, PromptBatch, SamplingParams
+from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
 LIMIT = 6
 PLAIN = GRPOAlgorithm(group_size=3, beta=0.0)
@@ -41,8 +41,8 @@ class CountDigit(Reward):
         ]
 
 
-def _prompt(identity: int, answer: str) -> Prompt:
-    return Prompt(id=identity, question="?" * identity, answer=answer)
+def _prompt(identity: int, answer: str) -> Problem:
+    return Problem(id=identity, question="?" * identity, answer=answer)
 
 
 BATCH = PromptBatch(step=2, prompts=[_prompt(1, "7"), _prompt(2, "5"), _prompt(3, "6")], valid=[True] * 3)

@@ -16,7 +16,7 @@ from grpo_pl.training.collect import Collector
 from grpo_pl.training.experience import ExperienceMaker
 from grpo_pl.training.metrics import experience_metrics
 from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.types import Prompt, PromptBatch, SamplingParams
+from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
 RIGHT = "<think></think><answer>\\boxed{7}</answer>"
 TEXTS = {
@@ -40,7 +40,7 @@ def metrics(
             collective=Collective(),
             report=lambda *_: None,
         )
-        prompts = [Prompt(id=i, question="3+4=", answer=answer) for i, answer in enumerate(answers, 1)]
+        prompts = [Problem(id=i, question="3+4=", answer=answer) for i, answer in enumerate(answers, 1)]
         batch = PromptBatch(step=0, prompts=prompts, valid=[True, True])
         maker = ExperienceMaker(collector=collector, budget=TokenBudget(configured=100))
         experience = maker.make(tiny_policy, None, batch, lambda step, attempt: batch)

@@ -113,15 +113,15 @@ def test_a_dry_forward_leaves_no_gradient_and_no_trace_in_the_random_numbers() -
 
 def test_a_budget_is_found_once_and_a_checkpoint_keeps_it() -> None:
     budget = TokenBudget()
-    budget.settle(_policy(), trained_before=False, collective=Collective())
+    budget.resolve(_policy(), trained_before=False, collective=Collective())
     assert budget.tokens is not None and 1 <= budget.tokens <= MOST_TOKENS
     assert budget.tokens.bit_count() == 1
     resumed = TokenBudget()
     resumed.load_state_dict({**budget.state_dict(), "tokens": 48})
-    resumed.settle(_policy(), trained_before=True, collective=Collective())
+    resumed.resolve(_policy(), trained_before=True, collective=Collective())
     assert resumed.tokens == 48
     resumed.load_state_dict({**budget.state_dict(), "tokens": 48, "found_for": "a larger GPU, 1 processes"})
-    resumed.settle(_policy(), trained_before=True, collective=Collective())
+    resumed.resolve(_policy(), trained_before=True, collective=Collective())
     assert resumed.tokens == budget.tokens  # found anew
     told_otherwise = TokenBudget(configured=100)
     told_otherwise.load_state_dict({"configured": 200, "tokens": 50, "found_for": ""})

@@ -13,7 +13,7 @@ from grpo_pl.rewards.format import FormatReward
 from grpo_pl.rewards.process import ColumnArithmeticReward
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.process_supervision import step_tensors, tokens_at
-from grpo_pl.types import Prompt, Rollout
+from grpo_pl.types import Problem, Rollout
 
 TOKENIZER = character_tokenizer(["<think>", "</think>"])
 
@@ -32,7 +32,7 @@ def samples_of(texts: list[str]) -> Samples:
         sampling_logprobs=torch.zeros(len(texts), width),
         finish_reasons=["stop"] * len(texts),
     )
-    prompt = Prompt(id=0, question="1+1=", answer="2")
+    prompt = Problem(id=0, question="1+1=", answer="2")
     return Samples(prompts=[prompt], prompt_texts=["1+1="], rollout=rollout, completions=texts, step=0)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_pl.cli.commands.serve import API_KEY
 
 if TYPE_CHECKING:
-    from serve.schemas import Problem
+    from serve.schemas import EvalProblem
 
 _QUESTION_NAMES = ("problem", "question", "prompt")
 
@@ -90,7 +90,7 @@ def evaluate(
     return 0
 
 
-def read_problems(file: Path, limit: int | None = None) -> list[Problem]:
+def read_problems(file: Path, limit: int | None = None) -> list[EvalProblem]:
     """The problems of a JSONL file.
 
     Raises:
@@ -98,9 +98,9 @@ def read_problems(file: Path, limit: int | None = None) -> list[Problem]:
     """
     from pydantic import ValidationError
 
-    from serve.schemas import Problem
+    from serve.schemas import EvalProblem
 
-    problems: list[Problem] = []
+    problems: list[EvalProblem] = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
             continue
@@ -116,7 +116,7 @@ def read_problems(file: Path, limit: int | None = None) -> list[Problem]:
         try:
             fields = {key: value for key, value in row.items() if key != name}
             fields |= {"answer": str(row["answer"])} if isinstance(row.get("answer"), int | float) else {}
-            problems.append(Problem.model_validate({"problem": row.get(name), **fields} if name in row else fields))
+            problems.append(EvalProblem.model_validate({"problem": row.get(name), **fields} if name in row else fields))
         except ValidationError as error:
             fault = error.errors(include_url=False, include_input=False)[0]
             raise ValueError(f"{file}:{number}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}.") from error

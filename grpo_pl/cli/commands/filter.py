@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from grpo_pl.data.sources import PromptSource
     from grpo_pl.rewards.base import Reward
     from grpo_pl.rollout.sampler import CompletionSampler
-    from grpo_pl.types import Prompt, SamplingParams
+    from grpo_pl.types import Problem, SamplingParams
 
 RATE = "pass_rate"
 """Column that the written problems have besides those they came with."""
@@ -175,7 +175,7 @@ class _Notes:
 
 def _measure(
     policy: _Policy,
-    problems: Iterable[Prompt],
+    problems: Iterable[Problem],
     todo: Set[int],
     notes: _Notes,
     samples: int,
@@ -201,7 +201,7 @@ def _measure(
             advance(done)
 
 
-def _too_long(policy: _Policy, problems: Iterable[Prompt], todo: Set[int], notes: _Notes) -> set[int]:
+def _too_long(policy: _Policy, problems: Iterable[Problem], todo: Set[int], notes: _Notes) -> set[int]:
     """Problems of ``todo`` that leave no room for a completion; they count as measured, without a rate."""
     sampler, length = policy.sampler, policy.sampling.max_completion_length
     asked = (prompt for prompt in problems if prompt.id in todo)
@@ -276,7 +276,7 @@ def _configured(config: Path, source: PromptSource, device: str) -> _Policy:
     return _Policy(sampler=module.sampler, model=policy, sampling=module.sampling, rewards=module.rewards)
 
 
-def _problems(source: PromptSource, prompts: int | None) -> Sequence[Prompt]:
+def _problems(source: PromptSource, prompts: int | None) -> Sequence[Problem]:
     listed = source.problems("train")
     if listed is None:
         return training_problems(source, prompts or 1000)

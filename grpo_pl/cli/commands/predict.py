@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from grpo_pl.policy.trained import ServedModel
     from grpo_pl.rewards.base import Reward
     from grpo_pl.rollout.sampler import Samples
-    from grpo_pl.types import Prompt, SamplingParams
+    from grpo_pl.types import Problem, SamplingParams
 
 DRAW = 32
 """Training prompts asked of the source at a time."""
@@ -154,9 +154,9 @@ def _source_spec(config: Path) -> Any:
     return spec
 
 
-def training_problems(source: PromptSource, count: int) -> list[Prompt]:
+def training_problems(source: PromptSource, count: int) -> list[Problem]:
     """The first ``count`` different training problems in the order of the rollouts, or as many as turn up."""
-    found: dict[int, Prompt] = {}
+    found: dict[int, Problem] = {}
     fruitless = step = 0
     while len(found) < count and fruitless < FRUITLESS:
         before = len(found)
@@ -168,13 +168,13 @@ def training_problems(source: PromptSource, count: int) -> list[Prompt]:
 
 
 def too_long(
-    problems: Iterable[Prompt],
+    problems: Iterable[Problem],
     total: int,
     template: PromptTemplate,
     tokenizer: PreTrainedTokenizerBase,
     policy: PreTrainedModel,
     length: int,
-) -> list[Prompt]:
+) -> list[Problem]:
     """The problems that leave no room for a completion; prints how many.
 
     Raises:
@@ -228,7 +228,7 @@ def completion_rows(drawn: Samples, rewards: Sequence[Reward]) -> Iterator[dict[
 def _draw(
     trained: ServedModel,
     policy: PreTrainedModel,
-    batch: Sequence[Prompt],
+    batch: Sequence[Problem],
     samples: int,
     sampling: SamplingParams,
     seed: int,

@@ -9,7 +9,7 @@ from typing import Literal
 
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 HELD_OUT_SHARE = 10
 """One problem in this many is held out, by a hash of the problem itself."""
@@ -42,20 +42,20 @@ class ArithmeticPrompts(PromptSource):
         if not 0.0 <= self.scratchpad_share <= 1.0:
             raise ValueError(f"scratchpad_share must lie in [0, 1], got {self.scratchpad_share}.")
 
-    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         return self._distinct("train", row_key(self.seed, "train", step, attempt), count)
 
-    def validation(self, count: int | None = None) -> list[Prompt]:
+    def validation(self, count: int | None = None) -> list[Problem]:
         return self._distinct("val", row_key(self.seed, "val"), count)
 
-    def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         a, operator, b = _parse(prompt.question)
         work = "\n".join(scratchpad(a, operator, b)) + "\n" if rng.random() < self.scratchpad_share else ""
         return f"<think>{work}</think><answer>\\boxed{{{prompt.answer}}}</answer>"
 
-    def _distinct(self, split: str, seed: int, count: int | None) -> list[Prompt]:
+    def _distinct(self, split: str, seed: int, count: int | None) -> list[Problem]:
         """``count`` different problems of a split; None asks for as many as there are, ``ALL`` at the most."""
-        found: dict[int, Prompt] = {}
+        found: dict[int, Problem] = {}
         wanted = ALL if count is None else count
         for problem in self._stream(random.Random(seed), tries=1000 * wanted):
             prompt = _prompt(*problem)
@@ -107,10 +107,10 @@ def _columns(a: int, operator: str, b: int) -> Iterator[tuple[int, int, int, int
         carry = carry_out
 
 
-def _prompt(a: int, operator: str, b: int) -> Prompt:
+def _prompt(a: int, operator: str, b: int) -> Problem:
     answer = a + b if operator == "+" else a - b
     identity = 2 * (a * 10**9 + b) + (operator == "-")
-    return Prompt(id=identity, question=f"{a}{operator}{b}=", answer=str(answer))
+    return Problem(id=identity, question=f"{a}{operator}{b}=", answer=str(answer))
 
 
 def _parse(question: str) -> tuple[int, str, int]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
-from grpo_pl.rewards.sandbox.gym_entry import Problem, check_task, pack, unpack
-from grpo_pl.types import Prompt
+from grpo_pl.rewards.sandbox.gym_entry import GymProblem, check_task, pack, unpack
+from grpo_pl.types import Problem
 
 HELD_OUT_SHARE = 10
 """One problem in this many is held out, by a hash of the question itself."""
@@ -42,21 +42,21 @@ class ReasoningGymPrompts(PromptSource):
             raise ValueError(f"worked_share must lie in [0, 1], got {self.worked_share}.")
         self._entries(0, 1)
 
-    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         return self._distinct("train", f"{step}/{attempt}", count)
 
-    def validation(self, count: int | None = None) -> list[Prompt]:
+    def validation(self, count: int | None = None) -> list[Problem]:
         return self._distinct("val", "", 200 if count is None else count)
 
-    def demonstration(self, prompt: Prompt, rng: random.Random) -> str | None:
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str | None:
         entry = unpack(prompt.columns[COLUMN]).entry
         if entry["answer"] is None:
             return None
         work = _worked(self.task, entry) if rng.random() < self.worked_share else ""
         return f"<think>{work}</think><answer>\\boxed{{{entry['answer']}}}</answer>"
 
-    def _distinct(self, split: str, part: str, count: int) -> list[Prompt]:
-        found: dict[int, Prompt] = {}
+    def _distinct(self, split: str, part: str, count: int) -> list[Problem]:
+        found: dict[int, Problem] = {}
         for batch in range(100):
             start = row_key(self.seed, self.task, split, part, batch) % 2**31
             for entry in self._entries(start, (HELD_OUT_SHARE if split == "val" else 2) * count):
@@ -79,12 +79,12 @@ class ReasoningGymPrompts(PromptSource):
         except (AssertionError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"reasoning-gym refuses the settings {self.settings} of {self.task!r}: {error}") from error
 
-    def _prompt(self, entry: dict[str, Any]) -> Prompt:
-        return Prompt(
+    def _prompt(self, entry: dict[str, Any]) -> Problem:
+        return Problem(
             id=row_key(self.task, entry["question"]),
             question=entry["question"],
             answer=entry["answer"] or "",  # some tasks have many right answers and name none
-            columns={COLUMN: pack(Problem(self.task, self.settings, entry))},
+            columns={COLUMN: pack(GymProblem(self.task, self.settings, entry))},
         )
 
     def _is_held_out(self, problem_id: int) -> bool:

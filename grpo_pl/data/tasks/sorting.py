@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 HELD_OUT_SHARE = 10
 """One sequence in this many is held out, by a hash of the sequence itself."""
@@ -32,25 +32,25 @@ class SortingPrompts(PromptSource):
         if not 2 <= self.symbols <= 10:
             raise ValueError(f"sorting needs between 2 and 10 symbols, got {self.symbols}.")
 
-    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Prompt]:
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         return self._distinct("train", row_key(self.seed, "train", step, attempt), count)
 
-    def validation(self, count: int | None = None) -> list[Prompt]:
+    def validation(self, count: int | None = None) -> list[Problem]:
         return self._distinct("val", row_key(self.seed, "val"), 200 if count is None else count)
 
-    def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         return prompt.answer.replace(" ", "")
 
-    def _distinct(self, split: str, seed: int, count: int) -> list[Prompt]:
+    def _distinct(self, split: str, seed: int, count: int) -> list[Problem]:
         """Draws with equal chances among all sequences of the split, each at most once per call."""
         rng = random.Random(seed)
-        found: dict[int, Prompt] = {}
+        found: dict[int, Problem] = {}
         for _ in range(1000 * count):
             digits = [rng.randrange(self.symbols) for _ in range(self.length)]
             question = "".join(map(str, digits))
             identity = int(question)
             if identity not in found and self._is_held_out(identity) == (split == "val"):
-                found[identity] = Prompt(id=identity, question=question, answer=" ".join(map(str, sorted(digits))))
+                found[identity] = Problem(id=identity, question=question, answer=" ".join(map(str, sorted(digits))))
                 if len(found) == count:
                     return list(found.values())
         raise ValueError(

@@ -22,7 +22,7 @@ OWN_SETTINGS = frozenset({"seed", "size"})
 """Settings that the source decides."""
 
 
-class Problem(NamedTuple):
+class GymProblem(NamedTuple):
     """One problem: reasoning-gym's ``create_dataset(task, **settings)`` made ``entry``."""
 
     task: str
@@ -30,7 +30,7 @@ class Problem(NamedTuple):
     entry: dict[str, Any]
 
 
-def pack(problem: Problem) -> str:
+def pack(problem: GymProblem) -> str:
     """The problem as JSON text.
 
     Raises:
@@ -47,7 +47,7 @@ def pack(problem: Problem) -> str:
     return text
 
 
-def unpack(text: Any) -> Problem:
+def unpack(text: Any) -> GymProblem:
     """What :func:`pack` wrote.
 
     Raises:
@@ -71,7 +71,7 @@ def unpack(text: Any) -> Problem:
     ):
         raise ValueError("must hold an entry with the text of an answer, or null, and metadata")
     check_task(task, settings)
-    return Problem(task, settings, entry)
+    return GymProblem(task, settings, entry)
 
 
 def check_task(task: str, settings: Mapping[str, Any]) -> None:

@@ -128,7 +128,7 @@ def _disarm() -> None:
 
 def _example() -> tuple[str, str]:
     entry = reasoning_gym.create_dataset("countdown", size=1, seed=0)[0]
-    return _entry["pack"](_entry["Problem"]("countdown", {}, entry)), entry["answer"]
+    return _entry["pack"](_entry["GymProblem"]("countdown", {}, entry)), entry["answer"]
 
 
 _disarm()

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from grpo_pl.rewards.sandbox.worker_threads import Crew, Job, SandboxSettings, Verdict, WorkerStartError
+from grpo_pl.rewards.sandbox.worker_threads import Job, SandboxSettings, Verdict, WorkerStartError, WorkerThreads
 
 __all__ = ["Job", "SandboxSettings", "Verdict", "WorkerPool", "WorkerStartError"]
 
-LASTING = frozenset({"ok", "wrong", "bad_gold", "crashed"})
+CACHEABLE = frozenset({"ok", "wrong", "bad_gold", "crashed"})
 """Verdicts that depend on the pair alone; a time-out may be due to a busy machine and is not remembered."""
 
 _GROWING = re.compile(r"\^|!|\\[dt]?binom")
@@ -29,7 +29,7 @@ class WorkerPool:
     """
 
     _lock: threading.Lock
-    _crew: Crew | None
+    _threads: WorkerThreads | None
     _cache: OrderedDict[Job, Verdict]
     _finalizer: weakref.finalize[Any, WorkerPool]
 
@@ -45,8 +45,8 @@ class WorkerPool:
             WorkerStartError: math-verify cannot be imported, or the machine refuses another process.
         """
         with self._lock:
-            crew = self._ensure_crew()
-        crew.wait_until_ready()
+            threads = self._ensure_threads()
+        threads.wait_until_ready()
 
     def run(self, jobs: Sequence[Job]) -> list[Verdict]:
         """One verdict per job, in order; equal jobs are judged once."""
@@ -55,17 +55,17 @@ class WorkerPool:
         self.start()
         waiting: dict[Job, Future[Verdict]] = {}
         verdicts: dict[Job, Verdict] = {}
-        with self._lock:  # close() must not come between finding the crew and handing it a job
+        with self._lock:  # close() must not come between finding the threads and handing it a job
             for job in sorted(dict.fromkeys(jobs), key=_danger, reverse=True):
                 if job in self._cache:
                     self._cache.move_to_end(job)
                     verdicts[job] = self._cache[job]
                 else:
-                    waiting[job] = self._ensure_crew().submit(job)
+                    waiting[job] = self._ensure_threads().submit(job)
         for job, future in waiting.items():
             verdicts[job] = future.result()
         with self._lock:
-            self._cache.update((job, verdicts[job]) for job in waiting if verdicts[job].status in LASTING)
+            self._cache.update((job, verdicts[job]) for job in waiting if verdicts[job].status in CACHEABLE)
             while len(self._cache) > self.settings.cache_size:
                 self._cache.popitem(last=False)
         return [verdicts[job] for job in jobs]
@@ -73,41 +73,41 @@ class WorkerPool:
     @property
     def kills(self) -> int:
         """Workers killed for ignoring the soft limit."""
-        return self._crew.counts["kills"] if self._crew is not None else 0
+        return self._threads.counts["kills"] if self._threads is not None else 0
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the live workers."""
-        return [w.process.pid for w in self._crew.workers if w is not None] if self._crew is not None else []
+        return [w.process.pid for w in self._threads.workers if w is not None] if self._threads is not None else []
 
     def close(self) -> None:
         """Ends the workers; the pool starts new ones if it is used again."""
         with self._lock:
-            crew, self._crew = self._crew, None
-        if crew is not None:
+            threads, self._threads = self._threads, None
+        if threads is not None:
             self._finalizer.detach()
-            crew.close()
+            threads.close()
 
-    def _ensure_crew(self) -> Crew:
-        """The crew, made if there is none; called with the lock held."""
-        if self._crew is None:
-            self._crew = Crew(self.settings)
-            self._finalizer = weakref.finalize(self, self._crew.dismiss)
+    def _ensure_threads(self) -> WorkerThreads:
+        """The threads, made if there is none; called with the lock held."""
+        if self._threads is None:
+            self._threads = WorkerThreads(self.settings)
+            self._finalizer = weakref.finalize(self, self._threads.dismiss)
             self._finalizer.atexit = False
-        return self._crew
+        return self._threads
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._crew = None
+        self._threads = None
         self._cache = OrderedDict()
 
     def _after_fork(self) -> None:
         """Leaves the parent's workers to the parent: this process has copies of their pipes, and no threads."""
-        crew = self._crew
+        threads = self._threads
         self._forget()
-        if crew is not None:
+        if threads is not None:
             self._finalizer.detach()
-            for worker in crew.workers:
+            for worker in threads.workers:
                 if worker is not None:
                     worker.drop_pipes()
 

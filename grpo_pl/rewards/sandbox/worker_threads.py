@@ -177,7 +177,7 @@ class Worker:
                     pipe.close()
 
 
-class Crew:
+class WorkerThreads:
     """The threads of a pool, each with its own worker, fed from one queue."""
 
     def __init__(self, settings: SandboxSettings) -> None:

@@ -79,7 +79,9 @@ class NativeEngine(RolloutEngine):
         keyed = torch.tensor(row_keys(keys), dtype=torch.int64, device=device)  # (B,)
         chunk = self.max_batch_rows or len(owners)
         ends = StopWatch(stops, len(owners))
-        watch = _Watch(ends=ends, sampling=sampling, eos=eos_token_ids, progress=progress, should_stop=should_stop)
+        monitor = _DecodeMonitor(
+            ends=ends, sampling=sampling, eos=eos_token_ids, progress=progress, should_stop=should_stop
+        )
         with torch.no_grad():
             decoder = LlamaFamilyDecoder(model, rows=min(chunk, len(owners)))
             with torch.autocast(device.type, enabled=False):
@@ -89,7 +91,7 @@ class NativeEngine(RolloutEngine):
                     begin, end = int(mine[0]), int(mine[-1]) + 1
                     room = sampling.max_completion_length - 1
                     logits = decoder.start(ids[begin:end], mask[begin:end], mine - begin, room=room)
-                    drawn.append(self._decode(decoder, logits, keyed[first : first + chunk], first, watch))
+                    drawn.append(self._decode(decoder, logits, keyed[first : first + chunk], first, monitor))
         return assemble(
             group_size=group_size,
             prompt_ids=ids[owners],
@@ -101,19 +103,19 @@ class NativeEngine(RolloutEngine):
         )
 
     def _decode(
-        self, decoder: LlamaFamilyDecoder, logits: Tensor, keys: Tensor, first_row: int, watch: _Watch
+        self, decoder: LlamaFamilyDecoder, logits: Tensor, keys: Tensor, first_row: int, monitor: _DecodeMonitor
     ) -> tuple[Tensor, Tensor]:
         """Tokens and log-probabilities (rows, T) of one chunk of rows, T being its longest completion."""
-        longest = watch.sampling.max_completion_length
+        longest = monitor.sampling.max_completion_length
         uniform = uniforms(keys.unsqueeze(1), torch.arange(longest, device=keys.device))  # (rows, T)
         completion_ids = keys.new_zeros(len(keys), longest)
         logprobs = torch.zeros(len(keys), longest, device=keys.device)
         rows = torch.arange(len(keys), device=keys.device)  # those still decoding, in the decoder's order
         for position in range(longest):
-            watch.check_stop()
-            tokens, chosen = self._choose(logits, uniform[rows, position], rows + first_row, position, watch.sampling)
+            monitor.check_stop()
+            tokens, chosen = self._choose(logits, uniform[rows, position], rows + first_row, position, monitor.sampling)
             completion_ids[rows, position], logprobs[rows, position] = tokens, chosen
-            alive = watch.alive(tokens, rows + first_row, last=position + 1 == longest)  # (rows,)
+            alive = monitor.alive(tokens, rows + first_row, last=position + 1 == longest)  # (rows,)
             if not any(alive):
                 break
             if not all(alive):
@@ -141,14 +143,14 @@ class NativeEngine(RolloutEngine):
             log.info(line)
 
 
-class _Watch:
+class _DecodeMonitor:
     """What is asked and told between two tokens: whether to stop, which rows have ended, how far the work is."""
 
     def __init__(
         self,
-        *,
         ends: StopWatch,
         sampling: SamplingParams,
+        *,
         eos: Sequence[int],
         progress: ProgressFn | None,
         should_stop: Callable[[], bool] | None,

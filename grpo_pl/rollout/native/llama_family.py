@@ -121,7 +121,7 @@ class LlamaFamilyDecoder:
         device = prompt_ids.device
         shape = (2, rows, self._key_heads, columns, self._head_size)  # keys, values
         self._cache = [torch.empty(shape, dtype=self._dtype, device=device) for _ in self._layers]
-        self._turns = self._rotations(columns)  # (columns, D/2)
+        self._rotary = self._rotations(columns)  # (columns, D/2)
         lengths = prompt_mask.sum(dim=1)
         self._positions = lengths[owners]  # (B,) position of the next token
         self._column = width
@@ -139,11 +139,11 @@ class LlamaFamilyDecoder:
     def step(self, tokens: Tensor) -> Tensor:
         """Logits (rows, V) after feeding one token to each of the live rows."""
         rows, column = len(tokens), self._column
-        turns = self._turns[self._positions].unsqueeze(1)  # (rows, 1, D/2)
+        rotary = self._rotary[self._positions].unsqueeze(1)  # (rows, 1, D/2)
         bias = None if self._bias is None else self._bias[:rows, None, None, : column + 1]
         x = F.embedding(tokens, self._embedding)  # (rows, H)
         for layer, cache in zip(self._layers, self._cache, strict=True):
-            heads = self._project(layer, x, turns)  # (rows, heads, D)
+            heads = self._project(layer, x, rotary)  # (rows, heads, D)
             queries, stored = self._split(heads)
             cache[:, :rows, :, column] = stored
             keys, values = cache[:, :rows, :, : column + 1]
@@ -171,13 +171,13 @@ class LlamaFamilyDecoder:
         begin, end = torch.searchsorted(owners, owners.new_tensor([first, first + prompts])).tolist()
         mine = owners[begin:end] - first
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-        turns = self._turns[positions.flatten()].unsqueeze(1)
+        rotary = self._rotary[positions.flatten()].unsqueeze(1)
         causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
         itself = torch.eye(width, dtype=torch.bool, device=ids.device)  # padding sees itself: no empty softmax
         visible = (causal & mask.unsqueeze(1) | itself).unsqueeze(1)  # (prompts, 1, S, S)
         x = F.embedding(ids.flatten(), self._embedding)
         for layer, cache in zip(self._layers, self._cache, strict=True):
-            heads = self._project(layer, x, turns).unflatten(0, (prompts, width)).transpose(1, 2)
+            heads = self._project(layer, x, rotary).unflatten(0, (prompts, width)).transpose(1, 2)
             queries, stored = heads.split((self._query_heads, 2 * self._key_heads), dim=1)
             cache[:, begin:end, :, :width] = stored.unflatten(1, (2, -1))[mine].transpose(0, 1)
             keys, values = stored.repeat_interleave(self._query_heads // self._key_heads, dim=1).chunk(2, dim=1)
@@ -186,7 +186,7 @@ class LlamaFamilyDecoder:
             self._feed_forward(layer, x)
         return x.unflatten(0, (prompts, width))[:, -1]
 
-    def _project(self, layer: _Layer, x: Tensor, turns: Tensor) -> Tensor:
+    def _project(self, layer: _Layer, x: Tensor, rotary: Tensor) -> Tensor:
         """Query, key and value heads (rows, heads, D); queries and keys normed where the family does, and rotated."""
         heads = layer.qkv(layer.attention_norm(x).to(self._dtype)).unflatten(-1, (-1, self._head_size))
         turned = heads[:, : self._query_heads + self._key_heads]
@@ -194,8 +194,8 @@ class LlamaFamilyDecoder:
         if layer.head_norms is not None:
             weight, eps = layer.head_norms
             rotated = F.rms_norm(rotated, rotated.shape[-1:], None, eps) * weight
-        pairs = torch.view_as_complex(rotated.to(turns.real.dtype).unflatten(-1, (-1, 2)))
-        turned.copy_(torch.view_as_real(pairs * turns).flatten(-2))
+        pairs = torch.view_as_complex(rotated.to(rotary.real.dtype).unflatten(-1, (-1, 2)))
+        turned.copy_(torch.view_as_real(pairs * rotary).flatten(-2))
         return heads
 
     def _split(self, heads: Tensor) -> tuple[Tensor, Tensor]:

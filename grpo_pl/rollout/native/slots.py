@@ -54,7 +54,7 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         super().__init__(model, rows=rows)
         self._slots, self._columns = rows, 0
         self._lengths: list[int] = []
-        self._hidden: Tensor  # (slots, columns): 0 where a row holds a token, else -inf
+        self._attention_bias: Tensor  # (slots, columns): 0 where a row holds a token, else -inf
         self._grow(_COLUMNS)
 
     def join(self, prompt: Sequence[int], copies: int) -> Tensor:
@@ -64,8 +64,8 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         mine = slice(first, first + copies)
         x = self._read(prompt, mine)
         self._lengths += [width] * copies
-        self._hidden[mine, :width] = 0.0
-        self._hidden[mine, width:] = -torch.inf
+        self._attention_bias[mine, :width] = 0.0
+        self._attention_bias[mine, width:] = -torch.inf
         return self._logits(x[-1:])
 
     def prompt_logits(self, prompt: Sequence[int]) -> Iterator[Tensor]:
@@ -77,10 +77,10 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         """Last hidden states (S, H) of a prompt, whose keys and values go to the rows ``mine``."""
         width = len(prompt)
         ids = torch.as_tensor(prompt, dtype=torch.int64, device=self._embedding.device)
-        turns = self._turns[:width].unsqueeze(1)
+        rotary = self._rotary[:width].unsqueeze(1)
         x = F.embedding(ids, self._embedding)
         for layer, cache in zip(self._layers, self._cache, strict=True):
-            heads = self._project(layer, x, turns).transpose(0, 1)  # (heads, S, D)
+            heads = self._project(layer, x, rotary).transpose(0, 1)  # (heads, S, D)
             queries, stored = heads.split((self._query_heads, 2 * self._key_heads))
             cache[:, mine, :, :width] = stored.unflatten(0, (2, 1, -1))
             keys, values = stored.repeat_interleave(self._query_heads // self._key_heads, dim=0).chunk(2)
@@ -96,12 +96,12 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         self._grow(width)
         at = torch.tensor(self._lengths, device=tokens.device)  # (rows,) the column that each row writes
         row = torch.arange(rows, device=tokens.device)
-        self._hidden[row, at] = 0.0
-        bias = None if shortest + 1 == width else self._hidden[:rows, None, None, :width]
-        turns = self._turns[at].unsqueeze(1)
+        self._attention_bias[row, at] = 0.0
+        bias = None if shortest + 1 == width else self._attention_bias[:rows, None, None, :width]
+        rotary = self._rotary[at].unsqueeze(1)
         x = F.embedding(tokens, self._embedding)  # (rows, H)
         for layer, cache in zip(self._layers, self._cache, strict=True):
-            heads = self._project(layer, x, turns)  # (rows, heads, D)
+            heads = self._project(layer, x, rotary)  # (rows, heads, D)
             queries, stored = self._split(heads)
             cache[:, row, :, at] = stored.transpose(0, 1)  # indices that stand apart come first
             keys, values = cache[:, :rows, :, :width]
@@ -119,7 +119,7 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
             length = self._lengths[mover]
             for cache in self._cache:
                 cache[:, hole, :, :length] = cache[:, mover, :, :length]
-            self._hidden[hole] = self._hidden[mover]
+            self._attention_bias[hole] = self._attention_bias[mover]
             order[hole] = mover
         self._lengths = [self._lengths[i] for i in order]
         return order
@@ -133,13 +133,13 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         device = self._embedding.device
         # zeros: a hidden column weighs 0, and 0 times garbage may be NaN
         caches = [torch.zeros(shape, dtype=self._dtype, device=device) for _ in self._layers]
-        hidden = torch.full((self._slots, self._columns), -torch.inf, dtype=self._dtype, device=device)
+        bias = torch.full((self._slots, self._columns), -torch.inf, dtype=self._dtype, device=device)
         if old:
             for new, cache in zip(caches, self._cache, strict=True):
                 new[:, :, :, :old] = cache
-            hidden[:, :old] = self._hidden
-        self._cache, self._hidden = caches, hidden
-        self._turns = self._rotations(self._columns)  # (columns, D/2)
+            bias[:, :old] = self._attention_bias
+        self._cache, self._attention_bias = caches, bias
+        self._rotary = self._rotations(self._columns)  # (columns, D/2)
 
 
 class ForwardSlots:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts, scratchpad
-from grpo_pl.types import Prompt
+from grpo_pl.types import Problem
 
 
-def _value(prompt: Prompt) -> int:
+def _value(prompt: Problem) -> int:
     a, operator, b = re.fullmatch(r"(\d+)([+-])(\d+)=", prompt.question).groups()
     return int(a) + int(b) if operator == "+" else int(a) - int(b)
 
@@ -45,8 +45,8 @@ def test_two_digit_problems_are_split_without_overlap() -> None:
     assert not train & held_out
 
 
-def _all_held_out(source: ArithmeticPrompts) -> list[Prompt]:
-    found: list[Prompt] = []
+def _all_held_out(source: ArithmeticPrompts) -> list[Problem]:
+    found: list[Problem] = []
     while True:
         try:
             found = source.validation(len(found) + 1)
@@ -132,7 +132,7 @@ def test_every_line_of_every_scratchpad_is_true_and_the_digits_spell_the_answer(
 
 
 def test_demonstration_holds_the_work_the_tags_and_the_boxed_answer() -> None:
-    prompt = Prompt(id=1, question="47+85=", answer="132")
+    prompt = Problem(id=1, question="47+85=", answer="132")
     always, never = ArithmeticPrompts(scratchpad_share=1.0), ArithmeticPrompts(scratchpad_share=0.0)
     rng = random.Random(0)
     assert always.demonstration(prompt, rng) == ("<think>7+5+0=12\n4+8+1=13\n</think><answer>\\boxed{132}</answer>")

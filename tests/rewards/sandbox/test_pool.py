@@ -58,8 +58,8 @@ def test_verdicts_keep_the_order_of_the_jobs(pool: WorkerPool) -> None:
 def test_equal_jobs_are_judged_once(pool: WorkerPool) -> None:
     pool.start()
     sent = []
-    submit = pool._crew.submit
-    pool._crew.submit = lambda job: sent.append(job) or submit(job)
+    submit = pool._threads.submit
+    pool._threads.submit = lambda job: sent.append(job) or submit(job)
     assert statuses(pool.run([JOBS[0], JOBS[1], JOBS[0]] * 5)) == ["ok"] * 15
     assert sent == JOBS[:2]
     pool.run(JOBS[:3])
@@ -69,8 +69,8 @@ def test_equal_jobs_are_judged_once(pool: WorkerPool) -> None:
 def test_what_may_take_long_begins_first(pool: WorkerPool) -> None:
     pool.start()
     sent = []
-    submit = pool._crew.submit
-    pool._crew.submit = lambda job: sent.append(job[1]) or submit(job)
+    submit = pool._threads.submit
+    pool._threads.submit = lambda job: sent.append(job[1]) or submit(job)
     jobs = [("5", answer) for answer in ("2", r"\sqrt{2}", "2^{3}", r"\binom{5}{2}!^2", "3", "5!")]
     assert statuses(pool.run(jobs)) == ["wrong"] * 6
     assert sent == [r"\binom{5}{2}!^2", "2^{3}", "5!", "2", r"\sqrt{2}", "3"]
@@ -250,13 +250,13 @@ def test_no_orphans_when_the_parent_is_killed() -> None:
 
 
 def test_a_module_next_to_the_worker_cannot_shadow_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import grpo_pl.rewards.sandbox.worker_threads as crew
+    import grpo_pl.rewards.sandbox.worker_threads as worker_threads
 
     for name in ("worker.py", "math_judge.py"):
-        (tmp_path / name).write_text((crew.WORKER_FILE.parent / name).read_text())
+        (tmp_path / name).write_text((worker_threads.WORKER_FILE.parent / name).read_text())
     (tmp_path / "sympy.py").write_text("raise ImportError('the wrong one')")
     (tmp_path / "json.py").write_text("raise ImportError('the wrong one')")
-    monkeypatch.setattr(crew, "WORKER_FILE", tmp_path / "worker.py")
+    monkeypatch.setattr(worker_threads, "WORKER_FILE", tmp_path / "worker.py")
     monkeypatch.chdir(tmp_path)
     pool = WorkerPool(SandboxSettings(workers=1))
     assert statuses(pool.run(JOBS[:1])) == ["ok"]
@@ -264,11 +264,11 @@ def test_a_module_next_to_the_worker_cannot_shadow_a_library(tmp_path: Path, mon
 
 
 def test_a_worker_that_cannot_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import grpo_pl.rewards.sandbox.worker_threads as crew
+    import grpo_pl.rewards.sandbox.worker_threads as worker_threads
 
-    (tmp_path / "worker.py").write_text((crew.WORKER_FILE.parent / "worker.py").read_text())
+    (tmp_path / "worker.py").write_text((worker_threads.WORKER_FILE.parent / "worker.py").read_text())
     (tmp_path / "math_judge.py").write_text("import no_such_library")
-    monkeypatch.setattr(crew, "WORKER_FILE", tmp_path / "worker.py")
+    monkeypatch.setattr(worker_threads, "WORKER_FILE", tmp_path / "worker.py")
     with pytest.raises(WorkerStartError, match="no_such_library"):
         WorkerPool(SandboxSettings(workers=1)).run(JOBS[:1])
     (tmp_path / "worker.py").write_text("raise SystemExit(3)")
@@ -279,11 +279,11 @@ def test_a_worker_that_cannot_start_is_reported(tmp_path: Path, monkeypatch: pyt
 def test_a_worker_that_cannot_be_replaced_is_not_the_completions_fault(
     pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import grpo_pl.rewards.sandbox.worker_threads as crew
+    import grpo_pl.rewards.sandbox.worker_threads as worker_threads
 
     pool.start()
     (tmp_path / "worker.py").write_text("raise SystemExit(3)")
-    monkeypatch.setattr(crew, "WORKER_FILE", tmp_path / "worker.py")
+    monkeypatch.setattr(worker_threads, "WORKER_FILE", tmp_path / "worker.py")
     for pid in pool.pids:
         os.kill(pid, signal.SIGKILL)
     assert statuses(pool.run(JOBS[:2])) == ["unavailable"] * 2
