@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from litserve import LitAPI
 from litserve.specs.base import LitSpec
 
-from grpo_pl.rewards.base import MissingColumn, Reward
+from grpo_pl.rewards.base import MissingColumn, Reward, correctness_index
 from grpo_pl.rewards.batch import ScoredBatch, score_completions
 from grpo_pl.rewards.mathematics.answer_text import last_boxed
 from grpo_pl.rewards.sandbox.worker_environment import worker_environment
@@ -111,11 +111,10 @@ def score_items(rewards: Sequence[Reward], job: ScoreItems, part: slice) -> list
     scored = score_completions(rewards, completions=completions, answers=job.answers[part], columns=columns)
     items = verdicts(scored)
     if job.group_size:
-        judge = next(i for i, reward in enumerate(rewards) if reward.correctness)
         classes = answer_classes(
-            rewards[judge],
+            rewards[correctness_index(rewards)],
             completions=completions,
-            scores=scored.scores[judge],
+            scores=scored.judged(),
             columns=columns,
             group_size=job.group_size,
         )
@@ -132,18 +131,14 @@ def verdicts(scored: ScoredBatch) -> list[dict[str, Any]]:
 
     Where the correctness reward could not judge there is no sum: the other rewards alone would look like a low one.
     """
-    judge = next(i for i, reward in enumerate(scored.rewards) if reward.correctness)
     return [
         {
-            "value": None if row[judge].value is None else total,
-            "status": row[judge].status,
-            "correct": correct,
-            "rewards": {
-                reward.name: {"value": score.value, "status": score.status, "detail": score.detail}
-                for reward, score in zip(scored.rewards, row, strict=True)
-            },
+            "value": None if score.value is None else total,
+            "status": score.status,
+            "correct": score.correct,
+            "rewards": scored.described(row),
         }
-        for total, correct, row in zip(scored.totals(), scored.correct(), zip(*scored.scores, strict=True), strict=True)
+        for row, (score, total) in enumerate(zip(scored.judged(), scored.totals(), strict=True))
     ]
 
 

@@ -113,12 +113,7 @@ def rows_of(experience: Experience, numbers: Iterable[int]) -> list[Row]:
                 "completion": samples.completions[i],
                 "tokens": lengths[i],
                 "finish_reason": samples.rollout.finish_reasons[i],
-                "rewards": {
-                    reward.name: {"value": score.value, "status": score.status, "detail": score.detail}
-                    for reward, score in zip(
-                        experience.scored.rewards, (row[i] for row in experience.scored.scores), strict=True
-                    )
-                },
+                "rewards": experience.scored.described(i),
                 "correct": correct[i],
                 **experience.scored.noted(i),
                 "reward": _finite(rewards[experience.first_row + i]),

@@ -97,7 +97,7 @@ def suspicions(
 
 def _accepted(score: Score | None) -> bool | None:
     """The verdict of a judge; None if there is none."""
-    return None if score is None or score.value is None else score.value >= 1.0
+    return None if score is None else score.correct
 
 
 def _refusals(audits: Sequence[CompletionAudit], judge: Callable[[CompletionAudit], Score | None]) -> list[bool]:

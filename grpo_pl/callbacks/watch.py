@@ -247,11 +247,7 @@ class RewardWatch(Callback):
             **row,
             **{key: _shortened(row[key], self.characters) for key in ("prompt", "question", "completion")},
             "repeated": audit.repeated,
-            "judges": {
-                name: {"value": score.value, "status": score.status, "detail": score.detail[:200]}
-                for name, score in judges.items()
-                if score is not None
-            },
+            "judges": {name: score.to_dict() for name, score in judges.items() if score is not None},
         }
 
     def _write(self) -> None:

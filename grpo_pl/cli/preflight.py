@@ -17,7 +17,7 @@ from grpo_pl.evaluation.held_out import HeldOutMetrics
 from grpo_pl.policy.loading import context_length, load_tokenizer, model_config
 from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.policy.template import Fits
-from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.base import Reward, correctness_index
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.training.cold_start import ColdStart, cache_root
@@ -47,7 +47,7 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
     fits = None
     if context is not None:
         fits = Fits(module.template, tokenizer, context=context, length=module.sampling.max_completion_length)
-    judge = next(reward for reward in module.rewards if reward.correctness)
+    judge = module.rewards[correctness_index(module.rewards)]
     for source in (data.source, *data.validation_sets.values()):
         for name, leaf in source.leaves().items():
             own = judge.rewards.get(name, judge) if isinstance(judge, PerSource) else judge

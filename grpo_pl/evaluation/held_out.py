@@ -12,7 +12,7 @@ from torchmetrics import SumMetric
 
 from grpo_pl.evaluation.metrics import AverageAtK, GroupMetric, MajorityAtK, PassAtK
 from grpo_pl.functional.estimates import Estimate, estimate_mean
-from grpo_pl.rewards.base import Reward, needs_of
+from grpo_pl.rewards.base import Reward, correctness_index, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, score_completions
 from grpo_pl.rewards.notes import Notes
 from grpo_pl.rewards.voting import answer_classes
@@ -81,7 +81,7 @@ def grade(
     columns, n = samples.columns(needs_of(rewards)), samples.rollout.group_size
     reward, scored = _correctness_scores(rewards, samples, columns, trainer_state)
     scores = scored.scores[0]
-    correct = [score.value is not None and score.value >= 1.0 for score in scores]
+    correct = [score.correct is True for score in scores]
     classes = [0 if c else row + 1 for row, c in enumerate(correct)]
     if vote:
         with Notes(0, trainer_state, kept=False).taken():
@@ -112,7 +112,7 @@ def _correctness_scores(
     columns: Mapping[str, Sequence[Any]],
     trainer_state: Callable[[], Any] | None = None,
 ) -> tuple[Reward, ScoredBatch]:
-    reward = next(reward for reward in rewards if reward.correctness)
+    reward = rewards[correctness_index(rewards)]
     answers = [prompt.answer for prompt in samples.per_row]
     scored = score_completions(
         [reward], completions=samples.completions, answers=answers, columns=columns, trainer_state=trainer_state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.choices import check_choice
-from grpo_pl.functional.exact_sums import from_float32, weighted_sum
+from grpo_pl.functional.exact_sums import from_float32, total_reward
 
 Baseline = Literal["group_mean", "leave_one_out", "batch_mean", "greedy", "none"]
 Scale = Literal["group_std", "batch_std", "token_whitening", "none"]
@@ -40,7 +41,7 @@ class Advantages:
 
 
 def combine_rewards(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """r = Σ_k weight_k · value_k over the rewards that a completion has, as :func:`weighted_sum` adds them.
+    """r = Σ_k weight_k · value_k over the rewards that a completion has, as `total_reward` adds them.
 
     Args:
         values: (R, …), NaN where a reward could not be computed.
@@ -56,16 +57,12 @@ def combine_rewards(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError("a reward is infinite: rewards must be finite, or None when they are unknown.")
     if weights.shape != values.shape[:1] or not torch.isfinite(weights).all() or not weights.any():
         raise ValueError(f"reward weights {weights.tolist()} for {len(values)} rewards: give each one, not all 0.")
-    counted = values[weights != 0].flatten(1)
-    factors = [factor for factor in _written(weights[weights != 0]) if factor is not None]
-    sums: dict[tuple[float | None, ...], float] = {}  # few different rows: most rewards take few values
-    rows = list(zip(*map(_written, counted), strict=True))
-    for row in rows:
-        if row not in sums:
-            there = [(value, factor) for value, factor in zip(row, factors, strict=True) if value is not None]
-            sums[row] = weighted_sum([value for value, _ in there], [factor for _, factor in there])
-    totals = torch.tensor([sums[row] for row in rows], dtype=torch.float64, device=values.device)
-    return totals.view(values.shape[1:]), (~counted.isnan()).any(dim=0).view(values.shape[1:])
+    factors = [factor for factor in _written(weights) if factor is not None]
+    rows = list(zip(*map(_written, values.flatten(1)), strict=True))
+    totals = {row: total_reward(row, factors) for row in set(rows)}  # few: most rewards take few values
+    found = torch.tensor([math.nan if totals[row] is None else totals[row] for row in rows], dtype=torch.float64)
+    rewards = found.to(values.device).view(values.shape[1:])
+    return rewards.nan_to_num(0.0), ~rewards.isnan()
 
 
 def _written(numbers: Tensor) -> list[float | None]:

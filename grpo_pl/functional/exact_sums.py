@@ -29,6 +29,12 @@ def weighted_sum(values: Sequence[float], weights: Sequence[float]) -> float:
         raise ValueError(f"the weighted sum of the rewards {list(values)} is too large: scale them down.") from None
 
 
+def total_reward(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    """The weighted sum over the rewards that have a value; None where none of non-zero weight has one."""
+    there = [(value, weight) for value, weight in zip(values, weights, strict=True) if weight and value is not None]
+    return weighted_sum([value for value, _ in there], [weight for _, weight in there]) if there else None
+
+
 @lru_cache(maxsize=1 << 16)
 def as_written(value: float) -> Fraction:
     """The shortest decimal or small fraction that rounds to ``value``: 0.1 is 1/10, and 0.3333333333333333 is 1/3."""

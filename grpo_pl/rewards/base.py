@@ -58,6 +58,15 @@ class Score:
     steps: StepScores | None = None
     """The parts of ``value``, from a reward that scores steps."""
 
+    @property
+    def correct(self) -> bool | None:
+        """Whether it has the full value, 1 or more; None where it has no value."""
+        return None if self.value is None else self.value >= 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """``value``, ``status`` and ``detail``, as every table, file and reply of the server writes them."""
+        return {"value": self.value, "status": self.status, "detail": self.detail}
+
 
 class MissingColumn(ValueError):
     """The rows lack a column that a reward needs, or hold something there that it has no rule for."""
@@ -141,6 +150,18 @@ class Reward(ABC):
         """``class_path`` and ``init_args``, as a configuration file holds them."""
         kind = type(self)
         return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": self.init_args()}
+
+
+def correctness_index(rewards: Sequence[Reward]) -> int:
+    """The place of the reward that says what a right answer is.
+
+    Raises:
+        ValueError: there is none; `check_rewards` refuses such a list.
+    """
+    for index, reward in enumerate(rewards):
+        if reward.correctness:
+            return index
+    raise ValueError("no reward has `correctness: true`: exactly one must say what a right answer is.")
 
 
 def needs_of(rewards: Iterable[Reward]) -> frozenset[str]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from grpo_pl.functional.exact_sums import weighted_sum
+from grpo_pl.functional.exact_sums import total_reward
 from grpo_pl.rewards.background import call_together
-from grpo_pl.rewards.base import MissingColumn, Reward, Score
+from grpo_pl.rewards.base import MissingColumn, Reward, Score, correctness_index
 from grpo_pl.rewards.notes import Notes, pick
 from grpo_pl.rewards.process import ProcessReward
 
@@ -33,20 +33,21 @@ class ScoredBatch:
         return [[math.nan if score.value is None else score.value for score in row] for row in self.scores]
 
     def totals(self) -> list[float | None]:
-        """Weighted sum per completion over the rewards that have a value; None where none of non-zero weight has."""
-        sums: list[float | None] = []
-        for row in zip(*self.scores, strict=True):
-            parts = [(s.value, r.weight) for r, s in zip(self.rewards, row, strict=True) if r.weight]
-            there = [(value, weight) for value, weight in parts if value is not None]
-            sums.append(weighted_sum([v for v, _ in there], [w for _, w in there]) if there else None)
-        return sums
+        """Per completion, what :func:`total_reward` makes of its scores."""
+        weights = [reward.weight for reward in self.rewards]
+        return [total_reward([score.value for score in row], weights) for row in zip(*self.scores, strict=True)]
 
     def correct(self) -> list[bool | None]:
         """Per completion, whether the correctness reward gave it its full value; None where it could not say."""
-        index = next((i for i, reward in enumerate(self.rewards) if reward.correctness), None)
-        if index is None:
-            return [None] * (len(self.scores[0]) if self.scores else 0)
-        return [None if score.value is None else score.value >= 1.0 for score in self.scores[index]]
+        return [score.correct for score in self.judged()]
+
+    def judged(self) -> Sequence[Score]:
+        """The scores of the correctness reward."""
+        return self.scores[correctness_index(self.rewards)]
+
+    def described(self, row: int) -> dict[str, dict[str, Any]]:
+        """The scores of one completion by the name of their reward, as tables and files write them."""
+        return {r.name: scores[row].to_dict() for r, scores in zip(self.rewards, self.scores, strict=True)}
 
     def select(self, rows: Sequence[int]) -> ScoredBatch:
         """The scores of some completions, in the order of ``rows``."""

@@ -91,11 +91,11 @@ class _Pairs:
             [stated[j] for j in self.other],
             {name: [column[i] for i in self.mine] for name, column in columns.items()},
         )
-        return [score.value is not None and score.value >= 1.0 for score in scores]
+        return [score.correct is True for score in scores]
 
 
 def _known(score: Score) -> int | None:
     """The class that a score alone decides; None for a wrong answer, which others may share."""
-    if score.value is not None and score.value >= 1.0:
+    if score.correct:
         return RIGHT
     return NO_ANSWER if score.status == "no_answer" else None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.functional.estimates import pass_at_k
-from grpo_pl.rewards.base import Reward, Status
+from grpo_pl.rewards.base import Reward, Status, correctness_index
 from grpo_pl.training.experience import Experience
 
 REFLECTION_WORDS = ("wait", "check")
@@ -24,7 +24,6 @@ def experience_metrics(
     """Rewards, groups, lengths, statuses. Means over an empty set are left out rather than invented."""
     statistics, lengths = experience.statistics, experience.lengths.double()
     spread = torch.stack([row[valid].std(correction=int(valid.sum() > 1)) for row, valid in _groups(experience)])
-    index = next((i for i, r in enumerate(rewards) if r.correctness), None)
     metrics = {
         "reward": _mean(statistics.rewards[statistics.valid]),
         "reward_std": _mean(spread),
@@ -38,11 +37,10 @@ def experience_metrics(
     }
     for reward_, values in zip(rewards, experience.values, strict=True):
         metrics[f"rewards/{reward_.name}/mean"] = _mean(values[~values.isnan()])
-    if index is not None:
-        values = experience.values[index]  # (P, G)
-        metrics["completions/correct"] = _mean((values >= 1.0)[~values.isnan()])
-        metrics["completions/mean_length_correct"] = _mean(lengths[values >= 1.0])
-        metrics["completions/mean_length_wrong"] = _mean(lengths[values < 1.0])
+    judged = experience.values[correctness_index(rewards)]  # (P, G)
+    metrics["completions/correct"] = _mean((judged >= 1.0)[~judged.isnan()])
+    metrics["completions/mean_length_correct"] = _mean(lengths[judged >= 1.0])
+    metrics["completions/mean_length_wrong"] = _mean(lengths[judged < 1.0])
     metrics |= _source_metrics(experience, rewards, collective)
     metrics |= _text_metrics(experience, collective, reflection_words)
     return {name: value for name, value in metrics.items() if value == value}  # NaN: a mean over nothing
@@ -69,7 +67,7 @@ def pass_rates(experience: Experience, rewards: Sequence[Reward], collective: Co
     """Share of right completions of each problem of the global batch, by id, where any could be judged."""
     mine = torch.tensor([prompt.id for prompt in experience.samples.prompts], device=experience.keep.device)
     ids = collective.gather_rows(mine).tolist()
-    values = experience.values[next(i for i, reward in enumerate(rewards) if reward.correctness)]  # (P, G)
+    values = experience.values[correctness_index(rewards)]  # (P, G)
     rates = pass_at_k(values >= 1.0, 1, ~values.isnan()).tolist()
     return {i: rate for i, rate in zip(ids, rates, strict=True) if rate == rate}
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_pl.functional.exact_sums import as_written, from_float32, weighted_sum
+from grpo_pl.functional.exact_sums import as_written, from_float32, total_reward, weighted_sum
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,12 @@ def test_reading_loses_nothing(value):
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6))
 def test_a_sum_is_within_rounding_of_the_plain_one(values):
     assert weighted_sum(values, [0.5] * len(values)) == pytest.approx(sum(0.5 * v for v in values), abs=1e-10)
+
+
+def test_a_reward_without_a_value_or_a_weight_is_left_out_of_the_total():
+    assert total_reward([0.1, None, 0.2, 5.0], [1, 7, 1, 0]) == 0.3
+    assert total_reward([None, 5.0], [1, 0]) is None
+    assert total_reward([0.0, None], [-2, 1]) == 0.0
 
 
 def test_a_sum_beyond_all_floats_is_refused():

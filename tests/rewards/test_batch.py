@@ -55,7 +55,23 @@ def test_correct_is_the_full_value_of_the_correctness_reward_alone() -> None:
         name="judge", correctness=True, scores=[Score(1.0, "ok"), Score(0.99, "wrong"), Score(0.0, "timeout"), UNKNOWN]
     )
     assert _scored(form, judge).correct() == [True, False, False, None]
-    assert _scored(form).correct() == [None] * 4
+    with pytest.raises(ValueError, match="no reward has `correctness: true`"):
+        _scored(form).correct()
+
+
+def test_a_completion_is_described_by_what_every_reward_said_of_it() -> None:
+    form = Given(name="form", scores=[Score(0.5, "wrong", "no think"), UNKNOWN])
+    judge = Given(name="judge", correctness=True, scores=[Score(1.0, "ok"), Score(0.0, "timeout", "over 1 s")])
+    scored = _scored(form, judge)
+    assert scored.described(0) == {
+        "form": {"value": 0.5, "status": "wrong", "detail": "no think"},
+        "judge": {"value": 1.0, "status": "ok", "detail": ""},
+    }
+    assert scored.described(1) == {
+        "form": {"value": None, "status": "unavailable", "detail": ""},
+        "judge": {"value": 0.0, "status": "timeout", "detail": "over 1 s"},
+    }
+    assert scored.judged() == judge.scores
 
 
 def test_statuses_are_counted_per_reward() -> None:

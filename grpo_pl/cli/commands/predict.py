@@ -214,10 +214,7 @@ def completion_rows(drawn: Samples, rewards: Sequence[Reward]) -> Iterator[dict[
             "prompt_id": prompt.id,
             "sample": i % drawn.rollout.group_size,
             "reward": totals[i],
-            "rewards": {
-                reward.name: {"value": row[i].value, "status": row[i].status}
-                for reward, row in zip(rewards, scored.scores, strict=True)
-            },
+            "rewards": scored.described(i),
             "correct": correct[i],
             "tokens": lengths[i],
             "finish_reason": drawn.rollout.finish_reasons[i],

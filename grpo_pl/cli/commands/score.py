@@ -187,16 +187,14 @@ def _describe(
     batch: Sequence[dict[str, Any]], scored: ScoredBatch, summary: ScoreSummary, first: int, answer_column: str
 ) -> Iterator[dict[str, Any]]:
     """The rows to write, counted on the way."""
-    index = next(i for i, reward in enumerate(scored.rewards) if reward.correctness)
-    for offset, (row, total, correct) in enumerate(zip(batch, scored.totals(), scored.correct(), strict=True)):
-        scores = {r.name: s[offset] for r, s in zip(scored.rewards, scored.scores, strict=True)}
-        judged = scored.scores[index][offset]
-        summary.count(scores, total, correct)
+    for offset, (row, total, judged) in enumerate(zip(batch, scored.totals(), scored.judged(), strict=True)):
+        scores = scored.described(offset)
+        summary.count(scores, total, judged.correct)
         written = {
             **row,
-            "scores": {n: {"value": s.value, "status": s.status, "detail": s.detail} for n, s in scores.items()},
+            "scores": scores,
             "reward": total,
-            "correct": correct,
+            "correct": judged.correct,
             **scored.noted(offset),
         }
         if "expected" in row:

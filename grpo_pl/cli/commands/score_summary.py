@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
 
-from grpo_pl.rewards.base import Reward, Score, Status
+from grpo_pl.rewards.base import Reward, Status
 
 SHOWN = 5
 """Bad gold answers and disagreements that are printed; the output file has them all."""
@@ -38,7 +38,7 @@ class ScoreSummary:
         """True if all gold answers could be read and all expectations were met."""
         return self.bad_golds == 0 and self.disagreements == 0
 
-    def count(self, scores: Mapping[str, Score], total: float | None, correct: bool | None) -> None:
+    def count(self, scores: Mapping[str, Mapping[str, Any]], total: float | None, correct: bool | None) -> None:
         """Adds one completion: its scores by reward, their weighted sum, and whether it is right."""
         self.rows += 1
         if total is not None:
@@ -48,9 +48,9 @@ class ScoreSummary:
             self.correct += correct
             self.judged += 1
         for name, one in scores.items():
-            self.statuses[name, one.status] += 1
-            if one.value is not None:
-                self.sums[name] += one.value  # type: ignore[assignment]  # Counter holds floats as well
+            self.statuses[name, one["status"]] += 1
+            if one["value"] is not None:
+                self.sums[name] += one["value"]  # type: ignore[assignment]  # Counter holds floats as well
                 self.values[name] += 1
 
     def add_example(self, text: str) -> None:
