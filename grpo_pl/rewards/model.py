@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,7 +18,43 @@ def well_formed(text: str) -> str:
 
 
 @dataclass(kw_only=True)
-class ModelReward(Reward):
+class LoadsModel(Reward):
+    """A reward that loads a model on first use and may be called from several threads, as the server does."""
+
+    _loaded: tuple[Any, Any] | None = field(init=False, repr=False, compare=False, default=None)
+
+    @abstractmethod
+    def _from_folder(self) -> tuple[Any, Any]:
+        """(model, tokenizer), read anew."""
+
+    def close(self) -> None:
+        self._loaded = None
+
+    def _load(self) -> tuple[Any, Any]:
+        with _LOCK:
+            if self._loaded is None:
+                self._loaded = self._from_folder()
+            return self._loaded
+
+    @staticmethod
+    def _tokens(tokenizer: Any, texts: list[str], *, max_length: int, **options: Any) -> Any:
+        """A padded batch of tensors; what has more than ``max_length`` tokens is cut."""
+        with _LOCK:
+            return tokenizer(
+                texts, padding=True, truncation=True, max_length=max_length, return_tensors="pt", **options
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": None}
+
+
+_LOCK = threading.Lock()
+"""Of all model rewards together: while ``from_pretrained`` runs it changes settings of the whole process, and a fast
+tokenizer raises "Already borrowed" when a call changes its padding or truncation during another."""
+
+
+@dataclass(kw_only=True)
+class ModelReward(LoadsModel):
     """The score that a sequence-classification model gives to prompt and completion.
 
     With ``activation: none`` the value is the logit of ``label``, range (−∞, ∞); with ``sigmoid`` its logistic, with
@@ -25,7 +63,8 @@ class ModelReward(Reward):
     fooled: keep a verifiable reward beside it as the ``correctness`` one.
 
     The model is loaded on first use and put on ``device``; its folder runs no code: weights are read from safetensors
-    files only, and classes of its own are refused. A logit that is not finite ends the run.
+    files only, and classes of its own are refused. A logit that is not finite ends the run. Where neither prompt nor
+    completion has a token, the score is ``None``.
     """
 
     name: str = "model"
@@ -47,8 +86,6 @@ class ModelReward(Reward):
     device: str = "cpu"
     """Where the model runs, such as ``cuda``."""
 
-    _loaded: tuple[Any, Any] | None = field(init=False, repr=False, compare=False, default=None)
-
     def __post_init__(self) -> None:
         if self.activation not in ("none", "sigmoid", "softmax"):
             raise ValueError(f"activation must be 'none', 'sigmoid' or 'softmax', got {self.activation!r}.")
@@ -64,21 +101,24 @@ class ModelReward(Reward):
         texts = [well_formed(f"{prompt}{text}") for prompt, text in zip(prompts, completions, strict=True)]
         # Texts of like length share a batch, so that little of it is padding.
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-        values = [0.0] * len(texts)
+        values: list[float | None] = [None] * len(texts)
         for start in range(0, len(order), self.batch_size):
             rows = order[start : start + self.batch_size]
             for i, value in zip(rows, self._forward([texts[i] for i in rows]), strict=True):
                 values[i] = value
-        return [Score(value, "ok" if value >= 1.0 else "wrong") for value in values]
+        return [
+            Score(None, "unavailable", "no text") if value is None else Score(value, "ok" if value >= 1.0 else "wrong")
+            for value in values
+        ]
 
-    def close(self) -> None:
-        self._loaded = None
-
-    def _forward(self, texts: list[str]) -> list[float]:
+    def _forward(self, texts: list[str]) -> list[float | None]:
+        """The value of each text; None where it has no tokens."""
         import torch
 
         model, tokenizer = self._load()
-        batch = tokenizer(texts, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt")
+        batch = self._tokens(tokenizer, texts, max_length=self.max_length)
+        if batch.input_ids.shape[1] == 0:
+            return [None] * len(texts)
         with torch.inference_mode():
             logits = model(**batch.to(self.device)).logits.float()  # (texts, labels)
         if self.label >= logits.shape[1]:
@@ -90,23 +130,18 @@ class ModelReward(Reward):
         values: list[float] = logits[:, self.label].tolist()
         if not all(map(math.isfinite, values)):
             raise ValueError(f"reward model {self.model!r} returned a value that is not finite.")
-        return values
+        empty = (batch.attention_mask.sum(dim=1) == 0).tolist()
+        return [None if nothing else value for value, nothing in zip(values, empty, strict=True)]
 
-    def _load(self) -> tuple[Any, Any]:
-        if self._loaded is None:
-            from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    def _from_folder(self) -> tuple[Any, Any]:
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(self.model, truncation_side="left", trust_remote_code=False)
-            model = AutoModelForSequenceClassification.from_pretrained(
-                self.model, trust_remote_code=False, use_safetensors=True
-            )
-            model = model.to(self.device).eval()
-            if tokenizer.pad_token is None:
-                tokenizer.pad_token = tokenizer.eos_token
-            if model.config.pad_token_id is None:  # decoder models find the last token by it
-                model.config.pad_token_id = tokenizer.pad_token_id
-            self._loaded = model, tokenizer
-        return self._loaded
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loaded": None}
+        tokenizer = AutoTokenizer.from_pretrained(self.model, truncation_side="left", trust_remote_code=False)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            self.model, trust_remote_code=False, use_safetensors=True
+        )
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        if model.config.pad_token_id is None:  # decoder models find the last token by it
+            model.config.pad_token_id = tokenizer.pad_token_id
+        return model.to(self.device).eval(), tokenizer

@@ -6,12 +6,12 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from grpo_pl.rewards.base import Reward, Score, StepScores
 from grpo_pl.rewards.mathematics.answer_text import last_boxed
-from grpo_pl.rewards.model import well_formed
+from grpo_pl.rewards.model import LoadsModel, well_formed
 
 
 class ProcessReward(Reward):
@@ -125,7 +125,7 @@ class ColumnArithmeticReward(ProcessReward):
 
 
 @dataclass(kw_only=True)
-class ProcessModelReward(ProcessReward):
+class ProcessModelReward(LoadsModel, ProcessReward):
     """A model with a token-classification head scores each line of a completion; range [0, 1].
 
     The value of a step is the probability of ``label`` at the last token of the step, as process reward models in the
@@ -151,8 +151,6 @@ class ProcessModelReward(ProcessReward):
     device: str = "cpu"
     """Where the model runs, such as ``cuda``."""
 
-    _loaded: tuple[Any, Any] | None = field(init=False, repr=False, compare=False, default=None)
-
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.max_length < 1:
             raise ValueError(
@@ -169,22 +167,15 @@ class ProcessModelReward(ProcessReward):
             scored += self._forward(rows[start : start + self.batch_size])
         return scored
 
-    def close(self) -> None:
-        self._loaded = None
-
     def _forward(self, rows: list[tuple[str, str]]) -> list[StepScores | None]:
         import torch
 
         model, tokenizer = self._load()
-        batch = tokenizer(
-            [well_formed(prompt + completion) for prompt, completion in rows],
-            padding=True,
-            truncation=True,
-            max_length=self.max_length,
-            return_offsets_mapping=True,
-            return_tensors="pt",
-        )
+        texts = [well_formed(prompt + completion) for prompt, completion in rows]
+        batch = self._tokens(tokenizer, texts, max_length=self.max_length, return_offsets_mapping=True)
         offsets = batch.pop("offset_mapping").tolist()
+        if batch.input_ids.shape[1] == 0:  # models take no empty rows
+            return [_at_step_ends([], [], completion, shift=len(prompt)) for prompt, completion in rows]
         with torch.inference_mode():
             logits = model(**batch.to(self.device)).logits.float()  # (rows, tokens, labels)
         if self.label >= logits.shape[2]:
@@ -195,26 +186,20 @@ class ProcessModelReward(ProcessReward):
             for values, spans, (prompt, completion) in zip(good, offsets, rows, strict=True)
         ]
 
-    def _load(self) -> tuple[Any, Any]:
-        if self._loaded is None:
-            from transformers import AutoModelForTokenClassification, AutoTokenizer
+    def _from_folder(self) -> tuple[Any, Any]:
+        from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(
-                self.model, padding_side="right", truncation_side="right", trust_remote_code=False
-            )
-            if not tokenizer.is_fast:
-                raise ValueError(f"{self.model!r} has no fast tokenizer, which is needed to find the ends of steps.")
-            if tokenizer.pad_token is None:
-                tokenizer.pad_token = tokenizer.eos_token
-            model = AutoModelForTokenClassification.from_pretrained(
-                self.model, trust_remote_code=False, use_safetensors=True
-            )
-            model = model.to(self.device).eval()
-            self._loaded = model, tokenizer
-        return self._loaded
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loaded": None}
+        tokenizer = AutoTokenizer.from_pretrained(
+            self.model, padding_side="right", truncation_side="right", trust_remote_code=False
+        )
+        if not tokenizer.is_fast:
+            raise ValueError(f"{self.model!r} has no fast tokenizer, which is needed to find the ends of steps.")
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        model = AutoModelForTokenClassification.from_pretrained(
+            self.model, trust_remote_code=False, use_safetensors=True
+        )
+        return model.to(self.device).eval(), tokenizer
 
 
 def _at_step_ends(

@@ -1,5 +1,7 @@
 import pickle
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,29 @@ def test_weights_in_a_pickle_are_refused(folder: Path, tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "pickled" / "pytorch_model.bin")
     with pytest.raises(OSError, match=r"model\.safetensors"):
         ModelReward(model=str(tmp_path / "pickled"))(["a"], [""], {})
+
+
+def test_threads_that_call_it_at_once_share_one_model_and_do_not_disturb_each_other(folder: Path) -> None:
+    """As in the server, which scores eight requests at a time."""
+    threads, texts = 8, [["x" * (1 + (7 * i + k) % 40) for k in range(24)] for i in range(8)]
+    alone = ModelReward(model=str(folder), batch_size=4)
+    expected = [[score.value for score in alone(part, [""] * 24, {})] for part in texts]
+    reward, start = ModelReward(model=str(folder), batch_size=4), threading.Barrier(threads)
+
+    def call(part: list[str]) -> tuple[object, list[float | None]]:
+        start.wait()
+        model = reward._load()[0]
+        return model, [score.value for _ in range(10) for score in reward(part, [""] * 24, {})]
+
+    with ThreadPoolExecutor(threads) as pool:
+        found = list(pool.map(call, texts))
+    assert len({id(model) for model, _ in found}) == 1
+    for (_, values), right in zip(found, expected, strict=True):
+        assert values == pytest.approx(right * 10, abs=1e-4)
+
+
+def test_no_text_has_no_score_alone_and_among_others(folder: Path) -> None:
+    reward = ModelReward(model=str(folder))
+    alone, among = reward([""], [""], {})[0], reward(["", "x"], ["", ""], {})
+    assert (alone.value, alone.status) == (among[0].value, among[0].status) == (None, "unavailable")
+    assert among[1].value == pytest.approx(reward(["x"], [""], {})[0].value, abs=1e-4)

@@ -1,4 +1,7 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -147,3 +150,25 @@ def test_a_step_that_was_cut_off_leaves_no_score(model_folder: Path) -> None:
     assert reward.steps(["a=1"], [""], {})[0] is not None
     with pytest.raises(ValueError, match="label 7"):
         ProcessModelReward(model=str(model_folder), label=7).steps(["a"], [""], {})
+
+
+def test_no_text_has_no_steps(model_folder: Path) -> None:
+    assert ProcessModelReward(model=str(model_folder)).steps(["", ""], ["", ""], {}) == [StepScores((), ())] * 2
+
+
+def test_threads_that_call_it_at_once_share_one_model(model_folder: Path) -> None:
+    reward, start = ProcessModelReward(model=str(model_folder), batch_size=2), threading.Barrier(8)
+    lines = [["a=1\nb\n 22 " + "x" * i, "c" * (i + 1), ""] for i in range(8)]
+    expected = [ProcessModelReward(model=str(model_folder)).steps(part, [""] * 3, {}) for part in lines]
+
+    def call(part: list[str]) -> tuple[object, Any]:
+        start.wait()
+        model = reward._load()[0]
+        return model, [reward.steps(part, [""] * 3, {}) for _ in range(10)][-1]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(call, lines))
+    assert len({id(model) for model, _ in found}) == 1
+    for (_, scored), right in zip(found, expected, strict=True):
+        assert [s.ends for s in scored] == [s.ends for s in right if s]
+        assert [s.values for s in scored] == [pytest.approx(s.values, abs=1e-5) for s in right if s]
