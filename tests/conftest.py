@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before its libraries are imported: no test asks the hub
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start as well: others test at the same time
 
 import pytest
 import torch

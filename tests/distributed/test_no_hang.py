@@ -67,15 +67,15 @@ def test_sigterm_to_one_process_ends_both_with_a_checkpoint(
 
 def _slowly(folder: Path, cache: Path, *args: object) -> int:
     """Stretches generation, so that a signal meets a rollout."""
-    from grpo_pl.rollout.native.engine import _Watch
+    from grpo_pl.rollout.native.engine import _DecodeMonitor
 
-    check = _Watch.check_stop
+    check = _DecodeMonitor.check_stop
 
     def slow(self: Any) -> None:
         time.sleep(0.02)
         check(self)
 
-    _Watch.check_stop = slow  # type: ignore[method-assign]
+    _DecodeMonitor.check_stop = slow  # type: ignore[method-assign]
     return _run_command(folder, cache, *args)
 
 

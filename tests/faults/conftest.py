@@ -30,7 +30,7 @@ def _plan(death: Death) -> None:
     """Lets this process kill itself at the given visit of a stage, half-way through what the stage does."""
     from grpo_pl.callbacks import checkpoint
     from grpo_pl.files import checkpoints
-    from grpo_pl.rollout.native.engine import _Watch
+    from grpo_pl.rollout.native.engine import _DecodeMonitor
     from grpo_pl.training.collect import Collector
     from grpo_pl.training.module import GRPOModule
     from grpo_pl.training.optimization import Optimization
@@ -59,7 +59,7 @@ def _plan(death: Death) -> None:
         checkpoints._dump = half
     else:
         owner, name = {
-            "rollout": (_Watch, "check_stop"),  # between two tokens
+            "rollout": (_DecodeMonitor, "check_stop"),  # between two tokens
             "reward": (Collector, "score"),
             "update": (Optimization, "clip_gradients"),  # gradients are there, weights have not moved
             "seal": (checkpoint, "seal"),  # the checkpoint lies there without its marker
