@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from grpo_pl.files.checkpoints import LAST, PATTERN, CheckpointError, annotate, checkpoint_path, facts_of, remove, seal
-from grpo_pl.files.writing import dispensable
+from grpo_pl.files.writing import dispensable, link_atomically
 from grpo_pl.rewards.base import RewardFailed
 from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted
 from grpo_pl.training.optimization import TrainingDiverged
@@ -151,7 +150,7 @@ class RolloutCheckpoint(Checkpoint):
         self._saved_at, self._saved_time = completed, time.monotonic()
         if trainer.is_global_zero:
             with dispensable(self.folder / LAST):
-                _link(self.folder / LAST, path)
+                link_atomically(self.folder / LAST, path.name)
             self._tidy()
         return None
 
@@ -182,18 +181,11 @@ class RolloutCheckpoint(Checkpoint):
                     remove(path)
         if best:
             with dispensable(self.folder / BEST):
-                _link(self.folder / BEST, checkpoint_path(self.folder, best[0]))
+                link_atomically(self.folder / BEST, checkpoint_path(self.folder, best[0]).name)
 
 
 def _describe(error: OSError, path: Path) -> str:
     return f"{error.strerror or error} ({path})"
-
-
-def _link(link: Path, target: Path) -> None:
-    staging = link.with_name(link.name + ".partial")
-    staging.unlink(missing_ok=True)
-    staging.symlink_to(target.name)
-    os.replace(staging, link)
 
 
 def _completed(trainer: Trainer) -> int:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from grpo_pl.files.rows import Row, read_completions
-from grpo_pl.files.writing import append_lines, dispensable, write_atomically
+from grpo_pl.files.rows import Row, append_rows, json_line, read_lines, row_writer
+from grpo_pl.files.writing import dispensable
 from grpo_pl.training.experience import Experience
 
 
@@ -49,7 +48,7 @@ class CompletionsLog(Callback):
         if self.path is not None and trainer.is_global_zero and self.path.exists():
             completed = trainer.datamodule.completed_rollouts  # type: ignore[attr-defined]
             with dispensable(self.path):
-                self._rewrite(row for row in read_completions(self.path) if row["step"] < completed)
+                self._keep(lambda row: row["step"] < completed)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -58,10 +57,9 @@ class CompletionsLog(Callback):
         if self.path is None or not trainer.is_global_zero or experience.samples.step % self._stride:
             return
         rows = completion_rows(experience, groups=self.groups_per_rollout)
-        text = "".join(_line(row) for row in rows)
         with dispensable(self.path):
-            if text and self._make_room(len(text.encode(errors="replace"))):
-                append_lines(self.path, text)
+            if rows and self._make_room(sum(len(json_line(row).encode()) for row in rows)):
+                append_rows(self.path, rows)
 
     def _make_room(self, size: int) -> bool:
         """Thins the file out until ``size`` more bytes fit; false where nothing is left to thin out."""
@@ -72,17 +70,16 @@ class CompletionsLog(Callback):
             if now == before or now == 0:
                 return False
             before, self._stride = now, self._stride * 2
-            self._rewrite(row for row in read_completions(self.path) if row["step"] % self._stride == 0)
+            self._keep(lambda row: row["step"] % self._stride == 0)
         return True
 
-    def _rewrite(self, rows: Iterable[Row]) -> None:
+    def _keep(self, wanted: Callable[[Row], bool]) -> None:
+        """Writes the file anew with these rows only; a last line that a crash cut short goes as well."""
         assert self.path is not None
-
-        def write(path: Path) -> None:
-            with path.open("w", encoding="utf-8", errors="replace") as file:
-                file.writelines(_line(row) for row in rows)
-
-        write_atomically(self.path, write)
+        with row_writer(self.path) as write:
+            for line in read_lines(self.path, may_be_cut_short=True):
+                if wanted(line.row):
+                    write(line.row)
 
 
 def completion_rows(experience: Experience, *, groups: int) -> list[Row]:
@@ -139,10 +136,6 @@ def flat_row(row: Mapping[str, Any]) -> Row:
     for name, score in row["rewards"].items():
         flat[f"reward/{name}"], flat[f"status/{name}"] = score["value"], score["status"]
     return flat
-
-
-def _line(row: Row) -> str:
-    return json.dumps(row, ensure_ascii=False, default=str) + "\n"  # reward functions may note anything
 
 
 def _finite(value: float) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from grpo_pl.files.writing import append_lines, dispensable, write_atomically
+from grpo_pl.files.writing import append_lines, dispensable, staged
 
 
 class MetricsCSV(Logger):
@@ -78,10 +78,7 @@ class MetricsCSV(Logger):
         self._rewrite()
 
     def _rewrite(self) -> None:
-        write_atomically(self.path, self._write)
-
-    def _write(self, path: Path) -> None:
-        with path.open("w", newline="") as file:
+        with staged(self.path) as staging, staging.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(self._rows)

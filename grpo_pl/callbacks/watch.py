@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,8 +14,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from grpo_pl.callbacks.completions import rows_of
 from grpo_pl.callbacks.skeletons import FirstForms, forms_of
 from grpo_pl.callbacks.suspicion import CompletionAudit, Sign, Suspicion, judge_metrics, sample_rows, suspicions
-from grpo_pl.files.rows import Row
-from grpo_pl.files.writing import dispensable, write_atomically
+from grpo_pl.files.rows import Row, row_writer
+from grpo_pl.files.writing import dispensable
 from grpo_pl.rewards.base import Reward, Score, needs_of
 from grpo_pl.rewards.length import repeated_share
 from grpo_pl.training.experience import Experience
@@ -252,14 +251,10 @@ class RewardWatch(Callback):
 
     def _write(self) -> None:
         assert self.path is not None
-
-        def write(path: Path) -> None:
-            with path.open("w", encoding="utf-8", errors="replace") as file:
-                for sign in get_args(Sign):
-                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows.get(sign, []))
-
-        with dispensable(self.path):
-            write_atomically(self.path, write)
+        with dispensable(self.path), row_writer(self.path) as write:
+            for sign in get_args(Sign):
+                for row in self._rows.get(sign, []):
+                    write(row)
 
 
 def _shortened(text: str, characters: int) -> str:

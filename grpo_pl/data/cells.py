@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_pl.files.rows import line_name, read_lines
 from grpo_pl.types import Conversation
 
 
@@ -48,17 +48,16 @@ def read_kept(path: str) -> set[str]:
     Raises:
         ValueError: no such file, or a line that is none of a filter, by its number.
     """
+    questions = set()
+    file = Path(path).expanduser()
     try:
-        lines = Path(path).expanduser().read_bytes().splitlines()
+        for number, _, row in read_lines(file):
+            cell = row.get("question")
+            if not isinstance(cell, str) and not is_conversation(cell):
+                raise ValueError(f"{line_name(file, number)} was not written by `grpo-pl filter`: it has no question.")
+            questions.add(normal_question(cell if isinstance(cell, str) else conversation_text(conversation_in(cell))))
     except OSError as error:
         raise ValueError(f"cannot read data.source.kept {path!r}: {error.strerror}.") from error
-    questions = set()
-    for number, line in enumerate(lines, start=1):
-        try:
-            cell = json.loads(line)["question"]
-            questions.add(normal_question(cell if isinstance(cell, str) else conversation_text(conversation_in(cell))))
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"line {number} of {path!r} was not written by `grpo-pl filter`.") from error
     return questions
 
 
@@ -105,8 +104,3 @@ def conversation_text(messages: Conversation) -> str:
 def normal_question(question: str) -> str:
     """A question without what makes no difference: white space and capitals."""
     return " ".join(question.split()).casefold()
-
-
-def not_utf8(where: str, error: UnicodeDecodeError) -> ValueError:
-    """The complaint about bytes that are no text."""
-    return ValueError(f"{where} is not UTF-8: its byte {error.start} is {error.object[error.start]:#04x}.")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_pl.files.rows import Row, line_name, read_lines
 from grpo_pl.functional.sampling import row_key
 
 
@@ -37,13 +37,11 @@ def read_demonstrations(path: str | Path) -> list[Demonstration]:
     if not file.is_file():
         raise ValueError(f"cold_start.demonstrations: no such file: {file}")
     found = []
-    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
-        if not line.strip():
-            continue
+    for line in read_lines(file):
         try:
-            found.append(_demonstration(json.loads(line)))
-        except ValueError as error:  # covers JSON and UTF-8 mistakes
-            raise ValueError(f"{file}, line {number}: {error}") from error
+            found.append(_demonstration(line.row))
+        except ValueError as error:
+            raise ValueError(f"{line_name(file, line.number)}: {error}") from error
     if not found:
         raise ValueError(f"{file} holds no demonstrations.")
     return found
@@ -62,11 +60,11 @@ def draw_demonstrations(
     return drawn
 
 
-def _demonstration(row: Any) -> Demonstration:
-    if isinstance(row, Mapping) and "messages" in row:
+def _demonstration(row: Row) -> Demonstration:
+    if "messages" in row:
         messages = _messages(row["messages"])
         return Demonstration(_said(messages[:-1], "user"), _said(messages[-1:], "assistant"))
-    if not isinstance(row, Mapping) or "prompt" not in row or "completion" not in row:
+    if "prompt" not in row or "completion" not in row:
         raise ValueError("needs the keys prompt and completion, or messages.")
     prompt, completion = row["prompt"], row["completion"]
     question = prompt if isinstance(prompt, str) else _said(_messages(prompt), "user")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_pl.data.cells import not_utf8
 from grpo_pl.data.rows import RowPrompts, RowReader, Side
+from grpo_pl.files.rows import line_name, parse_object, read_lines
 
 
 @dataclass(kw_only=True)
@@ -40,28 +39,15 @@ class _LineReader(RowReader):
             raise ValueError(f"there is no file {name!r}.")
 
     def scan(self) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
-        offset = 0
-        with self.file.open("rb") as lines:
-            for number, raw in enumerate(lines, start=1):
-                if raw.strip():
-                    yield number, offset, self._parse(raw, number)
-                offset += len(raw)
+        for line in read_lines(self.file):
+            self.source.check_columns(line_name(self.file, line.number), line.row)
+            yield line
 
     def read(self, numbers: Sequence[int], places: Sequence[int]) -> Iterator[Mapping[str, Any]]:
         with self.file.open("rb") as lines:
             for number, place in zip(numbers, places, strict=True):
                 lines.seek(place)
-                yield self._parse(lines.readline(), number)
-
-    def _parse(self, raw: bytes, number: int) -> dict[str, Any]:
-        where = f"line {number} of {self.name!r}"
-        try:
-            row = json.loads(raw.decode("utf-8-sig"))
-        except UnicodeDecodeError as error:
-            raise not_utf8(where, error) from error
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{where} is not JSON: {error}.") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{where} is not a JSON object, but {raw[:60]!r}.")
-        self.source.check_columns(where, row)
-        return row
+                where = line_name(self.file, number)
+                row = parse_object(lines.readline(), where)
+                self.source.check_columns(where, row)
+                yield row

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_pl.data.cells import not_utf8
 from grpo_pl.data.rows import RowPrompts, RowReader, Side
+from grpo_pl.files.rows import not_utf8
 from grpo_pl.types import Problem
 
 if TYPE_CHECKING:

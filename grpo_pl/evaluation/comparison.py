@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from grpo_pl.files.writing import staged
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -66,7 +68,7 @@ def read_run(metrics: Path) -> RunCurves:
 
 def write_curves(path: Path, runs: Mapping[str, RunCurves]) -> None:
     """One row per run and rollout: ``algorithm, rollout, reward, …``; cells without a value are empty."""
-    with path.open("w", newline="") as file:
+    with staged(path) as staging, staging.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["algorithm", "rollout", *CURVES])
         for algorithm, run in runs.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,8 @@ import torch
 from rich.table import Table
 
 from grpo_pl.evaluation.held_out import MetricResult
+from grpo_pl.files.rows import read_object
+from grpo_pl.files.writing import staged
 from grpo_pl.functional.estimates import Estimate, paired_difference
 from grpo_pl.types import Problem
 
@@ -43,10 +44,8 @@ class EvaluationReport:
                 "problems": {str(name): value for name, value in found.problems.items()},
             }
         tree = {"format": FORMAT, **self.facts, "metrics": metrics, "questions": self.questions}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        staging = path.with_name(path.name + ".partial")
-        staging.write_text(json.dumps(tree, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        os.replace(staging, path)
+        with staged(path) as file:
+            file.write_text(json.dumps(tree, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> EvaluationReport:
@@ -57,11 +56,8 @@ class EvaluationReport:
         """
         if not path.is_file():
             raise ValueError(f"there is no file {path}.")
-        try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is no JSON file: {error}.") from error
-        if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+        tree = read_object(path)
+        if tree.get("format") != FORMAT:
             raise ValueError(f"{path} was not written by `grpo-pl validate --output`.")
         measured = {
             key: MetricResult(mean=entry["value"], problems={int(name): v for name, v in entry["problems"].items()})

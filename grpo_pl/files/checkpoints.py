@@ -8,13 +8,13 @@ import pickle
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from grpo_pl.files.writing import PatientFile, write_atomically
+from grpo_pl.files.rows import read_object
+from grpo_pl.files.writing import PatientFile, staged
 
 T = TypeVar("T")
 
@@ -49,23 +49,23 @@ def rollouts_of(path: Path) -> int:
 def seal(path: Path, facts: Mapping[str, Any]) -> None:
     """Writes the completeness marker beside a checkpoint: ``facts``, and the size (and digest) of each of its files."""
     files = {name: _fingerprint(file) for name, file in _files(path).items()}
-    write_atomically(_marker(path), lambda file: file.write_text(json.dumps({**facts, "files": files}, indent=2)))
+    _write_marker(path, {**facts, "files": files})
 
 
 def annotate(path: Path, facts: Mapping[str, Any]) -> None:
     """Adds ``facts`` to the marker of a sealed checkpoint."""
     known = facts_of(path)
     if known is not None:
-        write_atomically(_marker(path), lambda file: file.write_text(json.dumps({**known, **facts}, indent=2)))
+        _write_marker(path, {**known, **facts})
 
 
 def facts_of(path: Path) -> dict[str, Any] | None:
     """What a checkpoint's marker says; None where it has none or an unreadable one."""
     try:
-        facts = json.loads(_marker(path).read_text())
+        facts = read_object(_marker(path))
     except (OSError, ValueError):
         return None
-    return facts if isinstance(facts, dict) and isinstance(facts.get("files"), dict) else None
+    return facts if isinstance(facts.get("files"), dict) else None
 
 
 def broken(path: Path) -> str | None:
@@ -106,6 +106,11 @@ def _marker(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
+def _write_marker(path: Path, facts: Mapping[str, Any]) -> None:
+    with staged(_marker(path)) as file:
+        file.write_text(json.dumps(facts, indent=2), encoding="utf-8")
+
+
 def _files(path: Path) -> dict[str, Path]:
     if path.is_dir():
         return {file.name: file for file in sorted(path.iterdir())}
@@ -130,11 +135,7 @@ def save_tensors(state: Any, path: Path) -> None:
     Raises:
         OSError: the disk is full, or another reason of the system's.
     """
-    write_atomically(path, partial(_dump, state))
-
-
-def _dump(state: Any, path: Path) -> None:
-    with PatientFile(path) as file:
+    with staged(path) as staging, PatientFile(staging) as file:
         torch.save(state, file)
 
 

@@ -1,13 +1,92 @@
-"""Files of rows, JSONL or Parquet, read and written in memory that does not grow with their length."""
+"""Files of rows: JSON Lines (or Parquet) read, written and appended to row by row, never held in memory as a whole."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Mapping
+import os
+from codecs import BOM_UTF8
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, NamedTuple
+
+from grpo_pl.files.writing import append_lines, staged
 
 JSON_ENDINGS = (".jsonl", ".json", ".ndjson")
+
+Row = dict[str, Any]
+"""One line of a JSON Lines file, one row of a table."""
+
+
+class Line(NamedTuple):
+    """A line that holds a row."""
+
+    number: int
+    """From 1; blank lines count."""
+    offset: int
+    """Bytes of the file before it."""
+    row: Row
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_lines(file: Path, *, may_be_cut_short: bool = False) -> Generator[Line]:
+    """The rows of a JSON Lines file: one JSON object a line, UTF-8. Blank lines and byte order marks are skipped.
+
+    Args:
+        file: the file; only a newline ends a line, so a text may hold other separators, such as U+2028.
+        may_be_cut_short: skip a last line that lacks its newline, as a writer that was killed leaves one.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the first line that is no JSON object, with file and number.
+    """
+    offset = 0
+    with file.open("rb") as lines:
+        for number, raw in enumerate(lines, start=1):
+            if raw.removeprefix(BOM_UTF8).strip() and (raw.endswith(b"\n") or not may_be_cut_short):
+                yield Line(number, offset, parse_object(raw, line_name(file, number)))
+            offset += len(raw)
+
+
+def line_name(file: Path | str, number: int) -> str:
+    """What messages call a line."""
+    return f"line {number} of {str(file)!r}"
+
+
+def parse_object(raw: bytes, where: str) -> Row:
+    """One JSON object.
+
+    Raises:
+        ValueError: anything else; begins with ``where``.
+    """
+    try:
+        tree = json.loads(raw.removeprefix(BOM_UTF8).decode().rstrip())
+    except UnicodeDecodeError as error:
+        raise not_utf8(where, error) from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON: {error.msg} at character {error.pos + 1}.") from error
+    except (ValueError, RecursionError) as error:  # a number of too many digits, brackets nested too deeply
+        raise ValueError(f"{where} cannot be read as JSON: {error}.") from error
+    if not isinstance(tree, dict):
+        raise ValueError(f"{where} is not a JSON object, but {raw.strip()[:60]!r}.")
+    return tree
+
+
+def read_object(file: Path) -> Row:
+    """The JSON object that fills a file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds something else.
+    """
+    return parse_object(file.read_bytes(), str(file))
+
+
+def not_utf8(where: str, error: UnicodeDecodeError) -> ValueError:
+    """The complaint about bytes that are no text."""
+    return ValueError(f"{where} is not UTF-8: its byte {error.start} is {error.object[error.start]:#04x}.")
 
 
 def require_rows(file: Path) -> None:
@@ -19,81 +98,87 @@ def require_rows(file: Path) -> None:
 
 
 def count_rows(file: Path) -> int:
-    """Rows of the file, without reading a Parquet file or holding a JSONL file in memory."""
+    """Rows of a JSON Lines or Parquet file, without holding it in memory."""
     if file.suffix == ".parquet":
         import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 
         return int(parquet.read_metadata(file).num_rows)
     with file.open("rb") as lines:
-        return sum(1 for line in lines if line.strip())
+        return sum(1 for line in lines if line.removeprefix(BOM_UTF8).strip())
 
 
-def read_rows(file: Path) -> Generator[dict[str, Any]]:
-    """The rows of a JSONL or Parquet file, one after the other."""
+def read_rows(file: Path) -> Generator[Row]:
+    """The rows of a JSON Lines or Parquet file, one after the other.
+
+    Raises:
+        ValueError: see `read_lines`.
+    """
     if file.suffix == ".parquet":
-        import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+        import pyarrow.parquet as parquet
 
         with parquet.ParquetFile(file) as table:
             for batch in table.iter_batches(batch_size=512):
                 yield from batch.to_pylist()
         return
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield _json_row(line, f"{file}:{number}")
+    for line in read_lines(file):
+        yield line.row
 
 
-def _json_row(line: str, place: str) -> dict[str, Any]:
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def json_line(row: Mapping[str, Any]) -> str:
+    """A row as it stands in a JSON Lines file, newline included. What JSON does not know becomes text."""
+    text = json.dumps(row, ensure_ascii=False, default=str)
     try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{place} is not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{place} is not an object with columns, but {type(row).__name__}.")
-    return row
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which only an escape can hold
+        text = json.dumps(row, default=str)
+    return text + "\n"
 
 
-class RowWriter:
-    """A JSONL file that appears under its name only when it is complete; writes nothing if ``path`` is ``None``."""
+@contextmanager
+def row_writer(path: Path | None) -> Iterator[Callable[[Mapping[str, Any]], object]]:
+    """Takes the rows of a JSON Lines file that appears under its name only when the block ends without an error.
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self._file: IO[str] | None = None
+    Args:
+        path: the file; None writes nothing.
 
-    def __enter__(self) -> Self:
-        if self.path is not None:
-            try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._staging(self.path).open("w", encoding="utf-8")
-            except OSError as error:
-                raise ValueError(f"cannot write {self.path}: {error.strerror}.") from error
-        return self
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(row, default=str) + "\n")
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if self._file is None or self.path is None:
-            return
-        self._file.close()
-        if kind is None:
-            self._staging(self.path).replace(self.path)
-        else:
-            self._staging(self.path).unlink()
-
-    @staticmethod
-    def _staging(path: Path) -> Path:
-        return path.with_name(f".{path.name}.part")
+    Raises:
+        ValueError: there can be no such file.
+    """
+    if path is None:
+        yield lambda row: None
+        return
+    if path.is_dir():
+        raise ValueError(f"cannot write {path}: it is a folder.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}.") from error
+    with staged(path) as staging, staging.open("w", encoding="utf-8") as file:
+        yield lambda row: file.write(json_line(row))
 
 
-Row = dict[str, Any]
-"""One completion: ``step``, ``prompt``, ``completion``, ``rewards`` (name -> value, status), ``advantage`` …"""
+def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Adds rows to the end of a JSON Lines file, all of them or none.
+
+    Raises:
+        OSError: they could not be written; the file is as it was.
+    """
+    append_lines(path, "".join(map(json_line, rows)))
 
 
-def read_completions(path: Path) -> Iterator[Row]:
-    """The rows of a file; a last line that was cut short by a crash is left out."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+def resume_rows(path: Path) -> list[Row]:
+    """The rows that an interrupted `append_rows` left, none where there is no file. A line that was cut short goes, so
+    that the next one stands on a line of its own.
+
+    Raises:
+        ValueError: see `read_lines`.
+    """
+    if not path.exists():
+        return []
+    rows = [line.row for line in read_lines(path, may_be_cut_short=True)]
+    content = path.read_bytes()
+    os.truncate(path, content.rfind(b"\n") + 1)
+    return rows

@@ -16,7 +16,7 @@ import yaml
 from grpo_pl.files.checkpoints import newest_whole
 from grpo_pl.files.former_names import current_name
 from grpo_pl.files.locks import FolderLock
-from grpo_pl.files.writing import write_atomically
+from grpo_pl.files.writing import staged
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def start_run(root: Path, name: str, config: str, *, first: bool) -> OpenRun:
         return OpenRun(RunFolder(root / name))
     folder = claim_run_folder(root, name)
     lock = _locked(folder)
-    write_atomically(folder.config, lambda file: file.write_text(config))
+    _write_config(folder, config)
     note = "" if folder.path.name == name else f"{root / name} exists; this run is {folder.path}."
     return OpenRun(folder, note=note, lock=lock)
 
@@ -147,7 +147,12 @@ def keep_config(folder: RunFolder, config: str) -> None:
         if before:
             number = next(n for n in count(1) if not (folder.path / f"config.{n}.yaml").exists())
             shutil.copyfile(folder.config, folder.path / f"config.{number}.yaml")
-        write_atomically(folder.config, lambda file: file.write_text(config))
+        _write_config(folder, config)
+
+
+def _write_config(folder: RunFolder, config: str) -> None:
+    with staged(folder.config) as file:
+        file.write_text(config, encoding="utf-8")
 
 
 def _locked(folder: RunFolder) -> FolderLock:
@@ -159,7 +164,7 @@ def _locked(folder: RunFolder) -> FolderLock:
 
 
 def _config_so_far(folder: RunFolder) -> dict[str, Any]:
-    return dict(yaml.safe_load(folder.config.read_text()) or {}) if folder.config.exists() else {}
+    return dict(yaml.safe_load(folder.config.read_text(encoding="utf-8")) or {}) if folder.config.exists() else {}
 
 
 def newest_run_folder(root: Path, name: str) -> RunFolder | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,17 +17,66 @@ _failing: set[Path] = set()
 """Files that could not be written when it was tried last."""
 
 
-def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Lets ``write`` fill a neighbour of ``path``, forces it to disk and renames it; a failure leaves no trace."""
+@contextmanager
+def staged(path: Path, *, shared: bool = False) -> Iterator[Path]:
+    """A neighbour of ``path`` to write to, which is forced to disk and takes the place of ``path`` at the end of the
+    block; an error in the block leaves ``path`` as it was.
+
+    Args:
+        path: the file to be; its folder is made where it is missing.
+        shared: other processes may write it at the same time; the neighbour of one that is killed then stays behind.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    staging = path.with_name(path.name + ".partial")
+    staging = path.with_name(f"{path.name}.{os.getpid()}.partial" if shared else f"{path.name}.partial")
     try:
-        write(staging)
-        with staging.open("rb") as file:
-            os.fsync(file.fileno())
+        yield staging
+        _force_to_disk(staging)
         os.replace(staging, path)
     finally:
         staging.unlink(missing_ok=True)
+
+
+@contextmanager
+def staged_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
+    """`staged` for a folder, which other processes may write at the same time.
+
+    Args:
+        folder: the folder to be.
+        replace: take the place of an earlier one; false leaves one that another process has written meanwhile.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    before = staging.with_name(f"{staging.name}-before")
+    try:
+        staging.chmod(0o755)  # a temporary folder is private
+        yield staging
+        for file in filter(Path.is_file, staging.rglob("*")):
+            _force_to_disk(file)
+        if replace and folder.exists():
+            os.replace(folder, before)
+        try:
+            os.replace(staging, folder)
+        except OSError:
+            if before.exists():
+                os.replace(before, folder)
+            if replace or not folder.is_dir():
+                raise
+    finally:
+        for leftover in (staging, before):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _force_to_disk(file: Path) -> None:
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def link_atomically(link: Path, target: str) -> None:
+    """Makes ``link`` a symbolic link to ``target`` in one step, whatever it was before."""
+    staging = link.with_name(f"{link.name}.partial")
+    staging.unlink(missing_ok=True)
+    staging.symlink_to(target)
+    os.replace(staging, link)
 
 
 def append_lines(path: Path, text: str) -> None:

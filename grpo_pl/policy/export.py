@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpo_pl
-from grpo_pl.files.writing import system_errors
+from grpo_pl.files.writing import staged_folder, system_errors
 from grpo_pl.policy.loading import eos_ids
 from grpo_pl.policy.lora import has_adapters, merged
 from grpo_pl.policy.template import PromptTemplate
@@ -51,10 +48,7 @@ def export_policy(
         raise ValueError(f"{folder} exists and is no earlier export ({MANIFEST} is missing): choose another folder.")
     if merge and has_adapters(model):
         model = merged(model)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    staging.chmod(0o755)  # a temporary folder is private, an export is for others
-    try:
+    with staged_folder(folder) as staging:
         with system_errors():
             model.save_pretrained(staging)
             tokenizer.save_pretrained(staging)
@@ -65,12 +59,8 @@ def export_policy(
             eos_token_id=sorted({*eos_ids(model, tokenizer), *sampling.stop_token_ids}) or None,
             pad_token_id=tokenizer.pad_token_id,
         ).save_pretrained(staging)
-        (staging / MANIFEST).write_text(json.dumps(manifest(template, rewards, sampling), indent=2) + "\n")
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(staging, folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        tree = manifest(template, rewards, sampling)
+        (staging / MANIFEST).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
 
 
 def manifest(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from grpo_pl.files.rows import read_object
 from grpo_pl.policy.lora import Lora, add_adapters
 from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS
 from grpo_pl.policy.tokenizer import CHARACTERS, FROM_DATA, character_tokenizer
@@ -75,7 +75,7 @@ def _tokenizer_class(source: str) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     file = Path(source).expanduser() / "tokenizer_config.json"
-    declared = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class") if file.is_file() else None
+    declared = read_object(file).get("tokenizer_class") if file.is_file() else None
     return PreTrainedTokenizerFast if declared in ("TokenizersBackend", "PreTrainedTokenizerFast") else AutoTokenizer
 
 

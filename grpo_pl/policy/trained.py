@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from grpo_pl.files.rows import read_object
 from grpo_pl.policy.export import MANIFEST
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.quiet import quiet_libraries
@@ -128,9 +128,9 @@ def _found(path: Path) -> ServedModel:
 
 
 def _from_export(folder: Path) -> ServedModel:
-    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest = read_object(folder / MANIFEST)
     generation = folder / "generation_config.json"
-    settings = json.loads(generation.read_text()) if generation.is_file() else {}
+    settings = read_object(generation) if generation.is_file() else {}
     where = folder.resolve()
     return ServedModel(
         name=where.parent.name if where.name == "export" else where.name,
@@ -178,7 +178,7 @@ def _refuse_code(model: ServedModel) -> None:
     if model.checkpoint is None:
         for name in ("config.json", "adapter_config.json"):
             file = model.source / name
-            settings = json.loads(file.read_text()) if file.is_file() else {}
+            settings = read_object(file) if file.is_file() else {}
             kernels[name] = [value for key, value in settings.items() if key.strip("_") == "attn_implementation"]
             for key in ("auto_map", "auto_mapping", "megatron_config", "megatron_core"):
                 if settings.get(key) not in (None, {}, _HARMLESS.get(key)):

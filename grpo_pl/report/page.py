@@ -9,9 +9,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from grpo_pl.files.rows import Row, read_completions
+from grpo_pl.files.rows import Row, read_lines
 from grpo_pl.files.runs import RunFolder
-from grpo_pl.files.writing import write_atomically
+from grpo_pl.files.writing import staged
 from grpo_pl.report.charts import Points, charts, read_metrics
 from grpo_pl.report.no_signal import no_signal
 
@@ -28,7 +28,8 @@ def write_report(run: RunFolder) -> Path:
     if not run.metrics.is_file():
         raise ValueError(f"{run.path} holds no metrics.csv: give the folder of a run, such as runs/quickstart.")
     page = build_page(run)
-    write_atomically(run.report, lambda file: file.write_text(page, encoding="utf-8", errors="replace"))
+    with staged(run.report) as file:
+        file.write_text(page, encoding="utf-8", errors="replace")
     return run.report
 
 
@@ -36,7 +37,8 @@ def build_page(run: RunFolder) -> str:
     """The text of the page."""
     name = run.path.resolve().name
     columns = read_metrics(run.metrics)
-    samples = list(read_completions(run.completions)) if run.completions.is_file() else []
+    written = read_lines(run.completions, may_be_cut_short=True) if run.completions.is_file() else ()
+    samples = [line.row for line in written]
     data = {
         "name": name,
         "warning": no_signal(columns),

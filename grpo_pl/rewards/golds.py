@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from grpo_pl.files.rows import read_object
+from grpo_pl.files.writing import staged
 from grpo_pl.rewards.base import Reward
 
 
@@ -34,7 +35,7 @@ def check_golds(reward: Reward, golds: Sequence[str], *, cache_folder: Path | No
     """
     file = cache_folder / f"golds-{_fingerprint(reward, golds)}.json" if cache_folder is not None else None
     if file is not None and file.is_file():
-        return [BadGold(row, golds[row], fault) for row, fault in json.loads(file.read_text())]
+        return [BadGold(row, golds[row], fault) for row, fault in read_object(file)["faults"]]
     distinct = list(dict.fromkeys(golds))
     faults = dict(zip(distinct, reward.gold_faults(distinct), strict=True))
     bad = [BadGold(row, gold, faults[gold]) for row, gold in enumerate(golds) if faults[gold]]
@@ -52,14 +53,8 @@ def needs_golds(reward: Reward) -> bool:
 
 def _remember(file: Path, bad: Sequence[BadGold]) -> None:
     """A cache that cannot be written costs the next start a moment."""
-    staging = file.with_suffix(f".{os.getpid()}.tmp")
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            staging.write_text(json.dumps([(b.row, b.fault) for b in bad]))
-            staging.replace(file)
-        finally:
-            staging.unlink(missing_ok=True)
+    with suppress(OSError), staged(file, shared=True) as staging:
+        staging.write_text(json.dumps({"faults": [(b.row, b.fault) for b in bad]}), encoding="utf-8")
 
 
 def describe_bad_golds(bad: Sequence[BadGold], total: int) -> str:

@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor
 
 from grpo_pl.data.demonstrations import Demonstration, draw_demonstrations, read_demonstrations
-from grpo_pl.files.writing import system_errors
+from grpo_pl.files.writing import staged_folder, system_errors
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.logprobs import completion_logprobs
@@ -92,17 +90,9 @@ class ColdStart:
             lr=self.lr,
             pad_token_id=int(tokenizer.pad_token_id),
         )
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}-"))
-        try:
-            with system_errors():
-                model.save_pretrained(staging)
-                tokenizer.save_pretrained(staging)
-            os.replace(staging, folder)
-        except OSError:
-            shutil.rmtree(staging, ignore_errors=True)
-            if not folder.is_dir():  # otherwise another process finished the same work first
-                raise
+        with staged_folder(folder, replace=False) as staging, system_errors():  # another process may be first
+            model.save_pretrained(staging)
+            tokenizer.save_pretrained(staging)
         return folder
 
     def asked(self, source: PromptSource, count: int) -> Iterator[str]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.callbacks.watch import RewardWatch
 from grpo_pl.distributed.collective import Collective
-from grpo_pl.files.rows import read_completions
+from grpo_pl.files.rows import read_rows
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.template import PromptTemplate
@@ -84,7 +84,7 @@ def test_a_policy_that_cheats_its_lenient_reward_is_seen(rollout: Callable[..., 
     )  # one token a character, and the end
     assert after["watch/length_drift"] == pytest.approx(sum(cheating) / sum(honest) - 1)
     assert after["watch/repetition_drift"] == pytest.approx(3 * (1 - 3 / 9) / 12)  # 7 8 9 7 8 9 …: 3 of 9 are distinct
-    rows = list(read_completions(file))
+    rows = list(read_rows(file))
     newest = {row["sign"]: row for row in rows if row["step"] == 2}
     assert set(newest) == {"disagreement", "repetition", "length"}
     assert newest["repetition"]["completion"] == " ".join("789" * 4)
@@ -106,7 +106,7 @@ def test_a_reward_that_pays_for_nothing_weighs_more_than_one_that_pays_for_form(
     metrics = watching.audit(experience, seed=0)
     assert metrics["watch/rewarded_but_strict_wrong"] == 1.0
     assert metrics["watch/rewarded_but_lenient_wrong"] == 0.5
-    (row,) = read_completions(tmp_path / "suspicious.jsonl")
+    (row,) = read_rows(tmp_path / "suspicious.jsonl")
     assert (row["prompt_id"], row["sample"], row["weight"]) == (2, 1, 2.0)
     assert row["reason"] == "rewarded, but refused by the strict and the lenient judge"
 
@@ -145,7 +145,7 @@ def test_a_form_that_spreads_is_seen_and_warned_of_once(rollout: Callable[..., E
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         watching.audit(rollout(5, braces), seed=0)
-    row = next(row for row in read_completions(tmp_path / "suspicious.jsonl") if row["sign"] == "form")
+    row = next(row for row in read_rows(tmp_path / "suspicious.jsonl") if row["sign"] == "form")
     assert row["completion"].endswith("}}}")
     assert row["reason"] == r"100% of the completions have this form, 0.0% at first: \boxed{0}}"
 
@@ -173,7 +173,7 @@ def test_the_file_is_bounded_and_keeps_the_newest_of_equal_weight(
         watching.audit(rollout(step, CHEATING), seed=0)
         sizes.append(file.stat().st_size)
     assert max(sizes[3:]) - min(sizes[3:]) < 50  # step numbers get longer
-    rows = list(read_completions(file))
+    rows = list(read_rows(file))
     assert [row["sign"] for row in rows] == [s for s in ("disagreement", "repetition", "length") for _ in range(3)]
     assert [row["step"] for row in rows] == [11, 10, 9] * 3
     assert all(len(row["completion"]) <= 10 + len(" […] ") for row in rows)
@@ -256,7 +256,7 @@ def test_a_run_logs_the_watch_beside_its_rewards(watched: Path, read_metrics: Ca
     rows = _rows(watched, read_metrics)
     assert all("watch/agreement" in row for row in rows)
     assert ["watch/length_drift" in row for row in rows] == [False, False, True, True, True, True]
-    suspicious = list(read_completions(watched / "suspicious.jsonl"))
+    suspicious = list(read_rows(watched / "suspicious.jsonl"))
     assert {"disagreement"} <= {row["sign"] for row in suspicious}
     assert max(len(list(group)) for _, group in itertools.groupby(suspicious, key=lambda row: row["sign"])) == 2
     shares = [float(row["watch/rewarded_but_strict_wrong"]) for row in rows if "watch/rewarded_but_strict_wrong" in row]

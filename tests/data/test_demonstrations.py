@@ -41,8 +41,8 @@ def test_every_form_says_the_same(tmp_path: Path) -> None:
     ("line", "complaint"),
     [
         ("{", "Expecting property name"),
-        (b'{"prompt": "\xff", "completion": ""}', "utf-8"),
-        ("[1]", "prompt and completion, or messages"),
+        (b'{"prompt": "\xff", "completion": ""}', "not UTF-8: its byte 12"),
+        ("[1]", "not a JSON object"),
         ('{"prompt": "1+2="}', "prompt and completion, or messages"),
         ('{"prompt": 3, "completion": "3"}', "role and content"),
         ('{"messages": "hello"}', "role and content"),
@@ -52,7 +52,7 @@ def test_every_form_says_the_same(tmp_path: Path) -> None:
 )
 def test_a_line_of_another_form_is_refused_by_its_number(tmp_path: Path, line: str | bytes, complaint: str) -> None:
     file = _write(tmp_path, json.dumps(FORMS[0]), line)
-    with pytest.raises(ValueError, match=rf"shown\.jsonl, line 2: .*{complaint}"):
+    with pytest.raises(ValueError, match=rf"line 2 of '.*shown\.jsonl'.*{complaint}"):
         read_demonstrations(file)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_pl.files.checkpoints import remove, rollouts_of
-from grpo_pl.files.rows import read_completions
+from grpo_pl.files.rows import read_rows
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
 
 WATCHED = """
@@ -46,7 +46,7 @@ def test_one_of_two_processes_watches_and_a_resume_goes_on(
     (resumed / "suspicious.jsonl").write_text("{}\n")  # as if something had come after the checkpoint
     command(tmp_path / "resumed", "fit", *flags, "--resume")
     assert read_metrics(resumed / "metrics.csv") == rows
-    written = [list(read_completions(run / "suspicious.jsonl")) for run in (resumed, whole)]
+    written = [list(read_rows(run / "suspicious.jsonl")) for run in (resumed, whole)]
     assert written[0] == written[1] != []
     states = [
         read_checkpoint(run / "checkpoints" / "last.ckpt")["callbacks"]["RewardWatch"] for run in (resumed, whole)

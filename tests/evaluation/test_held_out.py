@@ -136,7 +136,7 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"other\.json was not written by"):
         EvaluationReport.read(file)
     file.write_text("{")
-    with pytest.raises(ValueError, match="no JSON file"):
+    with pytest.raises(ValueError, match=r"other\.json is not JSON"):
         EvaluationReport.read(file)
 
 

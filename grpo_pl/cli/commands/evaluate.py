@@ -6,10 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_pl.cli.commands.serve import API_KEY
+from grpo_pl.files.rows import line_name, read_lines, row_writer
 
 if TYPE_CHECKING:
     from serve.schemas import EvalProblem
@@ -85,7 +87,9 @@ def evaluate(
             max_rows=max_batch_size,
         )
     results = _gather(answers, len(problems))
-    Path(output).write_text("".join(json.dumps(result) + "\n" for result in results))
+    with row_writer(Path(output)) as write:
+        for result in results:
+            write(result)
     _show(summarise(results, n=n), Path(output))
     return 0
 
@@ -101,17 +105,7 @@ def read_problems(file: Path, limit: int | None = None) -> list[EvalProblem]:
     from serve.schemas import EvalProblem
 
     problems: list[EvalProblem] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        if limit is not None and len(problems) >= limit:
-            break
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{file}:{number} is not JSON: {error}.") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{file}:{number} is not a JSON object.")
+    for number, _, row in islice(read_lines(file), limit):
         name = next((name for name in _QUESTION_NAMES if name in row), "problem")
         try:
             fields = {key: value for key, value in row.items() if key != name}
@@ -119,7 +113,8 @@ def read_problems(file: Path, limit: int | None = None) -> list[EvalProblem]:
             problems.append(EvalProblem.model_validate({"problem": row.get(name), **fields} if name in row else fields))
         except ValidationError as error:
             fault = error.errors(include_url=False, include_input=False)[0]
-            raise ValueError(f"{file}:{number}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}.") from error
+            field = ".".join(map(str, fault["loc"]))
+            raise ValueError(f"{line_name(file, number)}: {field}: {fault['msg']}.") from error
     if not problems:
         raise ValueError(f"{file} holds no problems.")
     return problems

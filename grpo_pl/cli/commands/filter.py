@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -18,7 +17,7 @@ import yaml
 from grpo_pl.cli.commands.predict import load_source, too_long, training_problems
 from grpo_pl.cli.mistakes import OneLineErrors
 from grpo_pl.data.rules import is_multiple_choice, is_true_or_false
-from grpo_pl.files.rows import RowWriter
+from grpo_pl.files.rows import Row, append_rows, resume_rows, row_writer
 from grpo_pl.training.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -96,11 +95,11 @@ def filter(
             todo -= _too_long(policy, problems, todo, notes)
             _measure(policy, problems, todo, notes, samples, seed, batch_size)
     kept = 0
-    with RowWriter(Path(output)) as file:
+    with row_writer(Path(output)) as write:
         for prompt in problems:
             if prompt.id in asked and (not samples or _within(rates[prompt.id], low, high)):
                 rate = {RATE: rates[prompt.id]} if samples else {}
-                file.write({"question": prompt.asked, "answer": prompt.answer, **prompt.columns, **rate})
+                write({"question": prompt.asked, "answer": prompt.answer, **prompt.columns, **rate})
                 kept += 1
         if not kept:
             raise ValueError(f"no problem is left of {len(problems)}: {_spread(rates)}. Widen --keep {keep}.")
@@ -144,33 +143,29 @@ class _Notes:
         self.rates: dict[int, float | None] = {}
         self.unjudged = 0
         """Completions that could not be judged: they count in no rate."""
-        header = json.dumps(measured_with)
-        lines = self.path.read_text().splitlines() if self.path.is_file() else []
-        if lines and lines[0] != header:
+        header = {"measured_with": list(measured_with)}
+        before = resume_rows(self.path)
+        if before and before[0] != header:
             raise ValueError(
                 f"{self.path} holds rates of another configuration, model, --samples or --seed: "
                 "delete it, or choose another --output."
             )
-        self._header = None if lines else header
-        for line in lines[1:]:
-            try:
-                identity, rate, unjudged = json.loads(line)
-            except ValueError:  # cut short by the interruption: measured again
-                continue
-            self.rates[identity] = rate
-            self.unjudged += unjudged
+        self._unwritten = [] if before else [header]
+        for row in before[1:]:
+            self._count(row)
 
     def add(self, measured: Mapping[int, tuple[float | None, int]]) -> None:
         """Notes the rate of each problem, and how many of its completions could not be judged."""
-        for identity, (rate, unjudged) in measured.items():
-            self.rates[identity] = rate
-            self.unjudged += unjudged
+        rows = [{"id": id_, RATE: rate, "unjudged": unjudged} for id_, (rate, unjudged) in measured.items()]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            if self._header is not None:
-                file.write(self._header + "\n")
-                self._header = None
-            file.write("".join(json.dumps([identity, *found]) + "\n" for identity, found in measured.items()))
+        append_rows(self.path, [*self._unwritten, *rows])
+        self._unwritten = []
+        for row in rows:
+            self._count(row)
+
+    def _count(self, row: Row) -> None:
+        self.rates[row["id"]] = row[RATE]
+        self.unjudged += row["unjudged"]
 
 
 def _measure(

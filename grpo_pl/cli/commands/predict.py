@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from grpo_pl.cli.mistakes import OneLineErrors
-from grpo_pl.files.rows import RowWriter
+from grpo_pl.files.rows import row_writer
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.training.progress import progress_bar
 
@@ -97,7 +97,7 @@ def predict(
         rewards = build_rewards(trained.rewards, trust_rewards=trust_rewards)
         for reward in rewards:
             stack.enter_context(closing(reward))
-        file = stack.enter_context(RowWriter(Path(output)))
+        write = stack.enter_context(row_writer(Path(output)))
         advance = stack.enter_context(progress_bar("predict", len(problems)))
         per_batch = max(1, batch_size // samples)
         for first in range(0, len(problems), per_batch):
@@ -109,7 +109,7 @@ def predict(
                 tally["correct"] += row["correct"] is True
                 tally["judged"] += row["correct"] is not None
                 if fate == "kept":
-                    file.write(row)
+                    write(row)
             advance(min(first + per_batch, len(problems)))
         if not tally["kept"]:
             raise ValueError(f"nothing to write: of {len(problems) * samples} completions {_left_out(tally)}.")

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from grpo_pl.cli.commands.score_summary import ScoreSummary, print_summary
 from grpo_pl.cli.mistakes import nearest
-from grpo_pl.files.rows import RowWriter, count_rows, read_rows, require_rows
+from grpo_pl.files.rows import count_rows, read_rows, require_rows, row_writer
 from grpo_pl.rewards.base import Reward, Score, Status
 from grpo_pl.rewards.batch import ScoredBatch, check_rewards, score_completions
 
@@ -131,14 +131,14 @@ def score_file(
         console=console,
         disable=console is None,
     )
-    with bar, RowWriter(output) as writer, closing(read_rows(file)) as rows:
+    with bar, row_writer(output) as write, closing(read_rows(file)) as rows:
         task = bar.add_task("rows", total=total)
         for batch in _batched(rows, batch_size):
             first = summary.rows + 1
             texts, golds, columns = _arrange(batch, names, first)
             scored = score_completions(rewards, completions=texts, answers=golds, columns=columns)
             for row in _describe(batch, scored, summary, first, answer_column):
-                writer.write(row)
+                write(row)
             bar.advance(task, len(batch))
     return summary
 

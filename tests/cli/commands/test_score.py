@@ -209,8 +209,8 @@ def test_a_second_run_replaces_the_first(tmp_path: Path, config: Path) -> None:
         ('{"completion": "x"}', "row 1 has no 'answer'"),
         ('{"completion": "x", "answer": "x"}\n{"answer": "x"}', "row 2 has no 'completion'"),
         ('{"completion": ["x"], "answer": "x"}', "must be text"),
-        ('{"completion": "x", "answer": "x"}\n\nnot json', r"rows\.jsonl:3 is not JSON"),
-        ("[1]", r"rows\.jsonl:1 is not an object"),
+        ('{"completion": "x", "answer": "x"}\n\nnot json', r"line 3 of '.*rows\.jsonl' is not JSON"),
+        ("[1]", r"line 1 of '.*rows\.jsonl' is not a JSON object"),
     ],
 )
 def test_broken_rows_are_named_and_leave_no_output(tmp_path: Path, content: str, match: str) -> None:
