@@ -190,7 +190,7 @@ def test_validate_leaves_out_what_could_not_be_judged_and_says_how_much(command_
     (tmp_path / "judge.py").write_text(
         "def grade(completions):\n    return [1.0 if i % 2 else None for i in range(len(completions))]\n"
     )
-    init = {"function": f"{tmp_path}/judge.py:judge", "correctness": True}
+    init = {"function": f"{tmp_path}/judge.py:grade", "correctness": True}
     rewards = [{"class_path": "grpo_pl.rewards.FunctionReward", "init_args": init}]
     config = command_line.config("half_judged", model__rewards=rewards)
     done = command_line("validate", f"--config={config}", f"--output={tmp_path / 'half.json'}")
