@@ -42,7 +42,7 @@ def test_ctrl_c_saves_the_last_completed_rollout_and_exits_130(
 
 
 def test_ctrl_c_before_training_leaves_no_run_folder(quickstart: Any) -> None:
-    process = quickstart.start("--model.cold_start.steps=100000")
+    process = quickstart.start("--model.cold_start.steps=5000")
     log = quickstart.folder / "log"
     _wait_until(process, lambda: log.exists() and "cold start: " in quickstart.log)
     os.kill(process.pid, signal.SIGINT)
