@@ -11,17 +11,15 @@ import signal
 import sys
 import textwrap
 import traceback
-from argparse import ArgumentError
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsonargparse import set_loader, set_parsing_settings
-from yaml import YAMLError
-
 import grpo_pl
-from grpo_pl.cli.commands import VERBS
-from grpo_pl.cli.mistakes import TRAINER_VERBS, USAGE_ERROR, OneLineErrors, explain, load_argument, nearest
+from grpo_pl.cli.commands import TRAINER_VERBS, VERBS
+from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR, Parser, explain
+from grpo_pl.config.objects import ConfigError
 from grpo_pl.config.shipped import with_shipped_configs
+from grpo_pl.config.suggestions import nearest
 from grpo_pl.distributed.orphans import end_with_launcher
 
 DEBUG = "GRPO_PL_DEBUG"
@@ -45,8 +43,6 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"grpo-pl: error: unknown command {verb!r}{nearest(verb, TRAINER_VERBS | VERBS)}", file=sys.stderr)
         print("(all commands: grpo-pl --help)", file=sys.stderr)
         return USAGE_ERROR
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    set_loader("yaml", load_argument, exceptions=(YAMLError,))
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))  # a `class_path` may name a module that lies here; last, to shadow nothing
     try:
@@ -55,8 +51,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"grpo-pl {verb}: stopped by Ctrl-C.", file=sys.stderr)
         return INTERRUPTED
-    except ArgumentError as error:  # in a part of a configuration that a command reads by itself
-        print(f"grpo-pl {verb}: error: {explain(error.message)}", file=sys.stderr)
+    except ConfigError as error:
+        print(f"grpo-pl {verb}: error: {error}", file=sys.stderr)
         return USAGE_ERROR
     except Exception as error:  # whatever is not for users to mend is raised again
         if os.environ.get(DEBUG) or not _is_for_users(error):
@@ -115,7 +111,7 @@ def _train(verb: str, args: list[str]) -> int:
 def _command(verb: str, args: list[str]) -> int:
     function = getattr(importlib.import_module(f"grpo_pl.cli.commands.{verb}"), verb)
     description = re.split(r"\n(?:Args|Returns|Raises):", inspect.getdoc(function) or "")[0]
-    parser = OneLineErrors(prog=f"grpo-pl {verb}", description=description)
+    parser = Parser(prog=f"grpo-pl {verb}", description=description)
     # not by auto_cli, which drops whatever is given for an argument named `config`
     parser.add_function_arguments(function, as_group=False, as_positional=True, sub_configs=True)
     switches = {name for name, p in inspect.signature(function).parameters.items() if isinstance(p.default, bool)}

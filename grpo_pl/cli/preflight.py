@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from grpo_pl.cli.mistakes import nearest
+from grpo_pl.config.suggestions import NAMES, nearest
 from grpo_pl.data.datamodule import RolloutDataModule, check_distinct
 from grpo_pl.data.overlap import find_overlaps, refuse_repeats
 from grpo_pl.data.sources import PromptSource
@@ -62,6 +63,34 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
     _check_splits(data, say)
     if module.cold_start is not None and not data.allow_overlap:
         _check_demonstrations(module.cold_start, data, say)
+
+
+def check_trainer(settings: Any) -> None:
+    """Refuses settings of Lightning's Trainer for which a run has fields of its own.
+
+    Raises:
+        ValueError: the setting, and our field.
+    """
+    for name in ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"):
+        value = settings[name]
+        if value not in (None, 1 if name == "accumulate_grad_batches" else None):
+            ours = NAMES.get(name, NAMES["gradient_clip_val"])
+            raise ValueError(f"trainer.{name} is {value}, but a step of ours is no batch of Lightning's: set {ours}.")
+    for name, whole_run in (("max_epochs", 1), ("max_steps", -1)):
+        if settings[name] not in (None, whole_run):
+            raise ValueError(f"trainer.{name} is {settings[name]}: the length of a run is {NAMES[name]}.")
+    interval = settings["val_check_interval"]
+    if isinstance(interval, int | float) and not (interval >= 1 and math.isfinite(interval)):
+        raise ValueError(
+            f"trainer.val_check_interval must be 1 rollout or more, got {interval}: data.steps validates at both ends "
+            "only, trainer.limit_val_batches: 0 never."
+        )
+    precision = str(settings["precision"])
+    if precision in ("bf16", "16") or precision.endswith("16-true") or precision.startswith("transformer-engine"):
+        raise ValueError(
+            f"trainer.precision is {precision}: set bf16-mixed to compute in bfloat16; the type of the weights is "
+            "model.policy.dtype."
+        )
 
 
 def check_monitor(monitor: str, module: GRPOModule, data: RolloutDataModule) -> None:

@@ -30,18 +30,13 @@ from grpo_pl.callbacks.summary import ClosingTable
 from grpo_pl.callbacks.termination import StopOnSignal
 from grpo_pl.callbacks.validation import ValidateAtBothEnds
 from grpo_pl.callbacks.watch import RewardWatch
-from grpo_pl.cli.foreign_names import check_trainer
-from grpo_pl.cli.mistakes import TRAINER_VERBS, OneLineErrors, check_config_files
-from grpo_pl.cli.preflight import check_monitor, check_start
+from grpo_pl.cli.commands import TRAINER_VERBS
+from grpo_pl.cli.preflight import check_monitor, check_start, check_trainer
 from grpo_pl.cli.resuming import check_resume
-from grpo_pl.config.shipped import short_name
-from grpo_pl.data import curriculum, json_lines, mixture, tables  # noqa: F401
+from grpo_pl.config.jsonargparse_adapter import Parser, subclasses_allowed
+from grpo_pl.config.objects import import_shipped_sources, own_classes, read_tree, require_fields
+from grpo_pl.config.shipped import short_name, values_of
 from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.data.tasks import (
-    arithmetic,  # noqa: F401
-    reasoning_gym,  # noqa: F401
-    sorting,  # noqa: F401
-)
 from grpo_pl.distributed.checkpoint_io import CheckpointFiles
 from grpo_pl.distributed.strategy import FSDP2Strategy, is_first_process, launched_devices
 from grpo_pl.files.checkpoints import CheckpointError
@@ -63,7 +58,7 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 
 
-class TrainerParser(OneLineErrors, LightningArgumentParser):
+class TrainerParser(Parser, LightningArgumentParser):
     """Lightning's parser, which says in one line what is wrong."""
 
 
@@ -76,8 +71,12 @@ class GRPOCLI(LightningCLI):
         self._others: list[Logger] = []
         """Loggers that the configuration names besides our own."""
         self._lock: FolderLock | None = None
+        import_shipped_sources()
+        files = [Path(value) for value in values_of(args, "--config")]
+        self._trees = [read_tree(file) for file in files if file.is_file()]  # the parser names those that are not
         try:
-            self._run_cli(args)
+            with subclasses_allowed(*own_classes(self._trees, args)):
+                self._run_cli(args)
         finally:
             if self._lock is not None:
                 self._lock.release()
@@ -165,7 +164,7 @@ class GRPOCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Lightning warns about ``args`` beside ``sys.argv``; here they are the same."""
-        check_config_files(args)
+        require_fields(self._trees, self._parser(args[0]).groups or ())
         self.config = parser.parse_args(args)
 
     def instantiate_classes(self) -> None:

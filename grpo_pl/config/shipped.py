@@ -31,3 +31,13 @@ def _shipped(path: str) -> str:
 def short_name(path: Path) -> str:
     """What to type for a configuration: ``configs/…`` for a shipped one."""
     return str(Path(CONFIGS.name) / path.relative_to(CONFIGS)) if path.is_relative_to(CONFIGS) else str(path)
+
+
+def values_of(args: Sequence[str], *flags: str) -> list[str]:
+    """What ``--flag VALUE`` and ``--flag=VALUE`` give to any of ``flags``, in their order."""
+    values = []
+    for arg, after in zip(args, [*args[1:], None], strict=False):
+        flag, equals, value = arg.partition("=")
+        if flag in flags and (equals or after is not None):
+            values.append(value if equals else str(after))
+    return values

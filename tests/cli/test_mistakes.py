@@ -10,34 +10,6 @@ from typing import Any
 
 import pytest
 
-OPTIONS = ["model.algorithm.beta", "model.algorithm.group_size", "data.steps", "trainer.max_epochs", "name"]
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("model.algorithm.betta", "; did you mean --model.algorithm.beta?"),
-        ("algorithm.group_size", "; did you mean --model.algorithm.group_size?"),  # the right leaf, too short a path
-        ("steps", "; did you mean --data.steps?"),
-        ("model.algorithm.group", "; did you mean --model.algorithm.group_size?"),  # the beginning of a name
-        ("model.algorithm.loss_type", ""),
-        ("zzzzzz", ""),
-    ],
-)
-def test_the_nearest_option_is_named_and_none_where_none_is_near(name: str, expected: str) -> None:
-    from grpo_pl.cli.mistakes import nearest
-
-    assert nearest(name, OPTIONS, prefix="--") == expected
-
-
-def test_the_nearest_class_is_looked_for_in_the_module_that_was_named() -> None:
-    from grpo_pl.cli.mistakes import nearest_class
-
-    assert nearest_class("grpo_pl.rewards.MatReward") == "; did you mean MathReward?"
-    assert nearest_class("no_such_package.Thing") == ": No module named 'no_such_package'"
-    assert nearest_class("EarlyStoping") == "; did you mean EarlyStopping?"  # Lightning's, too
-    assert nearest_class("grpo_pl.rewards.Rewar") == "; did you mean MathReward?"  # not the abstract Reward
-
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
@@ -91,6 +63,10 @@ def test_a_mistake_in_an_option_is_one_line_and_status_2(
     ("text", "expected"),
     [
         ("data: {stps: 3}", "unknown key 'data.stps'; did you mean data.steps?"),
+        ("model: {sampling: [1]}", "model.sampling must be a mapping of fields, got [1]."),
+        ("model: {algorithm: null}", "model.algorithm must be a mapping of fields, got null."),
+        ("model: [1]", "model must be a mapping of fields, got [1]."),
+        ("data: 3", "data must be a mapping of fields, got 3."),
         ("modle: {engine: null}", "unknown key 'modle.engine'; did you mean model.engine?"),
         (
             "model: {rewards: [{class_path: grpo_pl.rewards.MathReward, init_args: {worker: 3}}]}",
@@ -198,9 +174,9 @@ def test_an_unknown_command_names_the_nearest(command_line: Any) -> None:
 
 
 def test_the_overview_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    from grpo_pl.cli.commands import VERBS
+
+    from grpo_pl.cli.commands import TRAINER_VERBS, VERBS
     from grpo_pl.cli.main import overview
-    from grpo_pl.cli.mistakes import TRAINER_VERBS
 
     monkeypatch.setenv("COLUMNS", "80")
     lines = overview().splitlines()

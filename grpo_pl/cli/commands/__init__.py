@@ -1,5 +1,10 @@
 """Verbs of ``grpo-pl`` that need no Trainer, one file each."""
 
+TRAINER_VERBS: dict[str, str] = {
+    "fit": "Trains a policy as a configuration says, into a run folder of its own.",
+    "validate": "Answers the held-out problems with the policy of a configuration or checkpoint.",
+}
+"""Verbs of Lightning's command line."""
 VERBS: dict[str, str] = {
     "compare": "Fits one configuration under several algorithms: a table, a plot and the curves as CSV.",
     "evaluate": "Answers the problems of a file, in process or through a server, and says how many are right.",

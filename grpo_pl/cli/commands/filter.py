@@ -12,10 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from grpo_pl.cli.commands.predict import load_source, too_long, training_problems
-from grpo_pl.cli.mistakes import OneLineErrors
+from grpo_pl.config.objects import read
 from grpo_pl.data.rules import is_multiple_choice, is_true_or_false
 from grpo_pl.files.rows import Row, append_rows, resume_rows, row_writer
 from grpo_pl.training.progress import progress_bar
@@ -247,20 +245,13 @@ def _configured(config: Path, source: PromptSource, device: str) -> _Policy:
     from grpo_pl.training.module import GRPOModule
     from grpo_pl.training.vocabulary import with_collected_characters
 
-    settings = yaml.safe_load(config.read_text()) or {}
-    tree = settings.get("model")
-    if not tree:
+    settings = read([config])
+    if "model" not in settings:
         raise ValueError(f"{config} has no model: name the policy there, or give --model.")
-    parser = OneLineErrors(prog="grpo-pl filter")
-    parser.add_class_arguments(GRPOModule, "model")
-    module: GRPOModule = parser.instantiate(parser.parse_object({"model": tree})).model
+    module = settings.build("model", GRPOModule)
     quiet_libraries()
-    sizes = {
-        name: settings["data"][name]
-        for name in ("steps", "prompts_per_step", "val_prompts")
-        if name in settings["data"]
-    }
-    data = RolloutDataModule(source, **sizes)
+    sizes = {name: settings.get(f"data.{name}") for name in ("steps", "prompts_per_step", "val_prompts")}
+    data = RolloutDataModule(source, **{name: size for name, size in sizes.items() if size is not None})
     module.policy_config = with_collected_characters(module.policy_config, module.template, data, module.cold_start)
     tokenizer, path = load_tokenizer(module.policy_config), None
     if module.cold_start is not None:

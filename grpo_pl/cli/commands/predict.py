@@ -8,9 +8,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
-from grpo_pl.cli.mistakes import OneLineErrors
+from grpo_pl.config.objects import read
 from grpo_pl.files.rows import row_writer
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.training.progress import progress_bar
@@ -124,11 +122,7 @@ def load_source(config: Path) -> PromptSource:
     """
     from grpo_pl.data.sources import PromptSource
 
-    spec = _source_spec(config)
-    parser = OneLineErrors(prog="grpo-pl predict")
-    parser.add_subclass_arguments(PromptSource, "source", required=True)
-    source: PromptSource = parser.instantiate(parser.parse_object({"source": spec})).source
-    return source
+    return read([config]).build("data.source", PromptSource)
 
 
 def _own_source(model: Path, *, trust: bool) -> PromptSource:
@@ -140,18 +134,11 @@ def _own_source(model: Path, *, trust: bool) -> PromptSource:
     from grpo_pl.rewards.trust import check_source_trusted
 
     config = _run_config(model)
-    if not trust:
-        check_source_trusted(_source_spec(config))
-    return load_source(config)
-
-
-def _source_spec(config: Path) -> Any:
     if not config.is_file():
         raise ValueError(f"no such file: {config}: name the problems with --config, a configuration with data.source.")
-    spec = ((yaml.safe_load(config.read_text()) or {}).get("data") or {}).get("source")
-    if not spec:
-        raise ValueError(f"{config} has no data.source.")
-    return spec
+    if not trust:
+        check_source_trusted(read([config]).get("data.source"))
+    return load_source(config)
 
 
 def training_problems(source: PromptSource, count: int) -> list[Problem]:

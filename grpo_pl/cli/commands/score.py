@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from grpo_pl.cli.commands.score_summary import ScoreSummary, print_summary
-from grpo_pl.cli.mistakes import nearest
+from grpo_pl.config.objects import read
+from grpo_pl.config.suggestions import nearest
 from grpo_pl.files.rows import count_rows, read_rows, require_rows, row_writer
 from grpo_pl.rewards.base import Reward, Score, Status
 from grpo_pl.rewards.batch import ScoredBatch, check_rewards, score_completions
@@ -75,21 +75,11 @@ def load_rewards(config: Path) -> list[Reward]:
     Raises:
         ValueError: no rewards there, arguments that a reward refuses, or a list that no run could use.
     """
-    from jsonargparse import ArgumentParser
-
-    if not config.is_file():
-        raise ValueError(f"no such file: {config}")
-    try:
-        content = yaml.safe_load(config.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{config} is not YAML: {error}") from error
-    tree = content if isinstance(content, dict) else {}
-    specs = tree.get("rewards") or (tree.get("model") or {}).get("rewards")
-    if not specs:
+    settings = read([config])
+    key = next((key for key in ("rewards", "model.rewards") if key in settings), None)
+    if key is None:
         raise ValueError(f"{config} has neither `rewards` nor `model.rewards`.")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--rewards", type=list[Reward])
-    rewards: list[Reward] = parser.instantiate(parser.parse_object({"rewards": specs})).rewards
+    rewards = settings.build(key, list[Reward])
     check_rewards(rewards)
     return rewards
 

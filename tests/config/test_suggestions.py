@@ -7,8 +7,32 @@ import pytest
 import yaml
 from trl import GRPOConfig
 
-from grpo_pl.cli.foreign_names import NAMES, our_name
-from grpo_pl.cli.mistakes import option_names
+from grpo_pl.config.jsonargparse_adapter import option_names
+from grpo_pl.config.suggestions import NAMES, nearest, nearest_class, our_name
+
+OPTIONS = ["model.algorithm.beta", "model.algorithm.group_size", "data.steps", "trainer.max_epochs", "name"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model.algorithm.betta", "; did you mean --model.algorithm.beta?"),
+        ("algorithm.group_size", "; did you mean --model.algorithm.group_size?"),  # the right leaf, too short a path
+        ("steps", "; did you mean --data.steps?"),
+        ("model.algorithm.group", "; did you mean --model.algorithm.group_size?"),  # the beginning of a name
+        ("model.algorithm.loss_type", ""),
+        ("zzzzzz", ""),
+    ],
+)
+def test_the_nearest_option_is_named_and_none_where_none_is_near(name: str, expected: str) -> None:
+    assert nearest(name, OPTIONS, prefix="--") == expected
+
+
+def test_the_nearest_class_is_looked_for_in_the_module_that_was_named() -> None:
+    assert nearest_class("grpo_pl.rewards.MatReward") == "; did you mean MathReward?"
+    assert nearest_class("no_such_package.Thing") == ": No module named 'no_such_package'"
+    assert nearest_class("EarlyStoping") == "; did you mean EarlyStopping?"  # Lightning's, too
+    assert nearest_class("grpo_pl.rewards.Rewar") == "; did you mean MathReward?"  # not the abstract Reward
 
 
 @pytest.mark.parametrize(
@@ -41,7 +65,7 @@ def test_a_name_at_the_top_of_a_file(command_line: Any) -> None:
 
 
 def test_fields_that_are_named_exist() -> None:
-    from tests.config.test_overlays import Parsed
+    from tests.config.test_jsonargparse_adapter import Parsed
 
     quickstart = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
     options = set(option_names(Parsed(["fit", f"--config={quickstart}"])._parser("fit")))

@@ -1,9 +1,15 @@
-"""Names that TRL's ``GRPOConfig``, transformers' ``TrainingArguments`` and Lightning's Trainer have for our fields."""
+"""What a wrong name may have meant: the nearest right spelling, and our names for those of TRL and others."""
 
 from __future__ import annotations
 
-import math
-from typing import Any
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Iterable
+
+_SHORT = ("lightning.pytorch.callbacks", "lightning.pytorch.loggers")
+"""Modules besides ours whose classes may be named without their module."""
 
 NAMES: dict[str, str] = {
     # GRPOConfig
@@ -103,29 +109,48 @@ def our_name(name: str) -> str:
     return f"; here that is {ours}" if ours and ours != name else ""
 
 
-def check_trainer(settings: Any) -> None:
-    """Refuses settings of Lightning's Trainer for which a run has fields of its own.
+def nearest(name: str, candidates: Iterable[str], *, prefix: str = "") -> str:
+    """``; did you mean X?``, or nothing where nothing is near. Dotted names are near by their last part first:
+    ``algorithm.beta`` means ``model.algorithm.beta``."""
+    parents, _, leaf = name.rpartition(".")
 
-    Raises:
-        ValueError: the setting, and our field.
-    """
-    for name in ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"):
-        value = settings[name]
-        if value not in (None, 1 if name == "accumulate_grad_batches" else None):
-            ours = NAMES.get(name, NAMES["gradient_clip_val"])
-            raise ValueError(f"trainer.{name} is {value}, but a step of ours is no batch of Lightning's: set {ours}.")
-    for name, whole_run in (("max_epochs", 1), ("max_steps", -1)):
-        if settings[name] not in (None, whole_run):
-            raise ValueError(f"trainer.{name} is {settings[name]}: the length of a run is {NAMES[name]}.")
-    interval = settings["val_check_interval"]
-    if isinstance(interval, int | float) and not (interval >= 1 and math.isfinite(interval)):
-        raise ValueError(
-            f"trainer.val_check_interval must be 1 rollout or more, got {interval}: data.steps validates at both ends "
-            "only, trainer.limit_val_batches: 0 never."
-        )
-    precision = str(settings["precision"])
-    if precision in ("bf16", "16") or precision.endswith("16-true") or precision.startswith("transformer-engine"):
-        raise ValueError(
-            f"trainer.precision is {precision}: set bf16-mixed to compute in bfloat16; the type of the weights is "
-            "model.policy.dtype."
-        )
+    def likeness(candidate: str) -> tuple[float, float]:
+        candidate_parents, _, candidate_leaf = candidate.rpartition(".")
+        begins = len(leaf) >= 4 and (candidate_leaf.startswith(leaf) or leaf.startswith(candidate_leaf))
+        return max(_ratio(leaf, candidate_leaf), 0.8 * begins), _ratio(parents, candidate_parents) if parents else 0.0
+
+    best = max(candidates, key=lambda candidate: sum(likeness(candidate)), default="")
+    return f"; did you mean {prefix}{best}?" if best and likeness(best)[0] >= 0.6 else ""
+
+
+def _ratio(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a, b).ratio()
+
+
+def nearest_class(name: str) -> str:
+    """Like `nearest`, among what the module that ``name`` starts with offers, or among the classes that need no
+    module: those of every loaded module of ours and Lightning's callbacks and loggers."""
+    module, _, leaf = name.rpartition(".")
+    try:
+        modules = [module] if module else [*(key for key in sys.modules if key.startswith("grpo_pl.")), *_SHORT]
+        return nearest(leaf, [found for one in modules for found in _offered(one, anything=bool(module))])
+    except ImportError as error:
+        return f": {error}"
+
+
+def nearest_argument(name: str, class_path: str) -> str:
+    """Like `nearest`, among the arguments of a class."""
+    module, _, kind = class_path.rpartition(".")
+    parameters = inspect.signature(getattr(importlib.import_module(module), kind)).parameters
+    return nearest(name.split(".")[0], ["init_args", *parameters]) or our_name(name)
+
+
+def _offered(module: str, *, anything: bool) -> list[str]:
+    """Public names of a module: of everything that can be called, or of our and Lightning's classes only. Abstract
+    classes are left out, because nobody can name them."""
+    return [
+        name
+        for name, value in vars(importlib.import_module(module)).items()
+        if not name.startswith("_") and callable(value) and not inspect.isabstract(value)
+        if anything or (inspect.isclass(value) and value.__module__.startswith(("grpo_pl.", *_SHORT)))
+    ]

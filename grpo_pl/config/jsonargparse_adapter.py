@@ -1,0 +1,238 @@
+"""The one file that knows jsonargparse's private parts and the wording of its errors; written against 4.53."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, NoReturn
+
+from jsonargparse import ArgumentParser, _common, _typehints, get_loader, set_loader, set_parsing_settings
+from yaml import YAMLError
+
+from grpo_pl.config.suggestions import nearest, nearest_argument, nearest_class, our_name
+
+USAGE_ERROR = 2
+"""Exit status of a command line that cannot be understood."""
+_LONGEST = 500
+"""Characters of an error; what follows is cut off."""
+
+
+class Parser(ArgumentParser):
+    """An argument parser whose errors are one line, with exit status 2 and no page of usage before it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _set_up_jsonargparse()
+        super().__init__(*args, allow_abbrev=False, **kwargs)  # an abbreviation is a typo that happens to work
+
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
+        """Docstrings are written for documentation pages: their roles and Python's own marks go."""
+        for group in self._action_groups:
+            group.title = (group.title or "").split(". ")[0]  # jsonargparse takes the first line, cut where it may be
+        text = super().format_help(*args, **kwargs).replace("``", "`")
+        return re.sub(r"<class '([\w.]+)'>", r"\1", re.sub(r":[a-z]+:`~?([^`]*)`", r"`\1`", text))
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if not self.exit_on_error:  # jsonargparse tries types one after the other with parsers that raise
+            super().error(message, ex)
+        parser = getattr(ex, "subcommand_parser", None) or self
+        program = parser.prog.replace(" [options]", "").split(" [")[0]
+        if verb := re.match(r"the following arguments are required: (fit|validate)\.", message):
+            program = f"{program} {verb[1]}"
+        print(f"{program}: error: {explain(message, list(option_names(self)))}", file=sys.stderr)
+        print(f"(all options: {program} --help)", file=sys.stderr)
+        self.exit(USAGE_ERROR)
+
+
+def option_names(parser: ArgumentParser) -> Iterator[str]:
+    """Dotted names of every option of ``parser`` and its subcommands."""
+    for action in parser._actions:
+        for option in action.option_strings:
+            if option.startswith("--"):
+                yield option[2:]
+        for sub in getattr(action, "_name_parser_map", {}).values():
+            yield from option_names(sub)
+
+
+# --- settings that jsonargparse has for the whole process -----------------------------------------------------------
+
+
+def _set_up_jsonargparse() -> None:
+    """What every parser of ours needs and no parser can be given alone; the second time nothing changes."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    set_loader("yaml", _load_argument, exceptions=(YAMLError,))
+    _typehints.discard_init_args_on_class_path_change = _forget_another_class
+
+
+_load_yaml = get_loader("yaml")
+_keep_what_fits = _typehints.discard_init_args_on_class_path_change
+
+
+def _load_argument(text: str) -> Any:
+    """YAML as jsonargparse reads it, but for ``--data.source.answer_pattern '####(.+)'``, which is no comment."""
+    value = _load_yaml(text)
+    return text if value is None and text.lstrip().startswith("#") else value
+
+
+def _forget_another_class(parser_or_action: Any, prev_val: Any, value: Any) -> None:
+    """Forgets all ``init_args`` of a class that another takes the place of.
+
+    jsonargparse keeps those that the new class accepts as well, also from item to item of two lists of equal length: a
+    reward in the place of another would get its weight. A subclass of a class that `subclasses_allowed` names does
+    keep them: its fields were given without any class.
+    """
+    before = prev_val["class_path"] if prev_val and "init_args" in prev_val else None
+    if before is None:  # such as fields of a dataclass, which were given without a class
+        _keep_what_fits(parser_or_action, prev_val, value)
+        return
+    old, new = _named(before), _named(value["class_path"])
+    if old in _common.subclasses_enabled_types and isinstance(new, type) and issubclass(new, old):
+        return
+    if old is not new:
+        prev_val.pop("init_args")
+        prev_val.pop("dict_kwargs", None)
+
+
+def _named(path: str) -> Any:
+    """What a dotted path leads to, or the path itself where it leads nowhere: the parser complains about that."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError):
+        return path
+
+
+@contextmanager
+def subclasses_allowed(*kinds: type) -> Iterator[None]:
+    """Inside, ``class_path`` may name a subclass of these dataclasses, whose fields are else given directly."""
+    added = set(kinds) - _common.subclasses_enabled_types
+    _common.subclasses_enabled_types.update(added)
+    try:
+        yield
+    finally:
+        _common.subclasses_enabled_types.difference_update(added)
+
+
+# --- what its errors say --------------------------------------------------------------------------------------------
+
+
+def explain(message: str, options: Iterable[str] = ()) -> str:
+    """``message`` of jsonargparse on one line, and the nearest of ``options`` (``model.seed`` …) where one is meant."""
+    key, text = _innermost(message)
+    for pattern, say in _RULES.items():
+        if found := re.search(pattern, text):
+            line = say.format(key=key, **found.groupdict()) if isinstance(say, str) else say(key, found, options)
+            break
+    else:
+        line = f"{key}: {text}"
+    line = line.removeprefix(": ")
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+
+
+_NESTED = (
+    r"^Parser key \"(?P<key>[\w.]+)\":? ?(?P<rest>.*)",
+    r"^Problem with given class_path '[\w.]+': (?P<rest>Parser key .*)",
+    r"^Unable to load config '.*' - (?P<rest>Parser key (?!.*Unable to load).*)",
+    r"^- Expected a path but .* either not accessible or invalid - (?P<rest>.*)",
+)
+"""Reports around the report that matters."""
+_UNION = r"^Does not validate against any of the Union subtypes .* ?Errors: - (?P<errors>.*) Given value type:"
+
+
+def _innermost(message: str) -> tuple[str, str]:
+    """Dotted name of the argument and what is wrong with it, out of the nested reports of jsonargparse."""
+    key, text = "", " ".join(message.split())
+    while True:
+        if found := next(filter(None, (re.match(pattern, text) for pattern in _NESTED)), None):
+            name = found.groupdict().get("key") or key
+            if name != "config":  # the option that brought the file
+                key = name if not key or f"{name}.".startswith(f"{key}.") else f"{key}.{name}"
+            text = found["rest"]
+            continue
+        union = re.match(_UNION, text)
+        telling = [part for part in union["errors"].split(" - ") if not part.startswith("Expected a")] if union else []
+        if not telling:
+            return key, text
+        text = telling[0]
+
+
+Say = Callable[[str, re.Match[str], Iterable[str]], str]
+
+
+def _unknown_flag(key: str, found: re.Match[str], options: Iterable[str]) -> str:
+    flag = found["flag"].split("=")[0]
+    if flag.startswith("-"):
+        name = flag.lstrip("-")
+        return f"unknown option {flag}{our_name(name) or nearest(name, options, prefix='--')}"
+    hint = f"did you mean --config {flag}?" if flag.endswith((".yaml", ".yml")) else "a value follows its --option"
+    return f"unexpected argument {flag!r}; {hint}"
+
+
+def _unknown_key(key: str, found: re.Match[str], options: Iterable[str]) -> str:
+    name = f"{found['group']}.{found['key']}" if found["group"] else found["key"]
+    return f"unknown key {name!r}{our_name(name) or nearest(name, options)}"
+
+
+def _no_class(key: str, found: re.Match[str], options: Iterable[str]) -> str:
+    name = found["name"]
+    if not re.fullmatch(r"[A-Za-z_][\w.]*", name) or name in ("true", "false"):
+        union = re.search(r"Subtypes: \[(.*)\] Errors:", found.string)
+        return f"{key} must be {_alternatives(union[1]) if union else 'a class or class_path'}, got {name!r}"
+    return f"{key}: there is no {name}{nearest_class(name)}"
+
+
+def _missing(key: str, found: re.Match[str], options: Iterable[str]) -> str:
+    names = re.sub(r"\b(fit|validate)\.", "", found["names"])
+    hint = ": give a configuration, such as --config configs/quickstart.yaml" if names != found["names"] else ""
+    return f"{names.replace(', ', ' and ')} {'are' if ',' in names else 'is'} missing{hint}"
+
+
+def _no_type(key: str, found: re.Match[str], options: Iterable[str]) -> str:
+    return f"{key} must be {_alternatives(found['type'])}, got {found['value']!r}"
+
+
+_RULES: dict[str, str | Say] = {
+    r"^unrecognized arguments: (?P<flag>\S+)": _unknown_flag,
+    r"(?:Group '(?P<group>[\w.]+)' )?does not accept option '(?P<key>[\w.]+)'": _unknown_key,
+    r"^Option '(?P<key>[\w.]+)(?P<group>)' is not accepted": _unknown_key,
+    r"class_path '(?P<path>[\w.]+)': Option '(?P<name>[\w.]+)' is not accepted": lambda key, found, _: (
+        f"{key}: {found['path']} has no argument {found['name']!r}{nearest_argument(found['name'], found['path'])}"
+    ),
+    r"module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'": lambda key, found, _: (
+        f"there is no {found['module']}.{found['name']}{nearest_class('.'.join(found.groups()))}"
+    ),
+    r"^Problem with given class_path '(?P<path>[\w.]+)': (?P<why>No module named .*)": (
+        "{key}: there is no {path}: {why}"
+    ),
+    r"^Problem with given class_path '(?P<path>[\w.]+)': (?P<why>.*)": "{key}: {path}: {why}",
+    r"Expected a dot import path string: (?P<name>\S+)": _no_class,
+    r"Import path (?P<path>[\w.]+) does not correspond to a subclass of (?P<base>\w+)": "{key}: {path} is no {base}",
+    r"Expected an instantiatable class, but [\w.]*?(?P<base>\w+) is abstract": (
+        "{key}: an entry has no class_path that says which {base} is meant"
+    ),
+    r"Not a valid subclass of (?P<base>\w+)\. Got value: (?P<value>.*) Subclass types": (
+        "{key} must be a {base}, given by class_path and init_args, got {value!r}"
+    ),
+    r"^Does not validate .* Subtypes: \[(?P<type>.*)\] Errors: .* Given value: (?P<value>.*)": _no_type,
+    r"^Expected a (?P<type>typing\.Literal\[.*\])\. Got value: (?P<value>.*)": _no_type,
+    r"^Expected a <class '(?P<type>\w+)'>\. Got value: (?P<value>.*)": "{key} must be of type {type}, got {value!r}",
+    r"^Unable to load config '(?P<path>.*?)'": "{key}: there is no file {path!r}; overlays are given as --config FILE",
+    r"File does not exist: '?(?P<path>[^']+)'?$": "no such file: {path}",
+    r"^the following arguments are required: (?P<names>.*)": _missing,
+}
+"""What a report looks like, and the line made of it; the first that fits."""
+
+
+def _alternatives(types: str) -> str:
+    """Python's ``<class 'int'>, typing.Literal['a', 'b']`` as ``int, a or b``."""
+    names: list[str] = []
+    for choices, kind, generic in re.findall(
+        r"typing\.Literal\[([^\]]*)\]|<class '([\w.]+)'>|([\w.]+)\[[^\]]*\]", types
+    ):
+        names += [choice.strip(" '\"") for choice in choices.split(",")] if choices else []
+        name = (kind or generic).rsplit(".", 1)[-1]
+        names += [{"NoneType": "null", "list": "a list", "Iterable": "a list"}.get(name, name)] if name else []
+    *most, last = dict.fromkeys(names)
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,211 @@
+"""The way from YAML, options or plain values to objects, for every verb and the server.
+
+    config = read(["configs/gsm8k.yaml", "mine.yaml"], ["--data.source.val_share=0.1"])
+    source = config.build("data.source", PromptSource)
+    rewards = build(list[Reward], manifest["rewards"], "rewards")
+
+Later files win over earlier ones and options over files, field by field; a class that takes the place of another keeps
+none of its fields. `grpo-pl fit` and `grpo-pl validate` read by the same rules through Lightning's command line.
+"""
+
+from __future__ import annotations
+
+import inspect
+from argparse import ArgumentError
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from jsonargparse import Namespace
+
+from grpo_pl.config.jsonargparse_adapter import Parser, explain, option_names, subclasses_allowed
+from grpo_pl.config.shipped import values_of
+from grpo_pl.rewards.trust import SOURCES
+
+T = TypeVar("T")
+OWN_CLASSES = {"model.algorithm": "grpo_pl.objective.algorithm.GRPOAlgorithm"}
+"""Keys whose fields are given directly, or else a ``class_path`` of a subclass with its ``init_args``."""
+
+
+class ConfigError(ValueError):
+    """Settings that do not amount to the object that is asked for; the message is one line for the user."""
+
+
+def read(files: Sequence[Path | str], options: Sequence[str] = ()) -> Config:
+    """Settings of YAML files and of options such as ``--data.source.digits=3``, later ones over earlier ones.
+
+    Raises:
+        ValueError: no such file, no YAML, or no mapping of settings.
+    """
+    return Config(tuple(map(str, files)), tuple(read_tree(Path(file)) for file in files), tuple(options))
+
+
+def read_tree(file: Path) -> dict[str, Any]:
+    """The settings of one YAML file as they stand there.
+
+    Raises:
+        ValueError: no such file, no YAML, or no mapping of settings.
+    """
+    if not file.is_file():
+        raise ValueError(f"no such file: {file}")
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise ValueError(f"{file}{where}: {error.problem or 'no YAML'}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is no YAML: {error}") from error
+    if not isinstance(tree, dict):
+        what = "is empty" if tree is None else f"holds {str(tree)[:40]!r}"
+        raise ValueError(f"{file} {what}; a configuration is a mapping such as `data: {{steps: 100}}`.")
+    return tree
+
+
+def build(kind: Callable[..., T], value: Any, key: str) -> T:
+    """An object of ``kind`` from plain values: fields, or ``class_path`` and ``init_args``, or a list of these.
+
+    Args:
+        key: what the value is called in error messages, such as ``rewards``.
+
+    Raises:
+        ConfigError: one line that names the field and the nearest right spelling.
+        ValueError: values that the object itself refuses.
+    """
+    tree = value
+    for part in reversed(key.split(".")):
+        tree = {part: tree}
+    return Config((), (tree,), ()).build(key, kind)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What files and options say; nothing is imported or built before it is asked for."""
+
+    files: tuple[str, ...]
+    trees: tuple[Mapping[str, Any], ...]
+    options: tuple[str, ...]
+
+    def get(self, key: str) -> Any:
+        """What the last file that has ``key``, such as ``model.policy.path``, says there; else None."""
+        return next((found for tree in reversed(self.trees) if (found := _at(tree, key)) is not None), None)
+
+    def __contains__(self, key: str) -> bool:
+        return self.get(key) is not None or any(_concerns(option, key) for option in self.options)
+
+    def build(self, key: str, kind: Callable[..., T]) -> T:
+        """The object of ``kind`` that the settings under ``key`` describe, or its defaults where there are none.
+
+        Raises:
+            ConfigError: nothing under ``key`` where something is needed, or settings that are no ``kind``; one line
+                that names the field and the nearest right spelling.
+            ValueError: values that the object itself refuses.
+        """
+        with self._allowed():
+            parser, settings = self._parsed(key, kind)
+            built: T = parser.instantiate(settings)[key]
+        return built
+
+    def settings(self, key: str, kind: Any) -> Namespace:
+        """All fields under ``key`` with their values, checked as `build` does; nothing is built.
+
+        Raises:
+            ConfigError: see `build`.
+        """
+        with self._allowed():
+            found: Namespace = self._parsed(key, kind)[1][key]
+        return found
+
+    def _parsed(self, key: str, kind: Any) -> tuple[Parser, Namespace]:
+        if getattr(kind, "__module__", "").startswith("grpo_pl.data."):
+            import_shipped_sources()
+        has_fields = inspect.isclass(kind) and not inspect.isabstract(kind)
+        if key not in self and not has_fields:
+            raise ConfigError(f"{' and '.join(self.files)} has no {key}.")
+        parser = Parser(exit_on_error=False)
+        parser.add_argument("--config", action="config")
+        if has_fields and not is_dataclass(kind):
+            parser.add_class_arguments(kind, key, sub_configs=True)
+        else:
+            parser.add_argument(f"--{key}", type=kind, sub_configs=True)
+        given = [found for tree in self.trees if (found := _only(tree, key))]
+        require_fields(given, parser.groups or ())
+        texts = [yaml.safe_dump(tree, default_flow_style=True, width=10**9) for tree in given]
+        try:
+            return parser, parser.parse_args(
+                [*(f"--config={text}" for text in texts), *(o for o in self.options if _concerns(o, key))]
+            )
+        except ArgumentError as error:
+            raise ConfigError(explain(error.message, list(option_names(parser)))) from error
+
+    @contextmanager
+    def _allowed(self) -> Iterator[None]:
+        with subclasses_allowed(*own_classes(self.trees, self.options)):
+            yield
+
+
+def import_shipped_sources() -> None:
+    """Makes the bare name of a shipped source enough, such as ``SortingPrompts``; rewards need no such help."""
+    for module in SOURCES:
+        import_module(f"grpo_pl.data.{module}")
+
+
+def require_fields(trees: Iterable[Mapping[str, Any]], groups: Iterable[str]) -> None:
+    """Refuses a list, a number or null where one of ``groups``, such as ``model.sampling``, has fields.
+
+    jsonargparse lets some of these pass and complains about something else for others.
+
+    Raises:
+        ConfigError: the key and what stands there.
+    """
+    for tree in trees:
+        for key in groups:
+            *parents, name = key.split(".")
+            parent = _at(tree, ".".join(parents)) if parents else tree
+            given = parent.get(name, {}) if isinstance(parent, Mapping) else {}
+            if not isinstance(given, Mapping | str):  # a text is the name of a file with the fields
+                raise ConfigError(f"{key} must be a mapping of fields, got {'null' if given is None else given}.")
+
+
+def own_classes(trees: Sequence[Mapping[str, Any]], options: Sequence[str]) -> list[type]:
+    """The base classes of `OWN_CLASSES` for which a file or an option names a ``class_path``."""
+    bases = []
+    for key, path in OWN_CLASSES.items():
+        given: list[Any] = [_at(tree, key) for tree in trees]
+        for text in values_of(options, f"--{key}", f"--{key}.class_path"):
+            given.append(yaml.safe_load(text) if text.startswith("{") else text)
+        if any("class_path" in one if isinstance(one, Mapping) else _is_dotted(one) for one in given):
+            module, _, name = path.rpartition(".")
+            bases.append(getattr(import_module(module), name))
+    return bases
+
+
+def _is_dotted(text: Any) -> bool:
+    return isinstance(text, str) and all(part.isidentifier() for part in text.split(".")) and "." in text
+
+
+def _at(tree: Mapping[str, Any], key: str) -> Any:
+    """``tree["a"]["b"]`` for the key ``a.b``; None where there is none."""
+    node: Any = tree
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
+
+
+def _only(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The branch of ``tree`` that leads to ``key``; what is added to a list there (``rewards+``) belongs to it."""
+    first, _, rest = key.partition(".")
+    if not rest:
+        return {name: tree[name] for name in (first, f"{first}+") if name in tree}
+    inner = tree.get(first)
+    found = _only(inner, rest) if isinstance(inner, Mapping) else {}
+    return {first: found} if found else {}
+
+
+def _concerns(option: str, key: str) -> bool:
+    name = option.partition("=")[0].removeprefix("--").removesuffix("+")
+    return f"{name}.".startswith(f"{key}.")
