@@ -17,7 +17,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-Split = Literal["train", "val", "predict", "greedy"]
+Split = Literal["train", "val", "predict"]
+"""Which problems a completion answers: those of training, held-out ones, or those of a user."""
+Draw = Literal["sampled", "greedy"]
+"""How its tokens are drawn: each by a uniform number, or each the most likely one."""
 FinishReason = Literal["stop", "length"]
 Message = Mapping[str, Any]
 """One turn of a conversation: ``role`` (system, user, assistant) and ``content``, a text."""
@@ -61,6 +64,8 @@ class SampleKey:
     prompt_id: int
     sample: int
     """0 … G-1 inside the group."""
+    draw: Draw = "sampled"
+    """A greedy completion needs no uniform numbers; this tells it from the sample of that number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +79,6 @@ class Rollout:
     completion_mask: Tensor  # (B, T) bool: everything up to and including the first EOS
     sampling_logprobs: Tensor  # (B, T) float32, 0 where masked
     finish_reasons: Sequence[FinishReason]  # B
-    policy_version: int = 0
-    """Optimiser steps the policy had seen when it drew these tokens."""
 
     @property
     def lengths(self) -> Tensor:

@@ -19,11 +19,19 @@ import torch
 import yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo_pl.distributed.collective import Collective
+from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.logprobs import completion_logprobs
+from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
+from grpo_pl.rewards.base import Reward
 from grpo_pl.rollout.engine import RolloutEngine, pad_left
-from grpo_pl.types import Rollout, SampleKey, SamplingParams
+from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.training.collect import Collector
+from grpo_pl.training.experience import Experience, ExperienceMaker
+from grpo_pl.training.microbatches import TokenBudget
+from grpo_pl.types import PromptBatch, Rollout, SampleKey, SamplingParams
 
 torch.set_num_threads(1)
 
@@ -215,6 +223,52 @@ class ScriptedEngine(RolloutEngine):
 def scripted_engine(tokenizer: PreTrainedTokenizerBase) -> Callable[..., ScriptedEngine]:
     """``scripted_engine({prompt id: [text of each sample]})``."""
     return lambda texts: ScriptedEngine(tokenizer, texts)
+
+
+@pytest.fixture
+def make_experience(
+    scripted_engine: Callable[..., ScriptedEngine],
+    tokenizer: PreTrainedTokenizerBase,
+    tiny_policy: PreTrainedModel,
+) -> Callable[..., Experience]:
+    """Scripted completions through the real stages from rollout to advantage, in one process."""
+
+    def make(
+        texts: Mapping[int, Sequence[str]],
+        *,
+        batch: PromptBatch,
+        rewards: Sequence[Reward],
+        algorithm: GRPOAlgorithm,
+        max_completion_length: int,
+        template: PromptTemplate = PromptTemplate(),  # noqa: B008 - frozen
+        reference: PreTrainedModel | None = None,
+        fetch: Callable[[int, int], PromptBatch] | None = None,
+        engine: ScriptedEngine | None = None,
+        max_tokens: int = 1000,
+    ) -> Experience:
+        sampling = SamplingParams(max_completion_length=max_completion_length)
+        collector = Collector(
+            sampler=CompletionSampler(engine=engine or scripted_engine(texts), template=template, tokenizer=tokenizer),
+            rewards=rewards,
+            algorithm=algorithm,
+            sampling=sampling,
+            seed=0,
+            collective=Collective(),
+            report=lambda *_: None,
+        )
+        maker = ExperienceMaker(
+            algorithm=algorithm,
+            sampling=sampling,
+            budget=TokenBudget(configured=max_tokens),
+            collective=Collective(),
+        )
+        return maker.make(tiny_policy, reference, collector.collect(tiny_policy, batch, fetch or _no_other_prompts))
+
+    return make
+
+
+def _no_other_prompts(step: int, attempt: int) -> PromptBatch:
+    raise AssertionError("no other prompts are needed")
 
 
 @pytest.fixture

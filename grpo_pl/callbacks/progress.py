@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any, cast
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from grpo_pl.training.module import GRPOModule
+from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.progress import LOG_EVERY_SECONDS
 
 SHOWN = {
@@ -23,7 +23,7 @@ SHOWN = {
 """Metric -> its short name beside the run's bar."""
 
 
-class StageProgress(ProgressBar):
+class StageProgress(StepCallback, ProgressBar):
     """A terminal gets moving bars; a log file gets a line every few seconds and for each validation."""
 
     def __init__(self) -> None:
@@ -43,11 +43,6 @@ class StageProgress(ProgressBar):
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         self._console.print(*args)
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if self._enabled and trainer.is_global_zero:
-            cast(GRPOModule, pl_module).report = self.report
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start(trainer)
@@ -77,8 +72,7 @@ class StageProgress(ProgressBar):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._stop()
 
-    def report(self, stage: str, done: int, total: int, note: str = "") -> None:
-        """What the module calls from inside a step."""
+    def on_stage_progress(self, stage: str, done: int, total: int, note: str = "") -> None:
         if self._bars is not None:
             if stage != self._stage_name:
                 self._stage_name = stage

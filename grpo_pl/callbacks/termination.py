@@ -9,14 +9,14 @@ from types import FrameType
 from typing import Any, cast
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
 
 from grpo_pl.rewards.base import RewardFailed
 from grpo_pl.rollout.engine import RolloutInterrupted
+from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule
 
 
-class StopOnSignal(Callback):
+class StopOnSignal(StepCallback):
     """SIGTERM and Ctrl-C end generation at the next token, or an update once it is complete, by ``RolloutInterrupted``.
     A second Ctrl-C ends the process at once.
 
@@ -29,12 +29,14 @@ class StopOnSignal(Callback):
         self._before: Any = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        cast(GRPOModule, pl_module).should_stop = lambda: self.received is not None
         signal.signal(signal.SIGTERM, self._receive)  # in place of Lightning's, which restores what was there before
         self._before = signal.signal(signal.SIGINT, self._receive)
 
+    def should_stop(self) -> bool:
+        return self.received is not None
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if cast(GRPOModule, pl_module).collective.any(self.received is not None, pl_module.device):
+        if cast(GRPOModule, pl_module).collective.any(self.should_stop(), pl_module.device):
             raise RolloutInterrupted("stopped by a signal")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from grpo_pl.callbacks.completions import rows_of
@@ -19,6 +18,7 @@ from grpo_pl.files.writing import dispensable
 from grpo_pl.rewards.base import Reward, Score, needs_of
 from grpo_pl.rewards.length import repeated_share
 from grpo_pl.training.experience import Experience
+from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.stopwatch import stopwatch
 
@@ -26,7 +26,7 @@ MIN_REWARDED = 8
 """Rewarded completions in a sample that are enough to warn of."""
 
 
-class RewardWatch(Callback):
+class RewardWatch(StepCallback):
     """Looks at a sample of each rollout with judges that training does not use, and for drift. What it finds are
     indications, no proof: a strict judge refuses right answers in another form, a policy that learns to reason writes
     more, and a reward can be gamed in ways that leave no trace here. It tells a person where to look. Training never
@@ -93,10 +93,10 @@ class RewardWatch(Callback):
 
     # --- when -------------------------------------------------------------------------------------------------------
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit" and self.completions > 0 and trainer.is_global_zero:
-            module = cast(GRPOModule, pl_module)
-            module.further_metrics = lambda experience: self.audit(experience, seed=module.seed)
+    def step_metrics(self, trainer: Trainer, pl_module: LightningModule, experience: Experience) -> Mapping[str, float]:
+        if self.completions == 0 or not trainer.is_global_zero:
+            return {}
+        return self.audit(experience, seed=cast(GRPOModule, pl_module).seed)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A resumed run goes on with the rows of its checkpoint, not with those that came after."""

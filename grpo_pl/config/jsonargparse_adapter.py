@@ -177,8 +177,9 @@ def _unknown_key(key: str, found: re.Match[str], options: Iterable[str]) -> str:
 
 def _no_class(key: str, found: re.Match[str], options: Iterable[str]) -> str:
     name = found["name"]
-    if not re.fullmatch(r"[A-Za-z_][\w.]*", name) or name in ("true", "false"):
-        union = re.search(r"Subtypes: \[(.*)\] Errors:", found.string)
+    union = re.search(r"Subtypes: \[(.*)\] Errors:", found.string)
+    choice = union is not None and "typing.Literal" in union[1] and "." not in name
+    if choice or not re.fullmatch(r"[A-Za-z_][\w.]*", name) or name in ("true", "false"):
         return f"{key} must be {_alternatives(union[1]) if union else 'a class or class_path'}, got {name!r}"
     return f"{key}: there is no {name}{nearest_class(name)}"
 

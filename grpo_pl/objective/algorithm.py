@@ -2,9 +2,8 @@
 
     L = Σ over tokens of w · ( −surrogate(ratio, A) + beta · KL − entropy_coef · H )
 
-The pipeline asks the ``needs_*`` properties what it has to compute. Per rollout it calls
-:meth:`GRPOAlgorithm.advantages` on the rewards of the global batch; per micro-batch,
-:meth:`GRPOAlgorithm.token_weights` and :meth:`GRPOAlgorithm.loss`.
+The pipeline asks the ``needs_*`` properties what it has to compute. Per rollout it calls ``advantages`` on the rewards
+of the global batch; per micro-batch, ``token_weights`` and ``loss``. A subclass may override any of these.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from grpo_pl.functional import kl, losses
 from grpo_pl.functional.advantages import Advantages
 from grpo_pl.functional.losses import LossOutput
 from grpo_pl.objective.checks import check_objective
+from grpo_pl.objective.custom import AdvantageEstimator, RewardedGroups, SurrogateObjective, TokenBatch
 from grpo_pl.objective.fields import Objective
 
 __all__ = ["Advantages", "GRPOAlgorithm", "LossOutput"]
@@ -52,6 +52,9 @@ class GRPOAlgorithm(Objective):
         greedy_values: Tensor | None = None,
         sequence_kl: Tensor | None = None,
         max_completion_length: int | None = None,
+        old_logprobs: Tensor | None = None,
+        ref_logprobs: Tensor | None = None,
+        entropy: Tensor | None = None,
     ) -> Advantages:
         """Rewards to advantages. Everything is of the global batch, gathered across ranks, so statistics are exact.
 
@@ -67,9 +70,11 @@ class GRPOAlgorithm(Objective):
             greedy_values: (R, P) rewards of the greedy completions, for ``baseline: greedy``.
             sequence_kl: (P, G) Σ_t (old_logprobs − ref_logprobs), for ``kl_placement: reward``.
             max_completion_length: for ``overlong_buffer``.
+            old_logprobs: (P, G) Σ_t, like ``ref_logprobs`` and the mean ``entropy`` for an ``AdvantageEstimator``.
 
         Raises:
-            ValueError: an infinite reward, or an argument that the objective needs is missing.
+            ValueError: an infinite reward, an argument that the objective needs is missing, or an
+                ``AdvantageEstimator`` that returns something else than finite advantages (P, G).
         """
         if not values.shape[1:] == lengths.shape == truncated.shape or lengths.shape[1] != self.group_size:
             raise ValueError(
@@ -79,7 +84,7 @@ class GRPOAlgorithm(Objective):
         rewards, valid = adv.combine_rewards(values, reward_weights)
         shaped = self._shaped(values, reward_weights, rewards, lengths, sequence_kl, max_completion_length)
         usable, greedy = valid, None
-        if self.baseline == "greedy":
+        if self.needs_greedy_baseline:
             if greedy_values is None:
                 raise ValueError("baseline greedy needs greedy_values: the rewards of one greedy completion a prompt.")
             greedy, greedy_valid = adv.combine_rewards(greedy_values, reward_weights)
@@ -90,7 +95,21 @@ class GRPOAlgorithm(Objective):
             )
         else:
             raw = adv.keep_best(shaped, usable) if self.max_rewards else shaped
-            centred = adv.subtract_baseline(raw, usable, baseline=self.baseline, greedy=greedy)
+            if isinstance(self.baseline, AdvantageEstimator):
+                groups = RewardedGroups(
+                    rewards=raw,
+                    valid=usable,
+                    lengths=lengths,
+                    truncated=truncated,
+                    correct=correct,
+                    greedy=greedy,
+                    old_logprobs=old_logprobs,
+                    ref_logprobs=ref_logprobs,
+                    entropy=entropy,
+                )
+                centred = self._estimated(self.baseline, groups)
+            else:
+                centred = adv.subtract_baseline(raw, usable, baseline=self.baseline, greedy=greedy)
             scaled = adv.rescale(centred, raw, usable, lengths, scale=self.scale, ddof=self.std_ddof, eps=self.std_eps)
         keep = self._keep(usable, truncated, correct)
         scaled = scaled.masked_fill(~keep, 0.0)
@@ -156,6 +175,19 @@ class GRPOAlgorithm(Objective):
             rewards = rewards - self.beta * sequence_kl.double()
         return rewards
 
+    def _estimated(self, estimator: AdvantageEstimator, groups: RewardedGroups) -> Tensor:
+        """What ``estimator`` makes of the rewards, 0 where there is none."""
+        for need in ("old_logprobs", "ref_logprobs", "entropy", "correct"):
+            if getattr(estimator, f"needs_{need}") and getattr(groups, need) is None:
+                raise ValueError(f"{type(estimator).__name__} declares needs_{need}: pass {need} to advantages.")
+        found = estimator(groups).double()
+        if found.shape != groups.rewards.shape or not found[groups.valid].isfinite().all():
+            raise ValueError(
+                f"{type(estimator).__name__} returned {tuple(found.shape)} with values such as {found.flatten()[:8]}: "
+                f"give finite advantages of shape {tuple(groups.rewards.shape)}."
+            )
+        return found.masked_fill(~groups.valid, 0.0)
+
     def _keep(self, usable: Tensor, truncated: Tensor, correct: Tensor | None) -> Tensor:
         keep = usable
         if self.samples == "correct":
@@ -167,7 +199,8 @@ class GRPOAlgorithm(Objective):
     @property
     def _may_skip(self) -> bool:
         """Whether a completion with advantage 0 contributes nothing at all."""
-        other_terms = self.needs_loss_reference or self.entropy_coef > 0 or self.surrogate == "nll"
+        own = self.surrogate == "nll" or isinstance(self.surrogate, SurrogateObjective)
+        other_terms = own or self.kl_in_loss or self.entropy_coef > 0
         return self.skip_zero_advantage and not other_terms and self.supervision == "outcome"
 
     # --- once per micro-batch -------------------------------------------------------------------------------
@@ -222,9 +255,12 @@ class GRPOAlgorithm(Objective):
         """
         self._check_loss_arguments(logprobs, ref_logprobs, entropy, entropy_mask, sampling_logprobs)
         logprobs = logprobs.masked_fill(~mask, 0.0)
-        old = logprobs.detach() if old_logprobs is None else old_logprobs
-        log_ratio = losses.masked_log_ratio(logprobs, old, mask)
+        old = logprobs.detach() if old_logprobs is None else old_logprobs.masked_fill(~mask, 0.0)
+        reference = None if ref_logprobs is None else ref_logprobs.masked_fill(~mask, 0.0)
+        drawn = None if sampling_logprobs is None else sampling_logprobs.masked_fill(~mask, 0.0)
+        entropy = None if entropy is None else entropy.masked_fill(~mask, 0.0)
         advantages = advantages.to(logprobs.dtype)
+        log_ratio = losses.masked_log_ratio(logprobs, old, mask)
         ratio = losses.importance_ratio(
             log_ratio,
             mask,
@@ -233,28 +269,33 @@ class GRPOAlgorithm(Objective):
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
         )
-        policy = -self._surrogate(ratio, advantages, logprobs)
+        tokens = TokenBatch(
+            logprobs=logprobs,
+            old_logprobs=old,
+            ratio=ratio,
+            advantages=advantages,
+            mask=mask,
+            ref_logprobs=reference,
+            entropy=entropy,
+            sampling_logprobs=drawn,
+        )
+        total = -self._surrogate(tokens)
         stats = self._clip_stats(log_ratio, ratio, advantages)
-        if sampling_logprobs is not None:
-            drawn = sampling_logprobs.masked_fill(~mask, 0.0)
+        if drawn is not None:
             rho = losses.mismatch_weights(
                 old, drawn, mask, mode=self.mismatch, low=self.mismatch_min, high=self.mismatch_max
             )
-            policy = policy * rho
+            total = total * rho
             stats["sampling/importance_sampling_ratio/mean"] = rho
             stats["sampling/sampling_logp_difference/mean"] = (old - drawn).abs()
         if entropy_mask is not None:
-            policy = policy * entropy_mask
-        total = policy
-        if ref_logprobs is not None:
-            reference = ref_logprobs.masked_fill(~mask, 0.0)
-            token_kl = kl.estimate(self.kl_estimator, logprobs, reference, log_ratio.exp())
-            total = total + self.beta * token_kl if self.needs_loss_reference else total
-            stats["kl"] = token_kl
+            total = total * entropy_mask
+        if reference is not None:
+            stats["kl"] = token_kl = kl.estimate(self.kl_estimator, logprobs, reference, log_ratio.exp())
+            total = total + self.beta * token_kl if self.kl_in_loss else total
         if entropy is not None:
-            entropy = entropy.masked_fill(~mask, 0.0)
-            total = total - self.entropy_coef * entropy
             stats["entropy"] = entropy
+            total = total - self.entropy_coef * entropy
         count = mask.sum()
         sums = {name: (value.detach().masked_fill(~mask, 0.0).sum(), count) for name, value in stats.items()}
         return LossOutput(loss=(weights * total).masked_fill(~mask, 0.0).sum(), stats=sums)
@@ -280,12 +321,20 @@ class GRPOAlgorithm(Objective):
             if needed and tensor is None:
                 raise ValueError(f"this objective needs {name}: see the needs_* properties of GRPOAlgorithm.")
 
-    def _surrogate(self, ratio: Tensor, advantages: Tensor, logprobs: Tensor) -> Tensor:
+    def _surrogate(self, tokens: TokenBatch) -> Tensor:
+        if isinstance(self.surrogate, SurrogateObjective):
+            found = self.surrogate(tokens)
+            if found.shape != tokens.logprobs.shape:
+                raise ValueError(
+                    f"{type(self.surrogate).__name__} returned {tuple(found.shape)}: give one number per token, "
+                    f"{tuple(tokens.logprobs.shape)}."
+                )
+            return found
         return losses.surrogate(
             self.surrogate,
-            ratio,
-            advantages,
-            logprobs,
+            tokens.ratio,
+            tokens.advantages,
+            tokens.logprobs,
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
             dual_clip=self.dual_clip,

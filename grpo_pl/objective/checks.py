@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import fields
-from typing import Literal, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from grpo_pl.functional.choices import check_choice
 from grpo_pl.objective.fields import Objective
@@ -14,8 +15,8 @@ def check_objective(objective: Objective) -> None:
     """Raises ``ValueError`` for the first thing that is wrong with ``objective``."""
     _check_choices(objective)
     _check_ranges(objective)
-    for wrong, advice in (*_advantage_rules(objective), *_loss_rules(objective)):
-        if wrong:
+    for rules in (_group_rules, _advantage_rules, _process_rules, _ratio_rules, _loss_rules):
+        for advice in rules(objective):
             raise ValueError(advice)
 
 
@@ -23,8 +24,15 @@ def _check_choices(a: Objective) -> None:
     """The command line checks ``Literal`` fields by itself; code that builds the dataclass relies on this."""
     hints = get_type_hints(type(a))
     for field in fields(a):
-        if get_origin(hints[field.name]) is Literal:
-            check_choice(field.name, getattr(a, field.name), hints[field.name])
+        value, hint = getattr(a, field.name), hints[field.name]
+        choices = hint if get_origin(hint) is Literal else next((h for h in get_args(hint) if _is_literal(h)), None)
+        classes = tuple(h for h in get_args(hint) if isinstance(h, type))
+        if choices is not None and not isinstance(value, classes):
+            check_choice(field.name, value, choices, classes)
+
+
+def _is_literal(hint: Any) -> bool:
+    return get_origin(hint) is Literal
 
 
 def _check_ranges(a: Objective) -> None:
@@ -49,120 +57,103 @@ def _check_ranges(a: Objective) -> None:
         raise ValueError(f"epsilon_low must be at most 1 (a ratio is never negative), got {a.epsilon_low}.")
 
 
-def _advantage_rules(a: Objective) -> tuple[tuple[bool, str], ...]:
-    alone = a.group_size == 1
-    return (
-        (
-            alone and a.baseline in ("group_mean", "leave_one_out"),
-            f"baseline {a.baseline} needs other completions of the same prompt: set group_size to 2 or more, "
-            "or choose baseline batch_mean, greedy or none.",
-        ),
-        (
-            alone and a.scale == "group_std",
-            "scale group_std needs a group: set group_size to 2 or more, or choose another scale.",
-        ),
-        (
-            alone and a.dynamic_sampling,
-            "dynamic_sampling looks for groups with different rewards: set group_size to 2 or more.",
-        ),
-        (
-            a.scale == "group_std" and a.baseline not in ("group_mean", "leave_one_out"),
-            f"scale group_std would divide by 0 where a group's rewards are equal and baseline {a.baseline} is not: "
-            "set baseline group_mean or leave_one_out, or another scale.",
-        ),
-        (
-            a.scale == "batch_std" and a.baseline in ("greedy", "none"),
-            f"scale batch_std would divide by 0 where all rewards are equal and baseline {a.baseline} is not: set a "
-            "baseline of means, or scale token_whitening or none.",
-        ),
-        (
-            a.max_rewards and (a.baseline != "none" or a.scale != "none"),
-            f"max_rewards keeps rewards as they are: set baseline none and scale none, not {a.baseline} and {a.scale}.",
-        ),
-        (
-            a.reward_aggregation == "normalize_then_sum" and (a.baseline != "group_mean" or a.scale != "group_std"),
-            "reward_aggregation normalize_then_sum normalises each reward inside its group: set baseline group_mean "
-            "and scale group_std.",
-        ),
-        (
-            a.reward_aggregation == "normalize_then_sum"
-            and (a.overlong_buffer > 0 or (a.beta > 0 and a.kl_placement == "reward")),
-            "reward_aggregation normalize_then_sum has no summed reward to add a penalty to: set overlong_buffer 0 "
-            "and kl_placement loss, or sum_then_normalize.",
-        ),
-        *_process_rules(a),
-    )
+Rules = Iterator[str]
+"""What to change about each contradiction that was found."""
 
 
-def _process_rules(a: Objective) -> tuple[tuple[bool, str], ...]:
-    process = a.supervision == "process"
-    return (
-        (
-            process and (a.baseline != "group_mean" or a.scale not in ("group_std", "none")),
+def _name(choice: object) -> str:
+    """How a message names a choice: a string, or a class that a user brought."""
+    return choice if isinstance(choice, str) else type(choice).__name__
+
+
+def _group_rules(a: Objective) -> Rules:
+    if a.group_size > 1:
+        return
+    if a.baseline in ("group_mean", "leave_one_out"):
+        yield (
+            f"baseline {a.baseline} needs other completions of the same prompt: set group_size to 2 or more, or choose "
+            "baseline batch_mean, greedy or none."
+        )
+    if a.scale == "group_std":
+        yield "scale group_std needs a group: set group_size to 2 or more, or choose another scale."
+    if a.dynamic_sampling:
+        yield "dynamic_sampling looks for groups with different rewards: set group_size to 2 or more."
+
+
+def _advantage_rules(a: Objective) -> Rules:
+    baseline = _name(a.baseline)
+    if a.scale == "group_std" and baseline not in ("group_mean", "leave_one_out"):
+        yield (
+            f"scale group_std would divide by 0 where a group's rewards are equal and baseline {baseline} is not: "
+            "set baseline group_mean or leave_one_out, or another scale."
+        )
+    if a.scale == "batch_std" and baseline not in ("group_mean", "leave_one_out", "batch_mean"):
+        yield (
+            f"scale batch_std would divide by 0 where all rewards are equal and baseline {baseline} is not: set a "
+            "baseline of means, or scale token_whitening or none."
+        )
+    if a.max_rewards and (baseline, a.scale) != ("none", "none"):
+        yield f"max_rewards keeps rewards as they are: set baseline none and scale none, not {baseline} and {a.scale}."
+    if a.reward_aggregation == "normalize_then_sum":
+        if (baseline, a.scale) != ("group_mean", "group_std"):
+            yield (
+                "reward_aggregation normalize_then_sum normalises each reward inside its group: set baseline "
+                "group_mean and scale group_std."
+            )
+        if a.overlong_buffer > 0 or a.needs_sequence_kl:
+            yield (
+                "reward_aggregation normalize_then_sum has no summed reward to add a penalty to: set overlong_buffer 0 "
+                "and kl_placement loss, or sum_then_normalize."
+            )
+
+
+def _process_rules(a: Objective) -> Rules:
+    if a.supervision != "process":
+        return
+    if a.baseline != "group_mean" or a.scale not in ("group_std", "none"):
+        yield (
             "supervision process normalises over the steps of a group: set baseline group_mean and scale group_std "
-            f"or none, not {a.baseline} and {a.scale}.",
-        ),
-        (
-            process and (a.overlong_buffer > 0 or (a.beta > 0 and a.kl_placement == "reward")),
+            f"or none, not {_name(a.baseline)} and {a.scale}."
+        )
+    if a.overlong_buffer > 0 or a.needs_sequence_kl:
+        yield (
             "supervision process takes rewards of steps, which have no overlong penalty or KL: set overlong_buffer 0 "
-            "and kl_placement loss.",
-        ),
-        (
-            process and a.reward_aggregation == "normalize_then_sum",
-            "supervision process has one reward per step: set reward_aggregation sum_then_normalize.",
-        ),
-        (
-            process and a.dynamic_sampling,
-            "dynamic_sampling compares outcome rewards, while supervision process learns from steps: set it to false.",
-        ),
-        (
-            process and a.ratio_level == "geometric",
+            "and kl_placement loss."
+        )
+    if a.reward_aggregation == "normalize_then_sum":
+        yield "supervision process has one reward per step: set reward_aggregation sum_then_normalize."
+    if a.dynamic_sampling:
+        yield "dynamic_sampling compares outcome rewards, while supervision process learns from steps: set it to false."
+    if a.ratio_level == "geometric":
+        yield (
             "ratio_level geometric has one objective per completion, supervision process one advantage per token: "
-            "set ratio_level token or sequence.",
-        ),
-    )
+            "set ratio_level token or sequence."
+        )
 
 
-def _loss_rules(a: Objective) -> tuple[tuple[bool, str], ...]:
-    return (
-        (
-            a.ratio_level == "geometric" and a.surrogate != "clip",
-            f"ratio_level geometric has its own clipping: set surrogate clip, not {a.surrogate}.",
-        ),
-        (
-            a.ratio_level == "sequence" and a.surrogate in ("reinforce", "nll"),
-            f"surrogate {a.surrogate} uses no ratio: set ratio_level token.",
-        ),
-        (
-            a.dual_clip is not None and (a.surrogate != "clip" or a.ratio_level == "geometric"),
-            "dual_clip belongs to surrogate clip at ratio_level token or sequence: set it to null.",
-        ),
-        (
-            a.dual_clip is not None and not 1 + a.epsilon_high < a.dual_clip < math.inf,
-            f"dual_clip must be above 1 + epsilon_high = {1 + a.epsilon_high}, got {a.dual_clip}.",
-        ),
-        (
-            a.surrogate == "nll" and a.samples != "correct",
-            "surrogate nll imitates whatever it is given: set samples correct.",
-        ),
-        (
-            a.surrogate == "nll" and (a.baseline != "none" or a.scale != "none" or a.supervision == "process"),
-            "surrogate nll ignores advantages: set baseline none, scale none and supervision outcome.",
-        ),
-        (
-            a.beta > 0 and a.kl_placement == "reward" and a.kl_estimator != "k1",
-            f"kl_placement reward sums k1 over the completion: set kl_estimator k1, not {a.kl_estimator}.",
-        ),
-        (
-            a.surrogate == "nll" and a.beta > 0 and a.kl_placement == "reward",
-            "surrogate nll ignores rewards: set kl_placement loss, or beta 0.",
-        ),
-        (
-            (a.reference == "refreshed") != (a.ref_update_every is not None),
-            "reference refreshed and ref_update_every belong together: set both, or frozen and null.",
-        ),
-        (
-            a.ref_update_every is not None and a.ref_update_every < 1,
-            f"ref_update_every must be at least 1, got {a.ref_update_every}.",
-        ),
-    )
+def _ratio_rules(a: Objective) -> Rules:
+    if a.ratio_level == "geometric" and a.surrogate != "clip":
+        yield f"ratio_level geometric has its own clipping: set surrogate clip, not {_name(a.surrogate)}."
+    if a.ratio_level == "sequence" and a.surrogate in ("reinforce", "nll"):
+        yield f"surrogate {a.surrogate} uses no ratio: set ratio_level token."
+    if a.dual_clip is not None:
+        if a.surrogate != "clip" or a.ratio_level == "geometric":
+            yield "dual_clip belongs to surrogate clip at ratio_level token or sequence: set it to null."
+        if not 1 + a.epsilon_high < a.dual_clip < math.inf:
+            yield f"dual_clip must be above 1 + epsilon_high = {1 + a.epsilon_high}, got {a.dual_clip}."
+
+
+def _loss_rules(a: Objective) -> Rules:
+    if a.surrogate == "nll":
+        if a.samples != "correct":
+            yield "surrogate nll imitates whatever it is given: set samples correct."
+        if a.baseline != "none" or a.scale != "none" or a.supervision == "process":
+            yield "surrogate nll ignores advantages: set baseline none, scale none and supervision outcome."
+    if a.needs_sequence_kl and a.kl_estimator != "k1":
+        yield f"kl_placement reward sums k1 over the completion: set kl_estimator k1, not {a.kl_estimator}."
+    if a.surrogate == "nll" and a.needs_sequence_kl:
+        yield "surrogate nll ignores rewards: set kl_placement loss, or beta 0."
+    if (a.reference == "refreshed") != (a.ref_update_every is not None):
+        yield "reference refreshed and ref_update_every belong together: set both, or frozen and null."
+    if a.ref_update_every is not None and a.ref_update_every < 1:
+        yield f"ref_update_every must be at least 1, got {a.ref_update_every}."

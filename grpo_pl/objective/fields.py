@@ -8,6 +8,7 @@ from typing import Literal
 from grpo_pl.functional.advantages import Baseline, Scale
 from grpo_pl.functional.kl import Estimator
 from grpo_pl.functional.losses import Aggregation, Mismatch, RatioLevel, Surrogate
+from grpo_pl.objective.custom import AdvantageEstimator, SurrogateObjective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +37,10 @@ class Objective:
     overlong_buffer: float = 0.0
     """Share of max_completion_length over which a penalty grows from 0 to 1; 0 is off (DAPO, arXiv:2503.14476, eq.
     13)."""
-    baseline: Baseline = "group_mean"
+    baseline: Baseline | AdvantageEstimator = "group_mean"
     """Subtracted from the reward: group_mean (GRPO), leave_one_out (RLOO, arXiv:2402.14740), batch_mean (REINFORCE++,
-    arXiv:2501.03262), greedy: the reward of the greedy completion (ReMax, arXiv:2310.10505), none."""
+    arXiv:2501.03262), greedy: the reward of the greedy completion (ReMax, arXiv:2310.10505), none; or a class of one's
+    own that makes advantages of rewards."""
     scale: Scale = "group_std"
     """Divides the centred reward: group_std (GRPO), batch_std (TRL's scale_rewards=batch), token_whitening: mean
     and std over tokens (REINFORCE++), none (Dr. GRPO, arXiv:2503.20783)."""
@@ -52,11 +54,11 @@ class Objective:
     """token: pi/pi_old of each token (GRPO); sequence: the length-normalised one of the completion (GSPO,
     arXiv:2507.18071, eq. 7); geometric: mean of the per-token clipped log-ratios (GMPO, arXiv:2507.20673),
     epsilons then bound log-ratios."""
-    surrogate: Surrogate = "clip"
+    surrogate: Surrogate | SurrogateObjective = "clip"
     """clip: min(r A, clip(r) A) (PPO, eq. 7); unclipped: r A; reinforce: A log pi, no ratio; cispo_capped:
     sg(min(r, cispo_cap)) A log pi (TRL, ScaleRL, arXiv:2510.13786); cispo_clamped: sg(clip(r, 1 - epsilon_low, 1 +
     epsilon_high)) A log pi (MiniMax-M1, arXiv:2506.13585, eq. 4; verl); sapo: a sigmoid gate (arXiv:2511.20347);
-    nll: log pi, whatever the advantage (expert iteration)."""
+    nll: log pi, whatever the advantage (expert iteration); or a class of one's own."""
     epsilon_low: float = 0.2
     """The ratio is clipped below 1 - epsilon_low."""
     epsilon_high: float = 0.2
@@ -125,14 +127,9 @@ class Objective:
         return self.num_iterations == 1 and self.num_minibatches == 1
 
     @property
-    def needs_old_logprobs(self) -> bool:
-        """Score the rollout under the policy before the first update; else ``loss`` takes ``old_logprobs=None``."""
-        return not self.single_update or self.needs_sequence_kl
-
-    @property
-    def needs_reference(self) -> bool:
-        """Reference log-probabilities: of ``loss`` for KL in the loss, of ``sequence_kl`` for KL in the reward."""
-        return self.beta > 0
+    def kl_in_loss(self) -> bool:
+        """``loss`` adds beta times the KL."""
+        return self.beta > 0 and self.kl_placement == "loss"
 
     @property
     def needs_sequence_kl(self) -> bool:
@@ -140,41 +137,55 @@ class Objective:
         return self.beta > 0 and self.kl_placement == "reward"
 
     @property
+    def needs_old_logprobs(self) -> bool:
+        """Score the rollout under the policy before the first update; else ``loss`` takes ``old_logprobs=None``."""
+        return not self.single_update or self.needs_sequence_kl or self._declared("needs_old_logprobs")
+
+    @property
+    def needs_reference(self) -> bool:
+        """Reference log-probabilities: for either KL, or for a part that declares it."""
+        return self.beta > 0 or self._declared("needs_ref_logprobs")
+
+    @property
     def needs_loss_reference(self) -> bool:
         """``loss`` wants ``ref_logprobs``."""
-        return self.beta > 0 and self.kl_placement == "loss"
+        return self.kl_in_loss or getattr(self.surrogate, "needs_ref_logprobs", False)
 
     @property
     def needs_entropy(self) -> bool:
         """``loss`` wants ``entropy`` with a gradient."""
-        return self.entropy_coef > 0
+        return self.entropy_coef > 0 or getattr(self.surrogate, "needs_entropy", False)
 
     @property
     def needs_entropy_mask(self) -> bool:
-        """``loss`` wants ``entropy_mask``: score the rollout before the first update, see :meth:`entropy_threshold`."""
+        """``loss`` wants ``entropy_mask``: score the rollout before the first update, see ``entropy_threshold``."""
         return self.top_entropy_quantile < 1
+
+    @property
+    def needs_old_entropy(self) -> bool:
+        """Entropies before the first update: for the entropy mask, or for an estimator that declares them."""
+        return self.needs_entropy_mask or getattr(self.baseline, "needs_entropy", False)
 
     @property
     def needs_greedy_baseline(self) -> bool:
         """``advantages`` wants ``greedy_values``: draw and score one greedy completion per prompt (ReMax)."""
-        return self.baseline == "greedy"
+        return self.baseline == "greedy" or getattr(self.baseline, "needs_greedy_baseline", False)
 
     @property
     def needs_step_rewards(self) -> bool:
-        """Use :meth:`process_advantages` for the loss; :meth:`advantages` still tells rewards, keep and active."""
+        """Use ``process_advantages`` for the loss; ``advantages`` still tells rewards, keep and active."""
         return self.supervision == "process"
 
     @property
     def needs_correct(self) -> bool:
         """``advantages`` wants ``correct``."""
-        return self.samples == "correct"
+        return self.samples == "correct" or getattr(self.baseline, "needs_correct", False)
 
     @property
     def needs_sampling_logprobs(self) -> bool:
         """``loss`` wants ``sampling_logprobs``."""
-        return self.mismatch != "none"
+        return self.mismatch != "none" or getattr(self.surrogate, "needs_sampling_logprobs", False)
 
-    @property
-    def token_level(self) -> bool:
-        """A token's loss depends on that token alone: ``loss`` may be called on any slice, e.g. tokens as (1, N)."""
-        return self.ratio_level == "token" and self.mismatch not in ("truncate_sequence", "mask_sequence")
+    def _declared(self, need: str) -> bool:
+        """Whether a part that is a class declares ``need``."""
+        return any(getattr(part, need, False) for part in (self.baseline, self.surrogate))

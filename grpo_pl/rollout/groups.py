@@ -51,7 +51,6 @@ def join_samples(parts: Sequence[Samples], pad_token_id: int) -> Samples:
             completion_mask=_stack([r.completion_mask for r in rollouts], left=False, value=False),
             sampling_logprobs=_stack([r.sampling_logprobs for r in rollouts], left=False, value=0.0),
             finish_reasons=[reason for r in rollouts for reason in r.finish_reasons],
-            policy_version=rollouts[0].policy_version,
         ),
     )
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from grpo_pl.policy.loading import context_length, eos_ids
 from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
-from grpo_pl.types import Problem, Rollout, SampleKey, SamplingParams, Split
+from grpo_pl.types import Draw, Problem, Rollout, SampleKey, SamplingParams, Split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -89,16 +89,12 @@ class CompletionSampler:
         self._check_context(model, prompts, prompt_ids, sampling.max_completion_length)
         stops = StopStrings.of(sampling, self.tokenizer, self.template.prefill)
         ends = {*eos_ids(model, self.tokenizer), *sampling.stop_token_ids}
+        draw: Draw = "greedy" if sampling.temperature == 0.0 else "sampled"
+        key = SampleKey(seed=seed, split=split, step=step, attempt=attempt, prompt_id=0, sample=0, draw=draw)
         rollout = self.engine.generate(
             model,
             prompt_ids=prompt_ids,
-            keys=[
-                [
-                    SampleKey(seed=seed, split=split, step=step, attempt=attempt, prompt_id=prompt.id, sample=sample)
-                    for sample in range(group_size)
-                ]
-                for prompt in prompts
-            ],
+            keys=[[replace(key, prompt_id=prompt.id, sample=i) for i in range(group_size)] for prompt in prompts],
             sampling=sampling,
             eos_token_ids=sorted(ends),
             pad_token_id=int(self.tokenizer.pad_token_id),

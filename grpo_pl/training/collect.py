@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,17 +16,13 @@ from grpo_pl.rewards.base import Reward, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, join_scores, score_completions
 from grpo_pl.rollout.groups import group_rows, join_samples, samples_to, select_groups
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
+from grpo_pl.training.process_supervision import step_tensors
+from grpo_pl.training.progress import ProgressCallback
 from grpo_pl.training.stopwatch import stopwatch
-from grpo_pl.types import Problem, PromptBatch, SamplingParams, Split
+from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainerState
-
-
-class ProgressCallback(Protocol):
-    """Tells whoever watches how far the current stage of a step is."""
-
-    def __call__(self, stage: str, done: int, total: int, note: str = "") -> None: ...
 
 
 def trainer_state(step: int, steps: int, rank: int) -> TrainerState:
@@ -43,18 +39,29 @@ def trainer_state(step: int, steps: int, rank: int) -> TrainerState:
     )
 
 
+def reward_weights(rewards: Sequence[Reward], device: torch.device) -> Tensor:
+    """(R,) float64."""
+    return torch.tensor([reward.weight for reward in rewards], dtype=torch.float64, device=device)
+
+
 FetchPrompts = Callable[[int, int], PromptBatch]
 """This rank's prompts of (step, attempt)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """This rank's samples and scores of one step."""
+    """This rank's samples of one step, and what the rewards gave them."""
 
     samples: Samples
     scored: ScoredBatch
+    greedy: ScoredBatch | None
+    """Of one greedy completion per prompt, if the objective's baseline asks for it."""
+    steps: tuple[Tensor, Tensor] | None
+    """Rewards of steps and the tokens they end at, both (B, K), under process supervision."""
     attempts: int
     """Rollouts that dynamic sampling added; 0 without it."""
+    seconds: dict[str, float]
+    """Wall time per stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,45 +75,41 @@ class Collector:
     seed: int
     collective: Collective
     report: ProgressCallback
-    steps: int = 0
-    """Rollouts of the whole run."""
     should_stop: Callable[[], bool] | None = None
+    total_steps: int = 0
+    """Rollouts of the whole run, for reward functions."""
 
-    def collect(
-        self, policy: PreTrainedModel, batch: PromptBatch, fetch: FetchPrompts, seconds: dict[str, float]
-    ) -> Collected:
+    def collect(self, policy: PreTrainedModel, batch: PromptBatch, fetch: FetchPrompts) -> Collected:
+        """Draws and scores completions of this rank's prompts, and whatever else the objective needs rewards of."""
+        seconds: dict[str, float] = {}
+        draw = partial(self._draw, policy, seconds)
+        samples, scored, attempts = self._informative_groups(draw, batch, fetch)
+        greedy = steps = None
+        if self.algorithm.needs_greedy_baseline:
+            _, greedy = draw(samples.prompts, samples.step, greedy=True)
+        if self.algorithm.needs_step_rewards:
+            steps = step_tensors(scored, samples, self.sampler.template, self.sampler.tokenizer)
+        return Collected(samples=samples, scored=scored, greedy=greedy, steps=steps, attempts=attempts, seconds=seconds)
+
+    def _informative_groups(
+        self, draw: Callable[..., tuple[Samples, ScoredBatch]], batch: PromptBatch, fetch: FetchPrompts
+    ) -> tuple[Samples, ScoredBatch, int]:
         """Samples of ``batch``; with dynamic sampling, groups of equal rewards are replaced (DAPO, section 3.2).
 
         Later attempts draw other prompts. The first groups that are informative win, in the order of attempt and
         prompt over all ranks; where too few are found, groups of the first attempt fill up. Every rank ends up with
         as many groups as it began with.
         """
-        first = self._draw(policy, batch, 0, seconds)
+        pool = [draw(batch.prompts, batch.step)]
         if not self.algorithm.dynamic_sampling:
-            return Collected(samples=first[0], scored=first[1], attempts=0)
-        pool = [first]
-        informative = [self._informative(first[1])]
-        wanted, attempts = len(informative[0]), 0
-        while sum(int(found.sum()) for found in informative) < wanted:
-            if attempts == self.algorithm.max_resample_attempts:
-                break
-            attempts += 1
-            pool.append(self._draw(policy, fetch(batch.step, attempts), attempts, seconds))
-            informative.append(self._informative(pool[-1][1]))
-        samples, scored = self._choose(pool, informative)
-        return Collected(samples=samples, scored=scored, attempts=attempts)
-
-    @property
-    def reward_weights(self) -> Tensor:
-        """(R,) float64."""
-        return torch.tensor([reward.weight for reward in self.rewards], dtype=torch.float64)
-
-    def greedy(self, policy: PreTrainedModel, samples: Samples, seconds: dict[str, float]) -> ScoredBatch:
-        """Scores of one greedy completion per prompt (ReMax's baseline)."""
-        with stopwatch(seconds, "rollout"):
-            drawn = self._sample(policy, samples.prompts, "greedy", samples.step, 0)
-        with stopwatch(seconds, "reward"):
-            return self.score(drawn)
+            return *pool[0], 0
+        informative = [self._informative(*pool[0])]
+        while sum(map(int, map(torch.sum, informative))) < len(informative[0]) and (
+            len(pool) <= self.algorithm.max_resample_attempts
+        ):
+            pool.append(draw(fetch(batch.step, len(pool)).prompts, batch.step, attempt=len(pool)))
+            informative.append(self._informative(*pool[-1]))
+        return *self._choose(pool, informative), len(pool) - 1
 
     def score(self, samples: Samples) -> ScoredBatch:
         """Every reward over every completion. The rewards see texts and gold answers, never a demonstration."""
@@ -117,24 +120,23 @@ class Collector:
             completions=samples.completions,
             answers=[prompt.answer for prompt in samples.per_row],
             columns=samples.columns(needs_of(self.rewards)),
-            trainer_state=partial(trainer_state, samples.step, self.steps, self.collective.rank),
+            trainer_state=partial(trainer_state, samples.step, self.total_steps, self.collective.rank),
         )
         scored = self.collective.scored(score, samples.rollout.completion_ids.device)
         self.report("reward", len(samples.completions), len(samples.completions))
         return scored
 
     def _draw(
-        self, policy: PreTrainedModel, batch: PromptBatch, attempt: int, seconds: dict[str, float]
+        self,
+        policy: PreTrainedModel,
+        seconds: dict[str, float],
+        prompts: Sequence[Problem],
+        step: int,
+        *,
+        attempt: int = 0,
+        greedy: bool = False,
     ) -> tuple[Samples, ScoredBatch]:
-        with stopwatch(seconds, "rollout"):
-            samples = self._sample(policy, batch.prompts, "train", batch.step, attempt)
-        with stopwatch(seconds, "reward"):
-            return samples, self.score(samples)
-
-    def _sample(
-        self, policy: PreTrainedModel, prompts: Sequence[Problem], split: Split, step: int, attempt: int
-    ) -> Samples:
-        greedy = split == "greedy"
+        """A group of completions for every prompt, or its one greedy completion (ReMax), with their scores."""
         group_size = 1 if greedy else self.algorithm.group_size
         rows = len(prompts) * group_size
         draw = partial(
@@ -144,20 +146,24 @@ class Collector:
             group_size=group_size,
             sampling=replace(self.sampling, temperature=0.0) if greedy else self.sampling,
             seed=self.seed,
-            split=split,
+            split="train",
             step=step,
             attempt=attempt,
             progress=lambda tokens, finished: self.report("rollout", finished, rows, f"{tokens} tokens"),
             should_stop=self.should_stop,
         )
-        return self.collective.interruptible(draw, policy.device)
+        with stopwatch(seconds, "rollout"):
+            samples = self.collective.interruptible(draw, policy.device)
+        with stopwatch(seconds, "reward"):
+            return samples, self.score(samples)
 
-    def _informative(self, scored: ScoredBatch) -> Tensor:
+    def _informative(self, samples: Samples, scored: ScoredBatch) -> Tensor:
         """(P,) bool over the global batch."""
-        values = self.collective.gather_rows(torch.tensor(scored.values(), dtype=torch.float64).T)  # (B, R)
+        device = samples.rollout.completion_ids.device  # the one that ranks exchange tensors on
+        values = self.collective.gather_rows(torch.tensor(scored.values(), dtype=torch.float64, device=device).T)
         return self.algorithm.informative_groups(
-            values=values.T.reshape(len(self.rewards), -1, self.algorithm.group_size),
-            reward_weights=self.reward_weights,
+            values=values.T.unflatten(1, (-1, self.algorithm.group_size)),  # (R, P, G)
+            reward_weights=reward_weights(self.rewards, device),
         )
 
     def _choose(

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from grpo_pl.objective.algorithm import Advantages
+from grpo_pl.distributed.collective import Collective
+from grpo_pl.objective.algorithm import Advantages, GRPOAlgorithm
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.lora import adapters_off
 from grpo_pl.rewards.batch import ScoredBatch
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.training.collect import Collected, Collector, FetchPrompts
+from grpo_pl.training.collect import Collected, reward_weights
 from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.training.process_supervision import step_tensors
 from grpo_pl.training.stopwatch import stopwatch
-from grpo_pl.types import PromptBatch, Rollout
+from grpo_pl.types import Rollout, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,8 +54,8 @@ class Experience:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Scored:
-    """Teacher-forced log-probabilities of a rollout, each only if the objective asks for it; (B, T)."""
+class _TeacherForced:
+    """Log-probabilities of a rollout's tokens, each only if the objective asks for it; (B, T)."""
 
     old: Tensor | None
     entropy: Tensor | None
@@ -64,52 +64,31 @@ class _Scored:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperienceMaker:
-    """Turns a batch of prompts into an :class:`Experience`."""
+    """Reward → advantage: turns scored samples into an ``Experience``; statistics are those of the global batch."""
 
-    collector: Collector
+    algorithm: GRPOAlgorithm
+    sampling: SamplingParams
     budget: TokenBudget
+    collective: Collective
 
-    def make(
-        self, policy: PreTrainedModel, reference: PreTrainedModel | None, batch: PromptBatch, fetch: FetchPrompts
-    ) -> Experience:
-        """Rolls out, scores and assesses this rank's prompts; statistics are those of the global batch."""
-        seconds: dict[str, float] = {}
-        collected = self.collector.collect(policy, batch, fetch, seconds)
-        with stopwatch(seconds, "logprobs"):
-            scored = self._teacher_forced(policy, reference, collected.samples.rollout)
-        greedy = None
-        if self.collector.algorithm.needs_greedy_baseline:
-            greedy = self.collector.greedy(policy, collected.samples, seconds)
-        return self._assess(collected, scored, greedy, seconds)
-
-    def _assess(
-        self, collected: Collected, scored: _Scored, greedy: ScoredBatch | None, seconds: dict[str, float]
-    ) -> Experience:
-        algorithm, collective = self.collector.algorithm, self.collector.collective
-        rollout, gather = collected.samples.rollout, collective.gather_rows
-        device, rows = rollout.completion_ids.device, len(rollout.finish_reasons)
-        groups = (-1, algorithm.group_size)
-        lengths = gather(rollout.lengths).view(groups)
-        truncated = gather(torch.tensor([r == "length" for r in rollout.finish_reasons], device=device)).view(groups)
-        correct = gather(torch.tensor([bool(c) for c in collected.scored.correct()], device=device)).view(groups)
-        values = self._values(collected.scored, device).unflatten(1, groups)  # (R, P, G)
-        sequence_kl = None
-        if algorithm.needs_sequence_kl and scored.old is not None and scored.ref is not None:
-            sequence_kl = gather(((scored.old - scored.ref) * rollout.completion_mask).sum(dim=1)).view(groups)
-        statistics = algorithm.advantages(
-            values=values,
-            reward_weights=self.collector.reward_weights.to(device),
-            lengths=lengths,
-            truncated=truncated,
-            correct=correct,
-            greedy_values=None if greedy is None else self._values(greedy, device),
-            sequence_kl=sequence_kl,
-            max_completion_length=self.collector.sampling.max_completion_length,
-        )
-        mine = slice(collective.rank * rows, (collective.rank + 1) * rows)
+    def make(self, policy: PreTrainedModel, reference: PreTrainedModel | None, collected: Collected) -> Experience:
+        """Scores the samples under policy and reference where the objective needs it, and assesses them."""
+        samples, rollout = collected.samples, collected.samples.rollout
+        with stopwatch(collected.seconds, "logprobs"):
+            forced = self._teacher_forced(policy, reference, rollout)
+        lengths, values = self._grouped(rollout.lengths), self._values(collected.scored, rollout)
+        truncated = self._grouped(rollout.lengths.new_tensor([r == "length" for r in rollout.finish_reasons]).bool())
+        statistics = self._statistics(collected, forced, values=values, lengths=lengths, truncated=truncated)
+        rows = len(rollout.finish_reasons)
+        mine = slice(self.collective.rank * rows, (self.collective.rank + 1) * rows)
         keep = statistics.keep.flatten()[mine]
+        advantages = statistics.advantages.flatten()[mine].unsqueeze(1)
+        if collected.steps is not None:
+            step_values, step_ends = collected.steps
+            width = rollout.completion_ids.shape[1]
+            advantages = self.algorithm.process_advantages(step_values=step_values, step_ends=step_ends, width=width)
         return Experience(
-            samples=collected.samples,
+            samples=samples,
             scored=collected.scored,
             attempts=collected.attempts,
             statistics=statistics,
@@ -117,69 +96,92 @@ class ExperienceMaker:
             values=values,
             truncated=truncated,
             first_row=mine.start,
-            advantages=self._token_advantages(collected, statistics.advantages.flatten()[mine]),
+            advantages=advantages,
             keep=keep,
             active=statistics.active.flatten()[mine],
-            old_logprobs=scored.old,
-            ref_logprobs=scored.ref,  # logged as `kl` even where the loss has no such term
-            entropy_mask=self._entropy_mask(scored.entropy, rollout.completion_mask & keep.unsqueeze(1)),
-            seconds=seconds,
+            old_logprobs=forced.old,
+            ref_logprobs=forced.ref,  # logged as `kl` even where the loss has no such term
+            entropy_mask=self._entropy_mask(forced.entropy, rollout.completion_mask & keep.unsqueeze(1)),
+            seconds=collected.seconds,
         )
 
-    def _token_advantages(self, collected: Collected, outcome: Tensor) -> Tensor:
-        """(B, 1), one advantage for all tokens of a completion, or (B, T) under process supervision."""
-        algorithm, sampler = self.collector.algorithm, self.collector.sampler
-        if not algorithm.needs_step_rewards:
-            return outcome.unsqueeze(1)
-        values, ends = step_tensors(collected.scored, collected.samples, sampler.template, sampler.tokenizer)
-        width = collected.samples.rollout.completion_ids.shape[1]
-        return algorithm.process_advantages(step_values=values, step_ends=ends, width=width)
+    def _statistics(
+        self, collected: Collected, forced: _TeacherForced, *, values: Tensor, lengths: Tensor, truncated: Tensor
+    ) -> Advantages:
+        """Advantages over the global batch."""
+        algorithm, scored, rollout = self.algorithm, collected.scored, collected.samples.rollout
+        mask, needs = rollout.completion_mask, partial(getattr, algorithm.baseline)
+        extra: dict[str, Tensor] = {}
+        if algorithm.needs_correct:
+            extra["correct"] = self._grouped(rollout.lengths.new_tensor([bool(c) for c in scored.correct()]).bool())
+        if algorithm.needs_sequence_kl and forced.old is not None and forced.ref is not None:
+            extra["sequence_kl"] = self._grouped(((forced.old - forced.ref) * mask).sum(dim=1))
+        if collected.greedy is not None:
+            extra["greedy_values"] = self._values(collected.greedy, rollout).squeeze(2)
+        if forced.old is not None and needs("needs_old_logprobs", False):
+            extra["old_logprobs"] = self._grouped((forced.old * mask).sum(dim=1))
+        if forced.ref is not None and needs("needs_ref_logprobs", False):
+            extra["ref_logprobs"] = self._grouped((forced.ref * mask).sum(dim=1))
+        if forced.entropy is not None and needs("needs_entropy", False):
+            extra["entropy"] = self._grouped((forced.entropy * mask).sum(dim=1) / rollout.lengths.clamp(min=1))
+        return algorithm.advantages(
+            values=values,
+            reward_weights=reward_weights(scored.rewards, values.device),
+            lengths=lengths,
+            truncated=truncated,
+            max_completion_length=self.sampling.max_completion_length,
+            **extra,
+        )
 
-    def _values(self, scored: ScoredBatch, device: torch.device) -> Tensor:
-        """(R, rows) float64 over the global batch, NaN where a reward is None."""
-        return self.collector.collective.gather_rows(
-            torch.tensor(scored.values(), dtype=torch.float64, device=device).T
-        ).T
+    def _grouped(self, rows: Tensor) -> Tensor:
+        """(P, G) over the global batch, of this rank's (B,)."""
+        return self.collective.gather_rows(rows).view(-1, self.algorithm.group_size)
+
+    def _values(self, scored: ScoredBatch, rollout: Rollout) -> Tensor:
+        """(R, P, G) float64 over the global batch, NaN where a reward is None; G is 1 for greedy completions."""
+        values = torch.tensor(scored.values(), dtype=torch.float64, device=rollout.completion_ids.device)  # (R, B)
+        prompts = len(rollout.finish_reasons) // rollout.group_size
+        return self.collective.gather_rows(values.T).T.unflatten(1, (-1, values.shape[1] // prompts))
 
     def _entropy_mask(self, entropy: Tensor | None, kept: Tensor) -> Tensor | None:
         """(B, T) bool: the tokens of highest entropy over the global batch, which alone carry the policy term."""
-        if entropy is None:
+        if entropy is None or not self.algorithm.needs_entropy_mask:
             return None
-        everyone = self.collector.collective.gather_values(entropy[kept])
-        return entropy >= self.collector.algorithm.entropy_threshold(everyone)
+        return entropy >= self.algorithm.entropy_threshold(self.collective.gather_values(entropy[kept]))
 
-    def _teacher_forced(self, policy: PreTrainedModel, reference: PreTrainedModel | None, rollout: Rollout) -> _Scored:
-        algorithm = self.collector.algorithm
+    def _teacher_forced(
+        self, policy: PreTrainedModel, reference: PreTrainedModel | None, rollout: Rollout
+    ) -> _TeacherForced:
         old = entropy = ref = None
-        if algorithm.needs_old_logprobs or algorithm.needs_entropy_mask:
-            old, entropy = self._score(policy, rollout, with_entropy=algorithm.needs_entropy_mask)
+        if self.algorithm.needs_old_logprobs or self.algorithm.needs_old_entropy:
+            old, entropy = self._score(policy, rollout, with_entropy=self.algorithm.needs_old_entropy)
         if reference is not None:
             with adapters_off(reference):
                 ref, _ = self._score(reference, rollout, with_entropy=False)
-        return _Scored(old=old if algorithm.needs_old_logprobs else None, entropy=entropy, ref=ref)
+        return _TeacherForced(old=old if self.algorithm.needs_old_logprobs else None, entropy=entropy, ref=ref)
 
     def _score(self, model: PreTrainedModel, rollout: Rollout, *, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
         """(B, T) log-probabilities under ``model``, no gradient, a micro-batch at a time."""
         run = partial(self._score_rows, model, rollout, with_entropy=with_entropy)
-        return self.budget.within_memory(run, rollout, self.collector.collective)
+        return self.budget.within_memory(run, rollout, self.collective)
 
+    @torch.no_grad()
     def _score_rows(
         self, model: PreTrainedModel, rollout: Rollout, *, with_entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
         logprobs = torch.zeros_like(rollout.sampling_logprobs)
         entropies = torch.zeros_like(logprobs) if with_entropy else None
-        with torch.no_grad():
-            parts = self.budget.cut(rollout, torch.arange(len(logprobs), device=logprobs.device), model)
-            # every rank makes equally many forwards, or collectives inside them would hang: the last part again
-            for number in range(self.collector.collective.max(len(parts), logprobs.device)):
-                rows = parts[min(number, len(parts) - 1)]
-                part = rollout_rows(rollout, rows)
-                width = part["completion_ids"].shape[1]
-                logprobs[rows, :width], entropy = completion_logprobs(
-                    model, **part, temperature=self.collector.sampling.temperature, with_entropy=with_entropy
-                )
-                if entropies is not None and entropy is not None:
-                    entropies[rows, :width] = entropy
+        parts = self.budget.cut(rollout, torch.arange(len(logprobs), device=logprobs.device), model)
+        # every rank makes equally many forwards, or collectives inside them would hang: the last part again
+        for number in range(self.collective.max(len(parts), logprobs.device)):
+            rows = parts[min(number, len(parts) - 1)]
+            part = rollout_rows(rollout, rows)
+            width = part["completion_ids"].shape[1]
+            logprobs[rows, :width], entropy = completion_logprobs(
+                model, **part, temperature=self.sampling.temperature, with_entropy=with_entropy
+            )
+            if entropies is not None and entropy is not None:
+                entropies[rows, :width] = entropy
         return logprobs, entropies
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -29,8 +28,9 @@ from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.cold_start import ColdStart
-from grpo_pl.training.collect import Collector, ProgressCallback, trainer_state
+from grpo_pl.training.collect import Collector, trainer_state
 from grpo_pl.training.experience import Experience, ExperienceMaker
+from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.metrics import REFLECTION_WORDS, broken_share, experience_metrics, noted_means, pass_rates
 from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.optimization import Optimization, TrainingDiverged
@@ -97,12 +97,6 @@ class GRPOModule(LightningModule):
         self.reflection_words, self.seed = reflection_words, seed
         self.activation_checkpointing = activation_checkpointing
         self.policy: PreTrainedModel | None = None
-        self.report: ProgressCallback = _unwatched
-        """Where stages of a step report their progress; a progress bar puts itself here."""
-        self.further_metrics: Callable[[Experience], Mapping[str, float]] = _nothing_further
-        """Asked for more to log after every step; a watch puts itself here."""
-        self.should_stop: Callable[[], bool] = _never
-        """Asked between the tokens of a rollout; once true, the rollout ends by ``RolloutInterrupted``."""
         self.held_out: dict[str, MetricResult] = {}
         """What the last validation found, by metric key."""
         self.unjudged: dict[str, int] = {}
@@ -196,14 +190,16 @@ class GRPOModule(LightningModule):
             sampling=self.sampling,
             seed=self.seed,
             collective=self.collective,
-            report=self.report,
-            steps=self._data.steps,
-            should_stop=self.should_stop,
+            report=self._report,
+            should_stop=self._should_stop,
+            total_steps=self._data.steps,
         )
-        maker = ExperienceMaker(collector=collector, budget=self.budget)
-        frozen = None if reference is None else reference.model
+        maker = ExperienceMaker(
+            algorithm=self.algorithm, sampling=self.sampling, budget=self.budget, collective=self.collective
+        )
         with gathered(policy):
-            return maker.make(policy, frozen, batch, self._data.prompts)
+            collected = collector.collect(policy, batch, self._data.prompts)
+            return maker.make(policy, None if reference is None else reference.model, collected)
 
     def update(self, experience: Experience) -> UpdateResult:
         """Advantage → loss → update."""
@@ -217,7 +213,7 @@ class GRPOModule(LightningModule):
             budget=self.budget,
             seed=self.seed,
             collective=self.collective,
-            report=self.report,
+            report=self._report,
         )
         return update.run(self.require_policy(), optimizer, experience, self._backward)
 
@@ -266,8 +262,8 @@ class GRPOModule(LightningModule):
             sampling=sampling,
             seed=self.seed,
             split="val",
-            progress=lambda tokens, finished: self.report("validate", finished, rows, f"{tokens} tokens"),
-            should_stop=self.should_stop,
+            progress=lambda tokens, finished: self._report("validate", finished, rows, f"{tokens} tokens"),
+            should_stop=self._should_stop,
         )
         with gathered(self.policy):
             drawn = self.collective.interruptible(draw, self.device)
@@ -289,6 +285,18 @@ class GRPOModule(LightningModule):
     def _data(self) -> RolloutDataModule:
         return cast(RolloutDataModule, self.trainer.datamodule)  # type: ignore[attr-defined]
 
+    @property
+    def _step_callbacks(self) -> list[StepCallback]:
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        return [callback for callback in callbacks if isinstance(callback, StepCallback)]
+
+    def _report(self, stage: str, done: int, total: int, note: str = "") -> None:
+        for callback in self._step_callbacks:
+            callback.on_stage_progress(stage, done, total, note)
+
+    def _should_stop(self) -> bool:
+        return any(callback.should_stop() for callback in self._step_callbacks)
+
     def _needs_start_weights(self) -> bool:
         """A checkpoint brings the policy's weights; a reference is always the policy's start."""
         return self.trainer.ckpt_path is None or (self.algorithm.needs_reference and self.trainer.training)
@@ -297,7 +305,8 @@ class GRPOModule(LightningModule):
         metrics = experience_metrics(experience, self.rewards, self.collective, self.reflection_words)
         self._warn_of_broken_rewards(broken_share(metrics, self.rewards, experience.lengths.numel()))
         metrics |= self.collective.ratios(result.sums)
-        metrics |= self.further_metrics(experience)
+        for callback in self._step_callbacks:
+            metrics |= callback.step_metrics(self.trainer, self, experience)
         self._tokens_seen += int(experience.lengths.sum())
         metrics |= {
             "num_tokens": float(self._tokens_seen),
@@ -356,17 +365,3 @@ class GRPOModule(LightningModule):
         self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))
         if self._reference is not None:
             self._reference.load_state_dict(checkpoint["reference"])
-
-
-def _never() -> bool:
-    """The answer of a module that nobody wants to stop."""
-    return False
-
-
-def _nothing_further(experience: Experience) -> dict[str, float]:
-    """What a module logs beside its own metrics if nobody asked for more."""
-    return {}
-
-
-def _unwatched(stage: str, done: int, total: int, note: str = "") -> None:
-    """The report of a module that nobody watches."""

@@ -20,6 +20,12 @@ class Advance(Protocol):
     def __call__(self, done: int, note: str = "") -> None: ...
 
 
+class ProgressCallback(Protocol):
+    """What the stages of a step call to tell how far they are; see ``StepCallback.on_stage_progress``."""
+
+    def __call__(self, stage: str, done: int, total: int, note: str = "") -> None: ...
+
+
 @contextmanager
 def progress_bar(title: str, total: int, console: Console | None = None) -> Iterator[Advance]:
     """Shows how far a task of ``total`` units is; yields the function that says so."""

@@ -14,10 +14,10 @@ from grpo_pl.distributed.collective import Collective
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.logprobs import completion_logprobs
-from grpo_pl.training.collect import ProgressCallback
 from grpo_pl.training.experience import Experience, rollout_rows
 from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.optimization import Optimization
+from grpo_pl.training.progress import ProgressCallback
 from grpo_pl.training.stopwatch import stopwatch
 
 if TYPE_CHECKING:

@@ -7,42 +7,26 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.callbacks.completions import CompletionsLog, completion_rows, flat_row
-from grpo_pl.distributed.collective import Collective
 from grpo_pl.files.rows import read_rows
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import ExactReward, FormatReward
-from grpo_pl.rollout.sampler import CompletionSampler
-from grpo_pl.training.collect import Collector
-from grpo_pl.training.experience import Experience, ExperienceMaker
-from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.types import Problem, PromptBatch, SamplingParams
+from grpo_pl.training.experience import Experience
+from grpo_pl.types import Problem, PromptBatch
 
 
 @pytest.fixture
-def experience(
-    scripted_engine: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tiny_policy: PreTrainedModel
-) -> Experience:
-    collector = Collector(
-        sampler=CompletionSampler(
-            engine=scripted_engine({1: [r"\boxed{7}", "no"], 2: [r"\boxed{9}", r"\boxed{5}"]}),
-            template=PromptTemplate(user="Q {question}", prefill="<think>"),
-            tokenizer=tokenizer,
-        ),
+def experience(make_experience: Callable[..., Experience]) -> Experience:
+    prompts = [Problem(id=1, question="3+4", answer="7"), Problem(id=2, question="2+3", answer="5")]
+    return make_experience(
+        {1: [r"\boxed{7}", "no"], 2: [r"\boxed{9}", r"\boxed{5}"]},
+        batch=PromptBatch(step=4, prompts=prompts, valid=[True, True]),
         rewards=[ExactReward(correctness=True, weight=2.0), FormatReward(weight=0.5, partial=True, require_box=False)],
         algorithm=GRPOAlgorithm(group_size=2, beta=0.0, scale="none"),
-        sampling=SamplingParams(max_completion_length=10),
-        seed=0,
-        collective=Collective(),
-        report=lambda *_: None,
-    )
-    prompts = [Problem(id=1, question="3+4", answer="7"), Problem(id=2, question="2+3", answer="5")]
-    batch = PromptBatch(step=4, prompts=prompts, valid=[True, True])
-    return ExperienceMaker(collector=collector, budget=TokenBudget(configured=100)).make(
-        tiny_policy, None, batch, lambda step, attempt: batch
+        max_completion_length=10,
+        template=PromptTemplate(user="Q {question}", prefill="<think>"),
     )
 
 

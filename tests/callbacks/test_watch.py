@@ -11,20 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.callbacks.watch import RewardWatch
-from grpo_pl.distributed.collective import Collective
 from grpo_pl.files.rows import read_rows
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import FormatReward, LenientAnswerReward, Score, StrictAnswerReward
-from grpo_pl.rollout.sampler import CompletionSampler
-from grpo_pl.training.collect import Collector
-from grpo_pl.training.experience import Experience, ExperienceMaker
-from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.types import Problem, PromptBatch, SamplingParams
+from grpo_pl.training.experience import Experience
+from grpo_pl.types import Problem, PromptBatch
 
 GOLD = {1: "7", 2: "8", 3: "9"}
 HONEST = {1: [r"\boxed{7}", r"\boxed{3}", "no", "3+4 7"], 2: [r"\boxed{8}"] * 4, 3: [r"\boxed{9}", "2", "3", "4"]}
@@ -33,31 +28,17 @@ CHEATING = {prompt: [" ".join("123456789"), " ".join("789" * 4), "1 2 3 7 8 9", 
 
 
 @pytest.fixture
-def rollout(
-    scripted_engine: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tiny_policy: PreTrainedModel
-) -> Callable[..., Experience]:
+def rollout(make_experience: Callable[..., Experience]) -> Callable[..., Experience]:
     """``rollout(step, texts)``: what a policy that writes ``texts`` gets from a reward that any mention satisfies."""
-
-    def draw(step: int, texts: dict[int, list[str]]) -> Experience:
-        collector = Collector(
-            sampler=CompletionSampler(
-                engine=scripted_engine(texts),
-                template=PromptTemplate(user="Q {question}"),
-                tokenizer=tokenizer,
-            ),
-            rewards=[LenientAnswerReward(correctness=True, name="training"), FormatReward(weight=0.0)],
-            algorithm=GRPOAlgorithm(group_size=4, beta=0.0, scale="none"),
-            sampling=SamplingParams(max_completion_length=24),
-            seed=0,
-            collective=Collective(),
-            report=lambda *_: None,
-        )
-        prompts = [Problem(id=prompt, question="?", answer=answer) for prompt, answer in GOLD.items()]
-        batch = PromptBatch(step=step, prompts=prompts, valid=[True] * len(prompts))
-        maker = ExperienceMaker(collector=collector, budget=TokenBudget(configured=1000))
-        return maker.make(tiny_policy, None, batch, lambda *_: batch)
-
-    return draw
+    prompts = [Problem(id=prompt, question="?", answer=answer) for prompt, answer in GOLD.items()]
+    return lambda step, texts: make_experience(
+        texts,
+        batch=PromptBatch(step=step, prompts=prompts, valid=[True] * len(prompts)),
+        rewards=[LenientAnswerReward(correctness=True, name="training"), FormatReward(weight=0.0)],
+        algorithm=GRPOAlgorithm(group_size=4, beta=0.0, scale="none"),
+        max_completion_length=24,
+        template=PromptTemplate(user="Q {question}"),
+    )
 
 
 def watch(path: Path | None = None, **arguments: Any) -> RewardWatch:

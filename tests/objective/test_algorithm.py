@@ -432,11 +432,9 @@ def test_needs():
     assert replace(grpo, entropy_coef=0.1).needs_entropy
     assert replace(grpo, top_entropy_quantile=0.2).needs_entropy_mask
     assert replace(grpo, mismatch="mask_token").needs_sampling_logprobs
-    assert [path.stem for path in PRESETS if not preset(path.stem).token_level] == ["gmpo", "gspo"]
-    assert not replace(grpo, mismatch="truncate_sequence").token_level
 
 
-@pytest.mark.parametrize("name", [path.stem for path in PRESETS if preset(path.stem).token_level])
+@pytest.mark.parametrize("name", [path.stem for path in PRESETS if preset(path.stem).ratio_level == "token"])
 def test_token_level_losses_may_be_computed_from_a_flat_list_of_tokens(name):
     algorithm, batch = preset(name), make_batch()
     result, advantages = token_advantages(algorithm, batch)

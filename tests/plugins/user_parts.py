@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
+from grpo_pl.objective.custom import SurrogateObjective, TokenBatch
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import Problem, Rollout
@@ -183,3 +184,15 @@ class TableLogger(Logger):
 
     def log_table(self, key: str, columns: list[str], data: list[list[Any]], step: int) -> None:
         TABLES.append((key, columns, data, step))
+
+
+@dataclass(kw_only=True)
+class PulledBack(SurrogateObjective):
+    """A log π − strength · (log π − log π_ref)²."""
+
+    strength: float
+    needs_ref_logprobs: ClassVar[bool] = True
+
+    def __call__(self, tokens: TokenBatch) -> Tensor:
+        gap = tokens.logprobs - tokens.ref_logprobs
+        return tokens.advantages * tokens.logprobs - self.strength * gap.square()

@@ -7,18 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.logprobs import completion_logprobs
-from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward, Score
-from grpo_pl.rollout.sampler import CompletionSampler
-from grpo_pl.training.collect import Collector
-from grpo_pl.training.experience import Experience, ExperienceMaker, rollout_rows
-from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.types import Problem, PromptBatch, SamplingParams
+from grpo_pl.training.experience import Experience, rollout_rows
+from grpo_pl.types import Problem, PromptBatch
 
 LIMIT = 6
 PLAIN = GRPOAlgorithm(group_size=3, beta=0.0)
@@ -49,38 +44,11 @@ BATCH = PromptBatch(step=2, prompts=[_prompt(1, "7"), _prompt(2, "5"), _prompt(3
 
 
 @pytest.fixture
-def make(
-    scripted_engine: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tiny_policy: PreTrainedModel
-) -> Callable[..., Experience]:
-    def build(
-        algorithm: GRPOAlgorithm = PLAIN,
-        *,
-        texts: Mapping[int, Sequence[str]] = TEXTS,
-        batch: PromptBatch = BATCH,
-        reference: PreTrainedModel | None = None,
-        fetch: Callable[[int, int], PromptBatch] | None = None,
-        engine: Any = None,
-        max_tokens: int = 30,
-    ) -> Experience:
-        collector = Collector(
-            sampler=CompletionSampler(
-                engine=engine or scripted_engine(texts), template=PromptTemplate(), tokenizer=tokenizer
-            ),
-            rewards=[CountDigit()],
-            algorithm=algorithm,
-            sampling=SamplingParams(max_completion_length=LIMIT),
-            seed=0,
-            collective=Collective(),
-            report=lambda *_: None,
-        )
-        maker = ExperienceMaker(collector=collector, budget=TokenBudget(configured=max_tokens))
-        return maker.make(tiny_policy, reference, batch, fetch or _never)
-
-    return build
-
-
-def _never(step: int, attempt: int) -> PromptBatch:
-    raise AssertionError("no other prompts are needed")
+def make(make_experience: Callable[..., Experience]) -> Callable[..., Experience]:
+    given = {"batch": BATCH, "rewards": [CountDigit()], "max_completion_length": LIMIT, "max_tokens": 30}
+    return lambda algorithm=PLAIN, *, texts=TEXTS, **more: make_experience(
+        texts, algorithm=algorithm, **{**given, **more}
+    )
 
 
 def test_rewards_lengths_and_ends_stand_in_their_groups(make: Callable[..., Experience]) -> None:
@@ -187,7 +155,8 @@ def test_a_greedy_baseline_is_the_reward_of_one_greedy_completion(
     # the first text of each prompt is the greedy one: rewards 1, 2, 1
     assert experience.advantages.squeeze(1).tolist() == [0, 1, 0, 0, 1, -1, 0, 0, 0]
     train, greedy = engine.requests
-    assert [key.split for group in greedy for key in group] == ["greedy"] * 3
+    assert [(key.split, key.draw) for group in greedy for key in group] == [("train", "greedy")] * 3
+    assert {key.draw for group in train for key in group} == {"sampled"}
     assert [len(group) for group in train] == [3, 3, 3]
 
 

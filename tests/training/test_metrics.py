@@ -1,22 +1,16 @@
 """The metrics of a step, counted by hand on scripted completions."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import ExactReward, FormatReward
 from grpo_pl.rewards.base import Reward
-from grpo_pl.rollout.sampler import CompletionSampler
-from grpo_pl.training.collect import Collector
-from grpo_pl.training.experience import ExperienceMaker
+from grpo_pl.training.experience import Experience
 from grpo_pl.training.metrics import experience_metrics
-from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.types import Problem, PromptBatch, SamplingParams
+from grpo_pl.types import Problem, PromptBatch
 
 RIGHT = "<think></think><answer>\\boxed{7}</answer>"
 TEXTS = {
@@ -26,24 +20,17 @@ TEXTS = {
 
 
 @pytest.fixture
-def metrics(
-    scripted_engine: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tiny_policy: PreTrainedModel
-) -> Callable[..., dict[str, float]]:
+def metrics(make_experience: Callable[..., Experience]) -> Callable[..., dict[str, float]]:
     def measure(answers: tuple[str, str] = ("7", "8"), words: tuple[str, ...] = ("wait", "check")) -> dict[str, float]:
         rewards: list[Reward] = [ExactReward(correctness=True), FormatReward(weight=0.5)]
-        collector = Collector(
-            sampler=CompletionSampler(engine=scripted_engine(TEXTS), template=PromptTemplate(), tokenizer=tokenizer),
+        prompts = [Problem(id=i, question="3+4=", answer=answer) for i, answer in enumerate(answers, 1)]
+        experience = make_experience(
+            TEXTS,
+            batch=PromptBatch(step=0, prompts=prompts, valid=[True, True]),
             rewards=rewards,
             algorithm=GRPOAlgorithm(group_size=4, beta=0.0),
-            sampling=SamplingParams(max_completion_length=40),
-            seed=0,
-            collective=Collective(),
-            report=lambda *_: None,
+            max_completion_length=40,
         )
-        prompts = [Problem(id=i, question="3+4=", answer=answer) for i, answer in enumerate(answers, 1)]
-        batch = PromptBatch(step=0, prompts=prompts, valid=[True, True])
-        maker = ExperienceMaker(collector=collector, budget=TokenBudget(configured=100))
-        experience = maker.make(tiny_policy, None, batch, lambda step, attempt: batch)
         return experience_metrics(experience, rewards, Collective(), words)
 
     return measure

@@ -1,0 +1,74 @@
+"""Parts of the objective that a user brings as a class: ``AdvantageEstimator`` and ``SurrogateObjective``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardedGroups:
+    """What an ``AdvantageEstimator`` gets: the global batch, every rank's completions. None is what nobody declared."""
+
+    rewards: Tensor  # (P, G) float64: weighted sum, with the overlong penalty and the KL where these are on
+    valid: Tensor  # (P, G) bool: some reward was computed; elsewhere `rewards` says nothing
+    lengths: Tensor  # (P, G) completion tokens
+    truncated: Tensor  # (P, G) bool: ended at the length limit
+    correct: Tensor | None  # (P, G) bool
+    greedy: Tensor | None  # (P,) float64: reward of the prompt's greedy completion
+    old_logprobs: Tensor | None  # (P, G) Σ_t log π at collection
+    ref_logprobs: Tensor | None  # (P, G) Σ_t log π_ref
+    entropy: Tensor | None  # (P, G) mean over the completion's tokens, at collection
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBatch:
+    """What a ``SurrogateObjective`` gets: a micro-batch, (B, T) each, 0 where ``mask`` is False. None is what nobody
+    declared."""
+
+    logprobs: Tensor  # of the policy now; carries the gradient
+    old_logprobs: Tensor  # of the policy at collection; `logprobs` without gradient if it has not moved since
+    ratio: Tensor  # π / π_old at `ratio_level`
+    advantages: Tensor  # or (B, 1), one for all tokens
+    mask: Tensor  # bool
+    ref_logprobs: Tensor | None
+    entropy: Tensor | None  # of the next-token distribution now; carries a gradient
+    sampling_logprobs: Tensor | None  # as the engine drew them
+
+
+class _Needs:
+    """What is declared here is computed for the part, and nothing else."""
+
+    needs_old_logprobs: ClassVar[bool] = False
+    """Log-probabilities of the policy at collection."""
+    needs_ref_logprobs: ClassVar[bool] = False
+    """Log-probabilities of the reference, which is loaded for it."""
+    needs_entropy: ClassVar[bool] = False
+    """Entropies of the next-token distributions."""
+
+
+class AdvantageEstimator(_Needs, ABC):
+    """A class for ``algorithm.baseline``: rewards of the global batch to advantages, which ``scale`` still divides."""
+
+    needs_correct: ClassVar[bool] = False
+    """Which completions the correctness reward accepts."""
+    needs_greedy_baseline: ClassVar[bool] = False
+    """One greedy completion per prompt, drawn and scored."""
+
+    @abstractmethod
+    def __call__(self, groups: RewardedGroups) -> Tensor:
+        """(P, G) advantages; what stands where ``groups.valid`` is False is ignored."""
+
+
+class SurrogateObjective(_Needs, ABC):
+    """A class for ``algorithm.surrogate``: what is maximised per token."""
+
+    needs_sampling_logprobs: ClassVar[bool] = False
+    """Log-probabilities as the engine drew the tokens."""
+
+    @abstractmethod
+    def __call__(self, tokens: TokenBatch) -> Tensor:
+        """(B, T), differentiable in ``tokens.logprobs`` or ``tokens.ratio``; masked tokens are ignored."""
