@@ -61,7 +61,7 @@ class LlamaFamilyDecoder:
         self._layers = [self._read_layer(layer, rows) for layer in trunk.layers]
         self._norm = self._read_norm(trunk.norm)
         self._head = self._matrix([model.lm_head], rows)
-        self._rotary = trunk.rotary_emb
+        self._rotary_embedding = trunk.rotary_emb
 
     # ---- reading the weights -------------------------------------------------------------------------------------
 
@@ -215,6 +215,6 @@ class LlamaFamilyDecoder:
         """exp(i · angle) for every position and frequency, (columns, D/2); from the model's own rotary embedding."""
         wide = torch.promote_types(self._dtype, torch.float32)
         probe = torch.empty(1, dtype=wide, device=self._embedding.device)
-        cos, sin = self._rotary(probe, torch.arange(columns, device=probe.device).unsqueeze(0))
+        cos, sin = self._rotary_embedding(probe, torch.arange(columns, device=probe.device).unsqueeze(0))
         half = self._head_size // 2
         return torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())
