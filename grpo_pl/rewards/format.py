@@ -22,6 +22,7 @@ Failure = Literal[
     "text outside the blocks",
 ]
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_TAG = re.compile("(</?(?:think|answer)>)")
 _BOX = re.compile(r"\\boxed\s*\{")
 _IN_THE_ANSWER: frozenset[Failure] = frozenset({"no box", "empty answer", "several boxes", "text beside the box"})
 
@@ -51,7 +52,7 @@ def format_failures(completion: str, *, require_box: bool = True, allow_text: bo
         return failures
     if _tags_in_place(completion) < len(_TAGS):
         failures.append("tags repeated or out of order")
-    elif _text_outside(completion):
+    elif _tags_in_place(completion, nothing_outside=True) < len(_TAGS):
         failures.append("text outside the blocks")
     return failures
 
@@ -85,21 +86,25 @@ def _answer_fault(block: str, *, require_box: bool, allow_text: bool) -> Failure
     return None if allow_text or is_one_box(block) else "text beside the box"
 
 
-def _tags_in_place(completion: str) -> int:
-    """How many of the four tags occur exactly once and behind those before them."""
-    position, kept = -1, 0
+def has_proper_tags(completion: str) -> bool:
+    """Whether the blocks that ``completion`` has are opened and closed once and follow each other: no tag is nested,
+    repeated, missing or out of order. Either block may be left out."""
+    tags = tuple(_TAG.findall(completion))
+    return tags in ((), _TAGS[:2], _TAGS[2:], _TAGS)
+
+
+def _tags_in_place(completion: str, *, nothing_outside: bool = False) -> int:
+    """How many of the four tags occur exactly once and behind those before them; if wanted, only those with nothing but
+    white space between their block and the next tag, or the end of the text."""
+    pieces = _TAG.split(completion)  # texts, and a tag between each two of them
+    last, kept = 0, 0
     for tag in _TAGS:
-        found = completion.find(tag)
-        if found > position and completion.count(tag) == 1:
-            position, kept = found, kept + 1
+        place = pieces.index(tag) if pieces.count(tag) == 1 else 0
+        if place > last:
+            last = place
+            outside = pieces[place + 1 if tag.startswith("</") else place - 1]
+            kept += not (nothing_outside and outside.strip())
     return kept
-
-
-def _text_outside(completion: str) -> bool:
-    """Whether anything but white space stands around or between the blocks; all tags must be in place."""
-    before, _, rest = completion.partition("<think>")
-    between, _, rest = rest.partition("</think>")[2].partition("<answer>")
-    return any(text.strip() for text in (before, between, rest.partition("</answer>")[2]))
 
 
 @dataclass(kw_only=True)
@@ -146,5 +151,5 @@ class FormatReward(Reward):
 
     @staticmethod
     def _partial(completion: str, failures: list[Failure]) -> float:
-        lost = bool(_IN_THE_ANSWER.intersection(failures)) + ("text outside the blocks" in failures)
-        return max(0.0, (_tags_in_place(completion) - lost) / 4)
+        lost = not _IN_THE_ANSWER.isdisjoint(failures)
+        return max(0.0, (_tags_in_place(completion, nothing_outside=True) - lost) / 4)

@@ -42,8 +42,14 @@ _WORD = re.compile(r"[^\W\d_](?:[\w'’\-]*\w)?")
 
 @lru_cache(maxsize=4096)
 def script_of(char: str) -> str:
-    """First word of the Unicode name of a letter: ``LATIN``, ``CJK``, ``CYRILLIC`` …; empty for anything else."""
-    return unicodedata.name(char, "").split(" ")[0] if char.isalpha() else ""
+    """First word of the Unicode name of a letter: ``LATIN``, ``CJK``, ``CYRILLIC`` …; empty for anything else.
+
+    Letters in another width or style, such as ``Ａ`` and ``𝐀``, are of the script of the plain ones.
+    """
+    if not char.isalpha():
+        return ""
+    first = unicodedata.name(unicodedata.normalize("NFKC", char)[0], "").split(" ")[0]
+    return "CJK" if first == "IDEOGRAPHIC" else first  # 々
 
 
 def prose(text: str) -> str:

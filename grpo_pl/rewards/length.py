@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from grpo_pl.rewards.base import MissingColumn, Reward, Score
@@ -142,9 +145,10 @@ class LengthReward(Reward):
 class RepetitionReward(Reward):
     """``−max_penalty · (1 − distinct n-grams / n-grams)`` over the words of a completion; range [−``max_penalty``, 0].
 
-    Words are cut at white space and compared in lower case; a text of fewer than n words has nothing to repeat. What is
-    repeated without spaces (``42,42,42…``) is one word to that count, so the share among its n-grams of max(16, 4n)
-    characters, white space aside, takes its place where it is larger. Yeo et al. (arXiv 2502.03373) use such a penalty
+    Words are cut at white space and compared in lower case. What is repeated without spaces (``42,42,42…``) is one word
+    to that count, so the share among its n-grams of max(16, 4n) characters, white space aside, takes its place where it
+    is larger; and so does, for texts shorter than any n-gram (``42|42|42``), the share of characters that are a third
+    or later copy in a row. Yeo et al. (arXiv 2502.03373) use such a penalty
     against length hacking.
     """
 
@@ -178,18 +182,48 @@ class RepetitionReward(Reward):
 
 _FEWEST_CHARACTERS = 16
 """Shorter runs of characters are repeated by honest text, too."""
+_FEWEST_COLUMNS = 8
+"""A shorter stretch of the same over and over says nothing: ``(0,0,0)``, ``1+1+1``, ``haha``."""
 
 
 def repeated_share(text: str, *, n: int, unit: Literal["word", "character"] = "word") -> float:
     """1 − (distinct n-grams) / (n-grams) of ``text``, in [0, 1); 0 if it has fewer than n units.
 
-    With words, the same over runs of max(16, 4n) characters if that is more.
+    With words, the same over runs of max(16, 4n) characters if that is more; and in any case the share of characters
+    that stand in one place for at least the third time in a row, if that is more.
     """
     words = text.lower().split()
     characters = "".join(words)
+    longest = max(_FEWEST_CHARACTERS, 4 * n)
+    in_a_row = _third_in_a_row(" ".join(words), longest)
     if unit == "character":
-        return _repeated(characters, n)
-    return max(_repeated(words, n), _repeated(characters, max(_FEWEST_CHARACTERS, 4 * n)))
+        return max(_repeated(characters, n), in_a_row)
+    return max(_repeated(words, n), _repeated(characters, longest), in_a_row)
+
+
+def _third_in_a_row(text: str, longest: int) -> float:
+    """The share of ``text`` that is the third copy, or a later one, of up to ``longest`` characters right in front of
+    it. Up to two separators may be missing behind the last copy. Stretches of few columns, and zeros, do not count."""
+    counted = position = floor = 0
+    while twice := _twice(longest).search(text, position):
+        start, end, length = twice.start(), twice.end(1) + len(twice[1]), len(twice[1])
+        while start > floor and text[start - 1] == text[start - 1 + length]:
+            start -= 1
+        while end < len(text) and text[end] == text[end - length]:
+            end += 1
+        missing = text[end - length : start + 2 * length]  # of the third copy
+        columns = end - start + sum(unicodedata.east_asian_width(char) in "WF" for char in text[start:end])
+        if columns < _FEWEST_COLUMNS or not re.fullmatch(r"\W{0,2}", missing):
+            position = twice.start() + 1
+        else:
+            counted += max(0, end - start - 2 * length) if twice[1].strip("0,. ") else 0
+            position = floor = end
+    return counted / max(1, len(text))
+
+
+@cache
+def _twice(longest: int) -> re.Pattern[str]:
+    return re.compile(rf"(?=(.{{1,{longest}}}?)\1)", re.DOTALL)
 
 
 def _repeated(units: Sequence[str], n: int) -> float:

@@ -43,6 +43,7 @@ from grpo_pl.rewards.mathematics.units import split_unit
 PATTERNS = [
     " ", "\n", "~", "7", "42,", "1 111 ", "- ", "a ", "aП", "{", "}", "(", "^", "$", "```", "\\", "\\[", "\\(",
     "\\boxed", "\\boxed{", "\\boxed{1}", "\\frac{", "\\text{", "<think>", "<answer>", "</answer>", "1/", ". ",
+    "\u0301\u0316", "0",
 ]  # fmt: skip
 """Each of these, written over and over, was quadratic in some rule once, or might be."""
 HANG_S = 120.0

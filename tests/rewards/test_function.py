@@ -1,6 +1,6 @@
 import asyncio
 import pickle
-import time
+import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +12,7 @@ from grpo_pl.rewards.base import MissingColumn
 from grpo_pl.rewards.batch import ScoredBatch, score_completions
 from grpo_pl.rewards.function import load_function
 
+HANG_S = 60.0
 SOURCE = """
 import asyncio
 
@@ -159,7 +160,7 @@ LOOPS = set()
 
 async def nap(completions, **kwargs):
     LOOPS.add(id(asyncio.get_running_loop()))
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0)
     return [float(len(text)) for text in completions]
 
 async def broken(completions):
@@ -226,26 +227,44 @@ def test_rewards_inside_a_reward_note_their_own_rows(trl: Path) -> None:
     assert scored(reward, completions=["a", "b", "c"], **columns).extra == {"tokens": [1, None, 3]}
 
 
-def naps(trl: Path, count: int) -> list[FunctionReward]:
-    return [FunctionReward(function=f"{trl}:nap", name=f"nap{i}") for i in range(count)]
+class Meeting:
+    """A reward function whose calls end only once all of them, and a function that is not asynchronous, have begun."""
+
+    def __init__(self, count: int) -> None:
+        self.missing = count
+        self.everyone = asyncio.Event()
+        self.waiting = threading.Event()
+
+    async def __call__(self, completions: list[str], **kwargs: object) -> list[float]:
+        self.missing -= 1
+        if self.missing == 0:
+            self.everyone.set()
+            self.waiting.set()
+        await asyncio.wait_for(self.everyone.wait(), HANG_S)
+        return [2.0] * len(completions)
+
+    def beside(self, completions: list[str], **kwargs: object) -> list[float]:
+        assert self.waiting.wait(HANG_S)
+        return [3.0] * len(completions)
 
 
 @pytest.mark.parametrize("place", ["thread", "event loop", "one reward for each source"])
-def test_asynchronous_rewards_run_together(trl: Path, place: str) -> None:
-    """Twelve naps of half a second: six seconds one after the other."""
-    naps_, texts = naps(trl, 12), ["ab"] * 12
-    rewards: list[Reward] = [*naps_, ExactReward()]
-    sources = [f"{i}" for i in range(12)]
+def test_asynchronous_rewards_run_together_and_beside_the_others(place: str) -> None:
+    """Twelve calls that wait for each other: one after the other they would wait in vain."""
+    meeting, texts = Meeting(12), ["ab"] * 13
+    rewards: list[Reward] = [FunctionReward(function=meeting.beside, name="beside")]
+    rewards += [FunctionReward(function=meeting, name=f"{i}") for i in range(12)]
+    sources = [reward.name for reward in rewards]
     if place == "one reward for each source":
-        rewards = [PerSource(rewards=dict(zip(sources, naps_, strict=True)))]
+        rewards = [PerSource(rewards=dict(zip(sources, rewards, strict=True)))]
 
     async def inside() -> ScoredBatch:
         return scored(*rewards, completions=texts, source=list(sources))
 
-    began = time.monotonic()
     batch = asyncio.run(inside()) if place == "event loop" else scored(*rewards, completions=texts, source=sources)
-    assert time.monotonic() - began < 3.0
-    assert {s.value for s in batch.scores[0]} == {2.0}
+    values = [[score.value for score in row] for row in batch.scores]
+    expected = [3.0, *[2.0] * 12]
+    assert values == ([expected] if len(rewards) == 1 else [[value] * 13 for value in expected])
 
 
 def test_all_calls_share_one_event_loop_so_that_clients_live_on(trl: Path) -> None:

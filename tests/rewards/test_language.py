@@ -26,6 +26,22 @@ def test_a_word_of_several_scripts_is_in_no_language(word: str) -> None:
         assert value(word, language) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("Ｗｅ ａｄｄ", "en"),
+        ("𝐖𝐞 𝑎𝑑𝑑 𝓉𝒽𝑒 𝕟𝕦𝕞𝕓𝕖𝕣𝕤", "en"),
+        ("oﬀ", "en"),
+        ("ﾊﾝｶｸ", "ja"),
+        ("ﾡﾢ", "ko"),
+        ("人々", "zh"),
+        ("ﺍﺏﺕ", "ar"),
+    ],
+)
+def test_letters_of_another_width_or_style_keep_their_script(text: str, language: str) -> None:
+    assert value(text, language) == 1.0
+
+
 def test_an_apostrophe_that_is_a_letter_is_in_every_script() -> None:
     assert words_by_script("don\u02bct") == ["LATIN"]
 

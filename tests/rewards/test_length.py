@@ -1,3 +1,5 @@
+from typing import Literal
+
 import pytest
 
 from grpo_pl.rewards import ExactReward, LengthReward, RepetitionReward
@@ -75,6 +77,33 @@ def test_repetition_counts_ngrams() -> None:
 )
 def test_repetition_without_spaces_is_seen(text: str) -> None:
     assert repeated_share(text, n=4) > 0.9
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["abababab", "哈哈哈哈", "42|42|42", "aaaaaaaa", "no no no no", "42 42 42", "7;7;7;7;7", "你好你好你好", "!!!!!!!!",
+     "<b><b><b>", "ABabABab", "x\nx\nx\nx\nx", "632, 632, 632", "so it is 42|42|42"],
+)  # fmt: skip
+@pytest.mark.parametrize("unit", ["word", "character"])
+def test_short_runs_of_the_same_are_seen(text: str, unit: Literal["word", "character"]) -> None:
+    assert repeated_share(text, n=4, unit=unit) > 0.1
+    assert RepetitionReward(unit=unit)([text], [""], {})[0].status == "wrong"
+
+
+def test_what_stands_there_for_the_third_time_counts() -> None:
+    assert repeated_share("42|42|42", n=4) == 2 / 8
+    assert repeated_share("abababab", n=4) == 4 / 8
+    assert repeated_share("哈哈哈哈", n=4) == 2 / 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["(0,0,0)", "1+1+1=3", "haha", "bananas", "Mississippi", "very very good", "1,000,000,000,000", "10000000000",
+     "0.0000000001", "0.333333", "x = y = z = 5", "hmmm... so", "a_1, a_2, a_3, a_4", "谢谢", "慢慢来",
+     "2^2^2", r"\frac{1}{1}", "the dog saw the cat, the cat saw the dog"],
+)  # fmt: skip
+def test_honest_text_is_free_of_short_runs(text: str) -> None:
+    assert repeated_share(text, n=4) == 0.0
 
 
 def test_characters_hardly_count_against_honest_text() -> None:

@@ -162,7 +162,10 @@ def _arrange(
         golds.append(str(row[names.answer]))
     further = dict.fromkeys(key for row in batch for key in row)
     columns = {key: [row.get(key) for row in batch] for key in further if key not in (names.completion, names.answer)}
-    columns["prompt"] = [_message_text(row.get("prompt")) or "" for row in batch]
+    asked = [row.get("prompt") for row in batch]
+    columns["prompt"] = [_message_text(prompt) or "" for prompt in asked]
+    if all(isinstance(prompt, list) for prompt in asked):
+        columns.setdefault("prompt_messages", asked)
     return texts, golds, columns
 
 

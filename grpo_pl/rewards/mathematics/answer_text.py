@@ -155,13 +155,15 @@ def canonical(text: str) -> str:
         for char in result
     )
     result = "".join(_SYMBOLS.get(char, char) for char in result)
-    result = "".join(_SYMBOLS.get(char, char) for char in unicodedata.normalize("NFKC", result))
+    pieces = (result[i : i + _PIECE] for i in range(0, len(result), _PIECE))  # NFKC orders marks in quadratic time
+    result = "".join(_SYMBOLS.get(char, char) for piece in pieces for char in unicodedata.normalize("NFKC", piece))
     for pattern, replacement in _REWRITES:
         result = pattern.sub(replacement, result)
     result = re.sub(r"(?<=[\w})])\s*[.,;]+$", "", result.strip())
     return result.strip()
 
 
+_PIECE = 1000
 _INT = r"(?:[1-9]\d{0,2}(?:[, ]\d{3})+(?!\d)|\d+)"
 _DEC = rf"(?:{_INT}(?:\.\d*)?|\.\d+)"
 _FRAC = r"(?:\\frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))|(\d+)\s*/\s*(\d+))"

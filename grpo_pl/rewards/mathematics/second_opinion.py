@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from grpo_pl.rewards.base import Reward, Score
-from grpo_pl.rewards.format import after_thinking, answer_block, is_one_box
+from grpo_pl.rewards.format import after_thinking, answer_block, has_proper_tags, is_one_box
 from grpo_pl.rewards.mathematics import answer_text as text
 
 _BOX = re.compile(r"\\boxed\s*\{")
@@ -63,9 +63,10 @@ class StrictAnswerReward(Reward):
     some right answers, but there is little in it to be fooled:
 
     - What stands behind a ``<think>`` that is not closed is no answer, nor is a box in front of the last ``</think>``.
+    - ``<think>`` and ``<answer>`` blocks are opened and closed at most once, one behind the other.
     - Boxes of different content are no answer, and a box in a box is none.
-    - Where there is an ``<answer>`` block, it is the only one, closed, and holds one box and nothing else, unless
-      ``allow_text``. Elsewhere text may stand around the box, but its braces must balance.
+    - Where there is an ``<answer>`` block, it holds one box and nothing else, unless ``allow_text``. Elsewhere text may
+      stand around the box, but its braces must balance.
     """
 
     name: str = "strict"
@@ -95,6 +96,8 @@ class StrictAnswerReward(Reward):
         longest = max(map(len, boxes))
         if longest > len(gold) + 1000:
             return Score(0.0, "too_long", f"{longest} characters")
+        if fault := "" if has_proper_tags(completion) else "tags nested, repeated, missing or out of order":
+            return Score(0.0, "wrong", fault)
         if fault := self._fault(said):
             return Score(0.0, "wrong", fault)
         if len({normal_form(box) for box in boxes}) > 1:
@@ -109,8 +112,6 @@ class StrictAnswerReward(Reward):
         block = answer_block(said)
         if block is None:
             return "" if braces_balance(said) else "braces that do not balance"
-        if said.count("<answer>") != 1 or said.count("</answer>") != 1:
-            return "answer blocks that are not one"
         if not boxed_answers(block):
             return "a box outside the answer block"
         return "" if self.allow_text or is_one_box(block) else "text beside the box"

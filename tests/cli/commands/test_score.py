@@ -169,6 +169,19 @@ def test_chats_are_scored_by_their_last_message(tmp_path: Path) -> None:
     assert score_file(file, rewards).correct == 2
 
 
+def test_rewards_that_read_messages_get_the_conversation_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def f(completions, prompts, **columns):\n"
+        "    return [float((c[0]['content'], p[0]['role'], p[-1]['content']) == ('5', 'system', '2+3='))\n"
+        "            for c, p in zip(completions, prompts)]\n"
+    )
+    rewards = [FunctionReward(function=f"{tmp_path}/mine.py:f", correctness=True)]
+    prompt = [{"role": "system", "content": "add"}, {"role": "user", "content": "2+3="}]
+    row = {"prompt": prompt, "completion": [{"role": "assistant", "content": "5"}], "answer": "5"}
+    for name in ("rows.jsonl", "rows.parquet"):
+        assert score_file(write(tmp_path / name, [row, row]), rewards).correct == 2
+
+
 def test_ctrl_c_ends_it_at_once_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import pathlib, time\n"

@@ -20,7 +20,7 @@ def verdicts(completion: str, gold: str) -> tuple[float | None, float | None]:
         (r"\boxed{1,000}", "1000", 1, 1),
         (r"so \boxed{ \dfrac{1}{2} }", r"\frac12", 1, 1),
         (r"\boxed{x + 1}", "x+1", 1, 1),
-        (r"\boxed{4} is wrong</think> \boxed{5}", "5", 1, 1),
+        (r"<think>\boxed{4} is wrong</think> \boxed{5}", "5", 1, 1),
         # right, but not to the letter
         (r"\boxed{0.5}", r"\frac12", 0, 1),
         (r"\boxed{84/7} = 12", "12", 0, 1),
@@ -39,7 +39,20 @@ def verdicts(completion: str, gold: str) -> tuple[float | None, float | None]:
         # a thought that never ends
         (r"<think>so \boxed{5}", "5", 0, 1),
         (r"<think>a</think>b<think>so \boxed{5}", "5", 0, 1),
-        (r"<think>a</think>\boxed{5}<think>sure?", "5", 1, 1),
+        (r"<think>a</think>\boxed{5}<think>sure?", "5", 0, 1),
+        # tags nested, repeated, missing or out of order
+        (r"<think><think>a</think>\boxed{5}", "5", 0, 1),
+        (r"<think><think>a</think></think>\boxed{5}", "5", 0, 1),
+        (r"<think>a</think></think>\boxed{5}", "5", 0, 1),
+        (r"<think>a</think><think>b</think>\boxed{5}", "5", 0, 1),
+        (r"a</think>\boxed{5}", "5", 0, 1),
+        (r"<think>a</think><answer><answer>\boxed{5}</answer>", "5", 0, 1),
+        (r"<think>a</think><answer>\boxed{5}</answer></answer>", "5", 0, 1),
+        (r"<think>a</think><answer>\boxed{5}</answer><answer></answer>", "5", 0, 1),
+        (r"<think>a</think>\boxed{5}</answer>", "5", 0, 1),
+        (r"<think>a<answer>b</think><answer>\boxed{5}</answer>", "5", 0, 1),
+        (r"<think>a<answer>4</answer></think>\boxed{5}", "5", 0, 1),
+        (r"<answer>\boxed{5}</answer><think>a</think>\boxed{5}", "5", 0, 1),
         # braces too many or too few
         (r"<answer>\boxed{5}}}</answer>", "5", 0, 1),
         (r"so \boxed{5}}} it is", "5", 0, 1),
