@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from grpo_pl.functional.estimates import estimate_mean, majority_at_k, pass_at_k
+from grpo_pl.evaluation.metrics import MajorityAtK, correctness_metrics
 
 
 def ks_of(n: int) -> list[int]:
@@ -37,9 +37,8 @@ def summarise(results: Sequence[Mapping[str, Any]], *, n: int) -> dict[str, Any]
     summary["unscored"], summary["unjudged"] = int((~judged.any(dim=1)).sum()), int((~judged).sum())
     correct = torch.tensor([[bool(sample["correct"]) for sample in group] for group in groups])
     classes = torch.tensor([[sample["answer_class"] for sample in group] for group in groups])
-    values = {f"pass@{k}": pass_at_k(correct, k, judged) for k in ks_of(n)}
-    if n > 1:
-        values[f"maj@{n}"] = majority_at_k(classes, n, judged)
-    told = {name: value[~value.isnan()] for name, value in values.items()}
-    summary["metrics"] = {name: asdict(estimate_mean(value)) for name, value in told.items() if len(value)}
+    for name, metric in correctness_metrics(ks_of(n), n).items():
+        metric.update(classes if isinstance(metric, MajorityAtK) else correct, judged=judged)
+        if metric.results():
+            summary["metrics"][name] = asdict(metric.estimate())
     return summary

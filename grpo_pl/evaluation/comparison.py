@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from grpo_pl.evaluation.curves import Points, read_curves
 from grpo_pl.files.writing import staged
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ CURVES = {
     "entropy": "entropy",
 }
 """Column of the comparison's CSV -> column of a run's ``metrics.csv``."""
-
-Points = list[tuple[int, float]]
-"""(rollout, value), in order; rollouts without a value are left out."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +50,13 @@ class RunCurves:
 
 def read_run(metrics: Path) -> RunCurves:
     """Curves from a run's ``metrics.csv``."""
-    with metrics.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-
-    def points(column: str) -> Points:
-        return [(int(row["step"]), float(row[column])) for row in rows if row.get(column)]
-
+    columns = read_curves(metrics)
+    seconds = [value for _, value in columns.get("step_time", [])]
     return RunCurves(
-        curves={name: points(column) for name, column in CURVES.items()},
-        held_out=points("val/pass@1"),
-        unjudged=int(points("val/unjudged")[-1][1]) if points("val/unjudged") else 0,
-        seconds=median(value for _, value in points("step_time")) if points("step_time") else 0.0,
+        curves={name: columns.get(column, []) for name, column in CURVES.items()},
+        held_out=columns.get("val/pass@1", []),
+        unjudged=int(columns["val/unjudged"][-1][1]) if "val/unjudged" in columns else 0,
+        seconds=median(seconds) if seconds else 0.0,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchmetrics import SumMetric
 
-from grpo_pl.evaluation.metrics import AverageAtK, GroupMetric, MajorityAtK, PassAtK
+from grpo_pl.evaluation.metrics import AverageAtK, GroupMetric, PassAtK, correctness_metrics
 from grpo_pl.functional.estimates import Estimate, estimate_mean
 from grpo_pl.rewards.base import Reward, correctness_index, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, score_completions
@@ -76,7 +76,7 @@ def grade(
 
     Args:
         vote: also find out which wrong answers are the same; without it each is a class of its own.
-        trainer_state: see :func:`score_completions`.
+        trainer_state: see ``score_completions``.
     """
     columns, n = samples.columns(needs_of(rewards)), samples.rollout.group_size
     reward, scored = _correctness_scores(rewards, samples, columns, trainer_state)
@@ -133,13 +133,13 @@ class MetricResult:
         return estimate_mean(torch.tensor(list(self.problems.values()), dtype=torch.float64))
 
 
-Read = Callable[[Answers], Tensor]
-"""Takes from answers what a metric is made of."""
+_READ = {"maj": "classes", "mean_length": "lengths", "clipped_ratio": "truncated"}
+"""Metric -> the field of ``Answers`` that it is made of; of all others ``correct``."""
 
 
 class HeldOutMetrics:
     """The metrics of one validation: the same ones for every group of problems. Completions that could not be judged
-    count neither as right nor as wrong; :meth:`unjudged` tells how many these are.
+    count neither as right nor as wrong; ``unjudged`` tells how many these are.
 
     Args:
         validation: what is measured.
@@ -148,39 +148,33 @@ class HeldOutMetrics:
     """
 
     def __init__(self, validation: Validation, groups: Sequence[str], device: torch.device) -> None:
-        n = validation.samples
         self.metrics: dict[str, GroupMetric] = {}
-        self._sampled: dict[str, list[tuple[GroupMetric, Read]]] = {}
-        self._greedy: dict[str, GroupMetric] = {}
         self._unjudged = {group: SumMetric().to(device) for group in groups}
         for group in groups:
-            sampled: dict[str, tuple[GroupMetric, Read]] = {}
-            sampled |= {f"pass@{k}": (PassAtK(k), lambda a: a.correct) for k in validation.ks}
-            if n > 1:
-                sampled[f"maj@{n}"] = (MajorityAtK(n), lambda a: a.classes)
-            sampled["mean_length"] = (AverageAtK(n), lambda a: a.lengths)
-            sampled["clipped_ratio"] = (AverageAtK(n), lambda a: a.truncated)
-            self.metrics |= {f"{group}/{name}": metric for name, (metric, _) in sampled.items()}
-            self._sampled[group] = list(sampled.values())
-            if validation.greedy:
-                self.metrics[f"{group}/greedy"] = self._greedy[group] = PassAtK(1)
-        for metric in self.metrics.values():
-            metric.to(device)
+            named = correctness_metrics(validation.ks, validation.samples)
+            named |= {name: AverageAtK(validation.samples) for name in ("mean_length", "clipped_ratio")}
+            named |= {"greedy": PassAtK(1)} if validation.greedy else {}
+            self.metrics |= {f"{group}/{name}": metric.to(device) for name, metric in named.items()}
 
     def update(self, batch: PromptBatch, sampled: Answers, greedy: Answers | None) -> None:
         """Adds the problems of a batch to the groups that each belongs to."""
         device = sampled.correct.device
         ids = torch.tensor([prompt.id for prompt in batch.prompts], device=device)
-        for group, metrics in self._sampled.items():  # every rank, every group: a metric without an update cannot sync
-            rows = zip(batch.valid, batch.groups, strict=True)
-            member = torch.tensor([valid and group in groups for valid, groups in rows], device=device)
-            for metric, read in metrics:
-                metric.update(read(sampled), member, ids, sampled.judged)
-            unjudged = (~sampled.judged[member]).sum()
-            if greedy is not None:
-                self._greedy[group].update(greedy.correct, member, ids, greedy.judged)
-                unjudged = unjudged + (~greedy.judged[member]).sum()
-            self._unjudged[group].update(unjudged)
+        rows = list(zip(batch.valid, batch.groups, strict=True))
+        member = {
+            group: torch.tensor([valid and group in groups for valid, groups in rows], device=device)
+            for group in self._unjudged
+        }
+        for key, metric in self.metrics.items():  # every rank, every one: a metric without an update cannot sync
+            group, _, name = key.rpartition("/")
+            answers = greedy if name == "greedy" else sampled
+            assert answers is not None
+            values = getattr(answers, _READ.get(name.partition("@")[0], "correct"))
+            metric.update(values, member[group], ids, answers.judged)
+        for group, count in self._unjudged.items():
+            for answers in (sampled, greedy):
+                if answers is not None:
+                    count.update((~answers.judged[member[group]]).sum())
 
     def results(self) -> dict[str, MetricResult]:
         """Every metric with its problems, over all ranks, if it has any; every rank must call it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class GroupMetric(Metric):
         Args:
             samples: (P, n) with n >= k; what the numbers mean is the subclass's.
             valid: (P,) bool; problems that only fill a batch are false.
-            ids: (P,) int64 names of the problems, for :meth:`results`; 0, 1 … per call if not given.
+            ids: (P,) int64 names of the problems, for ``results``; 0, 1 … per call if not given.
             judged: (P, n) bool, samples whose reward is a number; all if not given.
 
         Raises:
@@ -83,6 +84,20 @@ class GroupMetric(Metric):
         return dict(sorted(zip(ids, values, strict=True)))
 
 
+def correctness_metrics(ks: Iterable[int], samples: int) -> dict[str, GroupMetric]:
+    """What training, validation, ``evaluate``, ``filter`` and the server tell of correctness: pass@k for every k, and
+    maj@``samples`` where there is a vote."""
+    metrics: dict[str, GroupMetric] = {f"pass@{k}": PassAtK(k) for k in ks}
+    return metrics | ({f"maj@{samples}": MajorityAtK(samples)} if samples > 1 else {})
+
+
+def pass_rates(values: Tensor) -> list[float | None]:
+    """pass@1 of each problem from the correctness reward of its samples, (P, n), NaN where it could not be computed;
+    None for a problem of which no sample could be judged."""
+    rates = pass_at_k(values >= 1.0, 1, ~values.isnan()).tolist()
+    return [None if rate != rate else rate for rate in rates]
+
+
 def _join(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
     """A ``cat`` state as one tensor, which it is after an exchange and is not before."""
     return torch.zeros(0, dtype=dtype) if isinstance(parts, list) and not parts else dim_zero_cat(parts)
@@ -91,7 +106,7 @@ def _join(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
 class PassAtK(GroupMetric):
     """pass@k = mean over problems of 1 − C(n − c, k) / C(n, k), with c of n samples correct.
 
-    Takes (P, n) bool. See :func:`grpo_pl.functional.estimates.pass_at_k`.
+    Takes (P, n) bool. See ``grpo_pl.functional.estimates.pass_at_k``.
     """
 
     higher_is_better = True
@@ -103,8 +118,8 @@ class PassAtK(GroupMetric):
 class MajorityAtK(GroupMetric):
     """maj@k: how often the most frequent of k answers is right.
 
-    Takes (P, n) answer classes as :func:`grpo_pl.rewards.voting.answer_classes` numbers them: 0 is right, negative
-    is no answer. See :func:`grpo_pl.functional.estimates.majority_at_k`.
+    Takes (P, n) answer classes as ``grpo_pl.rewards.voting.answer_classes`` numbers them: 0 is right, negative
+    is no answer. See ``grpo_pl.functional.estimates.majority_at_k``.
     """
 
     higher_is_better = True

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-Points = list[tuple[int, float]]
-"""(completed rollouts, value)."""
+from grpo_pl.evaluation.curves import Points
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +34,6 @@ class Chart:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for the page's script."""
         return asdict(self)
-
-
-def read_metrics(path: Path) -> dict[str, Points]:
-    """The columns of ``metrics.csv``, each with its own rows only."""
-    columns: dict[str, Points] = {}
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            step = int(float(row["step"]))
-            for name, cell in row.items():
-                if name not in ("step", None) and cell:
-                    value = float(cell)
-                    if math.isfinite(value):  # a skipped update logs its loss as NaN: nothing to draw
-                        columns.setdefault(name, []).append((step, value))
-    return columns
 
 
 def charts(columns: Mapping[str, Points]) -> list[Chart]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from grpo_pl.report.charts import Points
+from grpo_pl.evaluation.curves import Points
 
 ROLLOUTS = 10
 """Rollouts in a row in which every group has equal rewards."""

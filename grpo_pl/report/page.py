@@ -9,10 +9,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from grpo_pl.evaluation.curves import Points, read_curves
 from grpo_pl.files.rows import Row, read_lines
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.files.writing import staged
-from grpo_pl.report.charts import Points, charts, read_metrics
+from grpo_pl.report.charts import charts
 from grpo_pl.report.no_signal import no_signal
 
 LARGEST_SAMPLES = 8_000_000
@@ -36,7 +37,7 @@ def write_report(run: RunFolder) -> Path:
 def build_page(run: RunFolder) -> str:
     """The text of the page."""
     name = run.path.resolve().name
-    columns = read_metrics(run.metrics)
+    columns = read_curves(run.metrics)
     written = read_lines(run.completions, may_be_cut_short=True) if run.completions.is_file() else ()
     samples = [line.row for line in written]
     data = {

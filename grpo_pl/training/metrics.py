@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
-from grpo_pl.functional.estimates import pass_at_k
+from grpo_pl.evaluation import metrics as evaluation
 from grpo_pl.rewards.base import Reward, Status, correctness_index
 from grpo_pl.training.experience import Experience
 
@@ -67,9 +67,8 @@ def pass_rates(experience: Experience, rewards: Sequence[Reward], collective: Co
     """Share of right completions of each problem of the global batch, by id, where any could be judged."""
     mine = torch.tensor([prompt.id for prompt in experience.samples.prompts], device=experience.keep.device)
     ids = collective.gather_rows(mine).tolist()
-    values = experience.values[correctness_index(rewards)]  # (P, G)
-    rates = pass_at_k(values >= 1.0, 1, ~values.isnan()).tolist()
-    return {i: rate for i, rate in zip(ids, rates, strict=True) if rate == rate}
+    rates = evaluation.pass_rates(experience.values[correctness_index(rewards)])
+    return {i: rate for i, rate in zip(ids, rates, strict=True) if rate is not None}
 
 
 def _text_metrics(experience: Experience, collective: Collective, words: Sequence[str]) -> dict[str, float]:

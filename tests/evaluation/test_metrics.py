@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_pl.evaluation.metrics import AverageAtK, MajorityAtK, PassAtK
+from grpo_pl.evaluation.metrics import AverageAtK, MajorityAtK, PassAtK, correctness_metrics, pass_rates
 from grpo_pl.functional.estimates import estimate_mean, pass_at_k
 
 
@@ -145,3 +145,13 @@ def test_mean_and_interval_are_those_of_all_ranks() -> None:
         process.join(timeout=10)
     expected = estimate_mean(torch.tensor([0.5, 0.5, 1.0]))
     assert found == [(pytest.approx(2 / 3), expected)] * 2
+
+
+def test_pass_rates_count_full_values_among_those_that_could_be_computed() -> None:
+    values = torch.tensor([[1.0, 0.9, math.nan, 2.0], [0.0, 0.0, 0.0, 0.0], [math.nan] * 4])
+    assert pass_rates(values) == [pytest.approx(2 / 3), 0.0, None]
+
+
+def test_the_metrics_of_correctness_are_named_by_k() -> None:
+    assert list(correctness_metrics([1, 4], 4)) == ["pass@1", "pass@4", "maj@4"]
+    assert list(correctness_metrics([1], 1)) == ["pass@1"]

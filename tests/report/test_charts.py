@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from grpo_pl.report.charts import charts, read_metrics
+from grpo_pl.evaluation.curves import read_curves
+from grpo_pl.report.charts import charts
 
 
 def _file(folder: Path, text: str) -> Path:
@@ -13,7 +14,7 @@ def _file(folder: Path, text: str) -> Path:
 
 def test_each_column_keeps_the_rows_it_has(tmp_path: Path) -> None:
     file = _file(tmp_path, "step,val/pass@1,reward,kl\n0,0.25,,\n1,,0.5,0.01\n2,,0.75,\n2,0.5,,\n")
-    assert read_metrics(file) == {
+    assert read_curves(file) == {
         "val/pass@1": [(0, 0.25), (2, 0.5)],
         "reward": [(1, 0.5), (2, 0.75)],
         "kl": [(1, 0.01)],

@@ -175,7 +175,10 @@ def _measure(
     seed: int,
     batch_size: int,
 ) -> None:
+    import torch
+
     from grpo_pl.evaluation.held_out import correctness
+    from grpo_pl.evaluation.metrics import pass_rates
 
     per_batch, done = max(1, batch_size // samples), 0
     asked = (prompt for prompt in problems if prompt.id in todo)
@@ -189,7 +192,9 @@ def _measure(
             )
             correct = correctness(policy.rewards, drawn)
             groups = [correct[i * samples : (i + 1) * samples] for i in range(len(batch))]
-            notes.add({p.id: (_rate(group), group.count(None)) for p, group in zip(batch, groups, strict=True)})
+            values = torch.tensor([[math.nan if c is None else float(c) for c in group] for group in groups])
+            rates = zip(batch, groups, pass_rates(values), strict=True)
+            notes.add({prompt.id: (rate, group.count(None)) for prompt, group, rate in rates})
             done += len(batch)
             advance(done)
 
@@ -202,17 +207,6 @@ def _too_long(policy: _Policy, problems: Iterable[Problem], todo: Set[int], note
     if long:
         notes.add(dict.fromkeys(long, (None, 0)))
     return long
-
-
-def _rate(correct: Sequence[bool | None]) -> float | None:
-    """pass@1 of a problem: the share of right completions among those that could be judged; None where none could."""
-    import torch
-
-    from grpo_pl.functional.estimates import pass_at_k
-
-    right, judged = torch.tensor([[bool(c) for c in correct]]), torch.tensor([[c is not None for c in correct]])
-    rate = pass_at_k(right, 1, judged).item()
-    return None if rate != rate else rate
 
 
 def _load(config: Path, model: str | None, source: PromptSource, device: str, *, trust_rewards: bool) -> _Policy:
