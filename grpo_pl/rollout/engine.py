@@ -1,4 +1,4 @@
-"""``RolloutEngine``: the contract between the pipeline and whatever draws completions."""
+"""``RolloutEngine``: the contract between the pipeline and whatever draws completions, and what engines share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -113,6 +113,42 @@ class PolicyDiverged(ValueError):
         return super().__str__() + (hint if newest is not None else "")
 
 
+class DecodeMonitor:
+    """What is asked and told between two tokens: whether to stop, which rows have ended, how far the work is."""
+
+    def __init__(
+        self,
+        ends: StopWatch,
+        sampling: SamplingParams,
+        *,
+        eos: Sequence[int],
+        progress: ProgressFn | None,
+        should_stop: Callable[[], bool] | None,
+    ) -> None:
+        self.sampling, self._ends = sampling, ends
+        self._eos, self._progress, self._should_stop = set(eos), progress, should_stop
+        self._tokens = self._finished = 0
+
+    def check_stop(self) -> None:
+        if self._should_stop is not None and self._should_stop():
+            raise RolloutInterrupted
+
+    def alive(self, tokens: Tensor, rows: Tensor, *, last: bool) -> list[bool]:
+        """Which of ``rows`` go on after drawing ``tokens``."""
+        if self._ends:
+            drawn = list(zip(rows.tolist(), tokens.tolist(), strict=True))
+            alive = [not self._ends.found(row, token) and token not in self._eos and not last for row, token in drawn]
+        elif last or not self._eos:
+            alive = [not last] * len(tokens)
+        else:
+            alive = [token not in self._eos for token in tokens.tolist()]
+        self._tokens += len(alive)
+        self._finished += len(alive) - sum(alive)
+        if self._progress is not None:
+            self._progress(self._tokens, self._finished)
+        return alive
+
+
 def row_keys(keys: Sequence[Sequence[SampleKey]]) -> list[int]:
     """One 64-bit sampling key a row, from (P, G) sample names to (B,) integers."""
     return [row_key(k.seed, k.split, k.step, k.attempt, k.prompt_id, k.sample) for group in keys for k in group]
@@ -158,3 +194,54 @@ def finish_reasons(completion_ids: Tensor, mask: Tensor, eos_token_ids: Sequence
     """``stop`` where the last kept token is an EOS, ``length`` elsewhere."""
     last = completion_ids.gather(1, mask.sum(dim=1, keepdim=True) - 1).squeeze(1).tolist()
     return ["stop" if token in eos_token_ids else "length" for token in last]
+
+
+def assemble(
+    *,
+    group_size: int,
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    drawn: Sequence[tuple[Tensor, Tensor]],
+    eos_token_ids: Sequence[int],
+    pad_token_id: int,
+    stop_lengths: Sequence[int] = (),
+) -> Rollout:
+    """One rollout from chunks of consecutive rows: (tokens, log-probabilities), both (rows, T) with T per chunk.
+
+    What follows a row's first EOS is arbitrary and is masked here.
+
+    Args:
+        stop_lengths: tokens of each row up to a stop string, 0 where it has none; empty where there are none at all.
+
+    Raises:
+        PolicyDiverged: a log-probability is NaN or infinite.
+    """
+    width = max(tokens.shape[1] for tokens, _ in drawn)
+    completion_ids = torch.cat([_widen(tokens, width, pad_token_id) for tokens, _ in drawn])  # (B, T)
+    kept = completion_mask(completion_ids, eos_token_ids)
+    kept &= torch.cat([_widen(torch.ones_like(tokens, dtype=torch.bool), width, False) for tokens, _ in drawn])
+    if any(stop_lengths):
+        ends = torch.tensor(stop_lengths, device=kept.device).unsqueeze(1)  # (B, 1)
+        kept &= (ends == 0) | (torch.arange(width, device=kept.device) < ends)
+    logprobs = torch.cat([_widen(chunk, width, 0.0) for _, chunk in drawn]).masked_fill(~kept, 0.0)  # (B, T)
+    if not logprobs.isfinite().all():
+        raise PolicyDiverged(
+            "the policy's logits are not finite: its weights have diverged, or its type cannot hold its activations. "
+            "Lower the learning rate, clip gradients, or use float32 or bfloat16 instead of float16."
+        )
+    reasons = finish_reasons(completion_ids, kept, eos_token_ids)
+    return Rollout(
+        group_size=group_size,
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_mask,
+        completion_ids=completion_ids.masked_fill(~kept, pad_token_id),
+        completion_mask=kept,
+        sampling_logprobs=logprobs,
+        finish_reasons=["stop" if length else r for length, r in zip(stop_lengths, reasons, strict=True)]
+        if stop_lengths
+        else reasons,
+    )
+
+
+def _widen(tensor: Tensor, width: int, value: Any) -> Tensor:
+    return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]), value=value)

@@ -13,17 +13,18 @@ from torch import Tensor
 from grpo_pl.functional.sampling import draw_tokens, uniforms
 from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.engine import (
+    DecodeMonitor,
     ProgressFn,
     RolloutEngine,
-    RolloutInterrupted,
     StopWatch,
+    assemble,
     check_request,
     pad_left,
     row_keys,
 )
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 from grpo_pl.rollout.native.weights import refuse_llama_family
-from grpo_pl.rollout.plain import PlainEngine, assemble
+from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import Rollout, SampleKey, SamplingParams
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class NativeEngine(RolloutEngine):
         keyed = torch.tensor(row_keys(keys), dtype=torch.int64, device=device)  # (B,)
         chunk = self.max_batch_rows or len(owners)
         ends = StopWatch(stops, len(owners))
-        monitor = _DecodeMonitor(
+        monitor = DecodeMonitor(
             ends=ends, sampling=sampling, eos=eos_token_ids, progress=progress, should_stop=should_stop
         )
         with torch.no_grad():
@@ -103,7 +104,7 @@ class NativeEngine(RolloutEngine):
         )
 
     def _decode(
-        self, decoder: LlamaFamilyDecoder, logits: Tensor, keys: Tensor, first_row: int, monitor: _DecodeMonitor
+        self, decoder: LlamaFamilyDecoder, logits: Tensor, keys: Tensor, first_row: int, monitor: DecodeMonitor
     ) -> tuple[Tensor, Tensor]:
         """Tokens and log-probabilities (rows, T) of one chunk of rows, T being its longest completion."""
         longest = monitor.sampling.max_completion_length
@@ -141,42 +142,6 @@ class NativeEngine(RolloutEngine):
         if line not in self._said:
             self._said.add(line)
             log.info(line)
-
-
-class _DecodeMonitor:
-    """What is asked and told between two tokens: whether to stop, which rows have ended, how far the work is."""
-
-    def __init__(
-        self,
-        ends: StopWatch,
-        sampling: SamplingParams,
-        *,
-        eos: Sequence[int],
-        progress: ProgressFn | None,
-        should_stop: Callable[[], bool] | None,
-    ) -> None:
-        self.sampling, self._ends = sampling, ends
-        self._eos, self._progress, self._should_stop = set(eos), progress, should_stop
-        self._tokens = self._finished = 0
-
-    def check_stop(self) -> None:
-        if self._should_stop is not None and self._should_stop():
-            raise RolloutInterrupted
-
-    def alive(self, tokens: Tensor, rows: Tensor, *, last: bool) -> list[bool]:
-        """Which of ``rows`` go on after drawing ``tokens``."""
-        if self._ends:
-            drawn = list(zip(rows.tolist(), tokens.tolist(), strict=True))
-            alive = [not self._ends.found(row, token) and token not in self._eos and not last for row, token in drawn]
-        elif last or not self._eos:
-            alive = [not last] * len(tokens)
-        else:
-            alive = [token not in self._eos for token in tokens.tolist()]
-        self._tokens += len(alive)
-        self._finished += len(alive) - sum(alive)
-        if self._progress is not None:
-            self._progress(self._tokens, self._finished)
-        return alive
 
 
 def _drop_finished(
