@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 
-from grpo_pl.policy.logprobs import scoring_way
+from grpo_pl.policy.logprobs import forward_mode, was_tried
 from grpo_pl.training.module import GRPOModule
 
 
@@ -32,8 +32,9 @@ def choices(module: GRPOModule) -> str:
     policy, budget = module.require_policy(), module.budget
     how = "configured" if budget.configured is not None else "found"
     weights = next(policy.parameters())
+    way = forward_mode(policy) if was_tried(policy) else "untried"
     return (
-        f"chosen: {module.engine.describe()}; log-probabilities scored in the {scoring_way(policy)} way; "
+        f"chosen: {module.engine.describe()}; log-probabilities scored in the {way} way; "
         f"micro-batch of {budget.tokens} tokens ({how}); weights {str(weights.dtype).removeprefix('torch.')} on "
         f"{weights.device}, precision {module.trainer.precision}, processes {module.trainer.world_size}."
     )

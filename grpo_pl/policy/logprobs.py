@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from grpo_pl.functional.gemm import FastLinear
 from grpo_pl.functional.logprobs import head_logprobs, token_entropy, token_logprobs
+from grpo_pl.policy.library_internals import attends_by_interface, has_hooks
 from grpo_pl.policy.packing import pack, packed_attention
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 ForwardMode = Literal["packed", "chunked", "materialised"]
 """How a model can be scored: on packed tokens; padded, with the head in chunks; from the logits it makes itself."""
-
-_forward_modes: weakref.WeakKeyDictionary[nn.Module, ForwardMode] = weakref.WeakKeyDictionary()
+_FOUND = "_grpo_pl_forward_mode"
+"""Attribute of a model that keeps what was found out about it, as long as the model itself."""
 
 
 def completion_logprobs(
@@ -56,7 +56,7 @@ def completion_logprobs(
         "completion_ids": completion_ids,
         "completion_mask": completion_mask,
     }
-    mode = _forward_mode(model)
+    mode = forward_mode(model)
     # the second forward pass of a checkpointed layer would not find the other products
     with nullcontext() if recomputes_activations(model) else FastLinear():
         if mode == "materialised":
@@ -150,21 +150,28 @@ def _through_head(
 
 def shares_prompts(model: PreTrainedModel, longest: int) -> bool:
     """Whether neighbouring rows of up to ``longest`` tokens share equal prompts, and padding is left out."""
-    return _forward_mode(model) == "packed" and longest <= _window(model)
+    return forward_mode(model) == "packed" and longest <= _window(model)
 
 
-def scoring_way(model: PreTrainedModel) -> str:
-    """How completions of ``model`` have been scored: ``packed``, ``chunked`` …; ``untried`` before the first time."""
-    return str(_forward_mode(model)) if model in _forward_modes else "untried"
-
-
-def _forward_mode(model: PreTrainedModel) -> ForwardMode:
-    if model not in _forward_modes:
-        _forward_modes[model] = _try_modes(model)
-        log.info("%s is scored in the %s way.", type(model).__name__, _forward_modes[model])
-    if _forward_modes[model] == "packed" and recomputes_activations(model):
+def forward_mode(model: PreTrainedModel) -> ForwardMode:
+    """How completions of ``model`` are scored; tried the first time, by all processes of a sharded model together."""
+    if not was_tried(model):
+        use_forward_mode(model, _try_modes(model))
+        log.info("%s is scored in the %s way.", type(model).__name__, getattr(model, _FOUND))
+    mode: ForwardMode = getattr(model, _FOUND)
+    if mode == "packed" and recomputes_activations(model):
         return "chunked"  # the second forward pass of a checkpointed layer would not find the packing
-    return _forward_modes[model]
+    return mode
+
+
+def was_tried(model: PreTrainedModel) -> bool:
+    """Whether it is known how ``model`` can be scored."""
+    return hasattr(model, _FOUND)
+
+
+def use_forward_mode(model: PreTrainedModel, mode: ForwardMode) -> None:
+    """Scores ``model`` in this way without trying whether a better one gives the same."""
+    setattr(model, _FOUND, mode)
 
 
 def _try_modes(model: PreTrainedModel) -> ForwardMode:
@@ -188,7 +195,7 @@ def _try_modes(model: PreTrainedModel) -> ForwardMode:
 def _has_plain_head(model: PreTrainedModel, rows: dict[str, Tensor]) -> bool:
     """Whether the model's logits are the output of a plain linear head, bit for bit."""
     head = model.get_output_embeddings()
-    if type(head).forward is not nn.Linear.forward or "forward" in vars(head) or head._forward_hooks:
+    if type(head).forward is not nn.Linear.forward or "forward" in vars(head) or has_hooks(head):
         return False
     outputs: list[Tensor] = []
     watch = head.register_forward_hook(lambda module, args, output: outputs.append(output))
@@ -202,10 +209,7 @@ def _has_plain_head(model: PreTrainedModel, rows: dict[str, Tensor]) -> bool:
 def _can_pack(model: PreTrainedModel) -> bool:
     """Whether tokens see each other in causal attention only, and that goes through transformers' interface."""
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-    return bool(getattr(model, "_supports_attention_backend", False)) and kinds <= {
-        "full_attention",
-        "sliding_attention",
-    }
+    return attends_by_interface(model) and kinds <= {"full_attention", "sliding_attention"}
 
 
 def _agrees(model: PreTrainedModel, rows: dict[str, Tensor], reference: Tensor) -> bool:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from grpo_pl.policy.library_internals import is_adapted
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -111,7 +113,5 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _adapted(model: Any) -> Iterator[tuple[str, Any]]:
-    """Name and module of each layer with adapters; asks for what it can do, so that peft need not be there."""
-    for name, module in model.named_modules():
-        if hasattr(module, "base_layer") and hasattr(module, "get_delta_weight"):
-            yield name, module
+    """Name and module of each layer with adapters."""
+    return ((name, module) for name, module in model.named_modules() if is_adapted(module))

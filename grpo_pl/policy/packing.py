@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from grpo_pl.policy.library_internals import attention_by
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -104,17 +106,12 @@ def _buckets(table: Tensor, lengths: Tensor, *, total: int) -> tuple[list[Tensor
 
 @contextmanager
 def packed_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Lets ``model(…, packing=…)`` attend along the rows of a :class:`Packing`."""
+    """Lets ``model(…, packing=…)`` attend along the rows of a `Packing`."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(_IMPLEMENTATION, _attend)
-    config = model.config
-    before = config._attn_implementation_internal
-    config._attn_implementation_internal = _IMPLEMENTATION
-    try:
+    AttentionInterface.register(_IMPLEMENTATION, _attend)  # in transformers' own table, which knows names only
+    with attention_by(model, _IMPLEMENTATION):
         yield
-    finally:
-        config._attn_implementation_internal = before
 
 
 def _attend(

@@ -12,6 +12,7 @@ import yaml
 
 from grpo_pl.files.rows import read_object
 from grpo_pl.policy.export import MANIFEST
+from grpo_pl.policy.library_internals import tied_names
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.policy.template import PromptTemplate
@@ -81,8 +82,7 @@ class ServedModel:
 
             weights = policy_weights(read_checkpoint(self.checkpoint))
             missing, unexpected = model.load_state_dict(weights, strict=False)
-            tied = set(getattr(model, "_tied_weights_keys", None) or ())
-            lost = [name for name in missing if name not in tied]
+            lost = sorted(set(missing) - tied_names(model))
             if lost or unexpected:
                 raise ValueError(
                     f"{self.checkpoint} does not fit the policy of its run: {(lost or unexpected)[0]} is "

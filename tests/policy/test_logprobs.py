@@ -135,13 +135,13 @@ def test_bfloat16_model_is_scored_in_float32(rollout):
 )
 def test_each_model_is_scored_in_the_best_way_it_allows(builder, way):
     """Capped or scaled logits are left to the model."""
-    assert scoring._way(_build(builder)) == way
+    assert scoring.forward_mode(_build(builder)) == way
 
 
 def test_hooked_head_is_left_to_the_model(rollout):
     model = _build(_llama)
     model.lm_head.register_forward_hook(lambda module, args, output: output * 0.5)
-    assert scoring._way(model) == "materialised"
+    assert scoring.forward_mode(model) == "materialised"
     logprobs, _ = completion_logprobs(model, **rollout, temperature=1.0)
     torch.testing.assert_close(logprobs[rollout["completion_mask"]], _reference(model, rollout, 1.0)[0])
 
@@ -153,21 +153,22 @@ def test_attention_that_packing_does_not_know_is_padded(rollout):
     config = BloomConfig(vocab_size=29, hidden_size=16, n_layer=2, n_head=2, initializer_range=0.3)
     config.hidden_dropout = config.attention_dropout = 0.0
     model = _build(lambda: BloomForCausalLM(config))
-    assert scoring._way(model) == "chunked"
+    assert scoring.forward_mode(model) == "chunked"
     logprobs, _ = completion_logprobs(model, **rollout, temperature=1.0)
     expected, _ = _reference(model, rollout, 1.0)
     torch.testing.assert_close(logprobs[rollout["completion_mask"]], expected, atol=1e-4, rtol=0.0)
 
 
 @pytest.mark.parametrize("window", [5, 8])
-def test_sequences_longer_than_a_sliding_window_are_padded(rollout, monkeypatch, window):
+def test_sequences_longer_than_a_sliding_window_are_padded(rollout, window):
     """The longest sequence that is fed has 3 + 4 tokens."""
     model = _build(lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=window)))
-    assert scoring._way(model) == "packed"
-    padded: list[bool] = []
-    monkeypatch.setattr(scoring, "_chunked", lambda *args, real=scoring._chunked: padded.append(True) or real(*args))
+    assert scoring.forward_mode(model) == "packed"
+    shapes: list[torch.Size] = []
+    model.get_input_embeddings().register_forward_pre_hook(lambda module, inputs: shapes.append(inputs[0].shape))
     logprobs, _ = completion_logprobs(model, **rollout, temperature=1.0)
-    assert bool(padded) == (window < 7)
+    (shape,) = shapes
+    assert (shape[0] == len(rollout["prompt_ids"])) == (window < 7)  # one row each, or one row for all tokens
     expected, _ = _reference(model, rollout, 1.0)
     torch.testing.assert_close(logprobs[rollout["completion_mask"]], expected, atol=1e-5, rtol=0.0)
 

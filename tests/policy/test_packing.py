@@ -4,8 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo_pl.policy import logprobs as scoring
-from grpo_pl.policy.logprobs import completion_logprobs
+from grpo_pl.policy.logprobs import completion_logprobs, use_forward_mode
 from grpo_pl.policy.packing import pack
 
 
@@ -63,8 +62,8 @@ def model():
         return LlamaForCausalLM(config)
 
 
-def _scores_and_gradients(model, rows, way: str, monkeypatch):
-    monkeypatch.setitem(scoring._ways, model, way)
+def _scores_and_gradients(model, rows, way: str):
+    use_forward_mode(model, way)
     mask = rows["completion_mask"]
     logprobs, entropy = completion_logprobs(model, **rows, temperature=0.9, with_entropy=True)
     slope = torch.linspace(-1.0, 2.0, int(mask.sum()), dtype=logprobs.dtype)
@@ -82,30 +81,30 @@ def _scores_and_gradients(model, rows, way: str, monkeypatch):
         ([[3]], [[1, 2, 3]]),
     ],
 )
-def test_packed_scores_and_gradients_are_those_of_padded_rows(model, monkeypatch, prompts, completions, dtype):
+def test_packed_scores_and_gradients_are_those_of_padded_rows(model, prompts, completions, dtype):
     """In float32 prompts are shared; a float64 model, whose norms are float32 inside, gets each row's own."""
     rows, model = _rows(prompts, completions), model.to(dtype)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-10
-    packed = _scores_and_gradients(model, rows, "packed", monkeypatch)
+    packed = _scores_and_gradients(model, rows, "packed")
     for other in ("chunked", "materialised"):
-        reference = _scores_and_gradients(model, rows, other, monkeypatch)
+        reference = _scores_and_gradients(model, rows, other)
         torch.testing.assert_close(packed[0], reference[0], atol=tolerance, rtol=0.0)
         torch.testing.assert_close(packed[1], reference[1], atol=tolerance, rtol=0.0)
         mine, theirs = (torch.cat([grad.flatten() for grad in result[2]]) for result in (packed, reference))
         assert (mine - theirs).norm() <= tolerance * theirs.norm()
 
 
-def test_micro_batch_without_tokens_has_zero_gradient(model, monkeypatch):
-    monkeypatch.setitem(scoring._ways, model, "packed")
+def test_micro_batch_without_tokens_has_zero_gradient(model):
+    use_forward_mode(model, "packed")
     rows = _rows([[5, 6]], [[]])
     logprobs, _ = completion_logprobs(model, **rows, temperature=1.0)
     logprobs.sum().backward()
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
 
 
-def test_packed_tokens_are_those_without_padding_and_repetition(model, monkeypatch):
+def test_packed_tokens_are_those_without_padding_and_repetition(model):
     seen: list[int] = []
     model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: seen.append(output.shape[:-1].numel()))
-    monkeypatch.setitem(scoring._ways, model, "packed")
+    use_forward_mode(model, "packed")
     completion_logprobs(model, **_rows([[5, 6, 7]] * 3, [[1, 2, 3, 4], [1], [2, 2]]), temperature=1.0)
     assert seen == [3 + 3 + 0 + 1]

@@ -279,7 +279,7 @@ def _count_rows(model: PreTrainedModel) -> Counter[tuple[int, ...]]:
         rows = [tuple(row[row != PAD].tolist()) for row in inputs[0]]
         counts.update(row for row in rows if row in ours)  # a probe of the model's head is none of them
 
-    scoring._ways[model] = "chunked"  # padded rows pass whole; in a packed batch they could not be told apart
+    scoring.use_forward_mode(model, "chunked")  # padded rows pass whole; in a packed batch they could not be told apart
     model.get_input_embeddings().register_forward_hook(note)
     return counts
 

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from grpo_pl.functional.gemm import has_onednn
+
 _PACK_FROM = 1 << 16  # weights with fewer elements gain nothing from oneDNN's packed layout
 _ONEDNN_FROM = 1 << 20  # multiply-adds below which oneDNN's call costs more than it saves
-
-
-@cache
-def _onednn_has_packed_linear() -> bool:
-    """Whether torch was built with the operators through which ``torch.compile`` calls oneDNN on a CPU."""
-    ops = torch.ops.mkldnn
-    return torch.backends.mkldnn.is_available() and all(
-        hasattr(ops, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
-    )
 
 
 class Matrix:
@@ -33,7 +24,7 @@ class Matrix:
         self._bias = bias
         self._packed: Tensor | None = None
         self._weight: Tensor | None = weight
-        if weight.device.type == "cpu" and weight.dtype == torch.float32 and _onednn_has_packed_linear():
+        if weight.device.type == "cpu" and weight.dtype == torch.float32 and has_onednn():
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
             if weight.numel() >= _PACK_FROM:
                 self._weight = None  # always packed: no second copy

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.rollout.native.kernels import Matrix, attend
-from grpo_pl.rollout.native.weights import dense_linear, unwrap, whole
+from grpo_pl.rollout.native.weights import dense_linear, whole
 
 _PREFILL_TOKENS = 16_384  # prompt tokens per forward pass: bounds the activations of the prefill
 

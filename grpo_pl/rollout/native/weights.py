@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from grpo_pl.policy.library_internals import (
+    changes_more_than_weights,
+    has_hooks,
+    is_adapted,
+    unmerged_adapters,
+    unwrap,
+)
+
 _STATIC_ROTARY = ("default", "linear", "llama3", "yarn")  # the others change with the length that was seen
-
-
-def unwrap(model: Any) -> Any:
-    """The causal LM inside ``torch.compile`` and PEFT wrappers."""
-    model = getattr(model, "_orig_mod", model)
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def whole(weight: Tensor) -> Tensor:
@@ -24,9 +26,9 @@ def whole(weight: Tensor) -> Tensor:
 
 def dense_linear(module: Any) -> tuple[Tensor, Tensor | None]:
     """Weight (out, in) and bias of a linear layer, active LoRA adapters merged into a copy."""
-    base = module.base_layer if _is_lora(module) else module
+    base = module.base_layer if is_adapted(module) else module
     weight, bias = whole(base.weight), None if base.bias is None else whole(base.bias)
-    for adapter in _unmerged_adapters(module):
+    for adapter in unmerged_adapters(module):
         weight = weight + module.get_delta_weight(adapter).detach()
     return weight, bias
 
@@ -65,10 +67,10 @@ def _refuse_parts(model: Any) -> str | None:
         linears += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
         linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     for linear in linears:
-        if _is_lora(linear):
-            if any(linear.use_dora.get(adapter) or linear.lora_bias.get(adapter) for adapter in linear.active_adapters):
+        if is_adapted(linear):
+            if changes_more_than_weights(linear):
                 return "its LoRA adapters use DoRA or a bias"
-            if linear.base_layer.weight.dtype not in (torch.float32, torch.float64) and _unmerged_adapters(linear):
+            if linear.base_layer.weight.dtype not in (torch.float32, torch.float64) and unmerged_adapters(linear):
                 return "merging LoRA adapters into weights of low precision would round them away"
             linear = linear.base_layer
         if not _computes_like(linear, nn.Linear):
@@ -76,8 +78,9 @@ def _refuse_parts(model: Any) -> str | None:
     if not _computes_like(model.model.embed_tokens, nn.Embedding):
         return f"its embedding is wrapped as {type(model.model.embed_tokens).__name__}"
     for module in model.modules():
-        hooked = module._forward_hooks or module._forward_pre_hooks
-        if "forward" in vars(module) or (hooked and not hasattr(module, "unshard")):  # FSDP's own hooks only gather
+        if "forward" in vars(module) or (
+            has_hooks(module) and not hasattr(module, "unshard")
+        ):  # FSDP's own hooks only gather
             return f"hooks or patches may change its {type(module).__name__}"
     return None
 
@@ -85,13 +88,3 @@ def _refuse_parts(model: Any) -> str | None:
 def _computes_like(model: Any, family: type[nn.Module]) -> bool:
     """An instance whose class, FSDP's generated ones included, kept the family's forward."""
     return isinstance(model, family) and type(model).forward is family.forward
-
-
-def _is_lora(module: Any) -> bool:
-    return hasattr(module, "base_layer") and hasattr(module, "get_delta_weight")
-
-
-def _unmerged_adapters(module: Any) -> list[str]:
-    if not _is_lora(module) or module.merged or module.disable_adapters:
-        return []
-    return [adapter for adapter in module.active_adapters if adapter in module.lora_A]

@@ -1,0 +1,66 @@
+"""What policy and rollout use of transformers, PEFT and torch that those do not promise to keep, in one place.
+
+``tests/policy/test_library_internals.py`` fails when one of these libraries moves what is named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@contextmanager
+def attention_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
+    """Lets ``model`` attend by a registered implementation. The public ``set_attn_implementation`` refuses models and
+    names by rules of its own and cannot be undone exactly."""
+    config = model.config
+    before = config._attn_implementation_internal
+    config._attn_implementation_internal = implementation
+    try:
+        yield
+    finally:
+        config._attn_implementation_internal = before
+
+
+def attends_by_interface(model: PreTrainedModel) -> bool:
+    """Whether the model's attention goes through transformers' ``AttentionInterface``."""
+    return bool(getattr(model, "_supports_attention_backend", False))
+
+
+def tied_names(model: PreTrainedModel) -> set[str]:
+    """Names of the weights that a checkpoint may lack, because others stand for them."""
+    return set(model._tied_weights_keys or ())
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something is called before or after the module's forward."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def unwrap(model: Any) -> Any:
+    """The causal LM inside ``torch.compile`` and PEFT wrappers."""
+    model = getattr(model, "_orig_mod", model)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def is_adapted(module: Any) -> bool:
+    """Whether a layer has LoRA adapters; asks for what it can do, so that PEFT need not be there."""
+    return hasattr(module, "base_layer") and hasattr(module, "get_delta_weight")
+
+
+def unmerged_adapters(module: Any) -> list[str]:
+    """Names of the adapters that a layer adds to its weight at every call."""
+    if not is_adapted(module) or module.merged or module.disable_adapters:
+        return []
+    return [adapter for adapter in module.active_adapters if adapter in module.lora_A]
+
+
+def changes_more_than_weights(module: Any) -> bool:
+    """Whether the active adapters of an adapted layer do more than add B A to its weight: DoRA, or a bias."""
+    return any(module.use_dora.get(adapter) or module.lora_bias.get(adapter) for adapter in module.active_adapters)
