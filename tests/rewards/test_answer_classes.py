@@ -67,7 +67,33 @@ def test_a_gold_answer_repeated_letter_by_letter_is_right(reward: MathReward) ->
     assert [fault for fault in reward.gold_faults(repeated) if fault] == []
 
 
+NOTATIONS = [
+    r"\langle 1,2\rangle", r"\binom52", "_5C_2", "{}_5C_2", "^5P_2", r"\dot x", r"\ddot{x}", r"0.1\dot 6", r"\lVert v\rVert", r"\Vert x\Vert",
+    r"^{14}_6C", r"\odot O", r"\oint_C F\cdot dr", r"\iint_D f\,dA", r"|\psi\rangle", r"\langle\psi|", r"\begin{cases}1&x>0\\0&x\le0\end{cases}",
+    r"5 \choose 2", r"\acute a", r"\partial x", r"\overset{\frown}{AB}", r"\xrightarrow{a}", r"45\degree", r"\arg z", r"\ker T", r"\dim V=3",
+    r"\operatorname{span}\{v\}", r"\max\{a,b\}", r"x^\frac12", r"\therefore x=5", r"\textcolor{red}{5}", r"\bigcup_{i}A_i", r"a\bullet b",
+    r"a\ll b", r"a\nmid b", r"A\subsetneq B", r"\operatorname{sgn}(x)", r"\llbracket1,n\rrbracket", r"\bigcirc", "<", "=", "+", r"\times", r"\le",
+]  # fmt: skip
+"""What a person can read and a parser cannot."""
+
+
+def test_a_gold_answer_that_only_a_person_can_read_can_be_repeated(reward: MathReward) -> None:
+    assert [(g, fault) for g, fault in zip(NOTATIONS, reward.gold_faults(NOTATIONS), strict=True) if fault] == []
+    scores = reward([f"\\boxed{{{gold}}}" for gold in NOTATIONS], NOTATIONS, {})
+    assert [gold for gold, score in zip(NOTATIONS, scores, strict=True) if score.value != 1.0] == []
+    others = reward(["\\boxed{17}"] * len(NOTATIONS), NOTATIONS, {})
+    assert {(score.value, score.status) for score in others} == {(0.0, "wrong")}
+
+
 FAULTY = [
+    r"\frac{}{2}",
+    r"\sqrt{}",
+    r"\int",
+    "^2",
+    "_5",
+    "(5",
+    "[1,2",
+    "?",
     r"\frac{",
     r"\frac{1}",
     "5+",

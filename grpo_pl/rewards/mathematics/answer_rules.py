@@ -209,6 +209,10 @@ class AnswerRules:
             return Verdict("wrong") if words is not None or len(gold_words) > 1 else None
         if gold_number is not None and words is not None:
             return Verdict("wrong", "words where a number was asked for")
+        if gold_number is not None and numbers is not None and numbers.brackets:
+            return Verdict("wrong", "several numbers where one was asked for")  # [5,5]
+        if gold_number is not None and gold_number.value.denominator == 1 and ":" in answer:
+            return None if self.allow_unevaluated else Verdict("wrong", "not worked out")  # 8:2
         return None
 
     def _same_number(self, gold: text.Number, answer: text.Number) -> bool:

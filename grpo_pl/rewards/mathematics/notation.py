@@ -24,6 +24,7 @@ _OPERATORS = re.compile(
     rf"\\(?:{_ARITHMETIC_OPERATORS}|partial|dv|pdv|derivative)(?![a-zA-Z])"
     r"|\\(?:operatorname|text)\s*\{\s*(?:lcm|gcd|det|lim|tr|rank|max|min|mod|Res)\s*\}"
     r"|(?<![A-Za-z\\])d(?:\^\d)?\s*/\s*d[a-zA-Z](?![A-Za-z])|(?<=[)\]}A-Za-z])\s*(?:'|\^\s*\{?\s*\\prime)|!"
+    r"|\|[^|]+\||\\[lr]?[vV]ert(?![a-zA-Z])|[vV]matrix"
 )
 _DIFFERENTIAL = re.compile(rf"\\frac\s*\{{?\s*{_UPRIGHT}(?:[dD]|\\partial)(?![a-zA-Z]{{3}})")
 _BY_DIFFERENTIAL = re.compile(rf"[}}dD]\s*\{{\s*{_UPRIGHT}(?:[dD]|\\partial)\s*\}}?\s*[a-zA-Z\\]")
@@ -38,21 +39,6 @@ _RELATION = re.compile(r"(<|>|\\(?:le|ge|lt|gt)(?![a-zA-Z]))")
 _TURNED = {"<": "<", r"\lt": "<", r"\le": "≤", ">": "<", r"\gt": "<", r"\ge": "≤"}
 _BELOW = re.compile(r"(?<=[\d)}\]])_\{?\s*(\d+)")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
-_SYMBOLS = frozenset(
-    re.findall(
-        r"\S+",
-        """
-    text circ pi infty cdot times pm le ge ne lt gt approx equiv sim cong propto to rightarrow leftarrow
-    leftrightarrow longrightarrow Rightarrow Leftarrow Leftrightarrow implies iff mapsto rightleftharpoons
-    uparrow downarrow ldots dots cdots overline underline bar vec hat tilde widehat overrightarrow
-    overleftrightarrow angle measuredangle triangle square parallel perp subset subseteq supset supseteq in ni
-    notin setminus cup cap emptyset varnothing forall exists neg lnot land lor wedge vee oplus otimes mathbb
-    mathcal mathbf mathfrak mathscr mid star ast prime alpha beta gamma delta epsilon varepsilon zeta eta
-    theta iota kappa lambda mu nu xi rho sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi
-    Sigma Phi Psi Omega ell hbar aleph checkmark dagger ce pmod bmod
-    """,
-    )
-)
 _DECIMAL_COMMA = re.compile(r"([+-]?\d{1,3}(?:\.\d{3})+|[+-]?\d+),(\d+)")
 
 
@@ -218,25 +204,24 @@ def exact_side(text: str) -> tuple[str, str]:
     return first.strip(), rest.strip()
 
 
+_LONE_SIGN = re.compile(r"[-+*/<>=]|\\(?:times|div|cdot|pm|mp|le|ge|ne|lt|gt|in|cup|cap|subset|approx|equiv|cong)")
+_DANGLING = re.compile(
+    r"(?:[+*/^_=<>-]|\\(?:cdot|times|div|pm|le|ge|ne|frac|sqrt|cup|cap|in|int|sum|prod|lim))\s*$"
+    r"|^\s*[*/=]|^\s*[_^]\s*(?:\{[^{}]*\}|\\[a-zA-Z]+|\w)?\s*$"
+    r"|\\frac\s*\{[^{}]*\}\s*(?:$|[^\s{\d\w\\]|\{\s*\})|\\(?:frac|sqrt|binom)\s*\{\s*\}"
+)
+
+
 def is_malformed(text: str) -> bool:
-    """True for a gold answer that cannot be mathematics nor anything else: an operator without its other side."""
-    if re.search(r"\^\s*[+*-]$|^[A-Za-z]\s?[+-]$", text):
-        return False  # an ion, a limit from one side, a mark
-    return bool(
-        re.search(r"(?:[+*/^_=<>-]|\\(?:cdot|times|div|pm|le|ge|ne|frac|sqrt|cup|cap|in|int|sum|prod|lim))\s*$", text)
-        or re.match(r"\s*[*/^_=]", text)
-        or re.search(r"\\frac\s*\{[^{}]*\}\s*(?:$|[^\s{\d\w\\])", text)
-    )
+    """True for a gold answer that cannot be mathematics nor anything else: an operator or command without its other
+    side. A sign alone answers which one belongs somewhere; an ion, a limit from one side or a mark may end in one."""
+    if _LONE_SIGN.fullmatch(text) or re.search(r"\^\s*[+*-]$|^[A-Za-z]\s?[+-]$", text):
+        return False
+    return _DANGLING.search(text) is not None
 
 
 def is_notation(text: str) -> bool:
-    """True for answers that are not mathematics to a parser but that a person can read and repeat: no commands of
-    LaTeX but text, brackets in pairs, and no operator without its other side."""
-    brackets = sum(text.count(c) for c in "([{"), sum(text.count(c) for c in ")]}")
-    commands = re.findall(r"\\([a-zA-Z]+)", text)
-    return (
-        brackets[0] == brackets[1]
-        and not is_malformed(text)
-        and re.search(r"\w", text) is not None
-        and _SYMBOLS.issuperset(commands)
-    )
+    """True for answers that are not mathematics to a parser but that a person can read and repeat: brackets in pairs,
+    and no operator without its other side."""
+    paired = sum(text.count(c) for c in "([{") == sum(text.count(c) for c in ")]}")
+    return paired and not is_malformed(text) and re.search(r"[\w<>=+*/-]", text) is not None
