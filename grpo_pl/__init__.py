@@ -1,7 +1,112 @@
-"""GRPO and its relatives as a modular PyTorch Lightning pipeline."""
+"""GRPO and its relatives on PyTorch Lightning: train language models to reason with verifiable rewards.
+
+Everything in ``__all__`` can be imported from here and is loaded when it is first asked for: ``import grpo_pl`` alone
+costs no torch. ``docs/python.md`` has a whole training in Python.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from grpo_pl.files import former_names
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:  # for type checkers and editors; at run time the table below counts
+    from grpo_pl import functional as functional
+    from grpo_pl import rewards as rewards
+    from grpo_pl.callbacks.checkpoint import RolloutCheckpoint as RolloutCheckpoint
+    from grpo_pl.callbacks.completions import CompletionsLog as CompletionsLog
+    from grpo_pl.callbacks.export import ExportPolicy as ExportPolicy
+    from grpo_pl.callbacks.profiling import StageProfile as StageProfile
+    from grpo_pl.callbacks.report import WriteReport as WriteReport
+    from grpo_pl.callbacks.run_folder import open_run as open_run
+    from grpo_pl.callbacks.run_folder import trainer_arguments as trainer_arguments
+    from grpo_pl.callbacks.samples import SampleTable as SampleTable
+    from grpo_pl.callbacks.watch import RewardWatch as RewardWatch
+    from grpo_pl.cli.preflight import check_start as check_start
+    from grpo_pl.data.datamodule import RolloutDataModule as RolloutDataModule
+    from grpo_pl.data.sources import PromptSource as PromptSource
+    from grpo_pl.distributed.strategy import FSDP2Strategy as FSDP2Strategy
+    from grpo_pl.evaluation.held_out import Validation as Validation
+    from grpo_pl.files.runs import RunFolder as RunFolder
+    from grpo_pl.objective.algorithm import GRPOAlgorithm as GRPOAlgorithm
+    from grpo_pl.policy.loading import PolicyConfig as PolicyConfig
+    from grpo_pl.policy.lora import Lora as Lora
+    from grpo_pl.policy.template import PromptTemplate as PromptTemplate
+    from grpo_pl.policy.trained import find_model as find_model
+    from grpo_pl.rewards.base import Reward as Reward
+    from grpo_pl.rewards.base import Score as Score
+    from grpo_pl.rollout.engine import RolloutEngine as RolloutEngine
+    from grpo_pl.rollout.native.engine import NativeEngine as NativeEngine
+    from grpo_pl.rollout.plain import PlainEngine as PlainEngine
+    from grpo_pl.training.cold_start import ColdStart as ColdStart
+    from grpo_pl.training.experience import Experience as Experience
+    from grpo_pl.training.module import GRPOModule as GRPOModule
+    from grpo_pl.training.optimization import Optimization as Optimization
+    from grpo_pl.types import Problem as Problem
+    from grpo_pl.types import PromptBatch as PromptBatch
+    from grpo_pl.types import Rollout as Rollout
+    from grpo_pl.types import SamplingParams as SamplingParams
+
+__version__ = "0.2.0"
+
+DEFINED_IN = {
+    # what a training is made of
+    "GRPOModule": "grpo_pl.training.module",
+    "RolloutDataModule": "grpo_pl.data.datamodule",
+    "PolicyConfig": "grpo_pl.policy.loading",
+    "Lora": "grpo_pl.policy.lora",
+    "PromptTemplate": "grpo_pl.policy.template",
+    "GRPOAlgorithm": "grpo_pl.objective.algorithm",
+    "SamplingParams": "grpo_pl.types",
+    "Optimization": "grpo_pl.training.optimization",
+    "ColdStart": "grpo_pl.training.cold_start",
+    "Validation": "grpo_pl.evaluation.held_out",
+    "FSDP2Strategy": "grpo_pl.distributed.strategy",
+    # its run folder
+    "open_run": "grpo_pl.callbacks.run_folder",
+    "trainer_arguments": "grpo_pl.callbacks.run_folder",
+    "check_start": "grpo_pl.cli.preflight",
+    "RunFolder": "grpo_pl.files.runs",
+    "RolloutCheckpoint": "grpo_pl.callbacks.checkpoint",
+    "CompletionsLog": "grpo_pl.callbacks.completions",
+    "SampleTable": "grpo_pl.callbacks.samples",
+    "RewardWatch": "grpo_pl.callbacks.watch",
+    "ExportPolicy": "grpo_pl.callbacks.export",
+    "WriteReport": "grpo_pl.callbacks.report",
+    "StageProfile": "grpo_pl.callbacks.profiling",
+    "find_model": "grpo_pl.policy.trained",
+    # problems
+    "PromptSource": "grpo_pl.data.sources",
+    "Problem": "grpo_pl.types",
+    # rewards
+    "Reward": "grpo_pl.rewards.base",
+    "Score": "grpo_pl.rewards.base",
+    # what flows between the stages of a step, and engines
+    "PromptBatch": "grpo_pl.types",
+    "Rollout": "grpo_pl.types",
+    "Experience": "grpo_pl.training.experience",
+    "RolloutEngine": "grpo_pl.rollout.engine",
+    "NativeEngine": "grpo_pl.rollout.native.engine",
+    "PlainEngine": "grpo_pl.rollout.plain",
+}
+"""Public name -> the module that defines it."""
+_PACKAGES = ("functional", "rewards")
+
+__all__ = [*DEFINED_IN, *_PACKAGES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in DEFINED_IN:
+        value = getattr(import_module(DEFINED_IN[name]), name)
+    elif name in _PACKAGES:
+        value = import_module(f"grpo_pl.{name}")
+    else:
+        raise AttributeError(f"module 'grpo_pl' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 former_names.install()

@@ -22,11 +22,11 @@ class ClosingTable(Callback):
 
     Args:
         folder: the run's folder.
-        config: how the run's configuration was given, for the commands to type next.
+        next_command: what to type next.
     """
 
-    def __init__(self, folder: RunFolder, config: str) -> None:
-        self.folder, self.config = folder, config
+    def __init__(self, folder: RunFolder, next_command: str) -> None:
+        self.folder, self.next_command = folder, next_command
         self._started = time.monotonic()
         self._first: dict[str, float] = {}
         self._last: dict[str, float] = {}
@@ -62,7 +62,7 @@ class ClosingTable(Callback):
             f"report      {self.folder.report}\n"
             f"checkpoint  {self.folder.last_checkpoint}\n"
             f"model       {self.folder.export}\n"
-            f"next        grpo-pl validate {self.config} --ckpt_path {self.folder.last_checkpoint}",
+            f"next        {self.next_command}",
             highlight=False,
             soft_wrap=True,
         )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,21 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
-from grpo_pl.callbacks.choices import TellChoices
 from grpo_pl.callbacks.completions import CompletionsLog
 from grpo_pl.callbacks.configuration import KeepConfiguration
 from grpo_pl.callbacks.evaluation import ReportEvaluation
-from grpo_pl.callbacks.export import ExportPolicy
-from grpo_pl.callbacks.metrics_csv import EventFiles, MetricsCSV
 from grpo_pl.callbacks.profiling import StageProfile
 from grpo_pl.callbacks.progress import StageProgress
-from grpo_pl.callbacks.report import WriteReport
+from grpo_pl.callbacks.run_folder import (
+    TRAINER_DEFAULTS,
+    as_list,
+    follow_launcher,
+    open_run,
+    run_callbacks,
+    run_loggers,
+    write_into,
+)
 from grpo_pl.callbacks.samples import SampleTable
-from grpo_pl.callbacks.signal_watch import SignalWatch
-from grpo_pl.callbacks.summary import ClosingTable
-from grpo_pl.callbacks.termination import StopOnSignal
-from grpo_pl.callbacks.validation import ValidateAtBothEnds
 from grpo_pl.callbacks.watch import RewardWatch
 from grpo_pl.cli.commands import TRAINER_VERBS
 from grpo_pl.cli.preflight import check_monitor, check_start, check_trainer
@@ -37,25 +37,12 @@ from grpo_pl.config.jsonargparse_adapter import Parser, subclasses_allowed
 from grpo_pl.config.objects import import_shipped_sources, own_classes, read_tree, require_fields
 from grpo_pl.config.shipped import short_name, values_of
 from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.distributed.checkpoint_io import CheckpointFiles
-from grpo_pl.distributed.strategy import FSDP2Strategy, is_first_process, launched_devices
+from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.files.checkpoints import CheckpointError
-from grpo_pl.files.locks import FolderLock
-from grpo_pl.files.runs import RunFolder, check_name, newest_run_folder, resume_run, start_run
+from grpo_pl.files.runs import OpenRun, RunFolder, newest_run_folder
 from grpo_pl.policy.tokenizer import FROM_DATA
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.vocabulary import with_collected_characters
-
-TRAINER_DEFAULTS: dict[str, Any] = {
-    "max_epochs": 1,  # a run is one pass over `data.steps` rollouts
-    "val_check_interval": 50,  # rollouts
-    "check_val_every_n_epoch": None,  # count rollouts of the run, which may be fewer than the interval
-    "log_every_n_steps": 1,
-    "num_sanity_val_steps": 0,
-    "inference_mode": False,  # its tensors cannot enter a later backward pass
-    "use_distributed_sampler": False,  # the data module cuts by rank itself
-    "enable_model_summary": False,
-}
 
 
 class TrainerParser(Parser, LightningArgumentParser):
@@ -66,34 +53,25 @@ class GRPOCLI(LightningCLI):
     """``fit`` and ``validate``, with a run folder of one's own for every ``fit``."""
 
     def __init__(self, args: list[str]) -> None:
-        self.folder: RunFolder | None = None
-        self._note = ""
+        self.run: OpenRun | None = None
         self._others: list[Logger] = []
         """Loggers that the configuration names besides our own."""
-        self._lock: FolderLock | None = None
         import_shipped_sources()
         files = [Path(value) for value in values_of(args, "--config")]
         self._trees = [read_tree(file) for file in files if file.is_file()]  # the parser names those that are not
-        try:
-            with subclasses_allowed(*own_classes(self._trees, args)):
-                self._run_cli(args)
-        finally:
-            if self._lock is not None:
-                self._lock.release()
-
-    def _run_cli(self, args: list[str]) -> None:
-        super().__init__(
-            GRPOModule,
-            RolloutDataModule,
-            args=args,
-            save_config_callback=None,  # written into the run folder by `fit`
-            trainer_defaults=TRAINER_DEFAULTS,
-            seed_everything_default=0,
-            parser_class=TrainerParser,
-            parser_kwargs={"prog": "grpo-pl", "description": "Trains and validates on a Lightning Trainer."},
-            auto_configure_optimizers=False,  # the policy is built later, in configure_model
-            load_from_checkpoint_support=False,
-        )
+        with ExitStack() as self._end, subclasses_allowed(*own_classes(self._trees, args)):
+            super().__init__(
+                GRPOModule,
+                RolloutDataModule,
+                args=args,
+                save_config_callback=None,  # written into the run folder by `fit`
+                trainer_defaults=TRAINER_DEFAULTS,
+                seed_everything_default=0,
+                parser_class=TrainerParser,
+                parser_kwargs={"prog": "grpo-pl", "description": "Trains and validates on a Lightning Trainer."},
+                auto_configure_optimizers=False,  # the policy is built later, in configure_model
+                load_from_checkpoint_support=False,
+            )
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -167,30 +145,15 @@ class GRPOCLI(LightningCLI):
         require_fields(self._trees, self._parser(args[0]).groups or ())
         self.config = parser.parse_args(args)
 
-    def instantiate_classes(self) -> None:
-        with self._no_trace_of_a_failed_start():
-            super().instantiate_classes()
-
     def _run_subcommand(self, subcommand: str) -> None:
-        if self._note:
-            _say(self._note)
-        with self._no_trace_of_a_failed_start():
-            try:
-                super()._run_subcommand(subcommand)
-            except OSError as error:
-                if error.errno != errno.ENOSPC or self.folder is None:
-                    raise
-                raise OSError(error.errno, "no space left; --resume goes on once there is", self.folder.path) from error
-
-    @contextmanager
-    def _no_trace_of_a_failed_start(self) -> Iterator[None]:
-        """A run that ended before it measured or saved anything leaves no folder, so the next keeps the name."""
+        if self.run is not None and self.run.note:
+            _say(self.run.note)
         try:
-            yield
-        except BaseException:
-            if self.folder is not None:
-                self.folder.discard_if_unused()
-            raise
+            super()._run_subcommand(subcommand)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or self.run is None:
+                raise
+            raise OSError(error.errno, "no space left; --resume goes on once there is", self.run.folder.path) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         check_trainer(self._get(self.config_init, "trainer"))
@@ -210,10 +173,7 @@ class GRPOCLI(LightningCLI):
         if self.subcommand != "fit" and trainer["logger"] is None:
             trainer["logger"] = False  # Lightning's default leaves a folder `lightning_logs`
         trainer["callbacks"] = [*callbacks, *extra]
-        self._follow_launcher(trainer)
-        if not isinstance(trainer["strategy"], FSDP2Strategy):  # which brings its own
-            given = trainer["plugins"]
-            trainer["plugins"] = [*(given if isinstance(given, list) else [given] if given else []), CheckpointFiles()]
+        follow_launcher(trainer)
         try:
             built = super().instantiate_trainer(**kwargs)
         except TypeError as error:  # what Lightning raises for a value such as devices: x
@@ -221,13 +181,6 @@ class GRPOCLI(LightningCLI):
         for logger in self._others:
             logger.log_hyperparams(yaml.safe_load(self._resolved_config()))
         return built
-
-    @staticmethod
-    def _follow_launcher(trainer: Any) -> None:
-        """One configuration for any number of processes: as many devices as torchrun or SLURM started."""
-        if trainer["devices"] == "auto":
-            trainer["devices"], nodes = launched_devices()
-            trainer["num_nodes"] = max(trainer["num_nodes"], nodes)
 
     def _open_run(self) -> list[Any]:
         """Claims the run's folder, writes the resolved configuration, and says what is kept there."""
@@ -237,7 +190,6 @@ class GRPOCLI(LightningCLI):
         configs = self._configs()
         root, name = Path(self._get(self.config, "runs_dir")), self._name()
         resume = self._get(self.config, "resume")
-        check_name(name)
         checkpoint_path = self._get(self.config, "ckpt_path")
         if resume and checkpoint_path:
             raise ValueError("give --resume or --ckpt_path, not both: --resume finds the checkpoint itself.")
@@ -245,32 +197,21 @@ class GRPOCLI(LightningCLI):
             raise CheckpointError(f"there is no checkpoint {checkpoint_path}.")
         if checkpoint_path:
             self._check_checkpoint(Path(checkpoint_path))
-        first = is_first_process()
-        run = (resume_run if resume else start_run)(root, name, self._resolved_config(), first=first)
-        self._lock = run.lock
-        folder = run.folder
-        self.folder, self._note = (folder, run.note) if first else (None, "")
-        if run.checkpoint is not None:
-            self.config_init[str(self.subcommand)]["ckpt_path"] = str(run.checkpoint)
-            self._check_checkpoint(run.checkpoint)
+        config = self._resolved_config()
+        self.run = self._end.enter_context(open_run(root, name, config=config, resume=resume))
+        folder = self.run.folder
+        if self.run.checkpoint is not None:
+            self.config_init[str(self.subcommand)]["ckpt_path"] = str(self.run.checkpoint)
+            self._check_checkpoint(self.run.checkpoint)
         trainer = self._get(self.config_init, "trainer")
-        given = trainer["logger"]
-        self._others = given if isinstance(given, list) else [] if given in (None, True, False) else [given]
-        trainer["logger"] = [MetricsCSV(folder.metrics), EventFiles(folder.path), *self._others]
+        self._others = as_list(trainer["logger"])
+        trainer["logger"] = run_loggers(folder, self._others)
         trainer["default_root_dir"] = str(folder.path)
-        checkpoint.folder = folder.checkpoints
-        self._get(self.config_init, "completions").path = folder.completions
-        self._get(self.config_init, "watch").path = folder.suspicious
+        write_into(folder, [checkpoint, *(self._get(self.config_init, key) for key in ("completions", "watch"))])
         flags = " ".join(f"--config {path}" for path in configs)
         return [
-            StopOnSignal(),
-            TellChoices(),
-            SignalWatch(),
-            KeepConfiguration(folder, self._resolved_config()),
-            ValidateAtBothEnds(),
-            ExportPolicy(folder.export),
-            WriteReport(folder),
-            ClosingTable(folder, flags),
+            KeepConfiguration(folder, config),
+            *run_callbacks(folder, f"grpo-pl validate {flags} --ckpt_path {folder.last_checkpoint}"),
             *([StageProfile()] if self._get(self.config, "profile") else []),
         ]
 

@@ -11,6 +11,8 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 from typing import Any
 
+import grpo_pl
+
 FORMER = {
     "grpo_pl.algorithm": "grpo_pl.objective.algorithm",
     "grpo_pl.checkpoints": "grpo_pl.files.checkpoints",
@@ -44,8 +46,10 @@ FORMER = {
 
 
 def current_name(path: str) -> str:
-    """A class path, or another dotted name, with the name that its module has today."""
+    """A class path, or another dotted name, with the name that its module has today; also of what ``grpo_pl`` shows."""
     module, _, name = path.rpartition(".")
+    if module == "grpo_pl" and name in grpo_pl.DEFINED_IN:
+        return f"{grpo_pl.DEFINED_IN[name]}.{name}"
     return f"{FORMER[module]}.{name}" if module in FORMER else FORMER.get(path, path)
 
 

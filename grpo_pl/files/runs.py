@@ -90,7 +90,10 @@ def check_name(name: str) -> None:
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run folder and, where an earlier process left one, the checkpoint to go on from."""
+    """A run folder and, where an earlier process left one, the checkpoint to go on from.
+
+    At the end of a ``with`` block others may write there; after an error a folder without any result goes.
+    """
 
     folder: RunFolder
     checkpoint: Path | None = None
@@ -99,9 +102,19 @@ class OpenRun:
     lock: FolderLock | None = None
     """Held by the one process that writes there."""
 
+    def __enter__(self) -> OpenRun:
+        return self
 
-def start_run(root: Path, name: str, config: str, *, first: bool) -> OpenRun:
-    """Claims a folder of its own for a run and writes its resolved configuration there.
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if self.lock is None:
+            return
+        if error is not None:
+            self.folder.discard_if_unused()
+        self.lock.release()
+
+
+def start_run(root: Path, name: str, config: str | None, *, first: bool) -> OpenRun:
+    """Claims a folder of its own for a run and writes its resolved configuration there, if it has one.
 
     Args:
         first: false in all processes but one, which touch nothing; the checkpoint callback tells them the folder.
@@ -110,12 +123,13 @@ def start_run(root: Path, name: str, config: str, *, first: bool) -> OpenRun:
         return OpenRun(RunFolder(root / name))
     folder = claim_run_folder(root, name)
     lock = _locked(folder)
-    _write_config(folder, config)
+    if config is not None:
+        _write_config(folder, config)
     note = "" if folder.path.name == name else f"{root / name} exists; this run is {folder.path}."
     return OpenRun(folder, note=note, lock=lock)
 
 
-def resume_run(root: Path, name: str, config: str, *, first: bool) -> OpenRun:
+def resume_run(root: Path, name: str, config: str | None, *, first: bool) -> OpenRun:
     """The newest run of that name, to go on from its last whole checkpoint; a new one where there is none, so that a
     job that is started again and again needs one command only. Says which settings differ from those so far.
 
@@ -134,7 +148,7 @@ def resume_run(root: Path, name: str, config: str, *, first: bool) -> OpenRun:
     checkpoint = newest_whole(folder.checkpoints, say)
     start = "its beginning, for it has no whole checkpoint" if checkpoint is None else checkpoint.name
     say(f"going on with {folder.path} from {start}.")
-    changes = config_changes(_config_so_far(folder), yaml.safe_load(config))
+    changes = [] if config is None else config_changes(_config_so_far(folder), yaml.safe_load(config))
     if changes:
         say("changed: " + "; ".join(changes))
     return OpenRun(folder, checkpoint, lock=lock)

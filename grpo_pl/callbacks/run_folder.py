@@ -1,0 +1,129 @@
+"""What a Trainer needs to leave a run folder behind, on the command line as in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
+
+from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
+from grpo_pl.callbacks.choices import TellChoices
+from grpo_pl.callbacks.completions import CompletionsLog
+from grpo_pl.callbacks.export import ExportPolicy
+from grpo_pl.callbacks.metrics_csv import EventFiles, MetricsCSV
+from grpo_pl.callbacks.progress import StageProgress
+from grpo_pl.callbacks.report import WriteReport
+from grpo_pl.callbacks.samples import SampleTable
+from grpo_pl.callbacks.signal_watch import SignalWatch
+from grpo_pl.callbacks.summary import ClosingTable
+from grpo_pl.callbacks.termination import StopOnSignal
+from grpo_pl.callbacks.validation import ValidateAtBothEnds
+from grpo_pl.callbacks.watch import RewardWatch
+from grpo_pl.distributed.checkpoint_io import CheckpointFiles
+from grpo_pl.distributed.strategy import FSDP2Strategy, is_first_process, launched_devices
+from grpo_pl.files.runs import OpenRun, RunFolder, check_name, resume_run, start_run
+
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "max_epochs": 1,  # a run is one pass over `data.steps` rollouts
+    "val_check_interval": 50,  # rollouts
+    "check_val_every_n_epoch": None,  # count rollouts of the run, which may be fewer than the interval
+    "log_every_n_steps": 1,
+    "num_sanity_val_steps": 0,
+    "inference_mode": False,  # its tensors cannot enter a later backward pass
+    "use_distributed_sampler": False,  # the data module cuts by rank itself
+    "enable_model_summary": False,
+}
+"""What every run sets in Lightning's Trainer."""
+
+
+def open_run(root: str | Path, name: str, *, config: str | None = None, resume: bool = False) -> OpenRun:
+    """Claims ``root/name``, or ``root/name-2`` … where that exists, for this process and those launched with it.
+
+    Args:
+        config: what becomes ``config.yaml`` of a new run.
+        resume: go on with the newest run of that name, where there is one; its last whole checkpoint is
+            ``OpenRun.checkpoint``.
+
+    Raises:
+        ValueError: a name that is no folder's, or another process works on that run.
+    """
+    check_name(name)
+    return (resume_run if resume else start_run)(Path(root), name, config, first=is_first_process())
+
+
+def trainer_arguments(folder: RunFolder, **others: Any) -> dict[str, Any]:
+    """Arguments of Lightning's ``Trainer`` with which ``fit`` fills a run folder as ``grpo-pl fit`` does: metrics,
+    completions, checkpoints, the report and the export.
+
+    Args:
+        folder: the run's folder, from :func:`open_run`.
+        others: further arguments, and other values for ``TRAINER_DEFAULTS``; ``callbacks``, ``logger`` and ``plugins``
+            add to those of a run, where a callback takes the place of the run's own one of its class.
+    """
+    given = as_list(others.pop("callbacks", None))
+    own = [StageProgress(), *run_callbacks(folder), RolloutCheckpoint(), CompletionsLog(), SampleTable(), RewardWatch()]
+    callbacks = [*given, *(callback for callback in own if not isinstance(callback, tuple(map(type, given))))]
+    write_into(folder, callbacks)
+    arguments = {
+        **TRAINER_DEFAULTS,
+        "devices": "auto",
+        "num_nodes": 1,
+        "strategy": "auto",
+        **others,
+        "default_root_dir": str(folder.path),
+        "logger": run_loggers(folder, as_list(others.get("logger"))),
+        "callbacks": callbacks,
+    }
+    follow_launcher(arguments)
+    return arguments
+
+
+def run_callbacks(folder: RunFolder, next_command: str | None = None) -> list[Callback]:
+    """The callbacks of every ``fit`` that have no settings of their own.
+
+    Args:
+        next_command: what the closing table suggests to type next.
+    """
+    return [
+        StopOnSignal(),
+        TellChoices(),
+        SignalWatch(),
+        ValidateAtBothEnds(),
+        ExportPolicy(folder.export),
+        WriteReport(folder),
+        ClosingTable(folder, next_command or f"grpo-pl serve --model {folder.export}"),
+    ]
+
+
+def run_loggers(folder: RunFolder, others: Sequence[Logger] = ()) -> list[Logger]:
+    """``metrics.csv`` and TensorBoard's files, and ``others`` beside them."""
+    return [MetricsCSV(folder.metrics), EventFiles(folder.path), *others]
+
+
+def write_into(folder: RunFolder, callbacks: Iterable[Callback]) -> None:
+    """Tells the callbacks that write files where those lie."""
+    for callback in callbacks:
+        if isinstance(callback, RolloutCheckpoint):
+            callback.folder = folder.checkpoints
+        elif isinstance(callback, CompletionsLog):
+            callback.path = folder.completions
+        elif isinstance(callback, RewardWatch):
+            callback.path = folder.suspicious
+
+
+def follow_launcher(arguments: Any) -> None:
+    """Changes arguments of the Trainer so that one configuration serves any number of processes: as many devices as
+    torchrun or SLURM started, and checkpoints as they are read and written here."""
+    if arguments["devices"] == "auto":
+        arguments["devices"], nodes = launched_devices()
+        arguments["num_nodes"] = max(arguments["num_nodes"], nodes)
+    if not isinstance(arguments["strategy"], FSDP2Strategy):  # which brings its own
+        arguments["plugins"] = [*as_list(arguments.get("plugins")), CheckpointFiles()]
+
+
+def as_list(given: Any) -> list[Any]:
+    """One, many or none of something, as Lightning takes them."""
+    return list(given) if isinstance(given, list | tuple) else [] if given in (None, True, False) else [given]

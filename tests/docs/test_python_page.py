@@ -1,0 +1,73 @@
+"""The training of docs/python.md runs as it is written, and goes on with parts of one's own."""
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "python.md").read_text()
+EXTENDING = (ROOT / "docs" / "extending.md").read_text()
+
+
+def _code(heading: str) -> str:
+    (section,) = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    (code,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    return str(code)
+
+
+def _run(code: str, folder: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRPO_PL_CACHE": str(folder / "cache")}
+    (folder / "script.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("python")
+
+
+def _rewards(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["reward"]]
+
+
+def test_a_whole_training_in_25_lines_leaves_what_fit_leaves(folder: Path) -> None:
+    code = _code("A whole training")
+    assert len(code.splitlines()) <= 25
+    printed = _run(code, folder)
+    run = folder / "runs" / "sums"
+    assert f"the model is in {Path('runs/sums/export')}" in printed
+    left = {path.name for path in run.iterdir()}
+    assert left == {"checkpoints", "completions.jsonl", "export", "metrics.csv", "report.html", "tensorboard"}
+    assert len(_rewards(run)) == 12
+    assert (run / "checkpoints" / "last.ckpt").exists() and (run / "export" / "grpo_pl.json").is_file()
+
+
+def test_a_run_that_goes_on_with_parts_of_its_own(folder: Path) -> None:
+    """Resumes the run of the test before it with the classes of docs/extending.md, as the page says."""
+    training = _code("A whole training")
+    parts = re.findall(r"^```python\n# my_parts.py\n(.*?)^```", EXTENDING, re.MULTILINE | re.DOTALL)
+    changes = {
+        'g.open_run("runs", "sums")': 'g.open_run("runs", "sums", resume=True)',
+        "weights_only=True": "weights_only=True, ckpt_path=run.checkpoint",
+        "steps=12": "steps=14",
+        "module = g.GRPOModule(": "".join(parts) + "\nmodule = NothingCut(",
+        "beta=0.0": 'beta=0.0, baseline=LeaveOneOutMedian(), scale="none"',
+        'accelerator="cpu"': 'accelerator="cpu", callbacks=[LongestAnswer()]',
+    }
+    for before, after in changes.items():
+        assert training.count(before) == 1
+        training = training.replace(before, after)
+    _run(training, folder)
+    rows = _rewards(folder / "runs" / "sums")
+    assert [int(row["step"]) for row in rows] == [*range(1, 15)]
+    assert [bool(row["longest_answer"]) for row in rows] == [False] * 12 + [True] * 2

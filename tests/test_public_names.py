@@ -1,0 +1,57 @@
+"""``import grpo_pl``: what it shows, and what it costs."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import grpo_pl
+from grpo_pl.files.former_names import current_name
+
+PACKAGE = Path(grpo_pl.__file__)
+ROOT = PACKAGE.parents[1]
+
+
+def test_the_names_are_shown_without_loading_what_is_behind_them() -> None:
+    code = "import sys, grpo_pl; print(len(grpo_pl.__all__), *(m for m in sys.modules if m.startswith('grpo_pl')))"
+    code += "; print(*({'torch', 'lightning', 'transformers', 'yaml'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    ours, others = done.stdout.splitlines()
+    number, *loaded = ours.split()
+    assert int(number) == len(grpo_pl.__all__)
+    assert set(loaded) == {"grpo_pl", "grpo_pl.files", "grpo_pl.files.former_names"}
+    assert not others
+
+
+@pytest.mark.parametrize("name", grpo_pl.__all__)
+def test_a_name_is_there_and_explains_itself(name: str) -> None:
+    value = getattr(grpo_pl, name)
+    assert inspect.getdoc(value), name
+    assert name in dir(grpo_pl)
+    if not inspect.ismodule(value):
+        assert value.__name__ == name
+        assert value.__module__ == grpo_pl.DEFINED_IN[name]  # not from somewhere else that imports it, too
+        assert current_name(f"grpo_pl.{name}") == f"{value.__module__}.{name}"  # as configurations compare it
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    (block,) = [node for node in ast.parse(PACKAGE.read_text()).body if isinstance(node, ast.If)]
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {alias.asname: f"{node.module}.{alias.name}" for node in imports for alias in node.names}
+    assert seen.keys() == set(grpo_pl.__all__)
+    assert all(seen[name] == current_name(f"grpo_pl.{name}") for name in seen)
+
+
+def test_the_page_lists_all_of_them() -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    (table,) = re.findall(r"^## All names\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == grpo_pl.__all__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'GRPOTrainer'"):
+        grpo_pl.GRPOTrainer  # noqa: B018
