@@ -13,13 +13,14 @@ import grpo_pl
 
 ROOT = Path(grpo_pl.__file__).parents[1]
 PACKAGE = ROOT / "grpo_pl"
-LOWEST = {"types", "functional", "files", "rewards"}
+LOWEST = {"types", "functional", "files", "rewards", "environments"}
 MIDDLE = {"config", "objective", "data", "policy", "rollout", "evaluation"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "functional": {"types"},
     "files": set(),
     "rewards": {"files", "functional"},
+    "environments": {"rewards", "functional"},
     "config": LOWEST,
     "objective": {"types", "functional"},
     "data": LOWEST,

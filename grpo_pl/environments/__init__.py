@@ -1,0 +1,26 @@
+"""Environments of many turns: text in, text out, in Gymnasium's terms; adapters for those of others, and a pool."""
+
+from grpo_pl.environments.base import (
+    Conversation,
+    Environment,
+    EnvironmentMistake,
+    Observation,
+    PolicyFault,
+    Transition,
+    episode_value,
+    play,
+)
+from grpo_pl.environments.pool import EnvironmentPool, PoolLimits
+
+__all__ = [
+    "Conversation",
+    "Environment",
+    "EnvironmentMistake",
+    "EnvironmentPool",
+    "Observation",
+    "PolicyFault",
+    "PoolLimits",
+    "Transition",
+    "episode_value",
+    "play",
+]

@@ -1,0 +1,278 @@
+"""``Environment``: what a policy acts in, turn by turn; and ``Transition``: what one turn led to, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from grpo_pl.functional.exact_sums import weighted_sum
+
+Conversation = Sequence[Mapping[str, Any]]
+"""Chat messages: ``role`` and ``content``, a text; what else they hold is for the chat template."""
+Observation = str | Conversation
+Step = tuple[Observation, float, bool, bool, Mapping[str, Any]]
+"""Observation, reward, terminated, truncated, info: what ``Environment.step`` returns."""
+Status = Literal[
+    "ok",
+    "policy",  # the action broke the environment's rules beyond repair: it raised PolicyFault
+    "timeout",  # a step took longer than the pool's limit
+    "raised",  # a step raised an exception
+    "killed",  # the process of the environment ended
+    "too_long",  # an observation is larger than the pool's limit
+    "malformed",  # an observation of a wrong type, a reward that is no finite number, a state that names nothing
+    "unavailable",  # a server could not be reached, or a process not be started
+]
+Blame = Literal["environment", "policy"]
+
+
+class EnvironmentMistake(ValueError):
+    """An environment returned what is none of an environment's values; one line that says which and what."""
+
+
+class PolicyFault(Exception):
+    """Raised by an environment whose episode cannot go on for a fault of the action; the reward so far counts."""
+
+
+class Unavailable(RuntimeError):
+    """Raised by an environment that depends on something outside, which could not be reached."""
+
+
+@dataclass(kw_only=True)
+class Environment(ABC):
+    """One episode at a time, in Gymnasium's terms. Subclass as a ``@dataclass(kw_only=True)``: its fields are settings.
+
+    An instance from a configuration is a pattern: each episode plays in a copy of its own, from :meth:`fresh`. All the
+    episodes of a group get the same seed and row, so that nothing but the policy tells them apart: whatever is random
+    must come from ``seed`` alone.
+    """
+
+    isolation: Literal["thread", "process"] = "process"
+    """Where episodes are played: each in a process of its own, which can be killed; or in a thread, for code that is
+    known to return and keeps no state outside its instances."""
+    blame: Blame = "environment"
+    """Who is at fault when a step hangs, raises or dies: after ``environment`` the episode has no value and leaves the
+    loss; after ``policy``, for steps that run what the policy wrote, the rewards so far are its value."""
+
+    @abstractmethod
+    def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[Observation, Mapping[str, Any]]:
+        """Begins an episode.
+
+        Args:
+            seed: what everything random must be derived from.
+            row: the columns of the prompt, with ``question`` and ``answer`` among them.
+
+        Returns:
+            The first observation, which follows the question (empty adds nothing), and an info as of :meth:`step`.
+        """
+
+    @abstractmethod
+    def step(self, action: str) -> Step:
+        """Plays one turn.
+
+        Args:
+            action: what the policy wrote, special tokens left out.
+
+        Returns:
+            ``(observation, reward, terminated, truncated, info)``; ``terminated`` ends the episode by its own rules,
+            ``truncated`` by a limit. An observation is a text or a list of chat messages. Of ``info`` the pipeline
+            reads ``state``, a text, number or tuple that names where the *next* action is taken (by default the
+            observation is that name), and ``invalid_action``, whether the action meant nothing here.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most environments hold nothing
+        """Releases what an episode holds; called once, also after a fault."""
+
+    def prepare(self) -> None:  # noqa: B027 - most environments know nothing before
+        """Imports what episodes need, and refuses settings that cannot work; called before the first episode.
+
+        Raises:
+            ValueError: what is wrong, in one line.
+        """
+
+    def fresh(self) -> Environment:
+        """A new environment with the same settings, for one episode."""
+        return dataclasses.replace(self)
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """JSON schemas of the tools that a chat template tells the policy about."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transition:
+    """What a reset or a step led to, checked."""
+
+    observation: Observation = ""
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    state: str = ""
+    """Names where the next action is taken; equal for equal states on every machine."""
+    invalid_action: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)
+    status: Status = "ok"
+    detail: str = ""
+    """What went wrong, in one line."""
+    blame: Blame | None = None
+    """Whose fault it was; None unless the status says that something went wrong."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode is over."""
+        return self.terminated or self.truncated or self.status != "ok"
+
+
+def attempted(call: Callable[..., Any], arguments: Mapping[str, Any], *, where: str, blame: Blame) -> Transition:
+    """The transition that a reset or step leads to, whatever it raises or returns.
+
+    Args:
+        call: the method.
+        where: its name, ``reset`` or ``step``.
+        blame: whose fault an exception of a step is; that of a reset is always the environment's.
+    """
+    try:
+        return read_reset(call(**arguments)) if where == "reset" else read_step(call(**arguments))
+    except PolicyFault as fault:
+        return failed("policy", str(fault), blame="policy")
+    except EnvironmentMistake as mistake:
+        return failed("malformed", str(mistake), blame="environment")
+    except Unavailable as absence:
+        return failed("unavailable", str(absence), blame="environment")
+    except (Exception, SystemExit) as error:  # somebody else's code may raise anything; it must not end a run
+        detail = f"{where} raised {type(error).__name__}: {error}"
+        return failed("raised", detail, blame=blame if where == "step" else "environment")
+
+
+def failed(status: Status, detail: str, *, blame: Blame) -> Transition:
+    """The transition of an episode that ends because something went wrong."""
+    return Transition(truncated=True, status=status, detail=" ".join(detail.split())[:500], blame=blame)
+
+
+def read_reset(returned: Any) -> Transition:
+    """What ``Environment.reset`` returned.
+
+    Raises:
+        EnvironmentMistake: it is not what reset should return.
+    """
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise EnvironmentMistake(f"reset must return (observation, info), got {_shown(returned)}.")
+    return read_step((returned[0], 0.0, False, False, returned[1]), "reset")
+
+
+def read_step(returned: Any, where: str = "step") -> Transition:
+    """What ``Environment.step`` returned.
+
+    Raises:
+        EnvironmentMistake: it is not what step should return.
+    """
+    if not isinstance(returned, tuple) or len(returned) != 5:
+        raise EnvironmentMistake(
+            f"step must return (observation, reward, terminated, truncated, info), got {_shown(returned)}."
+        )
+    observation, reward, terminated, truncated, info = returned
+    _check_observation(observation, where)
+    try:
+        value = math.nan if isinstance(reward, str | bytes) else float(reward)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise EnvironmentMistake(f"{where} returned the reward {_shown(reward)}: a finite number is needed.")
+    if not isinstance(info, Mapping):
+        raise EnvironmentMistake(f"{where} returned the info {_shown(info)}: a mapping is needed.")
+    return Transition(
+        observation=observation if isinstance(observation, str) else [dict(message) for message in observation],
+        reward=value,
+        terminated=bool(terminated),
+        truncated=bool(truncated),
+        state=state_name(info["state"]) if "state" in info else text_of(observation),
+        invalid_action=bool(info.get("invalid_action", False)),
+        info={key: value for key, value in info.items() if key not in ("state", "invalid_action")},
+    )
+
+
+def _check_observation(observation: Any, where: str) -> None:
+    if isinstance(observation, str):
+        return
+    messages = observation if isinstance(observation, list | tuple) else None
+    if messages is None or not all(
+        isinstance(m, Mapping) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
+        for m in messages
+    ):
+        raise EnvironmentMistake(
+            f"{where} returned the observation {_shown(observation)}: a text is needed, or a list of messages with "
+            "role and content."
+        )
+
+
+def text_of(observation: Observation) -> str:
+    """An observation as plain text: its messages one below the other."""
+    return observation if isinstance(observation, str) else "\n".join(str(m["content"]) for m in observation)
+
+
+def state_name(state: Hashable) -> str:
+    """``state`` as text: equal exactly for equal states, in every process.
+
+    Raises:
+        EnvironmentMistake: it is not made of texts, numbers, booleans, None and tuples or frozen sets of them.
+    """
+    return state if isinstance(state, str) else _canonical(state)
+
+
+def _canonical(state: Any) -> str:
+    if hasattr(state, "item") and getattr(state, "shape", None) == ():  # a number of NumPy
+        state = state.item()
+    if isinstance(state, float) and state.is_integer():  # equal to an int, and hashed like one
+        state = int(state)
+    if state is None or isinstance(state, str | bytes | int | float):
+        return repr(int(state) if isinstance(state, bool) else state)
+    if isinstance(state, tuple):
+        return f"({', '.join(map(_canonical, state))})"
+    if isinstance(state, frozenset):
+        return f"{{{', '.join(sorted(map(_canonical, state)))}}}"
+    raise EnvironmentMistake(
+        f'info["state"] is {_shown(state)}: name a state with a text, numbers, or a tuple of such (of an array: '
+        "tuple(array.tolist()))."
+    )
+
+
+def episode_value(transitions: Iterable[Transition]) -> float | None:
+    """Σ_t r_t of the turns of an episode; None where a turn failed for no fault of the policy."""
+    turns = list(transitions)
+    if any(turn.blame == "environment" for turn in turns):
+        return None
+    return weighted_sum([turn.reward for turn in turns], [1.0] * len(turns))
+
+
+def play(
+    environment: Environment, actions: Iterable[str], *, seed: int = 0, row: Mapping[str, Any] | None = None
+) -> list[Transition]:
+    """Plays actions in this process until they or the episode end: the reset's transition, then one an action.
+
+    For demonstrations and for trying an environment out: nothing is limited, and errors reach the caller.
+
+    Raises:
+        EnvironmentMistake: the environment returned what is none of an environment's values.
+    """
+    episode = environment.fresh()
+    try:
+        turns = [read_reset(episode.reset(seed=seed, row=row or {}))]
+        for action in actions:
+            if turns[-1].done:
+                break
+            turns.append(read_step(episode.step(action)))
+    finally:
+        episode.close()
+    return turns
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # somebody else's __repr__
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}…"

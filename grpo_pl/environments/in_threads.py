@@ -1,0 +1,106 @@
+"""Episodes in threads of this process, for environments that are known to return; one that does not holds a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_pl.environments.base import Environment, Transition, attempted
+from grpo_pl.environments.limits import PoolLimits, over_time
+
+
+@dataclass
+class _Task:
+    episode: int
+    method: str
+    arguments: dict[str, Any]
+    began: float | None = None
+    """When a thread took it up; None while it waits for one."""
+    overdue: bool = False
+
+
+class Threads:
+    """Runs resets and steps of many episodes at once; used by one thread."""
+
+    def __init__(self, pattern: Environment, limits: PoolLimits) -> None:
+        self.pattern, self.limits = pattern, limits
+        self.environments: dict[int, Environment] = {}
+        self._running: dict[int, _Task] = {}
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[_Task, Transition]] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        self.pattern.prepare()
+
+    def submit(self, episode: int, method: str, arguments: dict[str, Any]) -> None:
+        task = self._running[episode] = _Task(episode, method, arguments)
+        if len(self._threads) < min(self.limits.threads, len(self._running)):
+            self._add_thread()
+        self._tasks.put(task)
+
+    def poll(self, timeout_s: float) -> list[tuple[int, Transition]]:
+        """What has ended by now, or within ``timeout_s``."""
+        ended: list[tuple[int, Transition]] = []
+        left = min((self._left(task) for task in self._running.values()), default=0.0)
+        with contextlib.suppress(queue.Empty):
+            self._note(self._ended.get(timeout=max(1e-3, min(timeout_s, left))), ended)
+            while True:
+                self._note(self._ended.get_nowait(), ended)
+        for episode, task in list(self._running.items()):
+            if self._left(task) <= 0:
+                task.overdue = True
+                del self._running[episode], self.environments[episode]
+                self._add_thread()  # in the place of the one that hangs
+                ended.append((episode, over_time(self.pattern, task.method, self.limits)))
+        return ended
+
+    def discard(self, episode: int) -> None:
+        environment = self.environments.pop(episode, None)
+        if environment is not None:
+            with contextlib.suppress(Exception):  # the episode is over, whatever closing it does
+                environment.close()
+
+    def close(self) -> None:
+        """Closes all environments and ends the threads; one that hangs in a step ends with its step."""
+        for episode in list(self.environments):
+            self.discard(episode)
+        for _ in self._threads:
+            self._tasks.put(None)
+        deadline = time.monotonic() + 2.0
+        for thread in self._threads:
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        self._threads.clear()
+
+    def _left(self, task: _Task) -> float:
+        """Seconds until a task is overdue; one that waits for a thread cannot be."""
+        return self.limits.of(task.method) - (0.0 if task.began is None else time.monotonic() - task.began)
+
+    def _note(self, result: tuple[_Task, Transition], ended: list[tuple[int, Transition]]) -> None:
+        task, transition = result
+        if not task.overdue:  # else its episode has ended
+            del self._running[task.episode]
+            ended.append((task.episode, transition))
+
+    def _add_thread(self) -> None:
+        name = f"grpo_pl-environment-{len(self._threads)}"
+        thread = threading.Thread(target=self._serve, daemon=True, name=name)
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task.began = time.monotonic()
+            done = attempted(self._call, {"task": task}, where=task.method, blame=self.pattern.blame)
+            self._ended.put((task, done))
+            if task.overdue:
+                return  # another thread has taken this one's place
+
+    def _call(self, task: _Task) -> Any:
+        if task.method == "reset":
+            self.environments[task.episode] = self.pattern.fresh()
+        return getattr(self.environments[task.episode], task.method)(**task.arguments)

@@ -1,0 +1,43 @@
+"""How long and how much an environment may take, and what follows when it takes more."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from grpo_pl.environments.base import Environment, Status, Transition, failed
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolLimits:
+    """Limits of the episodes of a pool."""
+
+    step_timeout_s: float = 30.0
+    """Seconds of the clock that a step may take."""
+    reset_timeout_s: float = 60.0
+    """Seconds that the start of an episode may take, that of its process included."""
+    max_observation_chars: int = 32_768
+    """Longest observation; a longer one ends its episode."""
+    memory_limit_mb: int = 4096
+    """Address space of the process of an episode (``RLIMIT_AS``)."""
+    threads: int = 8
+    """Steps that run at the same time where episodes share this process."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{field.name} must be positive and finite, got {value}.")
+
+    def of(self, method: str) -> float:
+        """Seconds that ``reset`` or ``step`` may take."""
+        return self.reset_timeout_s if method == "reset" else self.step_timeout_s
+
+
+def at_fault(pattern: Environment, method: str, status: Status, detail: str) -> Transition:
+    """What a failed ``reset`` or ``step`` leads to: the reset is never the policy's fault."""
+    return failed(status, detail, blame=pattern.blame if method == "step" else "environment")
+
+
+def over_time(pattern: Environment, method: str, limits: PoolLimits) -> Transition:
+    return at_fault(pattern, method, "timeout", f"{method} took longer than {limits.of(method):g} s")

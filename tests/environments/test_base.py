@@ -1,0 +1,106 @@
+"""What environments return is read with care: every other type is one clear line."""
+
+import math
+from typing import Any
+
+import pytest
+from user_environments import Countdown, Wayward
+
+from grpo_pl.environments.base import (
+    EnvironmentMistake,
+    Transition,
+    attempted,
+    episode_value,
+    play,
+    read_reset,
+    read_step,
+    state_name,
+)
+
+
+def test_a_step_is_read_as_gymnasium_has_it() -> None:
+    found = read_step(("seen", 1, True, False, {"note": 3, "invalid_action": True}))
+    assert found == Transition(
+        observation="seen", reward=1.0, terminated=True, state="seen", invalid_action=True, info={"note": 3}
+    )
+    assert found.done and not read_reset(("", {})).done
+
+
+def test_messages_are_an_observation() -> None:
+    messages = [{"role": "tool", "content": "84", "name": "calc"}, {"role": "user", "content": "and now?"}]
+    assert read_step((messages, 0.0, False, False, {})).state == "84\nand now?"
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, None, "1", b"1", [1.0], 10**400])
+def test_a_reward_that_is_no_finite_number_is_refused(reward: Any) -> None:
+    with pytest.raises(EnvironmentMistake, match="a finite number is needed"):
+        read_step(("", reward, False, False, {}))
+
+
+@pytest.mark.parametrize("observation", [None, 3, b"text", ["text"], [{"role": "user"}], [{"role": 1, "content": ""}]])
+def test_an_observation_of_a_wrong_type_is_refused(observation: Any) -> None:
+    with pytest.raises(EnvironmentMistake, match=r"returned the observation .* a text is needed"):
+        read_step((observation, 0.0, False, False, {}))
+    with pytest.raises(EnvironmentMistake, match="reset returned the observation"):
+        read_reset((observation, {}))
+
+
+@pytest.mark.parametrize("returned", [None, "text", ("", 0.0, False, {}), ["", 0.0, False, False, {}]])
+def test_a_step_of_another_shape_is_refused(returned: Any) -> None:
+    with pytest.raises(EnvironmentMistake, match="step must return"):
+        read_step(returned)
+    with pytest.raises(EnvironmentMistake, match="reset must return"):
+        read_reset(returned)
+
+
+@pytest.mark.parametrize(
+    ("one", "same"), [(1, 1.0), (True, 1), ((1, "a"), (1.0, "a")), (frozenset("ab"), frozenset("ba")), ("x", "x")]
+)
+def test_equal_states_have_one_name(one: Any, same: Any) -> None:
+    assert state_name(one) == state_name(same)
+
+
+def test_different_states_have_different_names() -> None:
+    states = [
+        1,
+        1.5,
+        (1,),
+        (1, 2),
+        ("1", 2),
+        ("1, 2",),
+        None,
+        "a",
+        ("a",),
+        (("a",), "b"),
+        ("a", ("b",)),
+        frozenset("a"),
+    ]
+    assert len(set(map(state_name, states))) == len(states)
+
+
+def test_a_number_of_numpy_is_a_state_and_an_array_is_told_how_to_become_one() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert state_name((numpy.int64(3), numpy.float32(0.5))) == state_name((3, 0.5))
+    with pytest.raises(EnvironmentMistake, match="tolist"):
+        state_name(numpy.zeros(2))
+
+
+def test_an_episode_is_worth_its_rewards_unless_its_environment_failed() -> None:
+    turns = play(Countdown(start=3), ["-1", "-2"], row={})
+    assert [turn.observation for turn in turns] == ["3 (seed 0)", "2", "0"]
+    assert episode_value(turns) == 0.3  # in binary 0.1 + 0.2 is not
+    failed = attempted(Wayward().step, {"action": "raise"}, where="step", blame="environment")
+    assert failed.status == "raised" and "KeyError: 'missing'" in failed.detail
+    assert episode_value([*turns, failed]) is None
+    fault = attempted(Wayward().step, {"action": "fault"}, where="step", blame="environment")
+    assert (fault.status, fault.blame) == ("policy", "policy") and episode_value([*turns, fault]) == 0.3
+
+
+def test_playing_ends_with_the_episode_and_leaves_the_pattern_alone() -> None:
+    pattern = Countdown(start=2)
+    assert len(play(pattern, ["x", "-2", "-2", "-2"])) == 3 and pattern.left == 0
+
+
+def test_a_failed_reset_is_never_the_policys_fault() -> None:
+    failed = attempted(lambda: None, {}, where="reset", blame="policy")
+    assert (failed.status, failed.blame) == ("malformed", "environment")

@@ -1,0 +1,245 @@
+"""Many episodes at once: what an environment does wrong costs its own episode, and nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import pytest
+from user_environments import Countdown, Unready, Wayward
+
+from grpo_pl.environments import EnvironmentPool, PoolLimits, Transition, episode_value
+
+LIMITS = PoolLimits(step_timeout_s=1.5, max_observation_chars=10_000, memory_limit_mb=512)
+SOON_S = 30.0
+"""A hang would last longer."""
+
+
+def below() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + SOON_S
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture
+def pool() -> Any:
+    before = below()
+    with EnvironmentPool(Wayward(start=5), LIMITS) as opened:
+        yield opened
+    assert below() <= before
+
+
+def reset(pool: EnvironmentPool, *episodes: int, **row: Any) -> dict[int, Transition]:
+    for episode in episodes:
+        pool.reset(episode, seed=7, row=row)
+    return pool.collect_all()
+
+
+def step(pool: EnvironmentPool, actions: dict[int, str]) -> dict[int, Transition]:
+    for episode, action in actions.items():
+        pool.step(episode, action)
+    return pool.collect_all()
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_episodes_are_played_turn_by_turn(isolation: Any) -> None:
+    with EnvironmentPool(Countdown(isolation=isolation)) as pool:
+        first = reset(pool, 0, 1, start=2)
+        assert first[0] == first[1] and first[0].observation == "2 (seed 7)" and first[0].state == "('left', 2)"
+        second = step(pool, {0: "-1", 1: "what?"})
+        assert (second[0].reward, second[0].info) == (0.1, {"taken": 1}) and not second[0].done
+        assert second[1].invalid_action and second[1].reward == 0.0
+        assert step(pool, {0: "-1"})[0].terminated
+        with pytest.raises(ValueError, match="episode 0 is not open"):
+            pool.step(0, "-1")
+        assert reset(pool, 0, start=4)[0].observation == "4 (seed 7)"  # the number is free again
+        with pytest.raises(ValueError, match="episode 1 is open"):
+            pool.reset(1, seed=0, row={})
+
+
+MISDEEDS = {
+    "hang": "timeout",
+    "spin": "timeout",
+    "raise": "raised",
+    "exit": "raised",
+    "leave": "killed",
+    "die": "killed",
+    "megabyte": "too_long",
+    "gigabyte": "raised",  # out of its memory
+    "number": "malformed",
+    "nan": "malformed",
+    "text reward": "malformed",
+    "four": "malformed",
+    "list state": "malformed",
+    "no info": "malformed",
+    "fault": "policy",
+}
+
+
+def test_what_goes_wrong_costs_its_episode_alone(pool: EnvironmentPool) -> None:
+    starts = reset(pool, *range(len(MISDEEDS) + 1))
+    good = len(MISDEEDS)
+    halfway = step(pool, dict.fromkeys(starts, "-2"))
+    turns = step(pool, dict(enumerate(MISDEEDS)) | {good: "-3"})
+    assert {action: turns[i].status for i, action in enumerate(MISDEEDS)} == MISDEEDS
+    assert all(turns[i].done for i in range(good))
+    assert all("\n" not in turns[i].detail and turns[i].detail for i in range(good))
+    assert turns[good].terminated and episode_value([halfway[good], turns[good]]) == 0.5
+    values = {action: episode_value([halfway[i], turns[i]]) for i, action in enumerate(MISDEEDS)}
+    assert values.pop("fault") == 0.2  # the policy's fault: what it had earned
+    assert set(values.values()) == {None}
+
+
+def test_a_hang_that_the_policy_is_to_blame_for_keeps_what_was_earned() -> None:
+    with EnvironmentPool(Wayward(blame="policy"), LIMITS) as pool:
+        reset(pool, 0)
+        turns = [*step(pool, {0: "-2"}).values(), *step(pool, {0: "hang"}).values()]
+        assert turns[-1].status == "timeout" and episode_value(turns) == 0.2
+
+
+def test_two_hundred_episodes_among_them_every_misdeed_end_within_the_limit() -> None:
+    before = below()
+    limits = PoolLimits(step_timeout_s=6.0, max_observation_chars=10_000, memory_limit_mb=512)  # a busy machine is slow
+    many = [action for action in MISDEEDS if action != "spin"]
+    actions = {i: [*many, "-2"][i % (len(many) + 1)] for i in range(198)} | {198: "spin", 199: "spin"}
+    with EnvironmentPool(Wayward(start=5), limits) as pool:
+        assert len(reset(pool, *actions)) == 200
+        began = time.monotonic()
+        turns = step(pool, actions)
+        assert time.monotonic() - began < SOON_S
+        assert {i: turns[i].status for i in actions} == {i: MISDEEDS.get(a, "ok") for i, a in actions.items()}
+        left = [i for i, turn in turns.items() if not turn.done]
+        assert left and all(turn.terminated for turn in step(pool, dict.fromkeys(left, "-3")).values())
+    assert below() <= before
+
+
+def test_what_an_environment_prints_goes_nowhere(pool: EnvironmentPool, capfd: pytest.CaptureFixture[str]) -> None:
+    reset(pool, 0)
+    assert step(pool, {0: "print"})[0].observation == "printed"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_process_that_an_environment_started_ends_with_its_episode(pool: EnvironmentPool) -> None:
+    reset(pool, 0)
+    grandchild = int(str(step(pool, {0: "spawn"})[0].observation))
+    assert psutil.pid_exists(grandchild)
+    pool.release(0)
+    assert gone(grandchild)
+
+
+def test_an_environment_that_cannot_be_closed_is_killed() -> None:
+    with EnvironmentPool(Unready(), LIMITS) as pool:
+        reset(pool, 0)
+        inside = below()
+        pool.release(0)
+        deadline = time.monotonic() + SOON_S
+        while len(below() & inside) > 1 and time.monotonic() < deadline:  # the nursery stays
+            time.sleep(0.05)
+        assert len(below() & inside) == 1
+
+
+def test_when_the_nursery_is_killed_its_episodes_end_and_the_next_ones_play(pool: EnvironmentPool) -> None:
+    reset(pool, 0, 1)
+    pool.step(1, "hang")
+    (nursery,) = psutil.Process().children()
+    inside = {process.pid for process in nursery.children()}
+    nursery.send_signal(signal.SIGKILL)
+    assert pool.collect_all()[1].status == "killed"
+    assert all(map(gone, inside))
+    assert reset(pool, 2)[2].status == "ok"
+    assert step(pool, {2: "-1"})[2].status == "ok"
+
+
+def test_the_processes_end_with_the_one_that_uses_them() -> None:
+    code = (
+        "import time, psutil; from user_environments import Wayward; from grpo_pl.environments import EnvironmentPool\n"
+        "pool = EnvironmentPool(Wayward())\n"
+        "for i in range(3): pool.reset(i, seed=0, row={})\n"
+        "pool.collect_all()\n"
+        "pool.step(0, 'spin')\n"
+        "print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True); time.sleep(3600)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    user = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert user.stdout is not None
+        pids = [int(word) for word in user.stdout.readline().split()]
+        assert len(pids) == 4
+    finally:
+        user.kill()
+        user.communicate()
+    assert all(map(gone, pids))
+
+
+def test_a_step_that_is_under_way_does_not_hold_up_the_others(pool: EnvironmentPool) -> None:
+    reset(pool, 0, 1)
+    pool.step(0, "hang")
+    pool.step(1, "-1")
+    assert set(pool.collect()) == {1}
+    assert pool.collect(timeout_s=0) == {}
+    assert pool.collect()[0].status == "timeout"
+    assert pool.collect() == {}  # nothing is under way
+
+
+def test_a_thread_that_hangs_is_replaced() -> None:
+    before = threading.active_count()
+    limits = PoolLimits(step_timeout_s=0.3, threads=1)
+    gate = threading.Event()
+    with EnvironmentPool(Gated(gate=gate, isolation="thread"), limits) as pool:
+        reset(pool, 0, 1, 2)
+        pool.step(0, "wait")
+        pool.step(1, "-1")
+        turns = pool.collect_all()
+        assert (turns[0].status, turns[1].status) == ("timeout", "ok")
+        assert step(pool, {2: "-1"})[2].status == "ok"
+        gate.set()
+    deadline = time.monotonic() + SOON_S
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+
+
+def test_settings_that_an_environment_refuses_are_refused_before_the_first_episode() -> None:
+    for isolation in ("thread", "process"):
+        with pytest.raises(ValueError, match=r"^start must not be negative, got -1\.$"):
+            EnvironmentPool(Unready(start=-1, isolation=isolation)).start()
+
+
+def test_an_environment_that_no_other_process_can_find_is_refused() -> None:
+    @dataclass(kw_only=True)
+    class Local(Countdown):
+        pass
+
+    with pytest.raises(ValueError, match="top of a module"):
+        EnvironmentPool(Local()).start()
+
+
+@pytest.mark.parametrize("field", ["step_timeout_s", "threads", "max_observation_chars"])
+def test_limits_are_positive(field: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be positive"):
+        PoolLimits(**{field: 0})
+
+
+@dataclass(kw_only=True)
+class Gated(Countdown):
+    gate: Any = None
+
+    def step(self, action: str) -> Any:
+        if action == "wait":
+            self.gate.wait()
+        return super().step("-1")

@@ -1,0 +1,91 @@
+"""Environments as users write them, good and bad, importable from other processes."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_pl.environments import Environment, Observation, PolicyFault
+
+
+@dataclass(kw_only=True)
+class Countdown(Environment):
+    """Counts from a number of the row down to 0; ``-n`` takes n away, a reward of n/10 each."""
+
+    start: int = 3
+    left: int = field(default=0, init=False)
+
+    def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[Observation, Mapping[str, Any]]:
+        self.left = row.get("start", self.start)
+        return f"{self.left} (seed {seed})", {"state": ("left", self.left)}
+
+    def step(self, action: str) -> tuple[Observation, float, bool, bool, Mapping[str, Any]]:
+        if not action.startswith("-"):
+            return str(self.left), 0.0, False, False, {"state": ("left", self.left), "invalid_action": True}
+        taken = int(action[1:])
+        self.left -= taken
+        return str(self.left), taken / 10, self.left <= 0, False, {"state": ("left", self.left), "taken": taken}
+
+
+@dataclass(kw_only=True)
+class Wayward(Countdown):
+    """Does what it is told to, unless it is a number."""
+
+    def step(self, action: str) -> Any:
+        if action.startswith("-"):
+            return super().step(action)
+        return {
+            "hang": lambda: time.sleep(3600),
+            "spin": _spin,
+            "raise": lambda: {}["missing"],
+            "exit": lambda: sys.exit(3),
+            "leave": lambda: os._exit(0),
+            "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "megabyte": lambda: ("x" * 2**20, 0.0, False, False, {}),
+            "gigabyte": lambda: ("x" * 2**30, 0.0, False, False, {}),
+            "number": lambda: (7, 0.0, False, False, {}),
+            "nan": lambda: ("", float("nan"), False, False, {}),
+            "text reward": lambda: ("", "0.5", False, False, {}),
+            "four": lambda: ("", 0.0, False, {}),
+            "list state": lambda: ("", 0.0, False, False, {"state": [1]}),
+            "no info": lambda: ("", 0.0, False, False, None),
+            "fault": _fault,
+            "spawn": lambda: _spawn(),
+            "pid": lambda: (str(os.getpid()), 0.0, False, False, {}),
+            "print": lambda: (print("noise"), ("printed", 0.0, False, False, {}))[1],
+        }[action]()
+
+
+@dataclass(kw_only=True)
+class Unready(Countdown):
+    """Refuses its settings, or cannot even be closed."""
+
+    def prepare(self) -> None:
+        if self.start < 0:
+            raise ValueError(f"start must not be negative, got {self.start}.")
+
+    def close(self) -> None:
+        time.sleep(3600)
+
+
+def _spin() -> None:
+    while True:
+        try:
+            while True:
+                pass
+        except BaseException:
+            pass
+
+
+def _fault() -> None:
+    raise PolicyFault("the action cannot be undone")
+
+
+def _spawn() -> Any:
+    child = os.fork()
+    if child == 0:
+        time.sleep(3600)
+    return str(child), 0.0, False, False, {}
