@@ -33,7 +33,7 @@ def check_golds(reward: Reward, golds: Sequence[str], *, cache_folder: Path | No
         golds: the gold answers of a data set.
         cache_folder: where the outcome is kept, so that the same check is not made twice; made if it is missing.
     """
-    file = cache_folder / f"golds-{_fingerprint(reward, golds)}.json" if cache_folder is not None else None
+    file = cache_folder / f"faults-{_fingerprint(reward, golds)}.json" if cache_folder is not None else None
     if file is not None and file.is_file():
         return [BadGold(row, golds[row], fault) for row, fault in read_object(file)["faults"]]
     distinct = list(dict.fromkeys(golds))

@@ -1,0 +1,153 @@
+"""What the code imports is what pyproject.toml declares, with the bounds that private parts need."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OWN = {"grpo_pl", "serve"}
+LOADED_BY_OTHERS = {
+    "httptools": "uvicorn.protocols.http.httptools_impl, of which serve/protocol.py is a subclass",
+    "safetensors": "save_pretrained and from_pretrained, which write and read nothing else here",
+    "tensorboard": "Lightning's TensorBoardLogger",
+}
+"""Declared, though no line of ours imports it -> what does."""
+
+
+def _declared(*extras: str) -> dict[str, Requirement]:
+    lines = [*PROJECT["dependencies"], *(line for extra in extras for line in PROJECT["optional-dependencies"][extra])]
+    found = [Requirement(line) for line in lines]
+    return {canonicalize_name(requirement.name): requirement for requirement in found}
+
+
+def _imported(folder: str) -> dict[str, set[str]]:
+    """Distribution -> the files that import it, at the top, inside functions or for type checkers."""
+    providers = packages_distributions()
+    found: dict[str, set[str]] = {}
+    for file in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            named += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+            for module in {name.partition(".")[0] for name in named} - sys.stdlib_module_names - OWN:
+                name = providers.get(module, [module])[0]
+                found.setdefault(canonicalize_name(name), set()).add(str(file.relative_to(ROOT)))
+    return found
+
+
+EXTRA_OF = {
+    "grpo_pl/rewards/judge.py": "judge",
+    "grpo_pl/policy/lora.py": "lora",
+    "grpo_pl/evaluation/comparison.py": "plot",
+    "grpo_pl/data/tasks/reasoning_gym.py": "reasoning-gym",
+    "grpo_pl/rewards/sandbox/gym_entry.py": "reasoning-gym",
+    "grpo_pl/rewards/sandbox/gym_guards.py": "reasoning-gym",
+    "grpo_pl/rewards/sandbox/gym_judge.py": "reasoning-gym",
+    "serve/grammars.py": "structured",
+}
+"""The files that may import what an extra brings, each inside a function or behind a message that names the extra."""
+
+
+@pytest.mark.parametrize("folder", sorted(OWN))
+def test_every_import_is_declared(folder: str) -> None:
+    always = _declared()
+    for name, files in _imported(folder).items():
+        for file in files:
+            extras = [EXTRA_OF[file]] if file in EXTRA_OF else []
+            assert name in always or name in _declared(*extras), f"{file} imports {name}, which is not declared"
+
+
+def test_every_declared_package_is_used() -> None:
+    used = {name for folder in OWN for name in _imported(folder)}
+    assert _declared(*set(EXTRA_OF.values())).keys() == used | LOADED_BY_OTHERS.keys()
+    assert not used & LOADED_BY_OTHERS.keys()
+
+
+def test_every_declared_package_has_a_lower_bound() -> None:
+    for requirement in _declared(*set(EXTRA_OF.values())).values():
+        operators = {bound.operator for bound in requirement.specifier}
+        assert operators & {">=", "=="}, f"{requirement} has no lower bound"
+
+
+def test_tests_and_benchmarks_import_what_dev_brings() -> None:
+    extras = [name for name in PROJECT["optional-dependencies"] if name != "docs"]
+    declared = _declared(*extras).keys()
+    folders = ("tests", "benchmarks")
+    local = {canonicalize_name(file.stem) for folder in folders for file in (ROOT / folder).rglob("*.py")} | {"tests"}
+    for folder in folders:
+        for name, files in _imported(folder).items():
+            assert name in declared or name in local | {"vllm"}, f"{sorted(files)} import {name}"
+
+
+# --- private parts ----------------------------------------------------------------------------------------------------
+
+
+def _table() -> dict[str, set[str]]:
+    """File -> the distributions whose private parts CONTRIBUTING.md says it knows."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    (section,) = re.findall(r"^## Private parts of libraries\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| `([\w/.]+)` \| ([^|]+) \|", section, re.MULTILINE)
+    return {file: {canonicalize_name(name.strip()) for name in names.split(",")} for file, names in rows}
+
+
+def _files() -> list[Path]:
+    return sorted(file for folder in OWN for file in (ROOT / folder).rglob("*.py"))
+
+
+def _own_names() -> set[str]:
+    """Private names that this project defines itself: functions, classes, fields, attributes that it sets."""
+    names: set[str] = set()
+    for file in _files():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                names.add(node.attr)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+    return names
+
+
+def _private(name: object) -> bool:
+    return isinstance(name, str) and name.startswith("_") and not name.startswith("__") and name.isidentifier()
+
+
+def _foreign_private_names(file: Path, own: set[str]) -> set[str]:
+    """Private modules and names that a file imports from libraries, and private attributes that nobody here defines."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] not in OWN:
+            parts = [*node.module.split("."), *(alias.name for alias in node.names)]
+            found |= {part for part in parts if _private(part)}
+        elif isinstance(node, ast.Import):
+            found |= {part for alias in node.names for part in alias.name.split(".") if _private(part)}
+        elif isinstance(node, ast.Attribute) and _private(node.attr) and node.attr not in own:
+            found.add(node.attr)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+            key = node.args[1]
+            if isinstance(key, ast.Constant) and _private(key.value) and key.value not in own:
+                found.add(str(key.value))
+    return found - {"_exit"}  # of `os`, which is documented
+
+
+def test_private_parts_of_libraries_are_known_in_the_files_that_say_so() -> None:
+    own, table = _own_names(), _table()
+    found = {str(file.relative_to(ROOT)): _foreign_private_names(file, own) for file in _files()}
+    outside = {file: names for file, names in found.items() if names and file not in table}
+    assert not outside, "list these files in CONTRIBUTING.md, or move what they do into those listed"
+    assert all((ROOT / file).is_file() for file in table)
+
+
+def test_a_library_whose_private_parts_are_known_has_an_upper_bound() -> None:
+    declared = _declared(*PROJECT["optional-dependencies"])
+    for file, names in _table().items():
+        for name in names:
+            operators = {bound.operator for bound in declared[name].specifier}
+            assert operators & {"<", "<=", "==", "~="}, f"{file} knows private parts of {name}, which is not bounded"
