@@ -38,7 +38,7 @@ def test_every_completion_is_a_line_with_its_rewards(run: Path, tmp_path: Path, 
     judge.close()
     assert [row["correct"] for row in rows] == [score.value == 1.0 for score in scores]
     for row, score in zip(rows, scores, strict=True):
-        assert row["rewards"]["math"] == {"value": score.value, "status": score.status}
+        assert row["rewards"]["math"] == score.to_dict()
         assert row["reward"] == pytest.approx(score.value + 0.1 * row["rewards"]["format"]["value"])
         assert 1 <= row["tokens"] <= 32
     assert "15 completions of 5 problems" in capsys.readouterr().out
@@ -85,7 +85,7 @@ def test_training_problems_are_different_ones_and_end_where_the_source_does() ->
         ({"model": "missing"}, "no such model: missing"),
         ({"samples": 0}, "--samples must be at least 1"),
         ({"config": "missing.yaml"}, r"no such file: missing\.yaml"),
-        ({"config": "empty.yaml"}, r"empty\.yaml has no data\.source"),
+        ({"config": "empty.yaml"}, r"empty\.yaml is empty; a configuration is a mapping"),
     ],
 )
 def test_mistakes_are_refused(
