@@ -16,6 +16,7 @@ from pathlib import Path
 
 import grpo_pl
 from grpo_pl.cli.commands import TRAINER_VERBS, VERBS
+from grpo_pl.cli.given import gather
 from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR, Parser, explain
 from grpo_pl.config.objects import ConfigError
 from grpo_pl.config.shipped import with_shipped_configs
@@ -47,7 +48,7 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.path.append(str(Path.cwd()))  # a `class_path` may name a module that lies here; last, to shadow nothing
     try:
         given = with_shipped_configs(rest)
-        return _train(verb, given) if verb in TRAINER_VERBS else _command(verb, given)
+        return _train(verb, given) if verb in TRAINER_VERBS else _command(verb, gather(given))
     except KeyboardInterrupt:
         print(f"grpo-pl {verb}: stopped by Ctrl-C.", file=sys.stderr)
         return INTERRUPTED

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from grpo_pl.cli.answering import leave_no_room
 from grpo_pl.config.suggestions import NAMES, nearest
 from grpo_pl.data.datamodule import RolloutDataModule, check_distinct
 from grpo_pl.data.overlap import find_overlaps, refuse_repeats
@@ -177,13 +178,8 @@ def _check_demonstrations(cold_start: ColdStart, data: RolloutDataModule, say: C
 def _leave_out_long_prompts(source: PromptSource, part: str, fits: Fits, say: Callable[[str], None]) -> None:
     for split in SPLITS:
         problems = source.problems(split)
-        too_long = {prompt.id for prompt in problems or () if not fits(prompt.asked)}
-        if problems and too_long:
-            what = f"{part}{len(too_long)} of {len(problems)} {split} prompts leave no room for a completion"
-            if len(too_long) == len(problems):
-                raise ValueError(f"{what}: {fits}. Lower max_completion_length.")
+        if problems and (too_long := leave_no_room(problems, len(problems), fits, say, part, f"{split} ")):
             source.leave_out({split: too_long})
-            say(f"{what} and are left out: {fits}.")
 
 
 def _check_golds(source: PromptSource, part: str, judge: Reward, say: Callable[[str], None]) -> None:

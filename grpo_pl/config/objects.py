@@ -76,7 +76,7 @@ def build(kind: Callable[..., T], value: Any, key: str) -> T:
         ConfigError: one line that names the field and the nearest right spelling.
         ValueError: values that the object itself refuses.
     """
-    tree = value
+    tree = value.as_dict() if isinstance(value, Namespace) else value
     for part in reversed(key.split(".")):
         tree = {part: tree}
     return Config((), (tree,), ()).build(key, kind)
@@ -129,7 +129,7 @@ class Config:
         parser = Parser(exit_on_error=False)
         parser.add_argument("--config", action="config")
         if has_fields and not is_dataclass(kind):
-            parser.add_class_arguments(kind, key, sub_configs=True)
+            parser.add_class_arguments(kind, key, sub_configs=True, fail_untyped=False)
         else:
             parser.add_argument(f"--{key}", type=kind, sub_configs=True)
         given = [found for tree in self.trees if (found := _only(tree, key))]

@@ -5,26 +5,21 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_pl.cli.commands.predict import load_source, too_long, training_problems
-from grpo_pl.config.objects import read
+from grpo_pl.cli.answering import Answerer, load_answerer, training_problems
+from grpo_pl.cli.given import Given, settings
 from grpo_pl.data.rules import is_multiple_choice, is_true_or_false
 from grpo_pl.files.rows import Row, append_rows, resume_rows, row_writer
-from grpo_pl.training.progress import progress_bar
+from grpo_pl.rewards.base import correctness_index
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from grpo_pl.data.sources import PromptSource
-    from grpo_pl.rewards.base import Reward
-    from grpo_pl.rollout.sampler import CompletionSampler
-    from grpo_pl.types import Problem, SamplingParams
+    from grpo_pl.config.objects import Config
+    from grpo_pl.data.datamodule import RolloutDataModule
+    from grpo_pl.types import Problem
 
 RATE = "pass_rate"
 """Column that the written problems have besides those they came with."""
@@ -32,7 +27,7 @@ _RANGE = re.compile(r"\s*(\d*\.?\d+)\s*\.\.\s*(\d*\.?\d+)\s*")
 
 
 def filter(
-    config: str | None = None,
+    config: Given = None,
     model: str | None = None,
     output: str = "filtered.jsonl",
     keep: str = "0.1..0.9",
@@ -71,8 +66,13 @@ def filter(
     if samples < 0 or batch_size < 1:
         raise ValueError(f"need --samples >= 0 and --batch_size >= 1, got {samples} and {batch_size}.")
     low, high = read_range(keep)
-    source = load_source(Path(config))
-    problems = _problems(source, prompts)  # perhaps more than fit into memory: read again rather than kept
+    given = settings(config, "data", "model")
+    from grpo_pl.data.datamodule import RolloutDataModule
+
+    data = given.build("data", RolloutDataModule)
+    source = data.source
+    listed = source.problems("train")  # perhaps more than fit into memory: read again rather than kept
+    problems = training_problems(source, prompts or 1000) if listed is None else listed[:prompts]
     asked = {
         p.id
         for p in problems
@@ -83,15 +83,14 @@ def filter(
         print(f"{len(problems) - len(asked)} of {len(problems)} problems left out by rule")
     rates: Mapping[int, float | None] = {}
     if samples:
-        notes = _Notes(Path(output), [_digest(config), model, samples, seed])
+        notes = _Notes(Path(output), [_digest(given), model, samples, seed])
         rates = notes.rates
         todo = asked - rates.keys()
         if len(todo) < len(asked):
             print(f"{len(asked) - len(todo)} problems were measured before ({notes.path})")
         if todo:
-            policy = _load(Path(config), model, source, device, trust_rewards=trust_rewards)
-            todo -= _too_long(policy, problems, todo, notes)
-            _measure(policy, problems, todo, notes, samples, seed, batch_size)
+            answerer = _load(given, model, data, device, trust_rewards=trust_rewards)
+            _measure(answerer, problems, todo, notes, samples=samples, seed=seed, batch_size=batch_size)
     kept = 0
     with row_writer(Path(output)) as write:
         for prompt in problems:
@@ -107,7 +106,8 @@ def filter(
             print(f"{notes.unjudged} completions could not be judged: they count neither as right nor as wrong")
     print(f"{kept} of {len(problems)} problems kept ({_spread(rates)}), written to {output}")
     if hasattr(source, "kept"):
-        print(f"next        grpo-pl fit --config {config} --data.source.init_args.kept {output}")
+        shown = " ".join([*(f"--config {file}" for file in given.files), *given.options])
+        print(f"next        grpo-pl fit {shown} --data.source.init_args.kept {output}")
 
 
 def read_range(text: str) -> tuple[float, float]:
@@ -121,16 +121,6 @@ def read_range(text: str) -> tuple[float, float]:
     if not 0.0 <= low <= high <= 1.0:
         raise ValueError(f"--keep must be a range such as 0.1..0.9, got {text!r}.")
     return low, high
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Policy:
-    """What answers and what judges."""
-
-    sampler: CompletionSampler
-    model: PreTrainedModel
-    sampling: SamplingParams
-    rewards: Sequence[Reward]
 
 
 class _Notes:
@@ -167,100 +157,58 @@ class _Notes:
 
 
 def _measure(
-    policy: _Policy,
-    problems: Iterable[Problem],
-    todo: Set[int],
-    notes: _Notes,
-    samples: int,
-    seed: int,
-    batch_size: int,
+    answerer: Answerer, problems: Sequence[Problem], todo: set[int], notes: _Notes, *, samples: int, **drawing: int
 ) -> None:
+    """Notes the rates of the problems of ``todo``; those without room for a completion get none."""
     import torch
 
-    from grpo_pl.evaluation.held_out import correctness
     from grpo_pl.evaluation.metrics import pass_rates
 
-    per_batch, done = max(1, batch_size // samples), 0
-    asked = (prompt for prompt in problems if prompt.id in todo)
-    with ExitStack() as stack:
-        for reward in policy.rewards:
-            stack.enter_context(closing(reward))
-        advance = stack.enter_context(progress_bar("filter", len(todo)))
-        while batch := list(islice(asked, per_batch)):
-            drawn = policy.sampler.sample(
-                policy.model, batch, group_size=samples, sampling=policy.sampling, seed=seed, split="predict"
-            )
-            correct = correctness(policy.rewards, drawn)
-            groups = [correct[i * samples : (i + 1) * samples] for i in range(len(batch))]
-            values = torch.tensor([[math.nan if c is None else float(c) for c in group] for group in groups])
-            rates = zip(batch, groups, pass_rates(values), strict=True)
-            notes.add({prompt.id: (rate, group.count(None)) for prompt, group, rate in rates})
-            done += len(batch)
-            advance(done)
-
-
-def _too_long(policy: _Policy, problems: Iterable[Problem], todo: Set[int], notes: _Notes) -> set[int]:
-    """Problems of ``todo`` that leave no room for a completion; they count as measured, without a rate."""
-    sampler, length = policy.sampler, policy.sampling.max_completion_length
-    asked = (prompt for prompt in problems if prompt.id in todo)
-    long = {p.id for p in too_long(asked, len(todo), sampler.template, sampler.tokenizer, policy.model, length)}
-    if long:
+    if long := answerer.too_long((p for p in problems if p.id in todo), len(todo)):
         notes.add(dict.fromkeys(long, (None, 0)))
-    return long
+        todo = todo - long
+    judge = replace(answerer, rewards=[answerer.rewards[correctness_index(answerer.rewards)]])
+    asked = (p for p in problems if p.id in todo)
+    with judge.answers("filter", asked, len(todo), samples=samples, **drawing) as batches:
+        for drawn, scored in batches:
+            correct = scored.correct()
+            groups = [correct[i : i + samples] for i in range(0, len(correct), samples)]
+            values = torch.tensor([[math.nan if c is None else float(c) for c in group] for group in groups])
+            rates = zip(drawn.prompts, groups, pass_rates(values), strict=True)
+            notes.add({problem.id: (rate, group.count(None)) for problem, group, rate in rates})
 
 
-def _load(config: Path, model: str | None, source: PromptSource, device: str, *, trust_rewards: bool) -> _Policy:
+def _load(given: Config, model: str | None, data: RolloutDataModule, device: str, *, trust_rewards: bool) -> Answerer:
+    """What answers: an exported policy or one of a run, else the one that ``fit`` would start from."""
     from grpo_pl.policy.loading import choose_device
-    from grpo_pl.rollout.native.engine import NativeEngine
-    from grpo_pl.rollout.sampler import CompletionSampler
-
-    place = choose_device(device)
-    if model is None:
-        return _configured(config, source, place)
     from grpo_pl.policy.trained import find_model
-    from serve.reward_list import build_rewards
 
+    if model is None:
+        return _configured(given, data, choose_device(device))
     trained = find_model(Path(model), trust_rewards=trust_rewards)
-    return _Policy(
-        sampler=CompletionSampler(engine=NativeEngine(), template=trained.template, tokenizer=trained.tokenizer),
-        model=trained.load_policy(place),
-        sampling=trained.sampling,
-        rewards=build_rewards(trained.rewards, trust_rewards=trust_rewards),
-    )
+    return load_answerer(trained, device, trained.sampling)
 
 
-def _configured(config: Path, source: PromptSource, device: str) -> _Policy:
+def _configured(given: Config, data: RolloutDataModule, device: str) -> Answerer:
     """The policy that ``fit`` with this configuration would start from, its cold start included."""
     import torch
 
-    from grpo_pl.data.datamodule import RolloutDataModule
     from grpo_pl.policy.loading import load_model, load_tokenizer
     from grpo_pl.policy.quiet import quiet_libraries
     from grpo_pl.training.module import GRPOModule
     from grpo_pl.training.vocabulary import with_collected_characters
 
-    settings = read([config])
-    if "model" not in settings:
-        raise ValueError(f"{config} has no model: name the policy there, or give --model.")
-    module = settings.build("model", GRPOModule)
+    if "model" not in given:
+        raise ValueError(f"{' and '.join(given.files)} has no model: name the policy there, or give --model.")
+    module = given.build("model", GRPOModule)
     quiet_libraries()
-    sizes = {name: settings.get(f"data.{name}") for name in ("steps", "prompts_per_step", "val_prompts")}
-    data = RolloutDataModule(source, **{name: size for name, size in sizes.items() if size is not None})
-    module.policy_config = with_collected_characters(module.policy_config, module.template, data, module.cold_start)
-    tokenizer, path = load_tokenizer(module.policy_config), None
+    policy = with_collected_characters(module.policy_config, module.template, data, module.cold_start)
+    tokenizer, path = load_tokenizer(policy), None
     if module.cold_start is not None:
-        place = torch.device(device)
-        path = str(module.cold_start.ensure(module.policy_config, module.template, source, device=place))
-    policy = load_model(module.policy_config, tokenizer, path).to(device).eval()  # type: ignore[arg-type]
-    module.policy, module.tokenizer = policy, tokenizer
-    return _Policy(sampler=module.sampler, model=policy, sampling=module.sampling, rewards=module.rewards)
-
-
-def _problems(source: PromptSource, prompts: int | None) -> Sequence[Problem]:
-    listed = source.problems("train")
-    if listed is None:
-        return training_problems(source, prompts or 1000)
-    return listed[:prompts]
+        path = str(module.cold_start.ensure(policy, module.template, data.source, device=torch.device(device)))
+    module.policy = load_model(policy, tokenizer, path).to(device).eval()  # type: ignore[arg-type]
+    module.tokenizer = tokenizer
+    return Answerer(sampler=module.sampler, model=module.policy, sampling=module.sampling, rewards=module.rewards)
 
 
 def _within(rate: float | None, low: float, high: float) -> bool:
@@ -279,5 +227,5 @@ def _spread(rates: Mapping[int, float | None]) -> str:
     )
 
 
-def _digest(config: str) -> str:
-    return hashlib.sha256(Path(config).read_bytes()).hexdigest()[:16]
+def _digest(given: Config) -> str:
+    return hashlib.sha256(repr((given.trees, given.options)).encode()).hexdigest()[:16]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
+from grpo_pl.cli.given import Given, settings
+from grpo_pl.config.objects import build
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.tokenizer import FROM_DATA
@@ -31,7 +33,7 @@ USABLE = 0.92
 
 
 def plan(
-    config: str = "configs/gsm8k.yaml",
+    config: Given = "configs/gsm8k.yaml",
     overlay: str | None = None,
     gpu_memory: float = 80.0,
     gpus: int = 8,
@@ -52,14 +54,11 @@ def plan(
     for name, value in (("gpu-memory", gpu_memory), ("gpus", gpus), ("prompt-tokens", prompt_tokens)):
         if not value > 0:
             raise ValueError(f"--{name} must be positive, got {value}.")
-    files = [config, *([overlay] if overlay else [])]
-    for file in files:
-        if not Path(file).is_file():
-            raise ValueError(f"no such file: {file}")
-    settings = resolved_settings(files)
-    shape, work = shape_of(meta_model(settings)), workload(settings, gpus=gpus, prompt_tokens=prompt_tokens)
+    files = [*([config] if isinstance(config, str) else config or []), *([overlay] if overlay else [])]
+    parts = resolved_settings(files)
+    shape, work = shape_of(meta_model(parts)), workload(parts, gpus=gpus, prompt_tokens=prompt_tokens)
     usable = USABLE * gpu_memory * GIB
-    if settings.model.max_tokens_per_microbatch is None:  # a run would look for one that fits
+    if parts.model.max_tokens_per_microbatch is None:  # a run would look for one that fits
         work = replace(work, micro_batch_tokens=min(MOST_TOKENS, token_budget(shape, work, usable) or work.longest))
     memory = memory_plan(shape, work)
     console = Console()
@@ -76,26 +75,23 @@ def plan(
     return int(not fits)
 
 
-def resolved_settings(files: list[str]) -> Any:
-    """The ``fit`` configuration that these files amount to; nothing of it is built."""
-    from grpo_pl.cli.trainer import GRPOCLI
+def resolved_settings(files: Given) -> Namespace:
+    """The parts of a ``fit`` configuration that take memory, checked and with their defaults; nothing is built."""
+    from lightning.pytorch import Trainer
+
+    from grpo_pl.data.datamodule import RolloutDataModule
     from grpo_pl.policy.quiet import quiet_libraries
+    from grpo_pl.training.module import GRPOModule
 
     quiet_libraries()
-
-    class Parsed(GRPOCLI):
-        """Stops after parsing."""
-
-        def instantiate_classes(self) -> None: ...
-
-        def _run_subcommand(self, subcommand: str) -> None: ...
-
-    return Parsed(["fit", *(f"--config={file}" for file in files)]).config["fit"]
+    parts = {"model": GRPOModule, "data": RolloutDataModule, "trainer": Trainer}
+    given = settings(files, *parts)
+    return Namespace({name: given.settings(name, kind) for name, kind in parts.items()})
 
 
-def meta_model(settings: Any) -> Any:
+def meta_model(parts: Any) -> Any:
     """The policy without its weights."""
-    policy = PolicyConfig(**_values(settings.model.policy))
+    policy = build(PolicyConfig, parts.model.policy, "model.policy")
     if policy.characters == FROM_DATA:  # a few more tokens make no difference here
         policy = replace(policy, characters=None)
     tokenizer = load_tokenizer(policy)
@@ -103,21 +99,21 @@ def meta_model(settings: Any) -> Any:
         return load_model(policy, tokenizer, weights=False)
 
 
-def workload(settings: Any, *, gpus: int, prompt_tokens: int) -> Workload:
+def workload(parts: Any, *, gpus: int, prompt_tokens: int) -> Workload:
     """What one of ``gpus`` processes has to do.
 
     Raises:
         ValueError: the prompts of a step do not divide among them.
     """
-    model, data = settings.model, settings.data
+    model, data = parts.model, parts.data
     if data.prompts_per_step % gpus:
         raise ValueError(f"data.prompts_per_step={data.prompts_per_step} does not divide among {gpus} processes.")
-    algorithm = GRPOAlgorithm(**_values(model.algorithm))
-    strategy = settings.trainer.strategy
+    algorithm = build(GRPOAlgorithm, model.algorithm, "model.algorithm")
+    strategy = parts.trainer.strategy
     arguments: Any = getattr(strategy, "init_args", None)
     layout: Layout = "fsdp" if arguments is not None and "FSDP2" in strategy.class_path else "ddp"
     weights = {"float32": 4, "auto": 4}.get(model.policy.dtype, 2)
-    compute = 2 if "16" in str(settings.trainer.precision or "") else weights
+    compute = 2 if "16" in str(parts.trainer.precision or "") else weights
     if layout == "fsdp":
         compute = 4 if arguments.param_dtype == "float32" else 2
     return Workload(
@@ -136,10 +132,6 @@ def workload(settings: Any, *, gpus: int, prompt_tokens: int) -> Workload:
         offload=layout == "fsdp" and arguments.cpu_offload,
         deferred=layout == "fsdp" and arguments.defer_gradient_sync,
     )
-
-
-def _values(namespace: Any) -> dict[str, Any]:
-    return dict(namespace.as_dict() if hasattr(namespace, "as_dict") else namespace)
 
 
 def _table(shape: Shape, work: Workload, memory: MemoryPlan, title: str) -> Table:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from grpo_pl.cli.commands.score_summary import ScoreSummary, print_summary
-from grpo_pl.config.objects import read
+from grpo_pl.cli.given import Given, settings
 from grpo_pl.config.suggestions import nearest
 from grpo_pl.files.rows import count_rows, read_rows, require_rows, row_writer
 from grpo_pl.rewards.base import Reward, Score, Status
@@ -24,7 +24,7 @@ STATUSES = get_args(Status)
 
 def score(
     file: str,
-    config: str | None = None,
+    config: Given = None,
     output: str | None = None,
     completion_column: str = "completion",
     answer_column: str = "answer",
@@ -48,7 +48,7 @@ def score(
     """
     if config is None:
         raise ValueError("--config is missing: give a YAML file with `rewards`, such as the configuration of a run.")
-    rewards = load_rewards(Path(config))
+    rewards = load_rewards(config)
     source = Path(file)
     target = Path(output) if output is not None else source.with_name(f"{source.stem}.scores.jsonl")
     try:
@@ -69,17 +69,17 @@ def score(
     return 0 if summary.passed else 1
 
 
-def load_rewards(config: Path) -> list[Reward]:
+def load_rewards(config: Given) -> list[Reward]:
     """The rewards under ``rewards`` or ``model.rewards`` of a YAML file.
 
     Raises:
         ValueError: no rewards there, arguments that a reward refuses, or a list that no run could use.
     """
-    settings = read([config])
-    key = next((key for key in ("rewards", "model.rewards") if key in settings), None)
+    given = settings(config, "rewards", "model.rewards")
+    key = next((key for key in ("rewards", "model.rewards") if key in given), None)
     if key is None:
-        raise ValueError(f"{config} has neither `rewards` nor `model.rewards`.")
-    rewards = settings.build(key, list[Reward])
+        raise ValueError(f"{' and '.join(given.files)} has neither `rewards` nor `model.rewards`.")
+    rewards = given.build(key, list[Reward])
     check_rewards(rewards)
     return rewards
 

@@ -1,0 +1,130 @@
+"""What ``predict`` and ``filter`` share: a policy with its rewards, the problems it can answer, its judged answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from grpo_pl.config.objects import build
+from grpo_pl.rewards.base import Reward, needs_of
+from grpo_pl.rewards.batch import ScoredBatch, check_rewards, score_completions
+from grpo_pl.training.progress import progress_bar
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from grpo_pl.data.sources import PromptSource
+    from grpo_pl.policy.template import Fits
+    from grpo_pl.policy.trained import ServedModel
+    from grpo_pl.rollout.sampler import CompletionSampler, Samples
+    from grpo_pl.types import Problem, SamplingParams
+
+DRAW = 32
+"""Training prompts asked of the source at a time."""
+FRUITLESS = 50
+"""So many draws without a new problem, and the source is taken to have no more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answerer:
+    """A policy in memory, how its completions are drawn, and the rewards that judge them."""
+
+    sampler: CompletionSampler
+    model: PreTrainedModel
+    sampling: SamplingParams
+    rewards: Sequence[Reward]
+
+    def too_long(self, problems: Iterable[Problem], total: int) -> set[int]:
+        """Ids of the problems that leave no room for a completion; prints how many.
+
+        Raises:
+            ValueError: all do.
+        """
+        from grpo_pl.policy.loading import context_length
+        from grpo_pl.policy.template import Fits
+
+        context, length = context_length(self.model.config), self.sampling.max_completion_length
+        if context is None:
+            return set()
+        fits = Fits(self.sampler.template, self.sampler.tokenizer, context=context, length=length)
+        return leave_no_room(problems, total, fits, print)
+
+    @contextmanager
+    def answers(
+        self, title: str, problems: Iterable[Problem], total: int, *, samples: int, seed: int, batch_size: int
+    ) -> Iterator[Iterator[tuple[Samples, ScoredBatch]]]:
+        """Judged completions of ``total`` problems, batch by batch, with a progress bar; closes the rewards."""
+        with ExitStack() as stack:
+            for reward in self.rewards:
+                stack.enter_context(closing(reward))
+            advance = stack.enter_context(progress_bar(title, total))
+            yield self._batches(iter(problems), advance, samples, seed, max(1, batch_size // samples))
+
+    def _batches(
+        self, problems: Iterator[Problem], advance: Callable[[int], None], samples: int, seed: int, size: int
+    ) -> Iterator[tuple[Samples, ScoredBatch]]:
+        done = 0
+        while batch := list(islice(problems, size)):
+            drawn = self.sampler.sample(
+                self.model, batch, group_size=samples, sampling=self.sampling, seed=seed, split="predict"
+            )
+            yield (
+                drawn,
+                score_completions(
+                    self.rewards,
+                    completions=drawn.completions,
+                    answers=[prompt.answer for prompt in drawn.per_row],
+                    columns=drawn.columns(needs_of(self.rewards)),
+                ),
+            )
+            done += len(batch)
+            advance(done)
+
+
+def load_answerer(trained: ServedModel, device: str, sampling: SamplingParams) -> Answerer:
+    """A trained policy in the memory of ``device``, with the rewards it was trained on."""
+    from grpo_pl.policy.loading import choose_device
+    from grpo_pl.rollout.native.engine import NativeEngine
+    from grpo_pl.rollout.sampler import CompletionSampler
+
+    rewards = build(list[Reward], [dict(spec) for spec in trained.rewards], "rewards")
+    check_rewards(rewards)
+    return Answerer(
+        sampler=CompletionSampler(engine=NativeEngine(), template=trained.template, tokenizer=trained.tokenizer),
+        model=trained.load_policy(choose_device(device)),
+        sampling=sampling,
+        rewards=rewards,
+    )
+
+
+def leave_no_room(
+    problems: Iterable[Problem], total: int, fits: Fits, say: Callable[[str], Any], part: str = "", split: str = ""
+) -> set[int]:
+    """Ids of the problems that do not fit into the model's context; says how many of ``total`` they are.
+
+    Raises:
+        ValueError: all do not.
+    """
+    long = {problem.id for problem in problems if not fits(problem.asked)}
+    what = f"{part}{len(long)} of {total} {split}prompts leave no room for a completion"
+    if long and len(long) == total:
+        raise ValueError(f"{what}: {fits}. Lower max_completion_length.")
+    if long:
+        say(f"{what} and are left out: {fits}.")
+    return long
+
+
+def training_problems(source: PromptSource, count: int) -> list[Problem]:
+    """The first ``count`` different training problems in the order of the rollouts, or as many as turn up."""
+    found: dict[int, Problem] = {}
+    fruitless = step = 0
+    while len(found) < count and fruitless < FRUITLESS:
+        before = len(found)
+        for prompt in source.prompts(step, count=min(DRAW, count)):
+            found.setdefault(prompt.id, prompt)
+        fruitless = 0 if len(found) > before else fruitless + 1
+        step += 1
+    return list(found.values())[:count]

@@ -1,0 +1,52 @@
+"""What a verb without a Trainer is given by ``--config``, as often as wanted, and by options of the configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from grpo_pl.config.objects import Config, ConfigError, read
+from grpo_pl.config.shipped import values_of
+from grpo_pl.config.suggestions import nearest
+
+Given = str | list[str] | None
+"""One file, or several files and options such as ``--data.source.digits=3``, in their order."""
+
+
+def settings(given: Given, *keys: str) -> Config:
+    """The settings that a verb reads, of which it uses those under ``keys``, such as ``data.source``.
+
+    Raises:
+        ValueError: a file that cannot be read.
+        ConfigError: an option that concerns nothing the verb uses.
+    """
+    items = [given] if isinstance(given, str) else given or []
+    options = [item for item in items if item.startswith("--")]
+    for option in options:
+        name = option.partition("=")[0].removeprefix("--")
+        if not any(f"{name}.".startswith((f"{key}.", f"{key}+.")) for key in keys):
+            hint = nearest(name, keys) or f": of a configuration, this command reads {', '.join(keys)}"
+            raise ConfigError(f"unknown option --{name}{hint}")
+    return read([item for item in items if not item.startswith("--")], options)
+
+
+def gather(args: Sequence[str]) -> list[str]:
+    """Arguments in which every ``--config`` and every option with a dot has become one ``--config``, as `settings`
+    reads it."""
+    rest: list[str] = []
+    options: list[str] = []
+    args = list(args)
+    while args:
+        arg = args.pop(0)
+        flag, equals, _ = arg.partition("=")
+        if not flag.startswith("--") or ("." not in flag and flag != "--config"):
+            rest.append(arg)
+        elif equals or not args:
+            options.append(arg)
+        else:
+            options.append(f"{arg}={args.pop(0)}")
+    if not options:
+        return rest
+    files = values_of(options, "--config")
+    items = [*files, *(option for option in options if not option.startswith("--config="))]
+    return [*rest, f"--config={items[0] if len(items) == 1 and files else json.dumps(items)}"]
