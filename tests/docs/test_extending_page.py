@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from lightning.pytorch import Trainer
 
@@ -28,7 +29,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module of everything that the page writes into ``my_parts.py``."""
     blocks = re.findall(r"^```python\n# my_parts\.py\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     (tmp_path / "my_parts.py").write_text("\n".join(blocks))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_parts", raising=False)
@@ -36,7 +37,7 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_run_takes_the_parts_of_the_page(command_line: Any, parts: str) -> None:
-    estimator, callback = (
+    estimator, _, callback = (
         yaml.safe_load(block)
         for block in re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     )
@@ -51,6 +52,49 @@ def test_a_run_takes_the_parts_of_the_page(command_line: Any, parts: str) -> Non
     assert outcome.status == 0, outcome.err
     rows = list(csv.DictReader((command_line.runs / "extended" / "metrics.csv").open()))
     assert all(float(row["longest_answer"]) == float(row["completions/max_length"]) for row in rows)
+
+
+def test_an_algorithm_of_the_page_goes_through_every_verb(
+    command_line: Any, parts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grpo_pl.cli.main import main
+
+    config = command_line.config("own_algorithm", trainer={"accelerator": "cpu", "limit_val_batches": 0}, data__steps=2)
+    options = [f"--model.algorithm={parts}.MedianAlgorithm", "--model.algorithm.gain=2"]
+    outcome = command_line("fit", "--config", config, *options)
+    assert outcome.status == 0, outcome.err
+    run = command_line.runs / "own_algorithm"
+    kept = yaml.safe_load((run / "config.yaml").read_text())["model"]["algorithm"]
+    assert kept["class_path"] == f"{parts}.MedianAlgorithm"
+    assert (kept["init_args"]["gain"], kept["init_args"]["group_size"]) == (2.0, 4)
+    again = command_line("fit", "--config", run / "config.yaml", "--name=again")  # as its own configuration says
+    assert again.status == 0, again.err
+    figures = [
+        [(row["reward"], row["entropy"], row["grad_norm"]) for row in csv.DictReader(file.open())]
+        for file in (run / "metrics.csv", command_line.runs / "again" / "metrics.csv")
+    ]
+    assert figures[0] == figures[1]
+    plain = command_line("fit", "--config", config, "--name=plain")
+    assert plain.status == 0, plain.err
+    forgotten = yaml.safe_load((command_line.runs / "plain" / "config.yaml").read_text())["model"]["algorithm"]
+    assert forgotten["group_size"] == 4 and "class_path" not in forgotten
+    monkeypatch.setenv("GRPO_PL_CACHE", str(command_line.cache))
+    assert main(["plan", f"--config={config}", "--gpus=1", *options]) == 0
+    kept_problems = ["--samples=1", "--keep=0..1", "--prompts=2", f"--output={tmp_path / 'kept.jsonl'}"]
+    assert main(["filter", f"--config={run / 'config.yaml'}", *kept_problems]) == 0
+
+
+def test_the_algorithm_of_the_page_by_hand(parts: str) -> None:
+    kind = importlib.import_module(parts).MedianAlgorithm
+    found = kind(group_size=4, gain=2.0).advantages(
+        values=torch.tensor([[[1.0, 0.0, 0.0, 0.4], [1.0, float("nan"), 1.0, 1.0]]]),
+        reward_weights=torch.ones(1),
+        lengths=torch.full((2, 4), 3),
+        truncated=torch.zeros(2, 4, dtype=torch.bool),
+    )
+    # of the others 0, 0, 0.4 the median is 0; of 1, 0, 0.4 it is 0.4; of 1, 0, 0 it is 0
+    assert torch.allclose(found.advantages, torch.tensor([[2.0, -0.8, -0.8, 0.8], [0.0, 0.0, 0.0, 0.0]]))
+    assert found.active.tolist() == [[True] * 4, [False] * 4]
 
 
 def test_the_subclass_of_the_page_takes_no_gradient_from_what_was_cut(parts: str) -> None:
