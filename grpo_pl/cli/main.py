@@ -48,7 +48,7 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.path.append(str(Path.cwd()))  # a `class_path` may name a module that lies here; last, to shadow nothing
     try:
         given = with_shipped_configs(rest)
-        return _train(verb, given) if verb in TRAINER_VERBS else _command(verb, gather(given))
+        return _train(verb, given) if verb in TRAINER_VERBS else _command(verb, given)
     except KeyboardInterrupt:
         print(f"grpo-pl {verb}: stopped by Ctrl-C.", file=sys.stderr)
         return INTERRUPTED
@@ -115,8 +115,10 @@ def _command(verb: str, args: list[str]) -> int:
     parser = Parser(prog=f"grpo-pl {verb}", description=description)
     # not by auto_cli, which drops whatever is given for an argument named `config`
     parser.add_function_arguments(function, as_group=False, as_positional=True, sub_configs=True)
-    switches = {name for name, p in inspect.signature(function).parameters.items() if isinstance(p.default, bool)}
-    given = parser.instantiate(parser.parse_args(_python_names(args, switches)))
+    parameters = inspect.signature(function).parameters
+    switches = {name for name, parameter in parameters.items() if isinstance(parameter.default, bool)}
+    named = _python_names(gather(args) if "config" in parameters else args, switches)
+    given = parser.instantiate(parser.parse_args(named))
     return int(function(**given) or 0)
 
 

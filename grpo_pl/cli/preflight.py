@@ -165,7 +165,7 @@ def _check_demonstrations(cold_start: ColdStart, data: RolloutDataModule, say: C
     """Held-out problems are not shown to the policy with their answers."""
     file = cold_start.demonstrations
     if file is not None and not Path(file).is_file():
-        return  # a run that goes on does without it
+        return  # a resumed run does without it
     questions = enumerate(cold_start.asked(data.source, MADE_UP))
     asked = (Problem(id=number, question=question, answer="") for number, question in questions)
     overlaps = find_overlaps(asked, data.held_out())

@@ -1,4 +1,4 @@
-"""What a checkpoint and the run that goes on from it must have in common, looked at before anything is written."""
+"""What a checkpoint and the run that resumes from it must have in common, checked before anything is written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_resume(
 
     Args:
         config: the resolved configuration, of which the policy is compared with that of the checkpoint's own run.
-        fit: whether training goes on; otherwise the data do not matter.
+        fit: whether training continues; otherwise the data do not matter.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.

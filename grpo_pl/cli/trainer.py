@@ -34,7 +34,7 @@ from grpo_pl.cli.commands import TRAINER_VERBS
 from grpo_pl.cli.preflight import check_monitor, check_start, check_trainer
 from grpo_pl.cli.resuming import check_resume
 from grpo_pl.config.jsonargparse_adapter import Parser, subclasses_allowed
-from grpo_pl.config.objects import import_shipped_sources, own_classes, read_tree, require_fields
+from grpo_pl.config.objects import import_shipped_sources, own_classes, read, read_tree, require_fields
 from grpo_pl.config.shipped import short_name, values_of
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.distributed.strategy import is_first_process
@@ -126,7 +126,7 @@ class GRPOCLI(LightningCLI):
             for action in group._group_actions:
                 if action.dest == "ckpt_path":  # of `Trainer.fit`, of whose places to find one ours knows files only
                     group.title = "checkpoint"
-                    action.help = "checkpoint of an earlier run: its weights, optimizer and counters are gone on with."
+                    action.help = "checkpoint of an earlier run: its weights, optimizer and counters are restored."
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         """Checkpoints are read as tensors and plain values, whatever they contain."""
@@ -155,24 +155,30 @@ class GRPOCLI(LightningCLI):
                 raise
             raise OSError(error.errno, "no space left; --resume goes on once there is", self.run.folder.path) from error
 
+    @property
+    def _given(self) -> Any:
+        """What files and options say, with the defaults."""
+        return self.config[str(self.subcommand)]
+
+    @property
+    def _built(self) -> Any:
+        """The same with objects in the place of their settings."""
+        return self.config_init[str(self.subcommand)]
+
     def instantiate_trainer(self, **kwargs: Any) -> Any:
-        check_trainer(self._get(self.config_init, "trainer"))
+        trainer = self._built.trainer
+        check_trainer(trainer)
         self._resolve_characters()
         check_start(self.model, self.datamodule, _say)  # before a run folder is claimed
-        callbacks = self._get(self.config_init, "trainer")["callbacks"] or []
-        shown = self._get(self.config_init, "trainer")["enable_progress_bar"] is not False
-        extra: list[Any] = [StageProgress()] if shown else []
+        if self._given.ckpt_path:
+            self._check_checkpoint(Path(self._given.ckpt_path))
+        own: list[Any] = [StageProgress()] if trainer["enable_progress_bar"] is not False else []
         if self.subcommand == "fit":
-            extra += self._open_run()
-        if self.subcommand == "validate":
-            given = self._get(self.config, "ckpt_path")
-            if given and Path(given).exists():
-                self._check_checkpoint(Path(given))
-            extra.append(ReportEvaluation(self._get(self.config, "output"), self._get(self.config, "baseline")))
-        trainer = self._get(self.config_init, "trainer")
-        if self.subcommand != "fit" and trainer["logger"] is None:
-            trainer["logger"] = False  # Lightning's default leaves a folder `lightning_logs`
-        trainer["callbacks"] = [*callbacks, *extra]
+            own += self._open_run()
+        else:
+            own.append(ReportEvaluation(self._given.output, self._given.baseline))
+            trainer["logger"] = trainer["logger"] or False  # Lightning's default leaves a folder `lightning_logs`
+        trainer["callbacks"] = [*as_list(trainer["callbacks"]), *own]
         follow_launcher(trainer)
         try:
             built = super().instantiate_trainer(**kwargs)
@@ -184,75 +190,68 @@ class GRPOCLI(LightningCLI):
 
     def _open_run(self) -> list[Any]:
         """Claims the run's folder, writes the resolved configuration, and says what is kept there."""
-        checkpoint = self._get(self.config_init, "checkpoint")
-        if checkpoint.keep_best:
-            check_monitor(checkpoint.monitor, self.model, self.datamodule)
-        configs = self._configs()
-        root, name = Path(self._get(self.config, "runs_dir")), self._name()
-        resume = self._get(self.config, "resume")
-        checkpoint_path = self._get(self.config, "ckpt_path")
-        if resume and checkpoint_path:
+        built, given = self._built, self._given
+        if built.checkpoint.keep_best:
+            check_monitor(built.checkpoint.monitor, self.model, self.datamodule)
+        if given.resume and given.ckpt_path:
             raise ValueError("give --resume or --ckpt_path, not both: --resume finds the checkpoint itself.")
-        if checkpoint_path and not Path(checkpoint_path).exists():
-            raise CheckpointError(f"there is no checkpoint {checkpoint_path}.")
-        if checkpoint_path:
-            self._check_checkpoint(Path(checkpoint_path))
         config = self._resolved_config()
-        self.run = self._end.enter_context(open_run(root, name, config=config, resume=resume))
+        opened = open_run(Path(given.runs_dir), self._name(), config=config, resume=given.resume)
+        self.run = self._end.enter_context(opened)
         folder = self.run.folder
         if self.run.checkpoint is not None:
-            self.config_init[str(self.subcommand)]["ckpt_path"] = str(self.run.checkpoint)
+            built.ckpt_path = str(self.run.checkpoint)
             self._check_checkpoint(self.run.checkpoint)
-        trainer = self._get(self.config_init, "trainer")
-        self._others = as_list(trainer["logger"])
-        trainer["logger"] = run_loggers(folder, self._others)
-        trainer["default_root_dir"] = str(folder.path)
-        write_into(folder, [checkpoint, *(self._get(self.config_init, key) for key in ("completions", "watch"))])
-        flags = " ".join(f"--config {path}" for path in configs)
+        self._others = as_list(built.trainer["logger"])
+        built.trainer["logger"] = run_loggers(folder, self._others)
+        built.trainer["default_root_dir"] = str(folder.path)
+        write_into(folder, [built.checkpoint, built.completions, built.watch])
+        flags = " ".join(f"--config {path}" for path in self._configs())
         return [
             KeepConfiguration(folder, config),
             *run_callbacks(folder, f"grpo-pl validate {flags} --ckpt_path {folder.last_checkpoint}"),
-            *([StageProfile()] if self._get(self.config, "profile") else []),
+            *([StageProfile()] if given.profile else []),
         ]
 
     def _configs(self) -> list[str]:
-        return [short_name(Path(str(path))) for path in self._get(self.config, "config") or []]
+        return [short_name(Path(str(path))) for path in self._given.config or []]
 
     def _name(self) -> str:
-        given, configs = self._get(self.config, "name"), self._configs()
-        return str((Path(configs[0]).stem if configs else "run") if given is None else given)
+        configs = self._configs()
+        return str((Path(configs[0]).stem if configs else "run") if self._given.name is None else self._given.name)
 
     def _resolve_characters(self) -> None:
-        """``from_data`` becomes the characters of the run that is gone on with, or of the data, for good: the resolved
+        """``from_data`` becomes the characters of the run that is resumed, or of the data, for good: the resolved
         configuration names them, and with it every export and server."""
         policy = self.model.policy_config
         if policy.characters != FROM_DATA:
             return
         earlier = self._earlier_run()
         if earlier is not None and earlier.config.is_file():
-            before = (yaml.safe_load(earlier.config.read_text()) or {}).get("model", {}).get("policy") or {}
-            settled = replace(policy, characters=before.get("characters"))
+            characters = read([earlier.config]).get("model.policy.characters")
+            resolved = replace(policy, characters=characters)
         else:
-            settled = with_collected_characters(policy, self.model.template, self.datamodule, self.model.cold_start)
-        self.model.policy_config = settled
-        self._get(self.config, "model").policy.characters = settled.characters
+            resolved = with_collected_characters(policy, self.model.template, self.datamodule, self.model.cold_start)
+        self.model.policy_config = resolved
+        self._given.model.policy.characters = resolved.characters
 
     def _earlier_run(self) -> RunFolder | None:
-        """The run whose checkpoint is gone on with or measured, if it is known where that lies."""
-        checkpoint = self._get(self.config, "ckpt_path")
-        if checkpoint:
-            return RunFolder(Path(checkpoint).absolute().parent.parent)
-        if self._get(self.config, "resume"):
-            return newest_run_folder(Path(self._get(self.config, "runs_dir")), self._name())
+        """The run whose checkpoint is resumed or measured, if it is known where that lies."""
+        if self._given.ckpt_path:
+            return RunFolder(Path(self._given.ckpt_path).absolute().parent.parent)
+        if self._given.resume:
+            return newest_run_folder(Path(self._given.runs_dir), self._name())
         return None
 
     def _check_checkpoint(self, path: Path) -> None:
+        if not path.exists():
+            raise CheckpointError(f"there is no checkpoint {path}.")
         config = yaml.safe_load(self._resolved_config())
         check_resume(path, self.model, self.datamodule, config, fit=self.subcommand == "fit")
 
     def _resolved_config(self) -> str:
         parser = self._parser(self.subcommand)
-        return str(parser.dump(self.config[str(self.subcommand)], skip_none=False))
+        return str(parser.dump(self._given, skip_unset=False))
 
 
 def _say(line: str) -> None:

@@ -1,14 +1,19 @@
-"""What an overlay keeps of the configuration before it: the fields of the same class, nothing of another."""
+"""What an overlay keeps of the configuration before it, and whether jsonargparse words its errors as before."""
 
 import contextlib
 import io
+import re
+from argparse import ArgumentError
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
 
 from grpo_pl.cli.trainer import GRPOCLI
+from grpo_pl.config import jsonargparse_adapter as adapter
+from grpo_pl.rewards.base import Reward
 
 ARITHMETIC = "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts"
 SORTING = "grpo_pl.data.tasks.sorting.SortingPrompts"
@@ -130,3 +135,67 @@ def test_fields_of_a_group_without_a_class_are_merged(settings: Any) -> None:
         {"model": {"sampling": {"temperature": 0.5}}}, {"model": {"sampling": {"max_completion_length": 9}}}
     )
     assert (found.model.sampling.temperature, found.model.sampling.max_completion_length) == (0.5, 9)
+
+
+# --- wording --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Part:
+    """Fields of the kinds that configurations have."""
+
+    mode: Literal["a", "b"] = "a"
+    count: int | None = 1
+    size: int = 1
+
+
+REPORTS = {
+    "--nope=1": "unknown option --nope",
+    "--config={part: {sze: 1}}": "unknown key 'part.sze'; did you mean part.size?",
+    "--config={prt: {size: 1}}": "unknown key 'prt.size'; did you mean part.size?",
+    "--config={prt: 1}": "unknown key 'prt'; did you mean part?",
+    "--config={rewards: [{class_path: MathReward, init_args: {wrkers: 1}}]}": "rewards: "
+    "grpo_pl.rewards.MathReward has no argument 'wrkers'; did you mean workers?",
+    "--rewards+=grpo_pl.rewards.MatReward": "there is no grpo_pl.rewards.MatReward; did you mean MathReward?",
+    "--rewards+=MatReward": "rewards: there is no MatReward; did you mean MathReward?",
+    "--config={rewards: [{class_path: nowhere.X}]}": "rewards: there is no nowhere.X: No module named 'nowhere'",
+    "--config={rewards: [{class_path: user_parts_broken.Broken}]}": "rewards: user_parts_broken.Broken: buy it first",
+    "--rewards+=os.path.join": "rewards: os.path.join is no Reward",
+    "--config={rewards: [{weight: 1}]}": "rewards: an entry has no class_path that says which Reward is meant",
+    "--config={rewards: [5]}": "rewards must be a Reward, given by class_path and init_args, got '5'",
+    "--part.count=x": "part.count must be int or null, got 'x'",
+    "--maybe=false": "maybe must be Part or null, got 'false'",
+    "--maybe.mode=c": "maybe.mode must be a or b, got 'c'",
+    "--part.mode=c": "part.mode must be a or b, got 'c'",
+    "--part.size=x": "part.size must be of type int, got 'x'",
+    "--part=nofile": "part: there is no file 'nofile'; overlays are given as --config FILE",
+    "--config=/none.yaml": "no such file: /none.yaml",
+    "--size=1": "need is missing",
+}
+
+
+def _report(argument: str) -> str:
+    """What jsonargparse itself says about an argument."""
+    parser = adapter.Parser(exit_on_error=False)
+    parser.add_argument("--config", action="config")
+    parser.add_argument("--rewards", type=list[Reward], sub_configs=True)
+    parser.add_argument("--part", type=Part, sub_configs=True)
+    parser.add_argument("--maybe", type=Part | None, sub_configs=True)
+    parser.add_argument("--size", type=int)
+    parser.add_argument("--need", type=int, required=argument == "--size=1")
+    with pytest.raises(ArgumentError) as caught:
+        parser.parse_args([argument])
+    return str(caught.value.message)
+
+
+def test_every_wording_that_we_read_is_one_that_jsonargparse_still_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "user_parts_broken.py").write_text("raise ImportError('buy it first')")
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ["part", "part.size", "part.mode", "rewards"]
+    reports = {argument: _report(argument) for argument in REPORTS}
+    assert {argument: adapter.explain(report, options) for argument, report in reports.items()} == REPORTS
+    texts = [adapter._innermost(report)[1] for report in reports.values()]
+    used = {next(pattern for pattern in adapter._RULES if re.search(pattern, text)) for text in texts}
+    assert used == adapter._RULES.keys()

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from grpo_pl.cli.given import Given, settings
 from grpo_pl.config.shipped import CONFIGS
 from grpo_pl.evaluation.comparison import RunCurves, draw_curves, read_run, results_table, write_curves
 from grpo_pl.files.runs import RunFolder, claim_run_folder
 
 
 def compare(
-    config: str = "configs/quickstart.yaml",
+    config: Given = "configs/quickstart.yaml",
     algorithms: str = "grpo,dr_grpo,rloo",
     steps: int = 40,
     seed: int = 0,
@@ -41,10 +42,11 @@ def compare(
         runs_dir: folder that holds one folder per comparison.
         name: name of the comparison's folder.
     """
-    presets = find_presets(algorithms, Path(config))
-    for given in (config, overlay):
-        if given is not None and not Path(given).is_file():
-            raise ValueError(f"no such file: {given}")
+    given = settings(config, "model", "data", "trainer", "checkpoint")
+    if not given.files:
+        raise ValueError("--config is missing: give the configuration of the task.")
+    presets = find_presets(algorithms, Path(given.files[0]))
+    last = settings(overlay).files
     if steps < 1:
         raise ValueError(f"--steps must be at least 1, got {steps}.")
     if importlib.util.find_spec("matplotlib") is None:
@@ -53,12 +55,12 @@ def compare(
     runs: dict[str, RunCurves] = {}
     for number, (preset, file) in enumerate(presets.items(), start=1):
         print(f"[{number}/{len(presets)}] {preset}", flush=True)
-        configs = [config, str(file), *([overlay] if overlay else [])]
-        if _fit(configs, folder, preset, steps=steps, seed=seed):
+        files = [f"--config={one}" for one in (*given.files, file, *last)]
+        if _fit([*files, *given.options], folder, preset, steps=steps, seed=seed):
             runs[preset] = read_run(RunFolder(folder / preset).metrics)
     failed = [preset for preset in presets if preset not in runs]
     if runs:
-        _show(runs, folder, f"{Path(config).stem}, seed {seed}")
+        _show(runs, folder, f"{Path(given.files[0]).stem}, seed {seed}")
     if failed:
         print(f"grpo-pl compare: error: {', '.join(failed)} failed; the reason stands above.", file=sys.stderr)
     return int(bool(failed))
@@ -90,7 +92,7 @@ def _find_preset(name: str, folders: Sequence[Path]) -> Path:
     raise ValueError(f"no preset {name!r}. There are: {', '.join(known) or 'none'}; or give the path of a .yaml file.")
 
 
-def _fit(configs: Sequence[str], folder: Path, name: str, *, steps: int, seed: int) -> bool:
+def _fit(given: Sequence[str], folder: Path, name: str, *, steps: int, seed: int) -> bool:
     """One fit in a process of its own, so that runs share no state; whether it succeeded."""
     options = {
         "seed_everything": seed,
@@ -100,8 +102,7 @@ def _fit(configs: Sequence[str], folder: Path, name: str, *, steps: int, seed: i
         "runs_dir": folder,
         "name": name,
     }
-    command = [sys.executable, "-m", "grpo_pl", "fit"]
-    command += [f"--config={file}" for file in configs] + [f"--{key}={value}" for key, value in options.items()]
+    command = [sys.executable, "-m", "grpo_pl", "fit", *given, *(f"--{key}={value}" for key, value in options.items())]
     return subprocess.run(command, check=False).returncode == 0
 
 

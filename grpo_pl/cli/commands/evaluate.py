@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.table import Table
+
 from grpo_pl.cli.commands.serve import API_KEY
 from grpo_pl.files.rows import line_name, read_lines, row_writer
+from grpo_pl.training.progress import progress_bar
 
 if TYPE_CHECKING:
     from serve.schemas import EvalProblem
@@ -120,28 +123,19 @@ def read_problems(file: Path, limit: int | None = None) -> list[EvalProblem]:
     return problems
 
 
-def _gather(answers: Any, count: int) -> list[dict[str, Any]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    results: list[dict[str, Any] | None] = [None] * count
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[right]}"), console=Console(file=sys.stderr)) as bar:
-        task = bar.add_task("problems", total=count, right="")
-        right = judged = 0
+def _gather(answers: Iterable[tuple[int, dict[str, Any]]], count: int) -> list[dict[str, Any]]:
+    """The answers in the order of the problems; they come as they are ready."""
+    results: dict[int, dict[str, Any]] = {}
+    verdicts: list[bool] = []
+    with progress_bar("evaluate", count) as advance:
         for i, result in answers:
             results[i] = result
-            verdicts = [sample["correct"] for sample in result["samples"] if sample["correct"] is not None]
-            right, judged = right + sum(verdicts), judged + len(verdicts)
-            bar.update(task, advance=1, right=f"{right / judged:.1%} right" if judged else "")
-    assert None not in results
-    return [result for result in results if result is not None]
+            verdicts += [sample["correct"] for sample in result["samples"] if sample["correct"] is not None]
+            advance(len(results), f"{sum(verdicts) / len(verdicts):.1%} right" if verdicts else "")
+    return [results[i] for i in range(count)]
 
 
 def _show(summary: Mapping[str, Any], output: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table("metric", "value", "95 % interval", "problems")
     for name, estimate in summary["metrics"].items():
         table.add_row(
@@ -158,10 +152,5 @@ def _show(summary: Mapping[str, Any], output: Path) -> None:
         f"{summary['mean_length']:.1f} tokens, {summary['clipped_ratio']:.1%} cut off; results in {output}.",
         highlight=False,
     )
-    print(json.dumps(_plain(summary)))
-
-
-def _plain(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """One line for programs."""
-    metrics: Sequence[tuple[str, Any]] = list(summary["metrics"].items())
-    return {**summary, "metrics": {name: {k: round(e[k], 6) for k in ("value", "low", "high")} for name, e in metrics}}
+    shown = {name: {k: round(e[k], 6) for k in ("value", "low", "high")} for name, e in summary["metrics"].items()}
+    print(json.dumps({**summary, "metrics": shown}))  # one line for programs

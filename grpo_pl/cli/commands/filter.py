@@ -44,7 +44,7 @@ def filter(
 
     A problem that is always or never solved teaches nothing. The kept ones are written as JSONL with the columns
     question, answer and pass_rate, for TablePrompts or JsonLinesPrompts. What was measured is written down at once
-    beside the output; the same command goes on where it was interrupted.
+    beside the output; the same command continues after an interruption.
 
     Args:
         config: configuration with the problems (data.source) and, unless --model is given, the policy (model).

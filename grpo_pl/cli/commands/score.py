@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from grpo_pl.cli.commands.score_summary import ScoreSummary, print_summary
 from grpo_pl.cli.given import Given, settings
@@ -18,6 +16,7 @@ from grpo_pl.config.suggestions import nearest
 from grpo_pl.files.rows import count_rows, read_rows, require_rows, row_writer
 from grpo_pl.rewards.base import Reward, Score, Status
 from grpo_pl.rewards.batch import ScoredBatch, check_rewards, score_completions
+from grpo_pl.training.progress import progress_bar
 
 STATUSES = get_args(Status)
 
@@ -51,7 +50,9 @@ def score(
     rewards = load_rewards(config)
     source = Path(file)
     target = Path(output) if output is not None else source.with_name(f"{source.stem}.scores.jsonl")
-    try:
+    with ExitStack() as stack:
+        for reward in rewards:
+            stack.enter_context(closing(reward))
         summary = score_file(
             source,
             rewards,
@@ -59,11 +60,7 @@ def score(
             completion_column=completion_column,
             answer_column=answer_column,
             batch_size=batch_size,
-            console=Console(stderr=True),
         )
-    finally:
-        for reward in rewards:
-            reward.close()
     print_summary(summary, rewards, Console())
     print(f"scores: {target}")
     return 0 if summary.passed else 1
@@ -92,13 +89,11 @@ def score_file(
     completion_column: str = "completion",
     answer_column: str = "answer",
     batch_size: int = 512,
-    console: Console | None = None,
 ) -> ScoreSummary:
     """Scores a JSONL or Parquet file in batches, in memory that does not grow with the number of rows.
 
     Args:
         output: JSONL file for the scored rows; none is written by default.
-        console: where the progress bar goes; none is shown by default.
 
     Raises:
         ValueError: a file of another kind, a row without completion or answer, or a reward that broke its contract.
@@ -111,62 +106,38 @@ def score_file(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
     if output is not None and output.resolve() == file.resolve():
         raise ValueError(f"output {output} is the input file: give another name.")
-    names = _Names(completion_column, answer_column)
-    summary = ScoreSummary()
-    bar = Progress(
-        TextColumn("scoring"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=console is None,
-    )
-    with bar, row_writer(output) as write, closing(read_rows(file)) as rows:
-        task = bar.add_task("rows", total=total)
-        for batch in _batched(rows, batch_size):
+    names, summary = (completion_column, answer_column), ScoreSummary()
+    with progress_bar("score", total) as advance, row_writer(output) as write, closing(read_rows(file)) as rows:
+        while batch := list(islice(rows, batch_size)):
             first = summary.rows + 1
             texts, golds, columns = _arrange(batch, names, first)
             scored = score_completions(rewards, completions=texts, answers=golds, columns=columns)
             for row in _describe(batch, scored, summary, first, answer_column):
                 write(row)
-            bar.advance(task, len(batch))
+            advance(summary.rows)
     return summary
 
 
-@dataclass(frozen=True)
-class _Names:
-    completion: str
-    answer: str
-
-
-def _batched(rows: Iterator[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
-    while batch := list(itertools.islice(rows, size)):
-        yield batch
-
-
 def _arrange(
-    batch: Sequence[Mapping[str, Any]], names: _Names, first: int
+    batch: Sequence[Mapping[str, Any]], names: tuple[str, str], first: int
 ) -> tuple[list[str], list[str], dict[str, list[Any]]]:
     """(completions, answers, further columns) of a batch whose first row has the number ``first``."""
-    texts, golds = [], []
+    completion, answer = names
+    texts = []
     for number, row in enumerate(batch, start=first):
-        for name in (names.completion, names.answer):
+        for name in names:
             if row.get(name) is None:
                 raise ValueError(f"row {number} has no {name!r}; its columns are {sorted(row)}.")
-        text = _message_text(row[names.completion])
+        text = _message_text(row[completion])
         if text is None:
             raise ValueError(
-                f"row {number}: {names.completion!r} must be text or a list of messages, got {row[names.completion]!r}."
+                f"row {number}: {completion!r} must be text or a list of messages, got {row[completion]!r}."
             )
         texts.append(text)
-        golds.append(str(row[names.answer]))
-    further = dict.fromkeys(key for row in batch for key in row)
-    columns = {key: [row.get(key) for row in batch] for key in further if key not in (names.completion, names.answer)}
-    asked = [row.get("prompt") for row in batch]
-    columns["prompt"] = [_message_text(prompt) or "" for prompt in asked]
-    if all(isinstance(prompt, list) for prompt in asked):
-        columns.setdefault("prompt_messages", asked)
-    return texts, golds, columns
+    further = dict.fromkeys(key for row in batch for key in row if key not in names)
+    columns = {key: [row.get(key) for row in batch] for key in further}
+    columns["prompt"] = [_message_text(row.get("prompt")) or "" for row in batch]
+    return texts, [str(row[answer]) for row in batch], columns
 
 
 def _message_text(value: Any) -> str | None:

@@ -1,12 +1,17 @@
 """``grpo-pl filter``: what is kept, that it goes on after an interruption, and what is refused."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from grpo_pl.cli.commands import filter as filtering
 from grpo_pl.cli.commands.filter import filter, read_range
 from grpo_pl.data.tables import TablePrompts
 
@@ -58,27 +63,50 @@ def test_problems_within_the_range_are_kept_with_their_rate(config: Path, tmp_pa
     )
 
 
-def test_an_interrupted_filter_goes_on(config: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+SLOW = """
+import pathlib, time
+HERE = pathlib.Path(__file__).parent
+def judge(completions, answer, question, **columns):
+    if "0+1=" not in question and not (HERE / "go").exists():  # any batch but the first
+        (HERE / "begun").touch()
+        time.sleep(60)
+    return [float(text.strip().endswith(str(gold))) for text, gold in zip(completions, answer)]
+"""
+
+
+def test_an_interrupted_filter_goes_on(command_line: Any, config: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    function = {"function": f"{tmp_path / 'slow.py'}:judge", "correctness": True}
+    tree = yaml.safe_load(config.read_text())
+    tree["model"]["rewards"] = [{"class_path": "grpo_pl.rewards.FunctionReward", "init_args": function}]
+    config.write_text(yaml.safe_dump(tree))
     whole, output = tmp_path / "whole.jsonl", tmp_path / "kept.jsonl"
-    filter(config=str(config), output=str(whole), keep="0..1", samples=2)
-    add, calls = filtering._Notes.add, []
-
-    def once(self: Any, rates: Any) -> None:
-        if calls:
-            raise KeyboardInterrupt
-        calls.append(rates)
-        add(self, rates)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(filtering._Notes, "add", once)
-        filter(config=str(config), output=str(output), keep="0..1", samples=2, batch_size=8)
+    given = [f"--config={config}", "--keep=0..1", "--samples=2", "--batch_size=8"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "grpo_pl", "filter", *given, f"--output={output}"],
+        cwd=tmp_path,
+        env={**os.environ, "GRPO_PL_CACHE": str(command_line.cache)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 200
+    while not (tmp_path / "begun").exists():
+        assert time.monotonic() < deadline and process.poll() is None, process.stderr
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.splitlines()[-1]) == (130, "grpo-pl filter: stopped by Ctrl-C.")
+    assert "Traceback" not in err
     assert not output.exists()
     notes = tmp_path / "kept.jsonl.measured"
-    notes.write_text(notes.read_text() + "[12")  # cut short
+    notes.write_text(notes.read_text() + '{"id": 12')  # cut short
+    (tmp_path / "go").touch()
     with pytest.raises(ValueError, match="holds rates of another"):
         filter(config=str(config), output=str(output), keep="0..1", samples=3)
     filter(config=str(config), output=str(output), keep="0..1", samples=2)
     assert "4 problems were measured before" in capsys.readouterr().out
+    filter(config=str(config), output=str(whole), keep="0..1", samples=2)
     assert _rows(output) == _rows(whole)
     assert not notes.exists()
 
