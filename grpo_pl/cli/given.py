@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from grpo_pl.config.objects import Config, ConfigError, read
 from grpo_pl.config.shipped import values_of
 from grpo_pl.config.suggestions import nearest
 
-Given = str | list[str] | None
+Given = str | Path | list[str] | None
 """One file, or several files and options such as ``--data.source.digits=3``, in their order."""
 
 
@@ -20,7 +21,7 @@ def settings(given: Given, *keys: str) -> Config:
         ValueError: a file that cannot be read.
         ConfigError: an option that concerns nothing the verb uses.
     """
-    items = [given] if isinstance(given, str) else given or []
+    items = [str(given)] if isinstance(given, str | Path) else given or []
     options = [item for item in items if item.startswith("--")]
     for option in options:
         name = option.partition("=")[0].removeprefix("--")

@@ -54,7 +54,7 @@ def plan(
     for name, value in (("gpu-memory", gpu_memory), ("gpus", gpus), ("prompt-tokens", prompt_tokens)):
         if not value > 0:
             raise ValueError(f"--{name} must be positive, got {value}.")
-    files = [*([config] if isinstance(config, str) else config or []), *([overlay] if overlay else [])]
+    files = [*(config if isinstance(config, list) else [str(config)]), *([overlay] if overlay else [])]
     parts = resolved_settings(files)
     shape, work = shape_of(meta_model(parts)), workload(parts, gpus=gpus, prompt_tokens=prompt_tokens)
     usable = USABLE * gpu_memory * GIB

@@ -136,7 +136,10 @@ def _arrange(
         texts.append(text)
     further = dict.fromkeys(key for row in batch for key in row if key not in names)
     columns = {key: [row.get(key) for row in batch] for key in further}
-    columns["prompt"] = [_message_text(row.get("prompt")) or "" for row in batch]
+    asked = [row.get("prompt") for row in batch]
+    columns["prompt"] = [_message_text(prompt) or "" for prompt in asked]
+    if all(isinstance(prompt, list) for prompt in asked):
+        columns.setdefault("prompt_messages", asked)
     return texts, [str(row[answer]) for row in batch], columns
 
 
