@@ -1,0 +1,36 @@
+"""Files and modules that the pages name are there."""
+
+import re
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PLACES = (ROOT, ROOT / "grpo_pl", ROOT / "docs")
+ENDINGS = "py|md|sh|json|jsonl|csv|yaml|html"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    text = page.read_text()
+    blocks = "\n".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))  # what readers make themselves
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    named = set(re.findall(rf"(?<=[` ])((?:[\w.-]+/)+[\w.-]+\.(?:{ENDINGS}))(?=[` ])", prose))
+    for name in named - set(re.findall(r"[\w./-]+", blocks)):
+        if not name.startswith(("runs/", "my_package/", "rollout-")):
+            assert any((place / name).exists() for place in PLACES), f"{page.name} names {name}"
+    for link in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", prose):
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_module_that_a_page_names_is_there(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return  # which tells of modules that are no more
+    for name in set(re.findall(r"\bgrpo_pl(?:\.[a-z_]+)+", page.read_text())) - {"grpo_pl.json"}:
+        try:
+            resolve_name(name)
+        except (ImportError, AttributeError):
+            pytest.fail(f"{page.name} names {name}")
