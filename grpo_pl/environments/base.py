@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from grpo_pl.functional.exact_sums import weighted_sum
+from grpo_pl.rewards.function import load_function
 
 Conversation = Sequence[Mapping[str, Any]]
 """Chat messages: ``role`` and ``content``, a text; what else they hold is for the chat template."""
@@ -97,8 +98,15 @@ class Environment(ABC):
         """A new environment with the same settings, for one episode."""
         return dataclasses.replace(self)
 
+    def finish(self) -> float:
+        """The reward that is still due when a limit of the pipeline, on turns or tokens, ends the episode here."""
+        return 0.0
+
+    def shutdown(self) -> None:  # noqa: B027 - most environments prepare nothing that lasts
+        """Ends what :meth:`prepare` started; called once no episode is left."""
+
     @property
-    def tools(self) -> Sequence[Mapping[str, Any]]:
+    def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
         """JSON schemas of the tools that a chat template tells the policy about."""
         return ()
 
@@ -132,11 +140,14 @@ def attempted(call: Callable[..., Any], arguments: Mapping[str, Any], *, where: 
 
     Args:
         call: the method.
-        where: its name, ``reset`` or ``step``.
-        blame: whose fault an exception of a step is; that of a reset is always the environment's.
+        where: its name, ``reset``, ``step`` or ``finish``.
+        blame: whose fault an exception of a step is; others are always the environment's.
     """
     try:
-        return read_reset(call(**arguments)) if where == "reset" else read_step(call(**arguments))
+        returned = call(**arguments)
+        if where == "finish":
+            return read_step(("", returned, False, True, {}), where)
+        return read_reset(returned) if where == "reset" else read_step(returned)
     except PolicyFault as fault:
         return failed("policy", str(fault), blame="policy")
     except EnvironmentMistake as mistake:
@@ -146,6 +157,15 @@ def attempted(call: Callable[..., Any], arguments: Mapping[str, Any], *, where: 
     except (Exception, SystemExit) as error:  # somebody else's code may raise anything; it must not end a run
         detail = f"{where} raised {type(error).__name__}: {error}"
         return failed("raised", detail, blame=blame if where == "step" else "environment")
+
+
+def resolved(function: str | Callable[..., Any]) -> Callable[..., Any]:
+    """A function given by itself, as ``package.module:function`` or as ``file.py:function``.
+
+    Raises:
+        ValueError: no such function.
+    """
+    return load_function(function) if isinstance(function, str) else function
 
 
 def failed(status: Status, detail: str, *, blame: Blame) -> Transition:

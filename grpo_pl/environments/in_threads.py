@@ -75,6 +75,7 @@ class Threads:
         for thread in self._threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
         self._threads.clear()
+        self.pattern.shutdown()
 
     def _left(self, task: _Task) -> float:
         """Seconds until a task is overdue; one that waits for a thread cannot be."""

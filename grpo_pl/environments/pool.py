@@ -17,9 +17,9 @@ __all__ = ["EnvironmentPool", "PoolLimits"]
 class EnvironmentPool:
     """Plays the episodes of one environment, named by numbers of the caller's choice.
 
-    ``reset`` and ``step`` begin something and return at once; ``collect`` gives what has ended since. A wave of turns
-    is a ``step`` for each episode and one ``collect_all``; an engine that draws on while others wait calls ``collect``
-    with a time-out of 0. Used by one thread.
+    ``reset``, ``step`` and ``finish`` begin something and return at once; ``collect`` gives what has ended since. A
+    wave of turns is a ``step`` for each episode and one ``collect_all``; an engine that draws on while others wait
+    calls ``collect`` with a time-out of 0. Used by one thread.
 
     An episode whose transition is ``done`` has been closed, and its number is free again. Nothing that an environment
     does raises here: see ``Transition.status``.
@@ -53,9 +53,13 @@ class EnvironmentPool:
 
     def step(self, episode: int, action: str) -> None:
         """Begins a turn of an open episode, of which nothing else is under way."""
-        if episode not in self._open or episode in self._waiting:
-            raise ValueError(f"episode {episode} is not open, or its last turn has not been collected.")
+        self._require_idle(episode)
         self._submit(episode, "step", {"action": action})
+
+    def finish(self, episode: int) -> None:
+        """Begins the end of an open episode by a limit of the caller's; its transition has the reward still due."""
+        self._require_idle(episode)
+        self._submit(episode, "finish", {})
 
     def collect(self, timeout_s: float | None = None) -> dict[int, Transition]:
         """What has ended, by the number of the episode; waits for the first of it.
@@ -100,6 +104,10 @@ class EnvironmentPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _require_idle(self, episode: int) -> None:
+        if episode not in self._open or episode in self._waiting:
+            raise ValueError(f"episode {episode} is not open, or its last turn has not been collected.")
 
     def _submit(self, episode: int, method: str, arguments: dict[str, Any]) -> None:
         self._waiting[episode] = method

@@ -1,0 +1,141 @@
+"""``ToolEnvironment``: plain functions as tools; an action that calls none is the answer, and ends the episode."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from grpo_pl.environments.base import Environment, Observation, Step, Unavailable, resolved
+from grpo_pl.environments.tool_calls import Call, CallParser, HermesCalls, Result
+from grpo_pl.rewards.function import reference_of
+from grpo_pl.rewards.sandbox.pool import SandboxSettings, WorkerPool, shared_pool
+
+
+@dataclass(kw_only=True)
+class ToolEnvironment(Environment):
+    """Functions with type hints and a docstring, as TRL's ``tools`` take them, called in the sandbox of the rewards.
+
+    Whatever a call does, the policy is told: a result, or an error where the call is malformed, names no tool, raises,
+    or takes more time or memory than it may. The environment gives no reward of its own: the answer is judged by the
+    rewards of the run.
+    """
+
+    tools: Sequence[str | Callable[..., Any]]
+    """Functions, or ``package.module:function`` or ``path/to/file.py:function``."""
+    parser: CallParser = field(default_factory=HermesCalls)
+    """How calls are written."""
+    isolation: Literal["thread", "process"] = "thread"
+    """Calls run in processes of the sandbox; the episodes themselves are trusted."""
+    time_limit_s: float = 5.0
+    """CPU seconds of one call; one that waits ends after several times as long."""
+    memory_limit_mb: int = 1024
+    """Address space of the processes that calls run in."""
+    workers: int = 2
+    """Calls that run at the same time."""
+    longest_result: int = 2000
+    """Characters of a result that the policy reads; the rest is cut off."""
+
+    def __post_init__(self) -> None:
+        if not self.tools:
+            raise ValueError("tools must name one function or more, got none.")
+        if not (math.isfinite(self.time_limit_s) and self.time_limit_s > 0):
+            raise ValueError(f"time_limit_s must be a positive number of seconds, got {self.time_limit_s}.")
+        functions = [resolved(tool) for tool in self.tools]
+        self._functions = {function.__name__: function for function in functions}
+        if len(self._functions) < len(functions):
+            raise ValueError(f"tools must have different names, got {[f.__name__ for f in functions]}.")
+        self._references = {f.__name__: _reference(tool) for f, tool in zip(functions, self.tools, strict=True)}
+        self.parser.check(self._functions)
+        self._pool: WorkerPool | None = None
+
+    @property
+    def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
+        return [schema(function) for function in self._functions.values()]
+
+    def prepare(self) -> None:
+        self._workers().start()
+
+    def shutdown(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+    def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[Observation, Mapping[str, Any]]:
+        return "", {}
+
+    def step(self, action: str) -> Step:
+        calls = self.parser.calls(action, self._functions)
+        if not calls:
+            return "", 0.0, True, False, {}
+        results = [self._result(call) for call in calls]
+        info = {"invalid_action": any(call.fault for call in calls), "calls": [call.name for call in calls]}
+        return self.parser.observation(results), 0.0, False, False, info
+
+    def _result(self, call: Call) -> Result:
+        fault = call.fault or unknown(call, self._functions)
+        if fault:
+            return Result(call.name, fault, failed=True)
+        job = {"arguments": dict(call.arguments), "path": sys.path, "longest": self.longest_result}
+        (verdict,) = self._workers().run([(self._references[call.name], json.dumps(job))])
+        if verdict.status == "unavailable":
+            raise Unavailable(verdict.detail)
+        return Result(call.name, verdict.detail or verdict.status, failed=verdict.status != "ok")
+
+    def _workers(self) -> WorkerPool:
+        if self._pool is None:
+            self._pool = shared_pool(
+                SandboxSettings(
+                    workers=self.workers,
+                    soft_limit_s=self.time_limit_s,
+                    hard_limit_s=1.5 * self.time_limit_s,
+                    memory_limit_mb=self.memory_limit_mb,
+                    cache_size=0,  # a tool may answer the same call differently
+                    judge="tool_call.py",
+                )
+            )
+        return self._pool
+
+
+def schema(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """The JSON schema of a tool, from its type hints and docstring.
+
+    Raises:
+        ValueError: it lacks a type hint, or the description of itself or an argument.
+    """
+    from transformers.utils import get_json_schema
+
+    try:
+        return get_json_schema(function)  # type: ignore[no-any-return]
+    except Exception as error:  # of classes of transformers' own
+        raise ValueError(f"tool {function.__name__!r} has no schema: {' '.join(str(error).split())}") from error
+
+
+def unknown(call: Call, functions: Mapping[str, Callable[..., Any]]) -> str:
+    """What is wrong with the name or arguments of a call; empty where it can be made."""
+    if call.name not in functions:
+        return f"there is no tool {call.name[:100]!r}; tools: {', '.join(functions)}"
+    try:
+        inspect.signature(functions[call.name]).bind(**call.arguments)
+    except TypeError as error:
+        return f"{call.name}: {error}"[:300]
+    return ""
+
+
+def _reference(tool: str | Callable[..., Any]) -> str:
+    """``place:name``, a file with its whole path: what a worker finds a tool by."""
+    if callable(tool):
+        try:
+            return reference_of(tool)
+        except ValueError as error:
+            raise ValueError(
+                f"tool {tool!r} cannot be found by name in another process: put it at the top of a module or a file."
+            ) from error
+    place, colon, name = tool.rpartition(":")
+    if not colon:
+        place, _, name = tool.rpartition(".")
+    return f"{Path(place).resolve() if place.endswith('.py') else place}:{name}"

@@ -1,0 +1,37 @@
+"""What a sandbox worker runs to call a tool: a function by its name, with arguments that a policy wrote.
+
+Loaded by path, never imported. A job is the reference of a function and JSON of ``arguments``, the ``path`` to import
+from, and the ``longest`` result; the verdict is ``ok`` with the result as text, or ``wrong`` with what it raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import inspect
+import json
+import runpy
+import sys
+from typing import Any
+
+WARM_UP = ("json:dumps", '{"arguments": {"obj": 0}, "path": null, "longest": 100}')
+
+
+@functools.cache
+def _function(reference: str) -> Any:
+    place, _, name = reference.rpartition(":")
+    return runpy.run_path(place)[name] if place.endswith(".py") else getattr(importlib.import_module(place), name)
+
+
+def judge(reference: str, job: str, relative_tolerance: float) -> tuple[str, str]:
+    given = json.loads(job)
+    if given["path"] is not None:
+        sys.path[:] = given["path"]
+    try:
+        result = _function(reference)(**given["arguments"])
+        text = str(asyncio.run(result) if inspect.iscoroutine(result) else result)
+    except (Exception, SystemExit) as error:  # a tool may raise anything; the policy reads what
+        return "wrong", f"{type(error).__name__}: {error}"[: given["longest"]]
+    longest = given["longest"]
+    return "ok", text if len(text) <= longest else f"{text[:longest]}… ({len(text)} characters)"

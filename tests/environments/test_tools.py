@@ -1,0 +1,160 @@
+"""Plain functions as tools: every call is answered, whatever it does."""
+
+import json
+from typing import Any
+
+import pytest
+import user_tools
+
+from grpo_pl.environments import EnvironmentPool, play
+from grpo_pl.environments.calculator import calc
+from grpo_pl.environments.tool_calls import HermesCalls, Result, TagCalls
+from grpo_pl.environments.tools import ToolEnvironment
+
+TOOLS = [user_tools.multiply, user_tools.echo, user_tools.misbehave]
+
+
+@pytest.fixture(scope="module")
+def environment() -> Any:
+    made = ToolEnvironment(tools=TOOLS, time_limit_s=0.5, memory_limit_mb=512, longest_result=100)
+    made.prepare()
+    yield made
+    made.shutdown()
+
+
+def hermes(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def told(environment: ToolEnvironment, action: str) -> list[str]:
+    turn = play(environment, [action])[-1]
+    assert turn.status == "ok" and not isinstance(turn.observation, str)
+    return [str(message["content"]) for message in turn.observation]
+
+
+def test_calls_are_answered_in_their_order_by_tool_messages(environment: ToolEnvironment) -> None:
+    action = f"<think>both</think>{hermes('multiply', a=12, b=7)}\n{hermes('echo', text='so')}"
+    turns = play(environment, [action, "84, so."])
+    assert turns[1].observation == [
+        {"role": "tool", "name": "multiply", "content": "84"},
+        {"role": "tool", "name": "echo", "content": "so"},
+    ]
+    assert turns[1].info["calls"] == ["multiply", "echo"] and not turns[1].invalid_action
+    assert turns[2].terminated and turns[2].reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [
+        ("<tool_call>{", "not closed"),
+        ("<tool_call>{</tool_call>", "not JSON"),
+        ("<tool_call>[1]</tool_call>", "must be"),
+        ('<tool_call>{"name": 3}</tool_call>', "must be"),
+        ('<tool_call>{"name": "multiply", "arguments": [1, 2]}</tool_call>', "must be"),
+        (f"<tool_call>{'[' * 100_000}</tool_call>", "not JSON"),
+        (hermes("divide", a=1), "no tool 'divide'; tools: multiply, echo, misbehave"),
+        (hermes("multiply", a=1), "missing a required argument: 'b'"),
+        (hermes("multiply", a=1, b=2, c=3), "unexpected keyword argument 'c'"),
+        (hermes("multiply", a="x", b="y"), "TypeError"),
+        (hermes("misbehave", how="raise"), "RuntimeError: no such luck"),
+        (hermes("misbehave", how="exit"), "SystemExit"),
+        (hermes("misbehave", how="spin"), "over 0.5 s"),
+        (hermes("misbehave", how="hoard"), "MemoryError"),
+    ],
+)
+def test_a_call_that_fails_is_answered_by_its_error(environment: ToolEnvironment, action: str, says: str) -> None:
+    (content,) = told(environment, action)
+    assert content.startswith("Error: ") and says in content and len(content) < 400
+    assert told(environment, hermes("multiply", a=2, b=3)) == ["6"]  # the tools are still there
+
+
+def test_a_long_result_is_cut_off_and_says_so(environment: ToolEnvironment) -> None:
+    (content,) = told(environment, hermes("misbehave", how="long"))
+    assert content == "y" * 100 + "… (10000 characters)"
+
+
+def test_the_same_call_is_made_again(environment: ToolEnvironment) -> None:
+    call = hermes("misbehave", how="draw")
+    assert told(environment, call) != told(environment, call)
+    one, other = told(environment, call + call)
+    assert one != other
+
+
+def test_what_a_tool_prints_does_not_disturb(environment: ToolEnvironment) -> None:
+    assert told(environment, hermes("misbehave", how="print")) == ["printed"]
+
+
+def test_schemas_come_from_type_hints_and_docstrings(environment: ToolEnvironment) -> None:
+    first = environment.tool_schemas[0]["function"]
+    assert first["name"] == "multiply" and first["description"] == "Multiplies two numbers."
+    assert first["parameters"]["properties"]["a"] == {"type": "integer", "description": "The first number."}
+    with pytest.raises(ValueError, match="'undocumented' has no schema"):
+        _ = ToolEnvironment(tools=[user_tools.undocumented]).tool_schemas
+
+
+@pytest.mark.parametrize("tool", ["user_tools:multiply", "user_tools.multiply", f"{user_tools.__file__}:multiply"])
+def test_a_tool_may_be_named(tool: str) -> None:
+    environment = ToolEnvironment(tools=[tool], workers=1)
+    try:
+        assert told(environment, hermes("multiply", a=3, b=4)) == ["12"]
+    finally:
+        environment.shutdown()
+
+
+def test_many_episodes_share_the_workers(environment: ToolEnvironment) -> None:
+    with EnvironmentPool(environment) as pool:
+        for episode in range(20):
+            pool.reset(episode, seed=0, row={})
+        pool.collect_all()
+        for episode in range(20):
+            pool.step(episode, hermes("multiply", a=episode, b=2))
+        turns = pool.collect_all()
+    assert [turns[i].observation[0]["content"] for i in range(20)] == [str(2 * i) for i in range(20)]  # type: ignore[index,call-overload]
+
+
+CALC = {"calc": calc}
+
+
+@pytest.mark.parametrize(
+    ("action", "observation"),
+    [
+        ("<calc>12*7</calc>", "<result>84</result>"),
+        ("I say <calc>1/4</calc> and <calc>2+3</calc>", "<result>0.25</result>\n<result>5</result>"),
+        ("<calc>12*7", "<error>the call is not closed by </calc></error>"),
+        ("<calc>12*</calc>", "<error>ValueError: not an arithmetic expression</error>"),
+        ("<calc>1/0</calc>", "<error>ZeroDivisionError: Fraction(1, 0)</error>"),
+        ("<calc>__import__('os')</calc>", "<error>ValueError: not an arithmetic expression</error>"),
+    ],
+)
+def test_a_calculator_in_tags(action: str, observation: str) -> None:
+    environment = ToolEnvironment(tools=[calc], parser=TagCalls(), workers=1)
+    try:
+        turn = play(environment, [action])[-1]
+        assert turn.observation == observation and not turn.terminated
+        assert play(environment, ["84"])[-1].terminated
+    finally:
+        environment.shutdown()
+
+
+def test_the_wording_of_results_is_an_argument() -> None:
+    parser = TagCalls(result="= {text}", error="! {text}")
+    assert parser.observation([Result("calc", "5"), Result("calc", "{text}", failed=True)]) == "= 5\n! {text}"
+    assert HermesCalls().observation([Result("f", "no", failed=True)]) == [
+        {"role": "tool", "name": "f", "content": "Error: no"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: ToolEnvironment(tools=[]), "one function or more"),
+        (lambda: ToolEnvironment(tools=[lambda x: x]), "top of a module"),
+        (lambda: ToolEnvironment(tools=["user_tools:absent"]), "no such name"),
+        (lambda: ToolEnvironment(tools=[user_tools.multiply], parser=TagCalls()), "'multiply' needs 2"),
+        (lambda: ToolEnvironment(tools=[calc, calc]), "calc"),
+        (lambda: ToolEnvironment(tools=[calc], time_limit_s=0), "time_limit_s"),
+    ],
+)
+def test_tools_that_cannot_work_are_refused(make: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()
