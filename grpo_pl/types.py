@@ -11,9 +11,10 @@ Completions of one prompt are neighbours: row ``p * G + g`` is sample ``g`` of p
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -154,5 +155,11 @@ class PromptBatch:
         self.groups = tuple(map(tuple, groups))
 
 
-Prompt = Problem
-"""Former name, for sources written before."""
+if not TYPE_CHECKING:  # which would take every unknown name for a good one
+
+    def __getattr__(name: str) -> type[Problem]:
+        """``Prompt`` is the former name of `Problem`, for sources written before."""
+        if name != "Prompt":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        warnings.warn("grpo_pl.types.Prompt is Problem now; the former name still works.", FutureWarning, stacklevel=2)
+        return Problem

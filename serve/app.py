@@ -206,7 +206,7 @@ class Application:
             **entry,
             "context_length": context,
             "max_model_len": context,  # vLLM's name
-            "max_completion_length": self._model.max_completion_length,
+            "max_completion_length": self._model.sampling.max_completion_length,
         }
 
     async def _metrics(self, request: Request) -> Response:

@@ -109,12 +109,12 @@ class Prompts:
                 param="max_tokens",
                 code="context_length_exceeded",
             )
-        length = min(self.model.max_completion_length, room) if wanted is None else max(1, wanted)
+        length = min(self.model.sampling.max_completion_length, room) if wanted is None else max(1, wanted)
         if request.min_tokens > length:
             raise bad_request(
                 f"min_tokens: {request.min_tokens} are more than a completion may have, {length}.", param="min_tokens"
             )
-        temperature = self.model.temperature if request.temperature is None else request.temperature
+        temperature = self.model.sampling.temperature if request.temperature is None else request.temperature
         return SequenceOptions(
             sampling=SamplingParams(
                 max_completion_length=length, temperature=temperature, top_k=request.top_k, top_p=request.top_p

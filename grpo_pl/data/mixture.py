@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, overload
+from itertools import accumulate
+from typing import Literal
 
-from grpo_pl.data.sources import PromptSource
+from grpo_pl.data.sources import Problems, PromptSource
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 
@@ -115,7 +117,7 @@ class MixturePrompts(PromptSource):
         return self.weights.get(name, 1.0)
 
 
-class _Joined(Sequence[Problem]):
+class _Joined(Problems):
     """The lists of several parts as one, without a copy of any."""
 
     def __init__(self, mixture: MixturePrompts, lists: Mapping[str, Sequence[Problem]]) -> None:
@@ -127,16 +129,12 @@ class _Joined(Sequence[Problem]):
     def __iter__(self) -> Iterator[Problem]:
         return (self.mixture.own(name, prompt) for name, rows in self.lists.items() for prompt in rows)
 
-    @overload
-    def __getitem__(self, index: int) -> Problem: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Problem]: ...
-    def __getitem__(self, index: int | slice) -> Problem | list[Problem]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
-        for name, rows in self.lists.items():
-            if place < len(rows):
-                return self.mixture.own(name, rows[place])
-            place -= len(rows)
-        raise AssertionError("the index is inside")
+    def at(self, indices: Sequence[int]) -> list[Problem]:
+        starts = list(accumulate(map(len, self.lists.values()), initial=0))
+        named = list(self.lists.items())
+        found = []
+        for index in indices:
+            part = bisect_right(starts, index) - 1
+            name, rows = named[part]
+            found.append(self.mixture.own(name, rows[index - starts[part]]))
+        return found

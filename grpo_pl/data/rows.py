@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from grpo_pl.data.cells import (
     check_pattern,
@@ -21,7 +21,7 @@ from grpo_pl.data.cells import (
     normal_question,
     read_kept,
 )
-from grpo_pl.data.sources import PromptSource
+from grpo_pl.data.sources import Problems, PromptSource
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 
@@ -251,7 +251,7 @@ class RowPrompts(PromptSource):
         self.notes.append(f"{count} of {before} training rows taken: those in {self.kept!r}.")
 
 
-class Rows(Sequence[Problem]):
+class Rows(Problems):
     """Some rows of a file as problems, each read when it is asked for."""
 
     def __init__(self, source: RowPrompts, reader: RowReader) -> None:
@@ -269,20 +269,10 @@ class Rows(Sequence[Problem]):
         self.places = array("q", (self.places[i] for i in stay))
 
     def at(self, indices: Sequence[int]) -> list[Problem]:
-        """The problems at these indices, in this order."""
         return list(self._read(indices))
 
     def __len__(self) -> int:
         return len(self.numbers)
-
-    @overload
-    def __getitem__(self, index: int) -> Problem: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Problem]: ...
-    def __getitem__(self, index: int | slice) -> Problem | list[Problem]:
-        if isinstance(index, slice):
-            return self.at(range(*index.indices(len(self))))
-        return self.at([range(len(self))[index]])[0]
 
     def __iter__(self) -> Iterator[Problem]:
         return self._read(range(len(self)))

@@ -6,9 +6,26 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from grpo_pl.types import Problem
+
+
+class Problems(Sequence[Problem]):
+    """A fixed list of problems that are read when they are asked for."""
+
+    @abstractmethod
+    def at(self, indices: Sequence[int]) -> list[Problem]:
+        """The problems at these indices, none of them negative, in this order."""
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Problem]: ...
+    def __getitem__(self, index: int | slice) -> Problem | list[Problem]:
+        if isinstance(index, slice):
+            return self.at(range(*index.indices(len(self))))
+        return self.at([range(len(self))[index]])[0]
 
 
 class PromptSource(ABC):
@@ -54,7 +71,7 @@ class PromptSource(ABC):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most sources have none
-        """Takes back what :meth:`state_dict` gave."""
+        """Takes back what `state_dict` gave."""
 
     def init_args(self) -> dict[str, Any]:
         """The arguments that rebuild this source; they name cached results that depend on it."""

@@ -19,7 +19,7 @@ LOCK = ".lock"
 
 
 class FolderLock:
-    """Held from :meth:`take` to :meth:`release` or the end of the process, SIGKILL included. No process that is
+    """Held from `take` to `release` or the end of the process, SIGKILL included. No process that is
     started or forked meanwhile keeps it.
 
     Args:

@@ -96,7 +96,7 @@ def read_sharded(folder: Path) -> dict[str, Any]:
     """The same checkpoint put together in one process, as a single-file one would read.
 
     Raises:
-        CheckpointError: see :func:`load_sharded`.
+        CheckpointError: see `load_sharded`.
     """
     state: dict[str, Any] = {}
     reader, meta = _open(folder)
@@ -112,7 +112,7 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor that the index names.
 
     Raises:
-        CheckpointError: see :func:`load_sharded`.
+        CheckpointError: see `load_sharded`.
     """
     reader, _ = _open(folder)
     return {key: tuple(entry.size) for key, entry in reader.read_metadata().state_dict_metadata.items()}  # type: ignore[union-attr]
@@ -182,7 +182,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint of either form with whole tensors on the CPU, in a single process.
 
     Raises:
-        CheckpointError: see :func:`read_file`.
+        CheckpointError: see `read_file`.
     """
     if path.is_dir() and not (path / META).exists():
         last = path / "checkpoints" / LAST
@@ -199,7 +199,7 @@ def read_head(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
     its tensors.
 
     Raises:
-        CheckpointError: see :func:`read_checkpoint`.
+        CheckpointError: see `read_checkpoint`.
     """
     if path.is_dir() and (path / META).exists():
         from grpo_pl.files.sharded_checkpoints import read_shapes

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 MANIFEST = "grpo_pl.json"
 """Beside the weights: what ``transformers`` does not know about a policy."""
 
+SAMPLING = ("max_completion_length", "stop", "stop_token_ids")
+"""What else it keeps of `SamplingParams`: ``transformers``' own generation config has the temperature."""
+
 
 def export_policy(
     folder: Path,
@@ -70,8 +73,6 @@ def manifest(
     return {
         "grpo_pl_version": grpo_pl.__version__,
         "template": template.to_dict(),
-        "max_completion_length": sampling.max_completion_length,
-        "stop": list(sampling.stop),
-        "stop_token_ids": list(sampling.stop_token_ids),
+        **{name: getattr(sampling, name) for name in SAMPLING},
         "rewards": [reward.spec() if isinstance(reward, Reward) else dict(reward) for reward in rewards],
     }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -184,30 +185,23 @@ def _disable_dropout(model: PreTrainedModel) -> None:
                 setattr(module, name, 0.0)
 
 
-class _one_clear_line:
+@contextmanager
+def _one_clear_line(source: str, what: str) -> Iterator[None]:
     """Turns the many ways in which a model cannot be found into one sentence."""
-
-    def __init__(self, source: str, what: str) -> None:
-        self.source, self.what = source, what
-
-    def __enter__(self) -> None:
-        folder = Path(self.source)
-        if folder.is_dir():
-            if not any((folder / f"{kind}config.json").exists() for kind in ("", "adapter_", "tokenizer_")):
-                raise ValueError(f"cannot load the {self.what}: {self.source!r} holds no config.json, so no model.")
-            return
-        if folder.is_file():
-            raise ValueError(f"cannot load the {self.what}: {self.source!r} is a file; give the model's folder.")
-        if self.source.startswith((".", "/", "~")):
-            raise ValueError(f"cannot load the {self.what}: there is no folder {self.source!r}.")
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError | ValueError):
-            nowhere = f"no such folder here, and the hub has no answer{OFFLINE}"
-            where = "that folder" if Path(self.source).is_dir() else nowhere
-            reason = " ".join(str(error).split())
-            reason = reason if len(reason) <= 300 else f"{reason[:300]} …"
-            raise ValueError(f"cannot load the {self.what} {self.source!r} ({where}): {reason}") from error
+    folder = Path(source)
+    if folder.is_dir() and not any((folder / f"{kind}config.json").exists() for kind in ("", "adapter_", "tokenizer_")):
+        raise ValueError(f"cannot load the {what}: {source!r} holds no config.json, so no model.")
+    if folder.is_file():
+        raise ValueError(f"cannot load the {what}: {source!r} is a file; give the model's folder.")
+    if not folder.exists() and source.startswith((".", "/", "~")):
+        raise ValueError(f"cannot load the {what}: there is no folder {source!r}.")
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        where = "that folder" if folder.is_dir() else f"no such folder here, and the hub has no answer{OFFLINE}"
+        reason = " ".join(str(error).split())
+        reason = reason if len(reason) <= 300 else f"{reason[:300]} …"
+        raise ValueError(f"cannot load the {what} {source!r} ({where}): {reason}") from error
 
 
 def choose_device(wanted: str) -> str:
@@ -216,8 +210,6 @@ def choose_device(wanted: str) -> str:
     Raises:
         ValueError: a device that this machine does not have.
     """
-    import torch
-
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -8,12 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from grpo_pl.files.rows import read_object
-from grpo_pl.policy.export import MANIFEST
+from grpo_pl.policy.export import MANIFEST, SAMPLING
 from grpo_pl.policy.library_internals import tied_names
-from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer, model_config
 from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.trust import FLAG, Untrusted, check_rewards_trusted
@@ -36,12 +34,8 @@ class ServedModel:
     template: PromptTemplate
     rewards: Sequence[Mapping[str, Any]]
     """``class_path`` and ``init_args`` of each reward."""
-    max_completion_length: int
-    temperature: float
-    stop: tuple[str, ...] = ()
-    """Strings that end a completion, as in training."""
-    stop_token_ids: tuple[int, ...] = ()
-    """Tokens that do, besides the model's own EOS."""
+    sampling: SamplingParams
+    """How completions were drawn in training."""
     trust_rewards: bool = False
     """Whether somebody vouches for the rewards; without that only those of ``grpo_pl.rewards.trust`` are built."""
 
@@ -49,28 +43,10 @@ class ServedModel:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return load_tokenizer(self.policy)
 
-    @property
-    def sampling(self) -> SamplingParams:
-        """How completions were drawn in training."""
-        return SamplingParams(
-            max_completion_length=self.max_completion_length,
-            temperature=self.temperature,
-            stop=self.stop,
-            stop_token_ids=self.stop_token_ids,
-        )
-
     @cached_property
     def context(self) -> int | None:
         """Most tokens of a prompt and its completion together."""
-        from transformers import AutoConfig
-
-        if self.policy.path is not None:
-            config = AutoConfig.from_pretrained(self.policy.path, trust_remote_code=False)
-        else:
-            scratch = dict(self.policy.from_scratch or {})
-            config = AutoConfig.for_model(scratch.pop("model_type"), **scratch)
-        length = getattr(config, "max_position_embeddings", None)
-        return int(length) if length else None
+        return context_length(model_config(self.policy, self.tokenizer))
 
     def load_policy(self, device: str) -> PreTrainedModel:
         """The policy in evaluation mode. Reads tensors only; nothing is unpickled."""
@@ -139,21 +115,21 @@ def _from_export(folder: Path) -> ServedModel:
         checkpoint=None,
         template=PromptTemplate(**manifest["template"]),
         rewards=manifest["rewards"],
-        max_completion_length=manifest["max_completion_length"],
-        temperature=settings.get("temperature") or 1.0,
-        stop=tuple(manifest.get("stop", ())),
-        stop_token_ids=tuple(manifest.get("stop_token_ids", ())),
+        sampling=SamplingParams(
+            temperature=settings.get("temperature") or 1.0,
+            **{name: manifest[name] for name in SAMPLING if name in manifest},
+        ),
     )
 
 
 def _from_checkpoint(file: Path) -> ServedModel:
+    from grpo_pl.config.objects import read_tree
     from grpo_pl.files.runs import RunFolder
 
     run = RunFolder(file.absolute().parent.parent)
     if not run.config.is_file():
         raise ValueError(f"{file} lies in no run folder ({run.config} is missing), so its rewards are unknown.")
-    model = yaml.safe_load(run.config.read_text())["model"]
-    sampling = model.get("sampling") or {}
+    model = read_tree(run.config)["model"]
     return ServedModel(
         name=run.path.name,
         source=file,
@@ -161,10 +137,7 @@ def _from_checkpoint(file: Path) -> ServedModel:
         checkpoint=file,
         template=PromptTemplate(**(model.get("template") or {})),
         rewards=model["rewards"],
-        max_completion_length=sampling.get("max_completion_length", 256),
-        temperature=sampling.get("temperature", 1.0),
-        stop=tuple(sampling.get("stop") or ()),
-        stop_token_ids=tuple(sampling.get("stop_token_ids") or ()),
+        sampling=SamplingParams(**(model.get("sampling") or {})),
     )
 
 

@@ -83,7 +83,7 @@ class RolloutEngine(ABC):
             pad_token_id: fills what is masked; may be one of ``eos_token_ids``.
             stops: the strings of ``sampling.stop``, given only where there are some; a completion ends with the token
                 that completes one, by ``stop``.
-            should_stop: asked between tokens; once true, the call raises :class:`RolloutInterrupted`.
+            should_stop: asked between tokens; once true, the call raises `RolloutInterrupted`.
         """
 
     def describe(self) -> str:

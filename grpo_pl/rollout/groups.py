@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.types import Rollout
+
+PADDED = {
+    "prompt_ids": "left",
+    "prompt_mask": "left",
+    "completion_ids": "right",
+    "completion_mask": "right",
+    "sampling_logprobs": "right",
+}
+"""Tensors of a `Rollout`, a row for each completion, and the side on which their rows are padded."""
 
 
 def select_groups(samples: Samples, groups: Sequence[int]) -> Samples:
@@ -25,12 +34,8 @@ def select_groups(samples: Samples, groups: Sequence[int]) -> Samples:
         completions=[samples.completions[r] for r in rows],
         rollout=replace(
             rollout,
-            prompt_ids=rollout.prompt_ids[index],
-            prompt_mask=rollout.prompt_mask[index],
-            completion_ids=rollout.completion_ids[index],
-            completion_mask=rollout.completion_mask[index],
-            sampling_logprobs=rollout.sampling_logprobs[index],
             finish_reasons=[rollout.finish_reasons[r] for r in rows],
+            **{name: getattr(rollout, name)[index] for name in PADDED},
         ),
     )
 
@@ -38,19 +43,20 @@ def select_groups(samples: Samples, groups: Sequence[int]) -> Samples:
 def join_samples(parts: Sequence[Samples], pad_token_id: int) -> Samples:
     """Samples of equal group size one after the other, padded to the longest prompt and completion among them."""
     rollouts = [part.rollout for part in parts]
+    fill = {"prompt_ids": pad_token_id, "completion_ids": pad_token_id}
+    tensors: dict[str, Any] = {
+        name: _stack([getattr(r, name) for r in rollouts], left=side == "left", value=fill.get(name, 0))
+        for name, side in PADDED.items()
+    }
     return replace(
         parts[0],
         prompts=[prompt for part in parts for prompt in part.prompts],
         prompt_texts=[text for part in parts for text in part.prompt_texts],
         completions=[text for part in parts for text in part.completions],
-        rollout=Rollout(
-            group_size=rollouts[0].group_size,
-            prompt_ids=_stack([r.prompt_ids for r in rollouts], left=True, value=pad_token_id),
-            prompt_mask=_stack([r.prompt_mask for r in rollouts], left=True, value=False),
-            completion_ids=_stack([r.completion_ids for r in rollouts], left=False, value=pad_token_id),
-            completion_mask=_stack([r.completion_mask for r in rollouts], left=False, value=False),
-            sampling_logprobs=_stack([r.sampling_logprobs for r in rollouts], left=False, value=0.0),
+        rollout=replace(
+            rollouts[0],
             finish_reasons=[reason for r in rollouts for reason in r.finish_reasons],
+            **tensors,
         ),
     )
 
@@ -62,14 +68,11 @@ def group_rows(groups: Sequence[int], group_size: int) -> list[int]:
 
 def samples_to(samples: Samples, device: torch.device) -> Samples:
     """The same samples with their tensors on ``device``."""
-    tensors = {
-        name: getattr(samples.rollout, name).to(device)
-        for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "sampling_logprobs")
-    }
+    tensors = {name: getattr(samples.rollout, name).to(device) for name in PADDED}
     return replace(samples, rollout=replace(samples.rollout, **tensors))
 
 
-def _stack(tensors: Sequence[Tensor], *, left: bool, value: float | bool) -> Tensor:
+def _stack(tensors: Sequence[Tensor], *, left: bool, value: int) -> Tensor:
     width = max(tensor.shape[1] for tensor in tensors)
     return torch.cat(
         [pad(t, (width - t.shape[1], 0) if left else (0, width - t.shape[1]), value=value) for t in tensors]

@@ -164,7 +164,7 @@ def test_a_run_trains_validates_exports_and_predicts_with_its_stop_strings(comma
     assert generation["eos_token_id"] == [1, 40]
     for place in (run, run / "checkpoints" / "last.ckpt"):
         trained = find_model(place)
-        assert (trained.stop, trained.stop_token_ids) == (("}",), (40,))
+        assert (trained.sampling.stop, trained.sampling.stop_token_ids) == (("}",), (40,))
         file = tmp_path / "predicted.jsonl"
         predict(model=str(place), output=str(file), prompts=4, samples=4, device="cpu", config=str(config))
         texts = [json.loads(line)["completion"][0]["content"] for line in file.read_text().splitlines()]

@@ -36,7 +36,8 @@ def run(export: Path, tmp_path: Path, shape: dict[str, Any]) -> Path:
 
 def test_an_export_brings_everything(export: Path) -> None:
     model = find_model(export)
-    assert (model.name, model.max_completion_length, model.temperature, model.context) == ("tiny", 40, 1.0, 4096)
+    assert (model.name, model.context) == ("tiny", 4096)
+    assert (model.sampling.max_completion_length, model.sampling.temperature) == (40, 1.0)
     assert model.template.prefill == "<think>"
     rewards = build_rewards(model.rewards)
     assert [reward.name for reward in rewards] == ["math", "format"]
@@ -48,7 +49,8 @@ def test_an_export_brings_everything(export: Path) -> None:
 @pytest.mark.parametrize("inside", [".", "checkpoints/last.ckpt"])
 def test_a_checkpoint_is_served_without_an_export(export: Path, run: Path, inside: str) -> None:
     model = find_model(run / inside)
-    assert (model.name, model.max_completion_length, model.temperature, model.context) == ("my-run", 17, 0.5, 4096)
+    assert (model.name, model.context) == ("my-run", 4096)
+    assert (model.sampling.max_completion_length, model.sampling.temperature) == (17, 0.5)
     weights = load_file(export / "model.safetensors")
     for name, parameter in model.load_policy("cpu").named_parameters():
         torch.testing.assert_close(parameter, 2 * weights[name])

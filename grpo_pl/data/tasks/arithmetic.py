@@ -7,19 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from grpo_pl.data.sources import PromptSource
+from grpo_pl.data.tasks.generated import GeneratedPrompts
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 
-HELD_OUT_SHARE = 10
-"""One problem in this many is held out, by a hash of the problem itself."""
-ALL = 200
-"""Most held-out problems that are made when no number is asked for."""
-
 
 @dataclass(kw_only=True)
-class ArithmeticPrompts(PromptSource):
-    """Problems such as ``347+285=``. A problem is held out or not by its own hash, so the splits cannot overlap."""
+class ArithmeticPrompts(GeneratedPrompts):
+    """Problems such as ``347+285=``."""
 
     digits: int = 3
     """Most digits of an operand."""
@@ -31,8 +26,6 @@ class ArithmeticPrompts(PromptSource):
     """Keep all problems, only those without a carry or borrow, or only those with at least one."""
     scratchpad_share: float = 0.5
     """Share of demonstrations with the calculation written out; the others guess the answer straight away."""
-    seed: int = 0
-    """Names the order of the training problems and the choice of the held-out ones."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_digits <= self.digits <= 9:
@@ -42,36 +35,14 @@ class ArithmeticPrompts(PromptSource):
         if not 0.0 <= self.scratchpad_share <= 1.0:
             raise ValueError(f"scratchpad_share must lie in [0, 1], got {self.scratchpad_share}.")
 
-    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
-        return self._distinct("train", row_key(self.seed, "train", step, attempt), count)
-
-    def validation(self, count: int | None = None) -> list[Problem]:
-        return self._distinct("val", row_key(self.seed, "val"), count)
-
     def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         a, operator, b = _parse(prompt.question)
         work = "\n".join(scratchpad(a, operator, b)) + "\n" if rng.random() < self.scratchpad_share else ""
         return f"<think>{work}</think><answer>\\boxed{{{prompt.answer}}}</answer>"
 
-    def _distinct(self, split: str, seed: int, count: int | None) -> list[Problem]:
-        """``count`` different problems of a split; None asks for as many as there are, ``ALL`` at the most."""
-        found: dict[int, Problem] = {}
-        wanted = ALL if count is None else count
-        for problem in self._stream(random.Random(seed), tries=1000 * wanted):
-            prompt = _prompt(*problem)
-            if (self._is_held_out(*problem) == (split == "val")) and prompt.id not in found:
-                found[prompt.id] = prompt
-                if len(found) == wanted:
-                    break
-        if len(found) == wanted or (found and count is None):
-            return list(found.values())
-        raise ValueError(
-            f"only {len(found)} different {split} problems found where {count} were asked for: "
-            f"use more digits than {self.digits}, another difficulty than {self.difficulty!r}, or a smaller batch."
-        )
-
-    def _stream(self, rng: random.Random, tries: int) -> Iterator[tuple[int, str, int]]:
-        for _ in range(tries):
+    def candidates(self, split: Literal["train", "val"], *place: int, count: int) -> Iterator[Problem]:
+        rng = random.Random(row_key(self.seed, split, *place))
+        for _ in range(1000 * count):
             operator = rng.choice(self.operators)
             a, b = (rng.randrange(10 ** rng.randint(self.min_digits, self.digits)) for _ in range(2))
             low = 10 ** (self.min_digits - 1) if self.min_digits > 1 else 0
@@ -81,12 +52,15 @@ class ArithmeticPrompts(PromptSource):
                 a, b = b, a
             carries = any(carry for *_, carry in _columns(a, operator, b))
             if self.difficulty == "any" or carries == (self.difficulty == "carry"):
-                yield a, operator, b
+                yield _problem(a, operator, b)
 
-    def _is_held_out(self, a: int, operator: str, b: int) -> bool:
-        """Both orders of a sum are held out or neither, for who knows ``285+347`` has seen ``347+285``."""
-        first, second = sorted((a, b))
-        return row_key(self.seed, "split", first, operator, second) % HELD_OUT_SHARE == 0
+    def identity(self, problem: Problem) -> tuple[int | str, ...]:
+        """a+b and b+a are one problem."""
+        a, operator, b = _parse(problem.question)
+        return min(a, b), operator, max(a, b)
+
+    def how_to_get_more(self) -> str:
+        return f"use more digits than {self.digits}, another difficulty than {self.difficulty!r}, or a smaller batch."
 
 
 def scratchpad(a: int, operator: str, b: int) -> list[str]:
@@ -107,7 +81,7 @@ def _columns(a: int, operator: str, b: int) -> Iterator[tuple[int, int, int, int
         carry = carry_out
 
 
-def _prompt(a: int, operator: str, b: int) -> Problem:
+def _problem(a: int, operator: str, b: int) -> Problem:
     answer = a + b if operator == "+" else a - b
     identity = 2 * (a * 10**9 + b) + (operator == "-")
     return Problem(id=identity, question=f"{a}{operator}{b}=", answer=str(answer))

@@ -6,25 +6,22 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from grpo_pl.data.sources import PromptSource
+from grpo_pl.data.tasks.generated import HELD_OUT_SHARE, GeneratedPrompts
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.rewards.sandbox.gym_entry import GymProblem, check_task, pack, unpack
 from grpo_pl.types import Problem
 
-HELD_OUT_SHARE = 10
-"""One problem in this many is held out, by a hash of the question itself."""
 COLUMN = "reasoning_gym"
 """Column in which the reward finds task, settings and entry, as JSON text."""
 
 
 @dataclass(kw_only=True)
-class ReasoningGymPrompts(PromptSource):
+class ReasoningGymPrompts(GeneratedPrompts):
     """Problems of one task of reasoning-gym (Stojanovski et al. 2025), made up without end.
 
-    A problem is held out or not by the hash of its question, so the splits cannot overlap. Reward:
-    ``grpo_pl.rewards.ReasoningGymReward``. Needs ``pip install 'grpo_pl[reasoning-gym]'``.
+    Reward: ``grpo_pl.rewards.ReasoningGymReward``. Needs ``pip install 'grpo_pl[reasoning-gym]'``.
     """
 
     task: str
@@ -34,19 +31,11 @@ class ReasoningGymPrompts(PromptSource):
     worked_share: float = 0.5
     """Share of demonstrations with the work written out, where there is any to show (``chain_sum``,
     ``gsm_symbolic``); the others give the answer straight away."""
-    seed: int = 0
-    """Names the problems."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.worked_share <= 1.0:
             raise ValueError(f"worked_share must lie in [0, 1], got {self.worked_share}.")
         self._entries(0, 1)
-
-    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
-        return self._distinct("train", f"{step}/{attempt}", count)
-
-    def validation(self, count: int | None = None) -> list[Problem]:
-        return self._distinct("val", "", 200 if count is None else count)
 
     def demonstration(self, prompt: Problem, rng: random.Random) -> str | None:
         entry = unpack(prompt.columns[COLUMN]).entry
@@ -55,20 +44,15 @@ class ReasoningGymPrompts(PromptSource):
         work = _worked(self.task, entry) if rng.random() < self.worked_share else ""
         return f"<think>{work}</think><answer>\\boxed{{{entry['answer']}}}</answer>"
 
-    def _distinct(self, split: str, part: str, count: int) -> list[Problem]:
-        found: dict[int, Problem] = {}
+    def candidates(self, split: Literal["train", "val"], *place: int, count: int) -> Iterator[Problem]:
+        part = "/".join(map(str, place))
         for batch in range(100):
             start = row_key(self.seed, self.task, split, part, batch) % 2**31
             for entry in self._entries(start, (HELD_OUT_SHARE if split == "val" else 2) * count):
-                prompt = self._prompt(entry)
-                if prompt.id not in found and self._is_held_out(prompt.id) == (split == "val"):
-                    found[prompt.id] = prompt
-                    if len(found) == count:
-                        return list(found.values())
-        raise ValueError(
-            f"only {len(found)} different {split} problems of {self.task!r} found where {count} were asked for: "
-            f"widen data.source.settings ({self.settings}) or ask for fewer."
-        )
+                yield self._problem(entry)
+
+    def how_to_get_more(self) -> str:
+        return f"widen data.source.settings ({self.settings}) of {self.task!r} or ask for fewer."
 
     def _entries(self, start: int, size: int) -> Iterator[dict[str, Any]]:
         check_task(self.task, self.settings)
@@ -79,16 +63,13 @@ class ReasoningGymPrompts(PromptSource):
         except (AssertionError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"reasoning-gym refuses the settings {self.settings} of {self.task!r}: {error}") from error
 
-    def _prompt(self, entry: dict[str, Any]) -> Problem:
+    def _problem(self, entry: dict[str, Any]) -> Problem:
         return Problem(
             id=row_key(self.task, entry["question"]),
             question=entry["question"],
             answer=entry["answer"] or "",  # some tasks have many right answers and name none
             columns={COLUMN: pack(GymProblem(self.task, self.settings, entry))},
         )
-
-    def _is_held_out(self, problem_id: int) -> bool:
-        return row_key(self.seed, "split", problem_id) % HELD_OUT_SHARE == 0
 
 
 def _worked(task: str, entry: dict[str, Any]) -> str:

@@ -79,7 +79,7 @@ class _Joining:
 
 
 class ContinuousBatch:
-    """Decodes a changing set of sequences, one token each per :meth:`step`; for one thread.
+    """Decodes a changing set of sequences, one token each per `step`; for one thread.
 
     Sequences draw what an engine draws for the same key, prompt and weights, up to near-ties of floating point,
     whoever else is in the batch. The weights are read once, here.
@@ -259,6 +259,6 @@ def _most_likely(logits: Tensor, options: SequenceOptions) -> tuple[tuple[int, f
 
 def batch_of(trained: ServedModel, policy: PreTrainedModel, max_rows: int) -> ContinuousBatch:
     """A batch of a trained policy whose completions end as in training."""
-    ends = {*eos_ids(policy, trained.tokenizer), *trained.stop_token_ids}
+    ends = {*eos_ids(policy, trained.tokenizer), *trained.sampling.stop_token_ids}
     stops = StopStrings.of(trained.sampling, trained.tokenizer, trained.template.prefill)
     return ContinuousBatch(policy, eos_token_ids=sorted(ends), max_rows=max_rows, stops=stops)

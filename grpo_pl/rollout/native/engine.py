@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class NativeEngine(RolloutEngine):
     """Prefills each prompt once for its whole group and decodes with fused weights; finished rows cost nothing.
 
-    Draws the samples of :class:`PlainEngine`, up to near-ties of floating point. Llama, Mistral, Qwen2 and Qwen3 have
+    Draws the samples of `PlainEngine`, up to near-ties of floating point. Llama, Mistral, Qwen2 and Qwen3 have
     an own forward pass, with LoRA adapters or FSDP2 sharding as well; any other model is handed to the plain engine.
     The weights are read at every call.
     """

@@ -112,7 +112,7 @@ class LlamaFamilyDecoder:
         Args:
             prompt_ids, prompt_mask: (P, S), left-padded.
             owners: (B,) index of each row's prompt, ascending.
-            room: most tokens that will be fed to :meth:`step` for any row.
+            room: most tokens that will be fed to `step` for any row.
 
         Returns:
             Logits (B, V) of each row's first completion token.

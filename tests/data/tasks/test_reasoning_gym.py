@@ -59,5 +59,5 @@ def test_mistakes_are_one_clear_error() -> None:
     with pytest.raises(ValueError, match=r"refuses the settings"):
         ReasoningGymPrompts(task="chain_sum", settings={"min_terms": 5, "max_terms": 2})
     tiny = ReasoningGymPrompts(task="chain_sum", settings={**SETTINGS, "max_digits": 1})
-    with pytest.raises(ValueError, match=r"only \d+ different train problems of 'chain_sum'"):
+    with pytest.raises(ValueError, match=r"only \d+ different train problems found .* of 'chain_sum'"):
         tiny.prompts(0, count=400)

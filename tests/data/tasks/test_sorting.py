@@ -7,6 +7,7 @@ import pytest
 from grpo_pl.data.tasks.sorting import SortingPrompts
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards import SortingReward
+from grpo_pl.types import Problem
 
 
 def test_the_answer_is_the_sorted_question_and_both_are_four_tokens() -> None:
@@ -34,7 +35,8 @@ def test_the_splits_share_nothing_and_lose_nothing() -> None:
 
 def test_a_tenth_of_all_sequences_is_held_out() -> None:
     source = SortingPrompts()
-    assert sum(source._is_held_out(identity) for identity in range(10_000)) == pytest.approx(1000, abs=100)
+    problems = (Problem(id=identity, question="", answer="") for identity in range(10_000))
+    assert sum(map(source.is_held_out, problems)) == pytest.approx(1000, abs=100)
 
 
 def test_a_step_is_a_function_of_seed_step_and_attempt() -> None:
@@ -73,5 +75,5 @@ def test_sizes_out_of_range_are_refused(arguments: dict[str, int], complaint: st
 
 
 def test_more_sequences_than_there_are_is_one_clear_error() -> None:
-    with pytest.raises(ValueError, match="different train sequences found where 17 were asked for"):
+    with pytest.raises(ValueError, match="different train problems found where 17 were asked for"):
         SortingPrompts(length=2, symbols=4).prompts(0, count=17)

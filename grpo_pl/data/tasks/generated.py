@@ -1,0 +1,70 @@
+"""``GeneratedPrompts``: problems made up without end, each held out or not by a hash of itself."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from grpo_pl.data.sources import PromptSource
+from grpo_pl.functional.sampling import row_key
+from grpo_pl.types import Problem
+
+HELD_OUT_SHARE = 10
+"""One problem in this many is held out."""
+ALL = 200
+"""Held-out problems that are made where no number is asked for; fewer where there are not so many."""
+
+
+@dataclass(kw_only=True)
+class GeneratedPrompts(PromptSource):
+    """What sources without a list of problems share: splits that cannot overlap, no problem twice in a batch."""
+
+    seed: int = 0
+    """Names the order of the training problems and the choice of the held-out ones."""
+
+    @abstractmethod
+    def candidates(self, split: Literal["train", "val"], *place: int, count: int) -> Iterator[Problem]:
+        """Random problems of both splits, enough to find ``count`` of one among them; perhaps some more than once.
+
+        Args:
+            place: the step and attempt of training problems, none for held-out ones; with ``split`` it names the draws.
+        """
+
+    def identity(self, problem: Problem) -> tuple[int | str, ...]:
+        """What decides whether a problem is held out; equal for problems of which one gives the other away."""
+        return (problem.id,)
+
+    @abstractmethod
+    def how_to_get_more(self) -> str:
+        """What to change where there are too few problems."""
+
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
+        found = self._distinct("train", step, attempt, count=count)
+        return self._enough(found, "train", count)
+
+    def validation(self, count: int | None = None) -> list[Problem]:
+        found = self._distinct("val", count=ALL if count is None else count)
+        return self._enough(found, "val", 1 if count is None else count)
+
+    def _distinct(self, split: Literal["train", "val"], *place: int, count: int) -> list[Problem]:
+        found: dict[int, Problem] = {}
+        for problem in self.candidates(split, *place, count=count):
+            if self.is_held_out(problem) == (split == "val"):
+                found.setdefault(problem.id, problem)
+            if len(found) == count:
+                break
+        return list(found.values())
+
+    def is_held_out(self, problem: Problem) -> bool:
+        """Whether a problem belongs to the held-out ones."""
+        return row_key(self.seed, "split", *self.identity(problem)) % HELD_OUT_SHARE == 0
+
+    def _enough(self, found: list[Problem], split: str, count: int) -> list[Problem]:
+        if len(found) < count:
+            raise ValueError(
+                f"only {len(found)} different {split} problems found where {count} were asked for: "
+                f"{self.how_to_get_more()}"
+            )
+        return found
