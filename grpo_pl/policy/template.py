@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -46,17 +47,24 @@ class PromptTemplate:
         if "{question}" not in self.user:
             raise ValueError(f"template.user must contain '{{question}}', got {self.user!r}.")
 
-    def render(self, asked: str | Conversation, tokenizer: PreTrainedTokenizerBase) -> str:
+    def render(
+        self,
+        asked: str | Conversation,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """The full prompt text, prefill included.
 
-        A conversation's system message stands in the place of ``system``, and its last turn goes through ``user``.
+        A conversation's system message stands in the place of ``system``, and its last turn goes through ``user``. A
+        chat template is told the JSON schemas of ``tools``.
 
         Raises:
             ValueError: ``chat`` is true and the tokenizer has no chat template, or a conversation of several turns
                 would need one.
         """
         system, *turns = self._turns(asked)
-        if self._through_chat(tokenizer):
+        if self.through_chat(tokenizer):
             messages = [{"role": "system", "content": system}] if system else []
             for example in self.examples:
                 messages += [
@@ -64,7 +72,9 @@ class PromptTemplate:
                     {"role": "assistant", "content": example.completion},
                 ]
             messages += [{"role": role, "content": text} for role, text in turns]
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = tokenizer.apply_chat_template(
+                messages, tools=[dict(tool) for tool in tools] or None, tokenize=False, add_generation_prompt=True
+            )
             return str(text) + self.prefill
         if len(turns) > 1:
             raise ValueError(
@@ -78,7 +88,7 @@ class PromptTemplate:
     def encode(self, asked: str | Conversation, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Token ids of the rendered prompt; a chat template writes its special tokens itself."""
         text = self.render(asked, tokenizer)
-        return list(tokenizer(text, add_special_tokens=not self._through_chat(tokenizer)).input_ids)
+        return list(tokenizer(text, add_special_tokens=not self.through_chat(tokenizer)).input_ids)
 
     def completion_text(self, tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
         """What rewards read: the prefill and the decoded completion without special tokens."""
@@ -100,7 +110,12 @@ class PromptTemplate:
     def _user(self, question: str) -> str:
         return self.user.replace("{question}", question)
 
-    def _through_chat(self, tokenizer: PreTrainedTokenizerBase) -> bool:
+    def through_chat(self, tokenizer: PreTrainedTokenizerBase) -> bool:
+        """Whether prompts go through the tokenizer's chat template.
+
+        Raises:
+            ValueError: ``chat`` is true and the tokenizer has none.
+        """
         has_template = bool(getattr(tokenizer, "chat_template", None))
         if self.chat and not has_template:
             raise ValueError("template.chat is true, but the tokenizer has no chat template. Set it to null or false.")

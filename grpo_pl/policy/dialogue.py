@@ -1,0 +1,166 @@
+"""``Dialogue``: the tokens between the turns of an episode, which are encoded once; those of actions never again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from grpo_pl.environments.base import Observation, text_of
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.types import Conversation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_ANSWER = "GRPO-PL"
+_PROBES = (_ANSWER, f"<think>\n1\n</think>\n\n{_ANSWER}")
+"""What assistants say in the conversations that templates are tried with; they end alike."""
+_QUESTION: Conversation = ({"role": "user", "content": "1"},)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainTurns:
+    """How turns are written for a tokenizer without chat template."""
+
+    observation: str = "\n{observation}\n"
+    """What stands between two actions; ``{observation}`` is replaced."""
+    tools: str = ""
+    """What stands before the question; ``{tools}`` is replaced by one JSON schema a line. Empty tells nothing."""
+
+    def __post_init__(self) -> None:
+        if "{observation}" not in self.observation:
+            raise ValueError(f"observation must contain '{{observation}}', got {self.observation!r}.")
+        if self.tools and "{tools}" not in self.tools:
+            raise ValueError(f"tools must contain '{{tools}}' or be empty, got {self.tools!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialogue:
+    """The token sequence of an episode: prompt, action, observation, action, …
+
+    An observation is what the chat template writes between two turns of the assistant, found as the difference of two
+    renderings: with and without the new messages. What the policy wrote stays the tokens that it drew.
+    """
+
+    template: PromptTemplate
+    tokenizer: PreTrainedTokenizerBase
+    tools: Sequence[Mapping[str, Any]] = ()
+    """JSON schemas that the policy is told about."""
+    plain: PlainTurns = field(default_factory=PlainTurns)
+    _known_heads: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict, init=False, repr=False)
+
+    def prompt_ids(self, asked: str | Conversation, observation: Observation = "") -> list[int]:
+        """Tokens up to the first action: the question and, behind it, the observation of the environment's reset.
+
+        Raises:
+            ValueError: as ``PromptTemplate.render``.
+        """
+        text = self.template.render(opening(asked, observation), self.tokenizer, tools=self.tools)
+        chat = self.template.through_chat(self.tokenizer)
+        if self.tools and self.plain.tools and not chat:
+            listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools)
+            text = self.plain.tools.replace("{tools}", listed) + text
+        return list(self.tokenizer(text, add_special_tokens=not chat).input_ids)
+
+    def observation_ids(self, observation: Observation, last: int | None) -> list[int]:
+        """Tokens between an action and the next: the end of the turn, the observation, and what the next begins with.
+
+        Args:
+            last: the token that the action ends with; where the turn's own end is that token, it is not written again.
+
+        Raises:
+            ValueError: the template writes earlier turns differently once there is another message.
+        """
+        if self.template.through_chat(self.tokenizer):
+            text = self._suffix(_PROBES[0], _messages(observation))
+        else:
+            text = self.plain.observation.replace("{observation}", text_of(observation))
+        ids = list(self.tokenizer(text + self.template.prefill, add_special_tokens=False).input_ids)
+        return ids[1:] if ids and ids[0] == last and self._ends_a_turn(last) else ids
+
+    def check(self, role: str = "user") -> None:
+        """Tries whether observations of this role only add to what stands there already, and do so in the same way
+        whether or not the assistant thought before it answered, and in later turns.
+
+        Raises:
+            ValueError: they do not, or the template refuses the role; names the template.
+        """
+        if self.template.through_chat(self.tokenizer):
+            messages = ({"role": role, "content": "1"},)
+            once_more = (_said(_PROBES[0]), *messages)
+            if len({self._suffix(said, messages, earlier) for said in _PROBES for earlier in ((), once_more)}) > 1:
+                raise ValueError(f"{self._name()} writes a message of {role} differently in places: {self._advice()}")
+
+    def _suffix(self, said: str, messages: Conversation, earlier: Conversation = ()) -> str:
+        """What the template writes from the end of what an assistant said to the beginning of its next turn."""
+        try:
+            heads = self._heads(said, earlier)
+            after = self._rendered([*_QUESTION, *earlier, _said(said), *messages], more=True)
+        except Exception as error:  # of jinja's, or raised by the template itself
+            roles = ", ".join(sorted({str(message["role"]) for message in messages}))
+            raise ValueError(f"{self._name()} refuses messages of {roles} after the assistant's: {error}") from error
+        for head in heads:
+            if head.endswith(_ANSWER) and after.startswith(head):
+                return after[len(head) :]
+        raise ValueError(
+            f"{self._name()} writes earlier turns differently once there is another message, so that what the policy "
+            f"read would not be what it is trained on: {self._advice()}"
+        )
+
+    def _heads(self, said: str, earlier: Conversation) -> tuple[str, str]:
+        """All up to the end of what an assistant said: as the template writes it, and as the policy read and wrote."""
+        key = (said, repr(earlier))
+        if key not in self._known_heads:
+            ended = self._rendered([*_QUESTION, *earlier, _said(said)], more=False)
+            read = self._rendered([*_QUESTION, *earlier], more=True) + said
+            self._known_heads[key] = ended[: ended.rfind(_ANSWER) + len(_ANSWER)], read
+        return self._known_heads[key]
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], *, more: bool) -> str:
+        tools = [dict(tool) for tool in self.tools] or None
+        given = [dict(message) for message in messages]
+        return str(self.tokenizer.apply_chat_template(given, tools=tools, tokenize=False, add_generation_prompt=more))
+
+    def _ends_a_turn(self, token: int | None) -> bool:
+        return token is not None and token in self.tokenizer.all_special_ids
+
+    def _name(self) -> str:
+        return f"the chat template of {self.tokenizer.name_or_path or type(self.tokenizer).__name__!r}"
+
+    def _advice(self) -> str:
+        return (
+            "use one that leaves them as they are (some do for messages of the role tool), or template.chat: false, "
+            "which writes plain text."
+        )
+
+
+def opening(asked: str | Conversation, observation: Observation) -> str | Conversation:
+    """What is asked, and behind it what an environment shows first: text joins the last message.
+
+    Raises:
+        ValueError: messages that do not end with one of the user.
+    """
+    if not observation:
+        return asked
+    if isinstance(observation, str):
+        if isinstance(asked, str):
+            return f"{asked}\n{observation}" if asked else observation
+        last = asked[-1]
+        return (*asked[:-1], {**last, "content": opening(str(last["content"]), observation)})
+    before: Conversation = ({"role": "user", "content": asked},) if isinstance(asked, str) and asked else tuple(asked)  # type: ignore[arg-type]
+    messages = (*before, *observation)
+    if messages[-1]["role"] != "user":
+        raise ValueError(f"the first observation must end with a message of the user, got {messages[-1]['role']!r}.")
+    return messages
+
+
+def _messages(observation: Observation) -> Conversation:
+    if isinstance(observation, str):
+        return ({"role": "user", "content": observation},)
+    return tuple(observation)
+
+
+def _said(text: str) -> Mapping[str, Any]:
+    return {"role": "assistant", "content": text}

@@ -1,0 +1,146 @@
+"""The tokens of many turns, with and without a chat template; real ones are those that come with TRL."""
+
+import copy
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from grpo_pl.policy.dialogue import Dialogue, PlainTurns, opening
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.tokenizer import character_tokenizer
+
+TEMPLATES = Path(pytest.importorskip("trl").__file__).parent / "chat_templates"
+CHATML_EOS = "<|im_end|>"
+TOOL = {"type": "function", "function": {"name": "calc", "description": "Adds.", "parameters": {"type": "object"}}}
+
+
+def chatty(name: str) -> PreTrainedTokenizerBase:
+    """Characters, with the end of a turn as its one special token, and the template of a model family."""
+    tokenizer = character_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [CHATML_EOS, "<|im_start|>"]})
+    tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+    tokenizer.name_or_path = name
+    return tokenizer
+
+
+def dialogue(tokenizer: PreTrainedTokenizerBase, **template: object) -> Dialogue:
+    return Dialogue(template=PromptTemplate(**template), tokenizer=tokenizer)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_instruct_2507", "qwen3_training", "llama3_1", "lfm2"])
+def test_the_whole_episode_is_what_the_template_renders(name: str) -> None:
+    tokenizer = chatty(name)
+    talk = dialogue(tokenizer)
+    talk.check("user")
+    end = "<|im_end|>" if "llama" not in name else "<|eot_id|>"
+    thought = "<think>\nwell\n</think>\n\n" if name == "qwen3_training" else ""  # which it always writes
+    actions, observations = [f"{thought}look", f"{thought}go"], ["a door", "a room"]
+    ids = talk.prompt_ids("Find the key.")
+    for action, observation in zip(actions, observations, strict=True):
+        written = tokenizer(action + end, add_special_tokens=False).input_ids
+        ids = [*ids, *written, *talk.observation_ids(observation, written[-1])]
+    messages = [{"role": "user", "content": "Find the key."}]
+    for action, observation in zip(actions, observations, strict=True):
+        messages += [{"role": "assistant", "content": action}, {"role": "user", "content": observation}]
+    whole = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    expected = tokenizer(whole, add_special_tokens=False).input_ids
+    if end == CHATML_EOS:
+        assert ids == expected  # one token ends a turn, and stands there once
+    else:  # there it is no token of this tokenizer: what the policy wrote is taken for text, the turn is ended anyway
+        assert len(ids) == len(expected) + 2 * len(end)
+
+
+def test_a_turn_that_was_cut_off_is_ended_by_the_template() -> None:
+    talk = dialogue(chatty("qwen2_5"))
+    (end,) = talk.tokenizer(CHATML_EOS, add_special_tokens=False).input_ids
+    letter = talk.tokenizer("o", add_special_tokens=False).input_ids[0]
+    cut = talk.observation_ids("more", letter)
+    assert cut == [end, *talk.observation_ids("more", end)]
+    assert talk.tokenizer.decode(cut) == "<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+    assert talk.observation_ids("more", None) == cut
+
+
+def test_messages_of_tools_are_written_as_the_template_has_them() -> None:
+    for name in ("qwen2_5", "qwen3"):
+        talk = dialogue(chatty(name))
+        talk.check("tool")
+        text = talk.tokenizer.decode(talk.observation_ids([{"role": "tool", "name": "calc", "content": "84"}], None))
+        assert "<tool_response>\n84\n</tool_response>" in text and text.endswith("assistant\n")
+
+
+@pytest.mark.parametrize(("name", "role"), [("qwen3", "user"), ("qwen3_5_think", "user"), ("glm4moe", "user")])
+def test_a_template_that_rewrites_earlier_turns_is_refused_by_its_name(name: str, role: str) -> None:
+    with pytest.raises(ValueError, match=rf"^the chat template of '{name}' writes earlier turns differently"):
+        dialogue(chatty(name)).check(role)
+
+
+@pytest.mark.parametrize(("name", "role"), [("gemma3", "tool"), ("gptoss", "tool")])
+def test_a_role_that_a_template_refuses_is_one_clear_error(name: str, role: str) -> None:
+    with pytest.raises(ValueError, match=rf"the chat template of '{name}' refuses messages of tool"):
+        dialogue(chatty(name)).check(role)
+
+
+def test_a_template_that_counts_its_messages_is_refused() -> None:
+    tokenizer = chatty("qwen2_5")
+    tokenizer.chat_template = "{% for m in messages %}[{{ loop.index }} {{ m.role }}]{{ m.content }}{% endfor %}[a]"
+    with pytest.raises(ValueError, match="differently in places"):
+        dialogue(tokenizer).check("user")
+
+
+def test_plain_turns_need_no_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    talk = dialogue(tokenizer, prefill=">")
+    talk.check("user")
+    eos = tokenizer.eos_token_id
+    assert tokenizer.decode(talk.prompt_ids("12*7=", "Use calc.")) == "12*7=\nUse calc.>"
+    assert tokenizer.decode(talk.observation_ids("84", eos)) == "\n84\n>"
+    assert talk.observation_ids([{"role": "tool", "content": "84"}], eos) == talk.observation_ids("84", None)
+    other = Dialogue(template=PromptTemplate(), tokenizer=tokenizer, plain=PlainTurns(observation="[{observation}]"))
+    assert tokenizer.decode(other.observation_ids("{observation}", None)) == "[{observation}]"
+
+
+def test_an_observation_that_begins_like_the_action_ends_keeps_its_beginning(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    (newline,) = tokenizer("\n", add_special_tokens=False).input_ids
+    assert tokenizer.decode(dialogue(tokenizer).observation_ids("x", newline)) == "\nx\n"
+
+
+def test_tools_are_told_by_the_chat_template_or_in_plain_text(tokenizer: PreTrainedTokenizerBase) -> None:
+    through_chat = Dialogue(template=PromptTemplate(), tokenizer=chatty("qwen2_5"), tools=[TOOL])
+    assert '"name": "calc"' in through_chat.tokenizer.decode(through_chat.prompt_ids("12*7="))
+    silent = Dialogue(template=PromptTemplate(), tokenizer=tokenizer, tools=[TOOL])
+    assert tokenizer.decode(silent.prompt_ids("12*7=")) == "12*7="
+    plain = Dialogue(
+        template=PromptTemplate(), tokenizer=tokenizer, tools=[TOOL], plain=PlainTurns(tools="Tools: {tools}\n")
+    )
+    text = tokenizer.decode(plain.prompt_ids("12*7="))
+    assert text.startswith('Tools: {"type": "function"') and text.endswith("\n12*7=")
+
+
+def test_the_first_observation_follows_the_question() -> None:
+    user = {"role": "user", "content": "Play."}
+    assert opening("Play.", "") == "Play." and opening("", "@F") == "@F" and opening("Play.", "@F") == "Play.\n@F"
+    assert opening((user,), "@F") == ({"role": "user", "content": "Play.\n@F"},)
+    shown = {"role": "user", "content": "@F"}
+    assert opening("Play.", [shown]) == (user, shown) and opening((user,), [shown]) == (user, shown)
+    assert opening("", [shown]) == (shown,)
+    with pytest.raises(ValueError, match="must end with a message of the user, got 'tool'"):
+        opening("Play.", [{"role": "tool", "content": "@F"}])
+
+
+def test_the_question_goes_through_the_users_template_with_its_observation(tokenizer: PreTrainedTokenizerBase) -> None:
+    talk = dialogue(tokenizer, system="Walk.", user="Map:\n{question}\nMove:")
+    assert tokenizer.decode(talk.prompt_ids("", "@F")) == "Walk.\n\nMap:\n@F\nMove:"
+
+
+def test_nothing_of_the_tokenizer_is_changed(tokenizer: PreTrainedTokenizerBase) -> None:
+    before = copy.deepcopy(tokenizer.get_vocab())
+    dialogue(tokenizer).observation_ids("84", None)
+    assert tokenizer.get_vocab() == before
+
+
+@pytest.mark.parametrize(("field", "text"), [("observation", "nothing"), ("tools", "none")])
+def test_plain_turns_name_what_they_show(field: str, text: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} must contain"):
+        PlainTurns(**{field: text})
