@@ -43,6 +43,8 @@ def _imported(folder: str) -> dict[str, set[str]]:
 
 
 EXTRA_OF = {
+    "grpo_pl/environments/gymnasium_ids.py": "environments",
+    "grpo_pl/environments/textarena_games.py": "environments",
     "grpo_pl/rewards/judge.py": "judge",
     "grpo_pl/policy/lora.py": "lora",
     "grpo_pl/evaluation/comparison.py": "plot",
