@@ -40,12 +40,11 @@ def gather(args: Sequence[str]) -> list[str]:
     while args:
         arg = args.pop(0)
         flag, equals, _ = arg.partition("=")
-        if not flag.startswith("--") or ("." not in flag and flag != "--config"):
+        concerns_settings = flag == "--config" or (flag.startswith("--") and "." in flag)
+        if not concerns_settings or not (equals or args):
             rest.append(arg)
-        elif equals or not args:
-            options.append(arg)
         else:
-            options.append(f"{arg}={args.pop(0)}")
+            options.append(arg if equals else f"{arg}={args.pop(0)}")
     if not options:
         return rest
     files = values_of(options, "--config")
