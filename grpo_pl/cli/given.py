@@ -36,17 +36,16 @@ def gather(args: Sequence[str]) -> list[str]:
     reads it."""
     rest: list[str] = []
     options: list[str] = []
-    args = list(args)
-    while args:
-        arg = args.pop(0)
+    waiting = list(args)
+    while waiting:
+        arg = waiting.pop(0)
         flag, equals, _ = arg.partition("=")
-        concerns_settings = flag == "--config" or (flag.startswith("--") and "." in flag)
-        if not concerns_settings or not (equals or args):
+        if not (flag == "--config" or (flag.startswith("--") and "." in flag)) or not (equals or waiting):
             rest.append(arg)
         else:
-            options.append(arg if equals else f"{arg}={args.pop(0)}")
-    if not options:
-        return rest
+            options.append(arg if equals else f"{arg}={waiting.pop(0)}")
     files = values_of(options, "--config")
     items = [*files, *(option for option in options if not option.startswith("--config="))]
-    return [*rest, f"--config={items[0] if len(items) == 1 and files else json.dumps(items)}"]
+    if items:
+        rest.append(f"--config={items[0] if items == files and len(items) == 1 else json.dumps(items)}")
+    return rest

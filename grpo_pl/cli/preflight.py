@@ -72,11 +72,14 @@ def check_trainer(settings: Any) -> None:
     Raises:
         ValueError: the setting, and our field.
     """
-    for name in ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"):
-        value = settings[name]
-        if value not in (None, 1 if name == "accumulate_grad_batches" else None):
-            ours = NAMES.get(name, NAMES["gradient_clip_val"])
-            raise ValueError(f"trainer.{name} is {value}, but a step of ours is no batch of Lightning's: set {ours}.")
+    ours = {
+        "accumulate_grad_batches": (1, NAMES["accumulate_grad_batches"]),
+        "gradient_clip_val": (None, NAMES["gradient_clip_val"]),
+        "gradient_clip_algorithm": (None, NAMES["gradient_clip_val"]),
+    }
+    for name, (off, field) in ours.items():
+        if (value := settings[name]) not in (None, off):
+            raise ValueError(f"trainer.{name} is {value}, but a step of ours is no batch of Lightning's: set {field}.")
     for name, whole_run in (("max_epochs", 1), ("max_steps", -1)):
         if settings[name] not in (None, whole_run):
             raise ValueError(f"trainer.{name} is {settings[name]}: the length of a run is {NAMES[name]}.")
