@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from grpo_pl.callbacks.lightning_loops import completed_rollouts, set_progress
 from grpo_pl.files.checkpoints import LAST, PATTERN, CheckpointError, annotate, checkpoint_path, facts_of, remove, seal
 from grpo_pl.files.writing import dispensable, link_atomically
 from grpo_pl.rewards.base import RewardFailed
@@ -66,10 +67,10 @@ class RolloutCheckpoint(Checkpoint):
         self.folder = shared if stage == "fit" else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._saved_at, self._saved_time = _completed(trainer), time.monotonic()
+        self._saved_at, self._saved_time = completed_rollouts(trainer), time.monotonic()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        completed = _completed(trainer)
+        completed = completed_rollouts(trainer)
         due = self.every_n_rollouts > 0 and completed % self.every_n_rollouts == 0
         if self.every_n_minutes is not None:
             late = time.monotonic() - self._saved_time >= 60.0 * self.every_n_minutes
@@ -80,7 +81,7 @@ class RolloutCheckpoint(Checkpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes the metric beside a checkpoint, which is made for it if it is one of the best."""
         value = trainer.callback_metrics.get(self.monitor)
-        completed = _completed(trainer)
+        completed = completed_rollouts(trainer)
         if self.folder is None or value is None or completed == 0 or self.keep_best == 0:
             return
         rivals = sorted(metric for n, metric in self._metrics().items() if n != completed)[-self.keep_best :]
@@ -110,22 +111,12 @@ class RolloutCheckpoint(Checkpoint):
     # --- what -------------------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Sets Lightning's counters to "rollout n has just ended", wherever inside the loop this happens to be."""
-        n = _completed(trainer)
-        counted = {"ready": n, "started": n, "processed": n, "completed": n - 1}
-        epoch = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
-        none = dict.fromkeys(counted, 0)
-        fit = checkpoint["loops"]["fit_loop"]
-        fit["epoch_progress"] = {"total": epoch, "current": dict(epoch)}
-        fit["epoch_loop.batch_progress"] = {"total": counted, "current": dict(counted), "is_last_batch": False}
-        fit["epoch_loop.val_loop.batch_progress"] = {"total": none, "current": dict(none), "is_last_batch": False}
-        fit["epoch_loop.state_dict"]["_batches_that_stepped"] = n - 1
-        checkpoint["epoch"] = 0
+        set_progress(checkpoint, completed_rollouts(trainer))
 
     def _save(self, trainer: Trainer) -> str | None:
         """Saves the state after the last completed rollout, unless it is saved. Returns what went wrong, if anything;
         a full disk costs this checkpoint only."""
-        completed = _completed(trainer)
+        completed = completed_rollouts(trainer)
         if self.folder is None or completed == self._saved_at or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return None
         path = checkpoint_path(self.folder, completed)
@@ -157,7 +148,7 @@ class RolloutCheckpoint(Checkpoint):
     @staticmethod
     def _seal(path: Path, trainer: Trainer) -> str | None:
         try:
-            seal(path, {"rollouts": _completed(trainer), "world_size": trainer.world_size})
+            seal(path, {"rollouts": completed_rollouts(trainer), "world_size": trainer.world_size})
         except OSError as error:
             return _describe(error, path)
         return None
@@ -186,7 +177,3 @@ class RolloutCheckpoint(Checkpoint):
 
 def _describe(error: OSError, path: Path) -> str:
     return f"{error.strerror or error} ({path})"
-
-
-def _completed(trainer: Trainer) -> int:
-    return int(trainer.datamodule.completed_rollouts)  # type: ignore[attr-defined]

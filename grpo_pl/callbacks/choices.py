@@ -1,4 +1,4 @@
-"""``TellChoices``: one line at the start of a run about what was chosen by looking at the model and the machine."""
+"""``TellChoices``: one line at the start of a run: engine, scoring, micro-batch, types and devices that were chosen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpo_pl.training.module import GRPOModule
 
 
 class TellChoices(Callback):
-    """Speaks after the first rollout of a process, when everything has been used."""
+    """Prints after the first rollout of a process, when every choice has been made."""
 
     def __init__(self) -> None:
         self._told = False

@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from grpo_pl.callbacks.lightning_loops import completed_rollouts
 from grpo_pl.files.rows import Row, append_rows, json_line, read_lines, row_writer
 from grpo_pl.files.writing import dispensable
 from grpo_pl.training.experience import Experience
@@ -46,7 +47,7 @@ class CompletionsLog(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A resumed run writes again what its checkpoint has not seen."""
         if self.path is not None and trainer.is_global_zero and self.path.exists():
-            completed = trainer.datamodule.completed_rollouts  # type: ignore[attr-defined]
+            completed = completed_rollouts(trainer)
             with dispensable(self.path):
                 self._keep(lambda row: row["step"] < completed)
 
@@ -136,6 +137,12 @@ def flat_row(row: Mapping[str, Any]) -> Row:
     for name, score in row["rewards"].items():
         flat[f"reward/{name}"], flat[f"status/{name}"] = score["value"], score["status"]
     return flat
+
+
+def shortened(text: str, characters: int) -> str:
+    """``text``, the middle left out where it is longer than ``characters``."""
+    half = characters // 2
+    return text if len(text) <= characters else f"{text[:half]} […] {text[len(text) - half :]}"
 
 
 def _finite(value: float) -> float | None:

@@ -1,4 +1,4 @@
-"""``KeepConfiguration``: a resumed run's ``config.yaml`` becomes the new one once nothing speaks against it."""
+"""``KeepConfiguration``: replaces a resumed run's ``config.yaml`` once its checkpoint has been loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from grpo_pl.files.writing import dispensable
 
 
 class KeepConfiguration(Callback):
-    """Writes it when everything of the checkpoint has been taken over.
+    """Writes the configuration at the start of training, when the checkpoint has been accepted.
 
     Args:
         folder: the run's folder.

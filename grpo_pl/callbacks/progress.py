@@ -1,4 +1,4 @@
-"""``StageProgress``: one bar for the run and one for the stage in flight, so that a long step shows life."""
+"""``StageProgress``: one bar for the run and one for the stage in flight, so that a long step shows its progress."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from grpo_pl.callbacks.lightning_loops import completed_rollouts
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.progress import LOG_EVERY_SECONDS
 
@@ -63,7 +64,7 @@ class StageProgress(StepCallback, ProgressBar):
         first = ("val/pass@1", "val/greedy")
         ordered = sorted(held_out.items(), key=lambda item: (item[0] not in first, item[0]))
         numbers = "  ".join(f"{name} {float(value):.3f}" for name, value in ordered)
-        line = f"rollout {self._completed(trainer)}: {numbers}"
+        line = f"rollout {completed_rollouts(trainer)}: {numbers}"
         self._console.print(line, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -101,7 +102,7 @@ class StageProgress(StepCallback, ProgressBar):
     def _show_run(self, trainer: Trainer) -> None:
         if not self._enabled or not trainer.is_global_zero:
             return
-        done, total = self._completed(trainer), self._total(trainer)
+        done, total = completed_rollouts(trainer), self._total(trainer)
         metrics = trainer.callback_metrics
         note = "  ".join(f"{short} {float(metrics[name]):.3f}" for name, short in SHOWN.items() if name in metrics)
         if self._bars is not None:
@@ -109,10 +110,6 @@ class StageProgress(StepCallback, ProgressBar):
         elif time.monotonic() - self._last_line >= LOG_EVERY_SECONDS or done == total:
             self._last_line = time.monotonic()
             self._console.print(f"rollout {done}/{total}: {note}", highlight=False, soft_wrap=True)
-
-    @staticmethod
-    def _completed(trainer: Trainer) -> int:
-        return int(trainer.datamodule.completed_rollouts)  # type: ignore[attr-defined]
 
     @staticmethod
     def _total(trainer: Trainer) -> int:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grpo_pl.callbacks.completions import completion_rows, flat_row
+from grpo_pl.callbacks.completions import completion_rows, flat_row, shortened
 from grpo_pl.files.rows import Row
 
 
@@ -71,11 +71,11 @@ def sample_table(rows: Sequence[Row], number: int, *, completions: int, characte
         group = [row for row in rows if row["prompt_id"] == prompt_id]
         different = {row["completion"]: row for row in reversed(group)}  # of equal ones the first
         for place, row in enumerate(_ends_first(list(different.values())[::-1])[:completions]):
-            question = f"{_shortened(row['question'], characters)}\n= {row['answer']}" if place == 0 else ""
+            question = f"{shortened(row['question'].strip(), characters)}\n= {row['answer']}" if place == 0 else ""
             style = {True: "green", False: "red", None: ""}[row["correct"]]
             table.add_row(
                 Text(question),  # Text: brackets of a completion are no markup
-                Text(_shortened(row["completion"], characters)),
+                Text(shortened(row["completion"].strip(), characters)),
                 Text(_number(row["reward"]), style=style),
                 Text(_number(row["advantage"], sign="+")),
             )
@@ -99,12 +99,6 @@ def _ends_first(group: Sequence[Row]) -> list[Row]:
     top, bottom = ordered[:half], ordered[half:][::-1]
     mixed = [row for pair in zip(top, bottom, strict=False) for row in pair]
     return mixed + top[len(bottom) :]
-
-
-def _shortened(text: str, characters: int) -> str:
-    text = text.strip()
-    half = characters // 2
-    return text if len(text) <= characters else f"{text[:half]} […] {text[-half:]}"
 
 
 def _number(value: float | None, sign: str = "") -> str:

@@ -49,7 +49,7 @@ def sample_rows(count: int, size: int, *, seed: int, step: int) -> list[int]:
 
 
 def judge_metrics(audits: Sequence[CompletionAudit]) -> dict[str, float]:
-    """What the judges make of a sample; a share of nothing is left out."""
+    """Shares of a sample that the judges accept or refuse; a share of nothing is left out."""
     pairs = [(_accepted(audit.strict), _accepted(audit.lenient)) for audit in audits]
     shares = {
         "watch/agreement": [a == b for a, b in pairs if a is not None and b is not None],

@@ -1,4 +1,4 @@
-"""``StopOnSignal``: a run that its scheduler or Ctrl-C asks to go saves its last completed rollout and goes."""
+"""``StopOnSignal``: SIGTERM and Ctrl-C end a run with its last completed rollout saved."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class StopOnSignal(StepCallback):
         self._before: Any = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.received = None
         signal.signal(signal.SIGTERM, self._receive)  # in place of Lightning's, which restores what was there before
         self._before = signal.signal(signal.SIGINT, self._receive)
 
@@ -45,7 +46,7 @@ class StopOnSignal(StepCallback):
             self._before = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Says which signal it was; of errors at once which process was first, for it soon makes the others fail."""
+        """Notes which signal it was. Prints an error with its rank at once: the first to fail makes the others fail."""
         if isinstance(exception, RolloutInterrupted):
             exception.signal = self.received
         elsewhere = isinstance(exception, RewardFailed) and exception.__cause__ is None  # on another process

@@ -7,6 +7,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from grpo_pl.callbacks.lightning_loops import completed_rollouts, validate_now
 from grpo_pl.callbacks.metrics_csv import MetricsCSV
 
 
@@ -27,35 +28,21 @@ class ValidateAtBothEnds(Callback):
         self._validated_at = state_dict["validated_at"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        completed = _completed(trainer)
+        completed = completed_rollouts(trainer)
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSV):
                 logger.resume(completed, validated_at=self._validated_at)
         if self._validated_at != completed and _due(trainer, completed):
-            self._validate(trainer)
+            validate_now(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validated_at = _completed(trainer)
+        self._validated_at = completed_rollouts(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._validated_at != _completed(trainer):
-            self._validate(trainer)
-
-    @staticmethod
-    def _validate(trainer: Trainer) -> None:
-        """Runs the trainer's own validation loop inside ``fit``, as the training loop does at an interval."""
-        if not trainer.enable_validation:
-            return
-        trainer.validating = True
-        trainer.fit_loop.epoch_loop.val_loop.run()
-        trainer.training = True
+        if self._validated_at != completed_rollouts(trainer):
+            validate_now(trainer)
 
 
 def _due(trainer: Trainer, completed: int) -> bool:
     """Whether a validation belongs between this rollout and the next."""
     return completed == 0 or completed % (trainer.val_check_batch or 1) == 0
-
-
-def _completed(trainer: Trainer) -> int:
-    """Rollouts, not ``global_step``: that counts optimiser steps, and a rollout of equal rewards takes none."""
-    return int(trainer.datamodule.completed_rollouts)  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_args
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from grpo_pl.callbacks.completions import rows_of
+from grpo_pl.callbacks.completions import rows_of, shortened
 from grpo_pl.callbacks.skeletons import FirstForms, forms_of
 from grpo_pl.callbacks.suspicion import CompletionAudit, Sign, Suspicion, judge_metrics, sample_rows, suspicions
 from grpo_pl.files.rows import Row, row_writer
@@ -244,7 +244,7 @@ class RewardWatch(StepCallback):
             "weight": suspicion.weight,
             "reason": suspicion.reason,
             **row,
-            **{key: _shortened(row[key], self.characters) for key in ("prompt", "question", "completion")},
+            **{key: shortened(row[key], self.characters) for key in ("prompt", "question", "completion")},
             "repeated": audit.repeated,
             "judges": {name: score.to_dict() for name, score in judges.items() if score is not None},
         }
@@ -255,10 +255,3 @@ class RewardWatch(StepCallback):
             for sign in get_args(Sign):
                 for row in self._rows.get(sign, []):
                     write(row)
-
-
-def _shortened(text: str, characters: int) -> str:
-    if len(text) <= characters:
-        return text
-    half = characters // 2
-    return f"{text[:half]} […] {text[len(text) - half :]}"

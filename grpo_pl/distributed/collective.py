@@ -34,14 +34,7 @@ class Collective:
 
     def gather_values(self, values: Tensor) -> Tensor:
         """Concatenates every rank's one-dimensional ``values``, which may differ in length."""
-        if self.world == 1:
-            return values
-        longest = self.max(len(values), values.device)
-        padded = torch.full((1, longest + 1), torch.nan, dtype=torch.float64, device=values.device)
-        padded[0, 0] = len(values)
-        padded[0, 1 : len(values) + 1] = values
-        rows = self.gather_rows(padded)
-        return torch.cat([row[1 : int(row[0]) + 1] for row in rows]).to(values.dtype)
+        return torch.cat([part.to(values.device) for part in self.gather_objects(values.cpu())])
 
     def gather_objects(self, value: T) -> list[T]:
         """Every rank's ``value``, pickled, in rank order; for the rare exchange that is not a tensor."""

@@ -1,4 +1,4 @@
-"""A process that a launcher started ends soon after its launcher: nobody is left to end it or to hear of it."""
+"""A process that a launcher started ends soon after its launcher, which alone could end it or read its output."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def _size(module: nn.Module) -> int:
 
 
 def build_once(build: Callable[..., PreTrainedModel]) -> PreTrainedModel:
-    """``build()`` in the first process; elsewhere the same architecture on memory that nobody has touched yet, which
-    costs none. :func:`shard` fills it."""
+    """``build()`` in the first process; elsewhere the same architecture on uninitialised
+    memory. ``shard`` fills it."""
     if dist.get_rank() == 0:
         return build()
     with torch.device("meta"):

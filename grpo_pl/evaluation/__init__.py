@@ -1,1 +1,1 @@
-"""What completions of held-out problems are worth, with intervals, in every verb alike."""
+"""Metrics of held-out problems with intervals, the same in every verb."""

@@ -1,4 +1,4 @@
-"""Held-out problems: what their completions are worth, per set and per source, with intervals."""
+"""Metrics of held-out problems, per set and per source, with intervals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Validation:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What the completions of some problems came to."""
+    """The verdicts on the completions of some problems."""
 
     correct: Tensor  # (P, n) bool
     judged: Tensor  # (P, n) bool: the correctness reward is a number; where it is None, `correct` says nothing

@@ -22,7 +22,7 @@ FORMAT = "grpo_pl validation 1"
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationReport:
-    """What a policy made of held-out problems, problem by problem."""
+    """The metrics of a policy on held-out problems, problem by problem."""
 
     measured: Mapping[str, MetricResult]
     """By metric key, such as ``val/pass@1``."""
@@ -32,7 +32,7 @@ class EvaluationReport:
     """How it was measured: completed rollouts, samples, temperature …"""
 
     def write(self, path: Path) -> None:
-        """Writes JSON, atomically; :meth:`read` reads it."""
+        """Writes JSON, atomically; ``read`` reads it."""
         metrics = {}
         for key, found in self.measured.items():
             estimate = found.estimate()
@@ -49,7 +49,7 @@ class EvaluationReport:
 
     @classmethod
     def read(cls, path: Path) -> EvaluationReport:
-        """Reads what :meth:`write` wrote.
+        """Reads what ``write`` wrote.
 
         Raises:
             ValueError: there is no such file, or it is something else.
@@ -120,7 +120,7 @@ def difference_table(report: EvaluationReport, baseline: EvaluationReport) -> Ta
 
 
 def comparability_warnings(report: EvaluationReport, baseline: EvaluationReport) -> list[str]:
-    """What makes the difference to a baseline say less than it seems to: other problems, other ways of sampling."""
+    """Where a baseline was measured on other problems, or sampled otherwise; one line each."""
     lines = []
     for name, here in report.questions.items():
         common = len(here.keys() & baseline.questions.get(name, {}).keys())

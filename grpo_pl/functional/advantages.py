@@ -160,7 +160,7 @@ def normalize_each_reward(values: Tensor, weights: Tensor, valid: Tensor, *, ddo
 
     Args:
         values: (R, P, G), NaN where a reward could not be computed: it then adds 0.
-        valid: (P, G), from :func:`combine_rewards`.
+        valid: (P, G), from ``combine_rewards``.
     """
     lengths, normalized = torch.ones_like(valid), []
     for value in values:

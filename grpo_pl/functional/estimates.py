@@ -1,4 +1,4 @@
-"""What groups of completions say about a policy, problem by problem, and how far off a mean over problems may be."""
+"""pass@k, maj@k and means per problem, and confidence intervals of means over problems."""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ class FastLinear(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         if func is F.linear and not kwargs and _eligible(*args):
-            return _Linear.apply(args[0], args[1], args[2] if len(args) > 2 else None)
+            bias = args[2] if len(args) > 2 else None
+            return _Linear.apply(args[0], args[1], bias)  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 

@@ -53,7 +53,7 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     Below d = −MAX_LOG_RATIO it goes on as a straight line of the slope it has there.
     """
     minus_d = _difference(ref_logprobs, logprobs)
-    return _GivenSlope.apply(minus_d, *_exp_beyond_line(minus_d.detach()))  # type: ignore[no-any-return]
+    return _GivenSlope.apply(minus_d, *_exp_beyond_line(minus_d.detach()))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def k3_weighted(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def k3_weighted(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor) -> Tensor
     d = _difference(logprobs, ref_logprobs.detach())
     d, ratio = torch.broadcast_tensors(d, ratio.detach())
     value, _ = _exp_beyond_line(-d.detach())
-    return _GivenSlope.apply(d, ratio * value, ratio * d.detach())  # type: ignore[no-any-return]
+    return _GivenSlope.apply(d, ratio * value, ratio * d.detach())  # type: ignore[no-any-return, no-untyped-call]
 
 
 def estimate(estimator: Estimator, logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def estimate(estimator: Estimator, logprobs: Tensor, ref_logprobs: Tensor, ratio
 def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
     """Clamped to ± MAX_LOG_RATIO, while the slope stays 1: a ratio at the bound is still pushed where it should go."""
     clamped = log_ratio.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return _GivenSlope.apply(log_ratio, clamped, torch.ones_like(clamped))  # type: ignore[no-any-return]
+    return _GivenSlope.apply(log_ratio, clamped, torch.ones_like(clamped))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _difference(left: Tensor, right: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def head_logprobs(
     temperature: float = 1.0,
     with_entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """:func:`token_logprobs` and :func:`token_entropy` of logits = hidden Wᵀ + b that never exist as a whole.
+    """``token_logprobs`` and ``token_entropy`` of logits = hidden Wᵀ + b that never exist as a whole.
 
     The LM head runs over chunks of tokens, so memory does not grow with N · V. Per chunk, with p = softmax(z / τ):
 
@@ -65,7 +65,8 @@ def head_logprobs(
         log-probabilities (N,), and entropies (N,) or None; differentiable once in hidden, weight and bias.
     """
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
-    logprobs, entropy = _HeadLogprobs.apply(hidden, weight, bias, token_ids, temperature, with_entropy, keep)
+    arguments = (hidden, weight, bias, token_ids, temperature, with_entropy, keep)
+    logprobs, entropy = _HeadLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
     return logprobs, entropy if with_entropy else None
 
 

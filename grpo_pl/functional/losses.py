@@ -64,7 +64,7 @@ def token_weights(
 def masked_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
     """log π − log π_old, 0 where masked (whatever stands there, NaN included), clamped to ± MAX_LOG_RATIO.
 
-    The clamp bounds the value and keeps the slope, see :func:`grpo_pl.functional.kl.clamp_log_ratio`.
+    The clamp bounds the value and keeps the slope, see ``grpo_pl.functional.kl.clamp_log_ratio``.
     """
     return clamp_log_ratio((logprobs - old_logprobs).masked_fill(~mask, 0.0))
 
@@ -158,7 +158,7 @@ def surrogate(
     """What is maximised per token, by name: clip, unclipped r·A, reinforce A·log π, cispo_*, sapo, nll log π; (B, T).
 
     Args:
-        ratio: from :func:`importance_ratio` at ``level``. A geometric one has been clipped there, so clip leaves it be.
+        ratio: from ``importance_ratio`` at ``level``. A geometric one has been clipped there, so clip leaves it be.
         sapo_temperatures: for positive and for negative advantages.
 
     Raises:

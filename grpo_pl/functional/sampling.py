@@ -29,7 +29,7 @@ def uniforms(keys: Tensor, positions: Tensor | int) -> Tensor:
     """One number in [0, 1) per row: splitmix64(key + golden · (position + 1)), top 48 bits.
 
     Args:
-        keys: (B,) int64, from :func:`row_key`.
+        keys: (B,) int64, from ``row_key``.
         positions: (B,) int64 or one integer, the index of the completion token being drawn.
 
     Returns:
@@ -75,7 +75,7 @@ def draw_tokens(
 
     Args:
         logits: (B, V), any float dtype; the arithmetic is float32, sums and the CDF float64.
-        uniform: (B,) in [0, 1), from :func:`uniforms`; ignored when greedy.
+        uniform: (B,) in [0, 1), from ``uniforms``; ignored when greedy.
 
     Returns:
         tokens (B,) int64, and their log-probabilities (B,) float32 under the distribution that was drawn from:
@@ -105,7 +105,7 @@ def _invert(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _invert_in_blocks(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`_invert` for large vocabularies: finds the block, then the token in it, so that V is cumulated once in
+    """``_invert`` for large vocabularies: finds the block, then the token in it, so that V is cumulated once in
     blocks instead of token by token; ten times faster at V = 32,000 on a CPU."""
     blocks = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
     cdf = blocks.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)  # (B, V / _BLOCK)

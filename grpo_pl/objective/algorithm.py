@@ -246,9 +246,9 @@ class GRPOAlgorithm(Objective):
             logprobs: float32 or float64; half precision is refused, because ratios of it are mostly rounding.
             old_logprobs: of the policy at collection, no gradient; None means ``logprobs.detach()``.
             advantages: (B, T), or (B, 1) for one per completion.
-            weights: from :meth:`token_weights`.
+            weights: from ``token_weights``.
             entropy: H of the next-token distribution; needed for the bonus, else only logged.
-            entropy_mask: bool, the tokens that carry the policy term (see :meth:`entropy_threshold`).
+            entropy_mask: bool, the tokens that carry the policy term (see ``entropy_threshold``).
 
         Raises:
             ValueError: an argument that the objective needs is missing, or half-precision log-probabilities.

@@ -1,4 +1,4 @@
-"""``Objective``: what is optimised, as fields of one frozen dataclass, and what has to be computed for it."""
+"""``Objective``: the fields of the objective, and what has to be computed for them."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Chart:
     kind: Literal["line", "stack"] = "line"
     unit: Literal["", "share", "s"] = ""
     """``share`` is drawn from 0 to 1; ``s`` are seconds."""
-    smooth: bool = False
+    smooth: bool = True
     """Also draw a running mean: single rollouts are noisy."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -45,26 +45,24 @@ def charts(columns: Mapping[str, Points]) -> list[Chart]:
     ordered = dict(sorted(times.items(), key=lambda item: (*[item[1] != stage for stage in stages], item[1])))
     wanted = [
         *_held_out(columns),
-        _chart(columns, "Reward", "mean over a rollout, weighted sum", {"reward": "reward"}, smooth=True),
-        _chart(columns, "Rewards by name", "mean of each, before its weight", rewards, smooth=True),
+        _chart(columns, "Reward", "mean over a rollout, weighted sum", {"reward": "reward"}),
+        _chart(columns, "Rewards by name", "mean of each, before its weight", rewards),
         _chart(
             columns,
             "Right completions in training",
             "share of a rollout's completions; held-out problems stand above",
             {"completions/correct": "right"},
             unit="share",
-            smooth=True,
         ),
         _chart(
             columns,
             "Length of completions",
             "tokens, right and wrong answers apart",
             {"completions/mean_length_correct": "correct", "completions/mean_length_wrong": "wrong"},
-            smooth=True,
         ),
-        _chart(columns, "KL to the reference", "per token", {"kl": "KL"}, smooth=True),
-        _chart(columns, "Entropy", "of the policy, nats per token", {"entropy": "entropy"}, smooth=True),
-        _chart(columns, "Clipped ratios", "share of tokens", clipped, smooth=True),
+        _chart(columns, "KL to the reference", "per token", {"kl": "KL"}),
+        _chart(columns, "Entropy", "of the policy, nats per token", {"entropy": "entropy"}),
+        _chart(columns, "Clipped ratios", "share of tokens", clipped),
         _chart(
             columns,
             "Groups and endings",
@@ -75,7 +73,6 @@ def charts(columns: Mapping[str, Points]) -> list[Chart]:
                 "completions/reflection_rate": "reflecting",
             },
             unit="share",
-            smooth=True,
         ),
         _chart(
             columns,
@@ -88,11 +85,10 @@ def charts(columns: Mapping[str, Points]) -> list[Chart]:
                 "watch/form_drift": "new form",
             },
             unit="share",
-            smooth=True,
         ),
-        _chart(columns, "Gradient norm", "before clipping", {"grad_norm": "norm"}, smooth=True),
-        _chart(columns, "Learning rate", "", {"lr": "rate"}),
-        _chart(columns, "Time per rollout", "seconds by stage", ordered, kind="stack", unit="s"),
+        _chart(columns, "Gradient norm", "before clipping", {"grad_norm": "norm"}),
+        _chart(columns, "Learning rate", "", {"lr": "rate"}, smooth=False),
+        _chart(columns, "Time per rollout", "seconds by stage", ordered, kind="stack", unit="s", smooth=False),
     ]
     return [chart for chart in wanted if chart.series]
 
@@ -107,7 +103,7 @@ def _held_out(columns: Mapping[str, Points]) -> Iterable[Chart]:
             if name.rpartition("/")[0] == place and leaf.startswith(("pass@", "maj@", "greedy", "avg@")):
                 names[name] = leaf
         title = "Held-out problems" if place == "val" else f"Held-out: {place.removeprefix('val/')}"
-        yield _chart(columns, title, "share answered correctly", names, unit="share")
+        yield _chart(columns, title, "share answered correctly", names, unit="share", smooth=False)
 
 
 def _chart(columns: Mapping[str, Points], title: str, note: str, names: Mapping[str, str], **options: Any) -> Chart:

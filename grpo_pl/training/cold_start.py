@@ -193,7 +193,7 @@ def demonstration_loss(model: PreTrainedModel, batch: Sequence[Example], *, pad_
 
 
 def _content_hash(file: str | None) -> str | None:
-    """A demonstration file is known by what it says, wherever it lies."""
+    """Hash of a demonstration file's content; its path does not count."""
     if file is None:
         return None
     if not Path(file).is_file():

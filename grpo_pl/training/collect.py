@@ -1,4 +1,4 @@
-"""Collecting a step's samples: rollout and rewards, once, or again and again until the batch is worth learning from."""
+"""Collecting a step's samples: rollout and rewards, once, or repeatedly under dynamic sampling."""
 
 from __future__ import annotations
 
@@ -172,8 +172,8 @@ class Collector:
         """This rank's share of the chosen groups; they may have been drawn on another rank."""
         wanted = len(informative[0])
         found = [(a, g) for a, groups in enumerate(informative) for g in groups.nonzero().flatten().tolist()]
-        dull = [(0, g) for g in (~informative[0]).nonzero().flatten().tolist()]
-        chosen = sorted((found + dull)[:wanted])
+        uninformative = [(0, g) for g in (~informative[0]).nonzero().flatten().tolist()]
+        chosen = sorted((found + uninformative)[:wanted])
         share = wanted // self.collective.world
         mine = chosen[self.collective.rank * share : (self.collective.rank + 1) * share]
         # each rank offers the chosen groups that it drew; the global number of a group tells its owner

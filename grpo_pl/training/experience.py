@@ -141,7 +141,8 @@ class ExperienceMaker:
         """(R, P, G) float64 over the global batch, NaN where a reward is None; G is 1 for greedy completions."""
         values = torch.tensor(scored.values(), dtype=torch.float64, device=rollout.completion_ids.device)  # (R, B)
         prompts = len(rollout.finish_reasons) // rollout.group_size
-        return self.collective.gather_rows(values.T).T.unflatten(1, (-1, values.shape[1] // prompts))
+        everyone: Tensor = self.collective.gather_rows(values.T).T.unflatten(1, (-1, values.shape[1] // prompts))
+        return everyone
 
     def _entropy_mask(self, entropy: Tensor | None, kept: Tensor) -> Tensor | None:
         """(B, T) bool: the tokens of highest entropy over the global batch, which alone carry the policy term."""

@@ -21,7 +21,7 @@ REFLECTION_WORDS = ("wait", "check")
 def experience_metrics(
     experience: Experience, rewards: Sequence[Reward], collective: Collective, reflection_words: Sequence[str]
 ) -> dict[str, float]:
-    """Rewards, groups, lengths, statuses. Means over an empty set are left out rather than invented."""
+    """Rewards, groups, lengths, statuses. A mean over nothing is left out."""
     statistics, lengths = experience.statistics, experience.lengths.double()
     spread = torch.stack([row[valid].std(correction=int(valid.sum() > 1)) for row, valid in _groups(experience)])
     metrics = {

@@ -1,4 +1,4 @@
-"""How many completions go through a forward and backward pass at once: a budget of tokens, kept by cutting."""
+"""How many completions go through a forward and backward pass at once, by a budget of tokens."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class TokenBudget:
         self.tokens = self.tokens or self.configured
 
     def cut(self, rollout: Rollout, rows: Tensor, policy: PreTrainedModel) -> list[Tensor]:
-        """:func:`micro_batches` of ``rows`` for this policy. A budget that was found or halved gives way to a longer
+        """``micro_batches`` of ``rows`` for this policy. A budget that was found or halved gives way to a longer
         row, up to the configured one.
 
         Raises:
@@ -146,7 +146,7 @@ class TokenBudget:
         number of processes; the same on every rank.
 
         A dry forward pass counts the bytes that wait for the backward pass, per token. The budget is the largest power
-        of two, at most :func:`most_tokens`, that takes up half of the memory that is free.
+        of two, at most ``most_tokens``, that takes up half of the memory that is free.
 
         Args:
             trained_before: gradients' and optimiser's memory is in use already.
@@ -221,7 +221,8 @@ def saved_bytes_per_token(policy: PreTrainedModel) -> float:
     for module in again:
         module.gradient_checkpointing = False
     try:
-        return kept + _bytes_per_token(policy) / policy.config.get_text_config().num_hidden_layers
+        layers: int = policy.config.get_text_config().num_hidden_layers
+        return kept + _bytes_per_token(policy) / layers
     finally:
         for module in again:
             module.gradient_checkpointing = True

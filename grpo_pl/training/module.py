@@ -49,7 +49,7 @@ class GRPOModule(LightningModule):
 
     Args:
         policy: the language model to train.
-        rewards: what a completion is worth; exactly one says what a right answer is (``correctness: true``).
+        rewards: score completions; exactly one of them decides what a right answer is (``correctness: true``).
         template: how a question becomes a prompt.
         algorithm: the objective.
         engine: what draws completions; null takes the native engine.
@@ -61,7 +61,7 @@ class GRPOModule(LightningModule):
             what fits into memory.
         activation_checkpointing: compute activations again in the backward pass instead of keeping them.
         reflection_words: completions with one of these count in ``completions/reflection_rate``.
-        seed: names every sample of the run.
+        seed: part of the key of every sample; with weights and configuration it determines the run.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Optimiser, learning-rate schedule and gradient clipping: the last stage before the weights move."""
+"""Optimiser, learning-rate schedule and gradient clipping."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 @dataclass(frozen=True, kw_only=True)
 class Optimization:
-    """AdamW and how its step size moves over the run. The rate is a function of the rollout number alone, so a
+    """AdamW and its learning-rate schedule. The rate is a function of the rollout number alone, so a
     resumed run needs no scheduler state."""
 
     lr: float = 1e-6

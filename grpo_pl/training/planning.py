@@ -1,4 +1,4 @@
-"""How much memory a training run needs on each process: arithmetic over shapes, no weights loaded."""
+"""How much memory a training run needs on each process, from the shapes of its model; no weights are loaded."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -62,17 +63,8 @@ def tokens_at(
     A character's token is the first after which the decoded text reaches that far; what lies inside the prefill, which
     the policy did not write, counts as the first token's.
     """
-    return [_first_reaching(end, token_ids, template, tokenizer) for end in ends]
 
+    def reached(token: int) -> int:
+        return len(template.completion_text(list(token_ids[: token + 1]), tokenizer))
 
-def _first_reaching(
-    end: int, token_ids: Sequence[int], template: PromptTemplate, tokenizer: PreTrainedTokenizerBase
-) -> int:
-    low, high = 0, len(token_ids) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if len(template.completion_text(list(token_ids[: middle + 1]), tokenizer)) >= end:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return [bisect_left(range(len(token_ids) - 1), end, key=reached) for end in ends]

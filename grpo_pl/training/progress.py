@@ -1,4 +1,4 @@
-"""Signs of life for people: a moving bar on a terminal, a line now and then in a log file."""
+"""Progress for people: a moving bar on a terminal, a line every ten seconds in a log file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ProgressCallback(Protocol):
 
 @contextmanager
 def progress_bar(title: str, total: int, console: Console | None = None) -> Iterator[Advance]:
-    """Shows how far a task of ``total`` units is; yields the function that says so."""
+    """Shows how far a task of ``total`` units is; yields the function to report with."""
     console = console or Console(stderr=True)
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,10 +27,8 @@ Sums = dict[str, tuple[Tensor, Tensor]]
 """Metric name -> (sum, count), both to be added over micro-batches and ranks."""
 
 
-class Backward(Protocol):
-    """Adds the gradient of a micro-batch; ``last`` tells when those of other processes have to join."""
-
-    def __call__(self, loss: Tensor, last: bool) -> None: ...
+Backward = Callable[[Tensor, bool], None]
+"""Adds the gradient of a micro-batch; true for the last of a step, when those of other processes have to join."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +45,6 @@ class UpdateResult:
     """Steps not taken because their loss or gradient was not finite."""
     seconds: dict[str, float]
     """Wall time of forward and backward passes, and of optimiser steps."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Gradient:
-    """What an optimiser step goes by; the gradients themselves are in the parameters."""
-
-    loss: Tensor
-    """Over all ranks."""
-    sums: Sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,38 +74,24 @@ class PolicyUpdate:
         steps = self.algorithm.num_iterations * self.algorithm.num_minibatches
         for number, rows in enumerate(self._minibatches(experience)):
             self.report("update", number, steps)
+            accumulate = partial(self._accumulate, policy, optimizer, experience, rows, backward)
             with stopwatch(seconds, "backward"):
-                found = self._gradient(policy, optimizer, experience, rows, backward)
+                found = self.budget.within_memory(accumulate, experience.rollout, self.collective)
             if found is None:
                 continue  # no completion of the minibatch carries a gradient, on any rank
-            sums = _added(sums, found.sums)
+            loss, more = found
+            sums = _added(sums, more)
             with stopwatch(seconds, "optimizer"):
                 norm = self.optimization.clip_gradients(policy.parameters())
-                losses.append(float(found.loss))
+                losses.append(float(loss))
                 norms.append(float(norm))
-                if torch.isfinite(norm) and torch.isfinite(found.loss):
+                if torch.isfinite(norm) and torch.isfinite(loss):
                     optimizer.step()
                 else:
                     skipped += 1
         optimizer.zero_grad(set_to_none=True)
         self.report("update", steps, steps)
         return UpdateResult(sums=sums, losses=losses, grad_norms=norms, skipped=skipped, seconds=seconds)
-
-    def _gradient(
-        self,
-        policy: PreTrainedModel,
-        optimizer: torch.optim.Optimizer,
-        experience: Experience,
-        rows: Tensor,
-        backward: Backward,
-    ) -> _Gradient | None:
-        """Gradients of one optimiser step, made again from the start when memory runs out."""
-
-        def run() -> _Gradient | None:
-            optimizer.zero_grad(set_to_none=True)
-            return self._accumulate(policy, experience, rows, backward)
-
-        return self.budget.within_memory(run, experience.rollout, self.collective)
 
     def _minibatches(self, experience: Experience) -> Iterator[Tensor]:
         """Row indices of the global batch, one tensor per optimiser step; the same on every rank."""
@@ -133,11 +108,14 @@ class PolicyUpdate:
     def _accumulate(
         self,
         policy: PreTrainedModel,
+        optimizer: torch.optim.Optimizer,
         experience: Experience,
         rows: Tensor,
         backward: Backward,
-    ) -> _Gradient | None:
-        """Gradients of one optimiser step, or None if nothing carries a gradient."""
+    ) -> tuple[Tensor, Sums] | None:
+        """Gradients of one optimiser step, from the start; its loss over all ranks and the metrics of this rank, or
+        None if nothing carries a gradient."""
+        optimizer.zero_grad(set_to_none=True)
         device = experience.keep.device
         rows = rows.to(device)
         sequences, tokens = experience.statistics.totals(experience.lengths, rows)
@@ -153,22 +131,16 @@ class PolicyUpdate:
         for number in range(rounds):
             part = parts[number] if number < len(parts) else torch.zeros(1, dtype=torch.int64, device=device)
             weight = float(number < len(parts))
-            add = partial(backward, last=number + 1 == rounds)
-            loss, stats = self._backward_rows(policy, experience, part, weight, (sequences, tokens), add)
-            total += loss
+            loss, stats = self._loss(policy, experience, part, weight, (sequences, tokens))
+            backward(loss * self.collective.world, number + 1 == rounds)  # gradients are averaged over ranks
+            total += loss.detach().double()
             sums = _added(sums, stats)
-        return _Gradient(loss=self.collective.sum(total), sums=sums)
+        return self.collective.sum(total), sums
 
-    def _backward_rows(
-        self,
-        policy: PreTrainedModel,
-        experience: Experience,
-        rows: Tensor,
-        weight: float,
-        totals: tuple[int, int],
-        backward: Callable[[Tensor], None],
+    def _loss(
+        self, policy: PreTrainedModel, experience: Experience, rows: Tensor, weight: float, totals: tuple[int, int]
     ) -> tuple[Tensor, Sums]:
-        """Adds the gradient of one micro-batch; returns its share of the loss, and its metrics."""
+        """One micro-batch's share of the loss, which is a sum over ranks, and its metrics; both times ``weight``."""
         part = rollout_rows(experience.rollout, rows)
         mask = part["completion_mask"]  # (b, t)
         width = mask.shape[1]
@@ -193,9 +165,8 @@ class PolicyUpdate:
             if self.algorithm.needs_sampling_logprobs
             else None,
         )
-        backward(output.loss * self.collective.world)  # gradients are averaged over ranks, the loss is a sum
         stats = {name: (weight * value, int(weight) * count) for name, (value, count) in output.stats.items()}
-        return output.loss.detach().double(), stats
+        return output.loss, stats
 
 
 def _added(sums: Sums, more: Sums) -> Sums:

@@ -1,4 +1,4 @@
-"""The vocabulary of a from-scratch model and what a run is made of: characters are collected, or missed, beforehand."""
+"""The characters of a from-scratch model's vocabulary: collected from a run's data, or checked against it."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _texts(
     data: RolloutDataModule,
     cold_start: ColdStart | None,
 ) -> Iterator[_Text]:
-    """All that the policy reads or should write, as far as it is listed, and the beginning of what is made up."""
+    """All that the policy reads or should write; of a source without a list, the first prompts."""
     for number, source in enumerate((data.source, *data.validation_sets.values())):
         splits = SPLITS if number == 0 else ("val",)
         leaves = list(source.leaves().values())
@@ -170,7 +170,7 @@ def _prompt_texts(
 
 
 def first_prompts(data: RolloutDataModule) -> Iterator[Problem]:
-    """Some of what a source without a list trains on; enough to find a small task that is held out as a whole."""
+    """The first prompts that a source without a list trains on."""
     for step in range(min(data.steps, -(-MADE_UP // data.prompts_per_step))):
         yield from data.source.prompts(step, count=data.prompts_per_step)
 

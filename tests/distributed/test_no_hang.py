@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from grpo_pl.files.checkpoints import newest_whole, rollouts_of
 
+PLUGINS = Path(__file__).parents[1] / "plugins"
 FSDP = "--config=configs/strategy/fsdp.yaml"
 
 
@@ -48,7 +50,7 @@ def test_sigterm_to_one_process_ends_both_with_a_checkpoint(
 ) -> None:
     run = tmp_path / "runs" / "five"
     flags = ["fit", f"--config={five_rollouts}", FSDP, "--checkpoint.every_n_rollouts=100"]
-    processes, finish = start(_slowly, tmp_path / "runs", *flags)
+    processes, finish = start(_run_command, tmp_path / "runs", *flags, "--model.engine=user_parts.Slow")
     while not (run / "metrics.csv").exists() or ",0." not in (run / "metrics.csv").read_text().split("\n", 3)[-1]:
         assert all(process.is_alive() for process in processes)
         time.sleep(0.05)
@@ -65,36 +67,23 @@ def test_sigterm_to_one_process_ends_both_with_a_checkpoint(
     assert read_metrics(run / "metrics.csv") == read_metrics(completed("fsdp").metrics)
 
 
-def _slowly(folder: Path, cache: Path, *args: object) -> int:
-    """Stretches generation, so that a signal meets a rollout."""
-    from grpo_pl.rollout.native.engine import _DecodeMonitor
-
-    check = _DecodeMonitor.check_stop
-
-    def slow(self: Any) -> None:
-        time.sleep(0.02)
-        check(self)
-
-    _DecodeMonitor.check_stop = slow  # type: ignore[method-assign]
-    return _run_command(folder, cache, *args)
-
-
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_reward_that_fails_in_one_process_is_told_first_and_both_save_and_end(
     start: Callable[..., Any], five_rollouts: Path, tmp_path: Path, strategy: str
 ) -> None:
     flags = [f"--config=configs/strategy/{strategy}.yaml", "--checkpoint.every_n_rollouts=100"]
-    _, finish = start(_broken_reward, tmp_path / "runs", "fit", f"--config={five_rollouts}", *flags)
-    begun = time.monotonic()
-    ended = finish(90)
-    assert None not in ended.status, f"still running after {time.monotonic() - begun:.0f} s"
-    assert ended.status == [1, 1]
-    assert "[rank 1] RuntimeError: the judge fell ill" in ended.log(1)
+    failing = "{class_path: user_parts.Failing, init_args: {call: 2, rank: 1}}"
+    _, finish = start(
+        _run_command, tmp_path / "runs", "fit", f"--config={five_rollouts}", *flags, f"--model.rewards+={failing}"
+    )
+    ended = finish()
+    assert ended.status == [1, 1]  # None: still running
+    assert "[rank 1] RuntimeError: the service is down" in ended.log(1)
     saved = tmp_path / "runs" / "five" / "checkpoints" / "rollout-000001.ckpt"
     assert newest_whole(saved.parent, warn=pytest.fail) == saved
     for rank in (0, 1):
         last = ended.log(rank).splitlines()[-1]
-        assert "RuntimeError: the judge fell ill, raised by the reward 'format'" in last and f"Saved: {saved}" in last
+        assert "RuntimeError: the service is down, raised by the reward 'failing'" in last and f"Saved: {saved}" in last
 
 
 def test_a_process_that_is_killed_takes_the_other_with_it(
@@ -111,23 +100,9 @@ def test_a_process_that_is_killed_takes_the_other_with_it(
     assert ended.status[1] == -signal.SIGKILL and ended.status[0] not in (None, 0), ended.log(0)
 
 
-def _broken_reward(folder: Path, cache: Path, *args: object) -> int:
-    from grpo_pl.rewards import FormatReward
-
-    score = FormatReward.__call__
-    calls = iter(range(100))
-
-    def sick(self: Any, *args: Any) -> Any:
-        if os.environ["RANK"] == "1" and next(calls) == 1:
-            raise RuntimeError("the judge fell ill")
-        return score(self, *args)
-
-    FormatReward.__call__ = sick  # type: ignore[method-assign]
-    return _run_command(folder, cache, *args)
-
-
 def _run_command(folder: Path, cache: Path, *args: object) -> int:
     from grpo_pl.cli.main import main
 
     os.environ["GRPO_PL_CACHE"] = str(cache)
+    sys.path.insert(0, str(PLUGINS))
     return main([*map(str, args), f"--runs_dir={folder}"])

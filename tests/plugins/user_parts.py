@@ -4,7 +4,8 @@ import contextlib
 import os
 import random
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,6 +18,7 @@ from torch import Tensor
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.objective.custom import SurrogateObjective, TokenBatch
 from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import Problem, Rollout
 
@@ -159,6 +161,18 @@ class Telling(PlainEngine):
 
     def update_weights(self, model: Any) -> None:
         EVENTS.append("update")
+
+
+@dataclass(kw_only=True)
+class Slow(NativeEngine):
+    """Takes its time between tokens, so that a signal meets a rollout."""
+
+    def generate(self, *args: Any, should_stop: Callable[[], bool] | None = None, **kwargs: Any) -> Rollout:
+        def slowly() -> bool:
+            time.sleep(0.02)
+            return should_stop is not None and should_stop()
+
+        return super().generate(*args, should_stop=slowly, **kwargs)
 
 
 TABLES: list[tuple[str, list[str], list[list[Any]], int]] = []
