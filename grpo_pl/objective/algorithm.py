@@ -253,7 +253,18 @@ class GRPOAlgorithm(Objective):
         Raises:
             ValueError: an argument that the objective needs is missing, or half-precision log-probabilities.
         """
-        self._check_loss_arguments(logprobs, ref_logprobs, entropy, entropy_mask, sampling_logprobs)
+        if logprobs.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"log-probabilities are {logprobs.dtype}: compute them in float32, whatever the model's dtype."
+            )
+        for name, needed, tensor in (
+            ("ref_logprobs", self.needs_loss_reference, ref_logprobs),
+            ("entropy", self.needs_entropy, entropy),
+            ("entropy_mask", self.needs_entropy_mask, entropy_mask),
+            ("sampling_logprobs", self.needs_sampling_logprobs, sampling_logprobs),
+        ):
+            if needed and tensor is None:
+                raise ValueError(f"this objective needs {name}: see the needs_* properties of GRPOAlgorithm.")
         logprobs = logprobs.masked_fill(~mask, 0.0)
         old = logprobs.detach() if old_logprobs is None else old_logprobs.masked_fill(~mask, 0.0)
         reference = None if ref_logprobs is None else ref_logprobs.masked_fill(~mask, 0.0)
@@ -299,27 +310,6 @@ class GRPOAlgorithm(Objective):
         count = mask.sum()
         sums = {name: (value.detach().masked_fill(~mask, 0.0).sum(), count) for name, value in stats.items()}
         return LossOutput(loss=(weights * total).masked_fill(~mask, 0.0).sum(), stats=sums)
-
-    def _check_loss_arguments(
-        self,
-        logprobs: Tensor,
-        ref_logprobs: Tensor | None,
-        entropy: Tensor | None,
-        entropy_mask: Tensor | None,
-        sampling_logprobs: Tensor | None,
-    ) -> None:
-        if logprobs.dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"log-probabilities are {logprobs.dtype}: compute them in float32, whatever the model's dtype."
-            )
-        for needed, tensor, name in (
-            (self.needs_loss_reference, ref_logprobs, "ref_logprobs"),
-            (self.needs_entropy, entropy, "entropy"),
-            (self.needs_entropy_mask, entropy_mask, "entropy_mask"),
-            (self.needs_sampling_logprobs, sampling_logprobs, "sampling_logprobs"),
-        ):
-            if needed and tensor is None:
-                raise ValueError(f"this objective needs {name}: see the needs_* properties of GRPOAlgorithm.")
 
     def _surrogate(self, tokens: TokenBatch) -> Tensor:
         if isinstance(self.surrogate, SurrogateObjective):
