@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.evaluation.held_out import Validation as Validation
     from grpo_pl.files.runs import RunFolder as RunFolder
     from grpo_pl.objective.algorithm import GRPOAlgorithm as GRPOAlgorithm
+    from grpo_pl.objective.custom import AdvantageEstimator as AdvantageEstimator
+    from grpo_pl.objective.custom import SurrogateObjective as SurrogateObjective
     from grpo_pl.policy.loading import PolicyConfig as PolicyConfig
     from grpo_pl.policy.lora import Lora as Lora
     from grpo_pl.policy.template import PromptTemplate as PromptTemplate
@@ -39,6 +41,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.rollout.plain import PlainEngine as PlainEngine
     from grpo_pl.training.cold_start import ColdStart as ColdStart
     from grpo_pl.training.experience import Experience as Experience
+    from grpo_pl.training.hooks import StepCallback as StepCallback
     from grpo_pl.training.module import GRPOModule as GRPOModule
     from grpo_pl.training.optimization import Optimization as Optimization
     from grpo_pl.types import Problem as Problem
@@ -56,6 +59,8 @@ DEFINED_IN = {
     "Lora": "grpo_pl.policy.lora",
     "PromptTemplate": "grpo_pl.policy.template",
     "GRPOAlgorithm": "grpo_pl.objective.algorithm",
+    "AdvantageEstimator": "grpo_pl.objective.custom",
+    "SurrogateObjective": "grpo_pl.objective.custom",
     "SamplingParams": "grpo_pl.types",
     "Optimization": "grpo_pl.training.optimization",
     "ColdStart": "grpo_pl.training.cold_start",
@@ -73,6 +78,7 @@ DEFINED_IN = {
     "ExportPolicy": "grpo_pl.callbacks.export",
     "WriteReport": "grpo_pl.callbacks.report",
     "StageProfile": "grpo_pl.callbacks.profiling",
+    "StepCallback": "grpo_pl.training.hooks",
     "find_model": "grpo_pl.policy.trained",
     # problems
     "PromptSource": "grpo_pl.data.sources",

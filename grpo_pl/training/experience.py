@@ -110,20 +110,17 @@ class ExperienceMaker:
     ) -> Advantages:
         """Advantages over the global batch."""
         algorithm, scored, rollout = self.algorithm, collected.scored, collected.samples.rollout
-        mask, needs = rollout.completion_mask, partial(getattr, algorithm.baseline)
-        extra: dict[str, Tensor] = {}
+        mask, extra = rollout.completion_mask, dict[str, Tensor]()
         if algorithm.needs_correct:
             extra["correct"] = self._grouped(rollout.lengths.new_tensor([bool(c) for c in scored.correct()]).bool())
-        if algorithm.needs_sequence_kl and forced.old is not None and forced.ref is not None:
-            extra["sequence_kl"] = self._grouped(((forced.old - forced.ref) * mask).sum(dim=1))
         if collected.greedy is not None:
             extra["greedy_values"] = self._values(collected.greedy, rollout).squeeze(2)
-        if forced.old is not None and needs("needs_old_logprobs", False):
-            extra["old_logprobs"] = self._grouped((forced.old * mask).sum(dim=1))
-        if forced.ref is not None and needs("needs_ref_logprobs", False):
-            extra["ref_logprobs"] = self._grouped((forced.ref * mask).sum(dim=1))
-        if forced.entropy is not None and needs("needs_entropy", False):
-            extra["entropy"] = self._grouped((forced.entropy * mask).sum(dim=1) / rollout.lengths.clamp(min=1))
+        if algorithm.needs_sequence_kl and forced.old is not None and forced.ref is not None:
+            extra["sequence_kl"] = self._grouped(((forced.old - forced.ref) * mask).sum(dim=1))
+        for name, tensor in (("old_logprobs", forced.old), ("ref_logprobs", forced.ref), ("entropy", forced.entropy)):
+            if tensor is not None and getattr(algorithm.baseline, f"needs_{name}", False):
+                counts = rollout.lengths.clamp(min=1) if name == "entropy" else 1
+                extra[name] = self._grouped((tensor * mask).sum(dim=1) / counts)
         return algorithm.advantages(
             values=values,
             reward_weights=reward_weights(scored.rewards, values.device),
