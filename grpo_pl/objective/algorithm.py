@@ -95,21 +95,18 @@ class GRPOAlgorithm(Objective):
             )
         else:
             raw = adv.keep_best(shaped, usable) if self.max_rewards else shaped
-            if isinstance(self.baseline, AdvantageEstimator):
-                groups = RewardedGroups(
-                    rewards=raw,
-                    valid=usable,
-                    lengths=lengths,
-                    truncated=truncated,
-                    correct=correct,
-                    greedy=greedy,
-                    old_logprobs=old_logprobs,
-                    ref_logprobs=ref_logprobs,
-                    entropy=entropy,
-                )
-                centred = self._estimated(self.baseline, groups)
-            else:
-                centred = adv.subtract_baseline(raw, usable, baseline=self.baseline, greedy=greedy)
+            groups = RewardedGroups(
+                rewards=raw,
+                valid=usable,
+                lengths=lengths,
+                truncated=truncated,
+                correct=correct,
+                greedy=greedy,
+                old_logprobs=old_logprobs,
+                ref_logprobs=ref_logprobs,
+                entropy=entropy,
+            )
+            centred = self._centred(groups)
             scaled = adv.rescale(centred, raw, usable, lengths, scale=self.scale, ddof=self.std_ddof, eps=self.std_eps)
         keep = self._keep(usable, truncated, correct)
         scaled = scaled.masked_fill(~keep, 0.0)
@@ -175,8 +172,11 @@ class GRPOAlgorithm(Objective):
             rewards = rewards - self.beta * sequence_kl.double()
         return rewards
 
-    def _estimated(self, estimator: AdvantageEstimator, groups: RewardedGroups) -> Tensor:
-        """What ``estimator`` makes of the rewards, 0 where there is none."""
+    def _centred(self, groups: RewardedGroups) -> Tensor:
+        """Rewards less their baseline, or what an ``AdvantageEstimator`` makes of them; 0 where there is none."""
+        estimator = self.baseline
+        if not isinstance(estimator, AdvantageEstimator):
+            return adv.subtract_baseline(groups.rewards, groups.valid, baseline=estimator, greedy=groups.greedy)
         for need in ("old_logprobs", "ref_logprobs", "entropy", "correct"):
             if getattr(estimator, f"needs_{need}") and getattr(groups, need) is None:
                 raise ValueError(f"{type(estimator).__name__} declares needs_{need}: pass {need} to advantages.")
@@ -265,12 +265,12 @@ class GRPOAlgorithm(Objective):
         ):
             if needed and tensor is None:
                 raise ValueError(f"this objective needs {name}: see the needs_* properties of GRPOAlgorithm.")
-        logprobs = logprobs.masked_fill(~mask, 0.0)
+
+        def masked(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.masked_fill(~mask, 0.0)
+
+        logprobs, advantages = logprobs.masked_fill(~mask, 0.0), advantages.to(logprobs.dtype)
         old = logprobs.detach() if old_logprobs is None else old_logprobs.masked_fill(~mask, 0.0)
-        reference = None if ref_logprobs is None else ref_logprobs.masked_fill(~mask, 0.0)
-        drawn = None if sampling_logprobs is None else sampling_logprobs.masked_fill(~mask, 0.0)
-        entropy = None if entropy is None else entropy.masked_fill(~mask, 0.0)
-        advantages = advantages.to(logprobs.dtype)
         log_ratio = losses.masked_log_ratio(logprobs, old, mask)
         ratio = losses.importance_ratio(
             log_ratio,
@@ -286,30 +286,39 @@ class GRPOAlgorithm(Objective):
             ratio=ratio,
             advantages=advantages,
             mask=mask,
-            ref_logprobs=reference,
-            entropy=entropy,
-            sampling_logprobs=drawn,
+            ref_logprobs=masked(ref_logprobs),
+            entropy=masked(entropy),
+            sampling_logprobs=masked(sampling_logprobs),
         )
+        total, stats = self._token_losses(tokens, log_ratio, entropy_mask)
+        count = mask.sum()
+        sums = {name: (value.detach().masked_fill(~mask, 0.0).sum(), count) for name, value in stats.items()}
+        return LossOutput(loss=(weights * total).masked_fill(~mask, 0.0).sum(), stats=sums)
+
+    def _token_losses(
+        self, tokens: TokenBatch, log_ratio: Tensor, entropy_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Each token's loss before its weight, and what is logged of it, all (B, T)."""
         total = -self._surrogate(tokens)
-        stats = self._clip_stats(log_ratio, ratio, advantages)
-        if drawn is not None:
+        stats = self._clip_stats(log_ratio, tokens.ratio, tokens.advantages)
+        if tokens.sampling_logprobs is not None:
+            old, drawn = tokens.old_logprobs, tokens.sampling_logprobs
             rho = losses.mismatch_weights(
-                old, drawn, mask, mode=self.mismatch, low=self.mismatch_min, high=self.mismatch_max
+                old, drawn, tokens.mask, mode=self.mismatch, low=self.mismatch_min, high=self.mismatch_max
             )
             total = total * rho
             stats["sampling/importance_sampling_ratio/mean"] = rho
             stats["sampling/sampling_logp_difference/mean"] = (old - drawn).abs()
         if entropy_mask is not None:
             total = total * entropy_mask
-        if reference is not None:
-            stats["kl"] = token_kl = kl.estimate(self.kl_estimator, logprobs, reference, log_ratio.exp())
+        if tokens.ref_logprobs is not None:
+            token_kl = kl.estimate(self.kl_estimator, tokens.logprobs, tokens.ref_logprobs, log_ratio.exp())
             total = total + self.beta * token_kl if self.kl_in_loss else total
-        if entropy is not None:
-            stats["entropy"] = entropy
-            total = total - self.entropy_coef * entropy
-        count = mask.sum()
-        sums = {name: (value.detach().masked_fill(~mask, 0.0).sum(), count) for name, value in stats.items()}
-        return LossOutput(loss=(weights * total).masked_fill(~mask, 0.0).sum(), stats=sums)
+            stats["kl"] = token_kl
+        if tokens.entropy is not None:
+            total = total - self.entropy_coef * tokens.entropy
+            stats["entropy"] = tokens.entropy
+        return total, stats
 
     def _surrogate(self, tokens: TokenBatch) -> Tensor:
         if isinstance(self.surrogate, SurrogateObjective):
