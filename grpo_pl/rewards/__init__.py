@@ -1,6 +1,6 @@
 """Rewards: strings in, scores out; importing this package does not import torch."""
 
-from grpo_pl.rewards.base import Reward, Score, Status
+from grpo_pl.rewards.base import Reward, Score, Status, StepScores
 from grpo_pl.rewards.format import FormatReward
 from grpo_pl.rewards.function import FunctionReward
 from grpo_pl.rewards.judge import JudgeReward
@@ -10,7 +10,7 @@ from grpo_pl.rewards.mathematics.math_reward import ExactReward, MathReward
 from grpo_pl.rewards.mathematics.second_opinion import LenientAnswerReward, StrictAnswerReward
 from grpo_pl.rewards.model import ModelReward
 from grpo_pl.rewards.per_source import PerSource
-from grpo_pl.rewards.process import ColumnArithmeticReward, ProcessModelReward, ProcessReward, StepScores
+from grpo_pl.rewards.process import ColumnArithmeticReward, ProcessModelReward, ProcessReward
 from grpo_pl.rewards.reasoning_gym import ReasoningGymReward
 from grpo_pl.rewards.sorting import SortingReward
 

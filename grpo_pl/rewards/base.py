@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -85,11 +85,10 @@ class RewardFailed(RuntimeError):
         )
 
 
+@dataclass(kw_only=True, init=False, repr=False, eq=False)  # a subclass that is none keeps its own constructor
 class Reward(ABC):
-    """Scores a batch of completions. Subclass as a ``@dataclass(kw_only=True)``: its fields are the YAML arguments.
-
-    A subclass declares ``name``, ``weight`` and ``correctness`` among its fields or leaves these defaults alone.
-    """
+    """Scores a batch of completions. Subclass as a ``@dataclass(kw_only=True)``: its fields are the YAML arguments, and
+    these of all rewards are among them. A subclass gives ``name`` a default."""
 
     name: str
     """Key of this reward in metrics, tables and files."""
@@ -97,7 +96,7 @@ class Reward(ABC):
     """Factor in the weighted sum of rewards."""
     correctness: bool = False
     """True for the one reward per config that says whether an answer is right (pass@k, majority, ``expected``)."""
-    on_error: str = "raise"  # jsonargparse reads it in the subclass's module, which need not know `Literal`
+    on_error: str = field(default="raise", init=False)
     """What follows when calling it raises. ``raise``: the run ends, its last rollout saved first; ``none``: every
     completion of the call scores None, which is counted as ``unavailable``."""
 
@@ -105,13 +104,13 @@ class Reward(ABC):
     def needs(self) -> frozenset[str]:
         """Columns that are made only where a reward asks for them: ``completion_length`` (tokens of each completion)
         and ``completion_ids`` (the tokens). By default what the rewards among its arguments need."""
-        return needs_of(_held_by(self))
+        return needs_of(held_by(self))
 
     @property
     def asynchronous(self) -> bool:
         """Whether it mostly waits for something outside, so that it runs beside the others; by default, whether a
         reward among its arguments does."""
-        return any(reward.asynchronous for reward in _held_by(self))
+        return any(reward.asynchronous for reward in held_by(self))
 
     @abstractmethod
     def __call__(
@@ -129,11 +128,16 @@ class Reward(ABC):
             MissingColumn: whoever made the rows left something out.
         """
 
-    def start(self) -> None:  # noqa: B027 - most rewards hold nothing
-        """Starts processes now instead of when they are first needed."""
+    def start(self) -> None:
+        """Starts processes now instead of when they are first needed; by default those of rewards among its
+        arguments."""
+        for reward in held_by(self):
+            reward.start()
 
-    def close(self) -> None:  # noqa: B027 - most rewards hold nothing
-        """Releases processes and connections."""
+    def close(self) -> None:
+        """Releases processes and connections; by default those of rewards among its arguments."""
+        for reward in held_by(self):
+            reward.close()
 
     def gold_faults(self, golds: Sequence[str]) -> list[str]:
         """What is wrong with each gold answer, empty where it can be judged against; by default nothing is known."""
@@ -141,7 +145,7 @@ class Reward(ABC):
 
     def init_args(self) -> dict[str, Any]:
         """The arguments that rebuild this reward, as written next to an exported model; plain JSON values."""
-        if not is_dataclass(self):
+        if "__dataclass_params__" not in vars(type(self)):
             raise TypeError(f"{type(self).__name__} is not a dataclass: make it one, or override init_args().")
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
         return {name: _described(value) for name, value in values.items()}
@@ -150,6 +154,20 @@ class Reward(ABC):
         """``class_path`` and ``init_args``, as a configuration file holds them."""
         kind = type(self)
         return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": self.init_args()}
+
+
+class PerCompletionReward(Reward):
+    """Scores each completion for itself; where the gold answer cannot be judged against, it is ``bad_gold``."""
+
+    @abstractmethod
+    def score(self, completion: str, gold: str) -> Score:
+        """The score of one completion against a gold answer without fault."""
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        rows = zip(completions, answers, self.gold_faults(answers), strict=True)
+        return [Score(None, "bad_gold", fault) if fault else self.score(text, gold) for text, gold, fault in rows]
 
 
 def correctness_index(rewards: Sequence[Reward]) -> int:
@@ -165,21 +183,21 @@ def correctness_index(rewards: Sequence[Reward]) -> int:
 
 
 def needs_of(rewards: Iterable[Reward]) -> frozenset[str]:
-    """What any of these rewards needs, see :attr:`Reward.needs`."""
+    """What any of these rewards needs, see `Reward.needs`."""
     return frozenset().union(*(reward.needs for reward in rewards))
 
 
-def _held_by(value: Any) -> Iterator[Reward]:
+def held_by(value: Any) -> Iterator[Reward]:
     """The rewards among the arguments of a reward, in lists and mappings too."""
     if isinstance(value, Reward):
-        arguments = [getattr(value, f.name) for f in fields(value)] if is_dataclass(value) else []
+        arguments = [getattr(value, f.name, None) for f in fields(value)]
     else:
         arguments = list(value.values()) if isinstance(value, Mapping) else list(value)
     for argument in arguments:
         if isinstance(argument, Reward):
             yield argument
         elif isinstance(argument, Mapping | list | tuple):
-            yield from _held_by(argument)
+            yield from held_by(argument)
 
 
 def _described(value: Any) -> Any:

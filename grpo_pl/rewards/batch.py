@@ -33,7 +33,7 @@ class ScoredBatch:
         return [[math.nan if score.value is None else score.value for score in row] for row in self.scores]
 
     def totals(self) -> list[float | None]:
-        """Per completion, what :func:`total_reward` makes of its scores."""
+        """Per completion, what `total_reward` makes of its scores."""
         weights = [reward.weight for reward in self.rewards]
         return [total_reward([score.value for score in row], weights) for row in zip(*self.scores, strict=True)]
 
@@ -109,7 +109,7 @@ def score_completions(
 def score_one(
     reward: Reward, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
 ) -> list[Score]:
-    """One reward's scores; see :func:`score_completions`."""
+    """One reward's scores; see `score_completions`."""
     try:
         row = _called(reward, completions, answers, columns)
         _check_scores(reward, row, len(completions))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from grpo_pl.rewards.base import Reward, Score
-from grpo_pl.rewards.mathematics.answer_text import last_boxed
+from grpo_pl.rewards.base import PerCompletionReward, Score
+from grpo_pl.rewards.mathematics.answer_text import BOX, last_boxed
 
 Failure = Literal[
     "no think",
@@ -23,7 +22,6 @@ Failure = Literal[
 ]
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _TAG = re.compile("(</?(?:think|answer)>)")
-_BOX = re.compile(r"\\boxed\s*\{")
 _IN_THE_ANSWER: frozenset[Failure] = frozenset({"no box", "empty answer", "several boxes", "text beside the box"})
 
 
@@ -66,7 +64,7 @@ def answer_block(completion: str) -> str | None:
 def is_one_box(text: str) -> bool:
     r"""Whether ``text`` is a single ``\boxed{…}`` with balanced braces, and nothing but white space around it."""
     stripped = text.strip()
-    opening = _BOX.match(stripped)
+    opening = BOX.match(stripped)
     content = last_boxed(stripped)
     return opening is not None and content is not None and stripped == f"{opening.group()}{content}}}"
 
@@ -81,7 +79,7 @@ def _answer_fault(block: str, *, require_box: bool, allow_text: bool) -> Failure
         return None if block else "empty answer"
     if not (last_boxed(block) or "").strip():
         return "no box"
-    if len(_BOX.findall(block)) > 1:
+    if len(BOX.findall(block)) > 1:
         return "several boxes"
     return None if allow_text or is_one_box(block) else "text beside the box"
 
@@ -108,7 +106,7 @@ def _tags_in_place(completion: str, *, nothing_outside: bool = False) -> int:
 
 
 @dataclass(kw_only=True)
-class FormatReward(Reward):
+class FormatReward(PerCompletionReward):
     r"""Rewards the form of a completion, whatever its answer; range {0, 1} strict, {0, ¼, ½, ¾, 1} partial.
 
     Strict: 1 if the whole text is ``<think>…</think><answer>\boxed{…}</answer>``, each tag exactly once, white space
@@ -121,15 +119,11 @@ class FormatReward(Reward):
     that knows no format yet something to climb, and full value for exactly what the strict form accepts.
 
     Both see the text that the template prefilled, so a prompt that ends in ``<think>`` costs nothing. ``detail``
-    names the failures, see :func:`format_failures`.
+    names the failures, see `format_failures`.
     """
 
     name: str = "format"
     """Key of this reward in metrics, tables and files."""
-    weight: float = 1.0
-    """Factor in the weighted sum of rewards."""
-    correctness: bool = False
-    """True for the one reward per config that says whether an answer is right."""
     partial: bool = False
     """Give credit tag by tag instead of all or nothing."""
     require_box: bool = True
@@ -137,12 +131,7 @@ class FormatReward(Reward):
     allow_text: bool = False
     """Text may stand beside the box in the answer."""
 
-    def __call__(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[Score]:
-        return [self._one(completion) for completion in completions]
-
-    def _one(self, completion: str) -> Score:
+    def score(self, completion: str, gold: str) -> Score:
         failures = format_failures(completion, require_box=self.require_box, allow_text=self.allow_text)
         if not failures:
             return Score(1.0, "ok")

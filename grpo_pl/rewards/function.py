@@ -59,7 +59,7 @@ def _module_from_file(path: Path) -> Any:
 
 
 def reference_of(function: str | Callable[..., Any]) -> str:
-    """What :func:`load_function` finds ``function`` by.
+    """What `load_function` finds ``function`` by.
 
     Raises:
         ValueError: it has no name that another process could import, such as a lambda or one of a notebook.
@@ -97,7 +97,7 @@ class FunctionReward(Reward):
     all if it takes ``**kwargs``:
 
     - ``answer``: the gold answers, unless the data set has a column of that name;
-    - ``completion_ids``: the tokens of each completion, the end token included (see :attr:`needs`);
+    - ``completion_ids``: the tokens of each completion, the end token included (see `needs`);
     - ``trainer_state``: ``transformers.TrainerState`` with rollouts in ``global_step`` and ``max_steps``; None outside
       training;
     - ``log_extra(column, values)``: a column for the table of completions, one value each;
@@ -115,10 +115,6 @@ class FunctionReward(Reward):
 
     name: str = "function"
     """Key of this reward in metrics, tables and files."""
-    weight: float = 1.0
-    """Factor in the weighted sum of rewards."""
-    correctness: bool = False
-    """True for the one reward per config that says whether an answer is right."""
     function: str | Callable[..., Any]
     """``package.module.function``, ``package.module:function`` or ``path/to/file.py:function``; in Python also the
     function itself."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from grpo_pl.files.rows import read_object
 from grpo_pl.files.writing import staged
-from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.base import Reward, held_by
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,7 @@ def check_golds(reward: Reward, golds: Sequence[str], *, cache_folder: Path | No
 
 def needs_golds(reward: Reward) -> bool:
     """Whether ``reward``, or one inside it, finds fault with a gold answer that is not there."""
-    inner = vars(reward).values()
-    nested = [part for value in inner for part in (value.values() if isinstance(value, dict) else [value])]
-    return bool(reward.gold_faults([""])[0]) or any(needs_golds(part) for part in nested if isinstance(part, Reward))
+    return bool(reward.gold_faults([""])[0]) or any(map(needs_golds, held_by(reward)))
 
 
 def _remember(file: Path, bad: Sequence[BadGold]) -> None:

@@ -68,10 +68,6 @@ class JudgeReward(Reward):
 
     name: str = "judge"
     """Key of this reward in metrics, tables and files."""
-    weight: float = 1.0
-    """Factor in the weighted sum of rewards."""
-    correctness: bool = False
-    """True for the one reward per config that says whether an answer is right."""
     model: str
     """Name of the model at the endpoint."""
     base_url: str | None = None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
-from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.base import PerCompletionReward, Score
 
 Language = Literal["en", "de", "fr", "es", "zh", "ja", "ko", "ru", "ar", "el", "he", "hi", "th"]
 _LATIN = frozenset({"LATIN"})
@@ -92,7 +91,7 @@ def words_by_script(text: str) -> list[str]:
 
 
 @dataclass(kw_only=True)
-class LanguageConsistencyReward(Reward):
+class LanguageConsistencyReward(PerCompletionReward):
     """Share of the words of a completion that are in the target language's script; range [0, 1].
 
     The second stage of DeepSeek-R1's training rewards the proportion of target-language words in the chain of thought
@@ -104,10 +103,6 @@ class LanguageConsistencyReward(Reward):
 
     name: str = "language"
     """Key of this reward in metrics, tables and files."""
-    weight: float = 1.0
-    """Factor in the weighted sum of rewards."""
-    correctness: bool = False
-    """True for the one reward per config that says whether an answer is right."""
     language: Language = "en"
     """Target language, by its ISO 639-1 code."""
 
@@ -115,12 +110,7 @@ class LanguageConsistencyReward(Reward):
         if self.language not in _SCRIPTS:
             raise ValueError(f"language must be one of {sorted(_SCRIPTS)}, got {self.language!r}.")
 
-    def __call__(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[Score]:
-        return [self._one(completion) for completion in completions]
-
-    def _one(self, completion: str) -> Score:
+    def score(self, completion: str, gold: str) -> Score:
         scripts = words_by_script(completion)
         if not scripts:
             return Score(0.0, "no_answer", "no words")

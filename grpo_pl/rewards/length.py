@@ -51,10 +51,6 @@ class LengthReward(Reward):
 
     name: str = "length"
     """Key of this reward in metrics, tables and files."""
-    weight: float = 1.0
-    """Factor in the weighted sum of rewards."""
-    correctness: bool = False
-    """True for the one reward per config that says whether an answer is right."""
     shape: Literal["overlong", "cosine", "budget"] = "overlong"
     """Which formula."""
     max_length: int = 256
@@ -106,14 +102,6 @@ class LengthReward(Reward):
         budgets = [self._tokens("token_budget", n, fewest=1) for n in given]
         return [self._budget(n, budget) for n, budget in zip(lengths, budgets, strict=True)]
 
-    def start(self) -> None:
-        if self.correct is not None:
-            self.correct.start()
-
-    def close(self) -> None:
-        if self.correct is not None:
-            self.correct.close()
-
     def _tokens(self, column: str, value: Any, *, fewest: int) -> int:
         try:
             number = int(value)
@@ -154,10 +142,6 @@ class RepetitionReward(Reward):
 
     name: str = "repetition"
     """Key of this reward in metrics, tables and files."""
-    weight: float = 1.0
-    """Factor in the weighted sum of rewards."""
-    correctness: bool = False
-    """True for the one reward per config that says whether an answer is right."""
     ngram: int = 4
     """n: words per n-gram."""
     max_penalty: float = 1.0

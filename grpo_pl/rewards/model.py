@@ -69,10 +69,6 @@ class ModelReward(LoadsModel):
 
     name: str = "model"
     """Key of this reward in metrics, tables and files."""
-    weight: float = 1.0
-    """Factor in the weighted sum of rewards."""
-    correctness: bool = False
-    """True for the one reward per config that says whether an answer is right."""
     model: str
     """Hub name or local folder of a model with a sequence-classification head."""
     label: int = 0

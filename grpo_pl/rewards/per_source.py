@@ -23,10 +23,6 @@ class PerSource(Reward):
 
     name: str = "per_source"
     """Key of this reward in metrics, tables and files."""
-    weight: float = 1.0
-    """Factor in the weighted sum of rewards."""
-    correctness: bool = False
-    """True for the one reward per config that says whether an answer is right."""
     rewards: dict[str, Reward] = field(default_factory=dict)
     """Source name (as in ``MixturePrompts.parts``) -> its reward."""
 
@@ -63,11 +59,3 @@ class PerSource(Reward):
             for row, one in zip(rows, part, strict=True)
         }
         return [scores[row] for row in range(len(completions))]
-
-    def start(self) -> None:
-        for reward in self.rewards.values():
-            reward.start()
-
-    def close(self) -> None:
-        for reward in self.rewards.values():
-            reward.close()

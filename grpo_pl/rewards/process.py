@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_pl.rewards.base import Reward, Score, StepScores
-from grpo_pl.rewards.mathematics.answer_text import last_boxed
+from grpo_pl.rewards.mathematics.answer_text import BOX, last_boxed
 from grpo_pl.rewards.model import LoadsModel, well_formed
 
 
@@ -58,7 +58,6 @@ def line_steps(text: str, start: int = 0, end: int | None = None) -> list[tuple[
 
 
 _PROBLEM = re.compile(r"(?<!\d)(\d{1,100})\s*([+-])\s*(\d{1,100})(?!\d)")
-_BOX = re.compile(r"\\boxed\s*\{")
 
 
 def column_steps(a: int, operator: str, b: int) -> list[str]:
@@ -90,10 +89,6 @@ class ColumnArithmeticReward(ProcessReward):
 
     name: str = "columns"
     """Key of this reward in metrics, tables and files."""
-    weight: float = 1.0
-    """Factor in the weighted sum of rewards."""
-    correctness: bool = False
-    """True for the one reward per config that says whether an answer is right."""
 
     def steps(
         self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
@@ -111,7 +106,7 @@ class ColumnArithmeticReward(ProcessReward):
             return None
         right = column_steps(a, operator, b)
         boxed = last_boxed(completion)
-        box_start, box_open = max((match.span() for match in _BOX.finditer(completion)), default=(-1, -1))
+        box_start, box_open = max((match.span() for match in BOX.finditer(completion)), default=(-1, -1))
         think_end = completion.find("</think>")
         work_end = think_end if think_end >= 0 else box_start if boxed is not None else len(completion)
         work_start = completion.find("<think>") + len("<think>") if "<think>" in completion[:work_end] else 0
@@ -136,10 +131,6 @@ class ProcessModelReward(LoadsModel, ProcessReward):
 
     name: str = "process"
     """Key of this reward in metrics, tables and files."""
-    weight: float = 1.0
-    """Factor in the weighted sum of rewards."""
-    correctness: bool = False
-    """True for the one reward per config that says whether an answer is right."""
     model: str
     """Hub name or local folder of a model with a token-classification head and a fast tokenizer."""
     label: int = 1

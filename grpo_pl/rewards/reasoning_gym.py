@@ -32,8 +32,6 @@ class ReasoningGymReward(Reward):
 
     name: str = "reasoning_gym"
     """Key of this reward in metrics, tables and files."""
-    weight: float = 1.0
-    """Factor in the weighted sum of rewards."""
     correctness: bool = True
     """True for the one reward per config that says whether an answer is right."""
     partial: bool = True

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
-from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.base import PerCompletionReward, Score
 from grpo_pl.rewards.format import after_thinking, answer_block
 from grpo_pl.rewards.mathematics.answer_text import MAX_DIGIT_RUN, last_boxed
 
@@ -64,7 +64,7 @@ def stated_list(completion: str) -> str | None:
 
 
 @dataclass(kw_only=True)
-class SortingReward(Reward):
+class SortingReward(PerCompletionReward):
     r"""Partial credit for sorting L numbers, against the sparse signal of right or wrong.
 
     - ``distance``: positions that hold the right number.
@@ -79,17 +79,14 @@ class SortingReward(Reward):
     ``\boxed{…}`` behind its thoughts, else from the last ``<answer>`` there, else from all that stands there: numbers
     and what separates them. Words, signs or decimal points among them make it no list, worth 0. If no gold number has
     two digits or a sign, each digit is a number. Numbers after the first L cost a point each, so that a longer list
-    cannot collect more. A number of more than 400 digits is ``too_long``.
+    cannot collect more. A number of more than 400 digits is ``too_long``. As the correctness reward only ``distance``
+    is of use.
 
     From Stanford CS336 (2025), lecture 17.
     """
 
     name: str = "sorting"
     """Key of this reward in metrics, tables and files."""
-    weight: float = 1.0
-    """Factor in the weighted sum of rewards."""
-    correctness: bool = False
-    """True for the one reward per config that says whether an answer is right; suits ``distance`` only."""
     credit: Literal["distance", "inclusion_order", "inclusion_order_simple"] = "inclusion_order"
     """What earns points."""
 
@@ -99,19 +96,12 @@ class SortingReward(Reward):
                 f"credit must be 'distance', 'inclusion_order' or 'inclusion_order_simple', got {self.credit!r}."
             )
 
-    def __call__(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[Score]:
-        return [self._one(c, a) for c, a in zip(completions, answers, strict=True)]
-
     def gold_faults(self, golds: Sequence[str]) -> list[str]:
         return ["" if _gold_numbers(gold) else "no list of numbers" for gold in golds]
 
-    def _one(self, completion: str, gold_text: str) -> Score:
-        gold = _gold_numbers(gold_text)
-        if not gold:
-            return Score(None, "bad_gold", "no list of numbers")
-        single_digits = all(0 <= x <= 9 for x in gold)
+    def score(self, completion: str, gold: str) -> Score:
+        wanted = _gold_numbers(gold)
+        single_digits = all(0 <= x <= 9 for x in wanted)
         stated = stated_list(completion) or ""
         if not single_digits and _LONG.search(stated):
             return Score(0.0, "too_long", f"a number of more than {MAX_DIGIT_RUN} digits")
@@ -119,10 +109,10 @@ class SortingReward(Reward):
         if not numbers:
             some = re.search(r"\d", stated)
             return Score(0.0, "wrong", "not only numbers") if some else Score(0.0, "no_answer", "no numbers")
-        points = self._points(gold, numbers[: len(gold)]) - max(0, len(numbers) - len(gold))
-        most = len(gold) if self.credit == "distance" else 2 * len(gold) - 1
-        shown = " ".join(map(str, numbers[: len(gold) + 1]))[:80]
-        return Score(max(0, points) / most, "ok" if numbers == gold else "wrong", shown)
+        points = self._points(wanted, numbers[: len(wanted)]) - max(0, len(numbers) - len(wanted))
+        most = len(wanted) if self.credit == "distance" else 2 * len(wanted) - 1
+        shown = " ".join(map(str, numbers[: len(wanted) + 1]))[:80]
+        return Score(max(0, points) / most, "ok" if numbers == wanted else "wrong", shown)
 
     def _points(self, gold: list[int], answer: list[int]) -> int:
         if self.credit == "distance":

@@ -10,7 +10,7 @@ from grpo_pl.rewards.base import Reward
 
 
 def build_reward(spec: Mapping[str, Any]) -> Reward:
-    """The reward that :meth:`Reward.spec` described; rewards among the arguments are built as well.
+    """The reward that `Reward.spec` described; rewards among the arguments are built as well.
 
     Raises:
         ValueError: no such class, not a reward, or arguments that it refuses.

@@ -62,7 +62,7 @@ def check_source_trusted(spec: Any) -> None:
     """Refuses a prompt source of a run's own configuration that is none of ours; imports nothing.
 
     Raises:
-        Untrusted: see :func:`check_rewards_trusted`.
+        Untrusted: see `check_rewards_trusted`.
     """
     _check(spec, _paths("", {f"grpo_pl.data.{module}": names for module, names in SOURCES.items()}), "source")
 

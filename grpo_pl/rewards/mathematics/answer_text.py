@@ -17,7 +17,7 @@ MAX_EXPONENT = 400
 MAX_NUMBER_CHARS = 2000
 """Python converts no more than 4,300 digits; the longest answer that is judged is shorter by far."""
 
-_BOX = re.compile(r"\\boxed\s*\{")
+BOX = re.compile(r"\\boxed\s*\{")
 _BRACES = re.compile(r"\\[\\{}]|[{}]")
 _CONTROL = frozenset({"Cc", "Cf", "Cs", "Co"})
 
@@ -28,7 +28,7 @@ def last_boxed(text: str) -> str | None:
     ``None`` if there is no box, or if the last one is not closed: a cut-off box is not an answer, and an earlier one
     is not the final answer. A box that holds another one and nothing else holds what the inner one does.
     """
-    starts = {match.end() for match in _BOX.finditer(text)}
+    starts = {match.end() for match in BOX.finditer(text)}
     if not starts:
         return None
     last = max(starts)
@@ -41,7 +41,7 @@ def last_boxed(text: str) -> str | None:
             start = opened.pop()
             if 0 <= start <= last:
                 found = text[start : brace.start()] if last < brace.end() else found
-    while found is not None and (match := _BOX.match(found.strip())):
+    while found is not None and (match := BOX.match(found.strip())):
         inner = found.strip()[match.end() : -1]
         if not (found.rstrip().endswith("}") and has_balanced_braces(inner)):
             break
@@ -235,12 +235,7 @@ def same_number(gold: Number, answer: Number, relative_tolerance: float) -> bool
 
 
 _FUNCTIONS = frozenset(
-    re.findall(
-        r"\S+",
-        """
-    sin cos tan cot sec csc ln log lg exp sqrt max min gcd lcm det pi arcsin arccos arctan
-    """,
-    )
+    re.findall(r"\S+", "sin cos tan cot sec csc ln log lg exp sqrt max min gcd lcm det pi arcsin arccos arctan")
 )
 _VARIABLES = re.compile("[bcdfghkmnpqrstvwxyz]+|[abcd]+|[tuvwxyz]+|[axyz]+|[abxy]+|[mnpqrs]+|[abpqr]+|[abmn]+")
 _ROMAN = re.compile("M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})", re.IGNORECASE)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.base import PerCompletionReward, Reward, Score
 from grpo_pl.rewards.mathematics import answer_text as text
 from grpo_pl.rewards.mathematics.answer_rules import AnswerRules, Job
 from grpo_pl.rewards.sandbox.pool import SandboxSettings, Verdict, WorkerPool, shared_pool
@@ -51,33 +51,21 @@ def _self_fault(verdict: Verdict) -> str:
 
 
 @dataclass(kw_only=True)
-class ExactReward(Reward):
+class ExactReward(PerCompletionReward):
     r"""1 if the last ``\boxed{…}`` equals the gold answer as a string, else 0; range {0, 1}.
 
     Both sides are stripped and compared without any mathematics: ``0.5`` is not ``1/2``. This is the rule that the
-    first open reproductions of R1 used; :class:`MathReward` compares values.
+    first open reproductions of R1 used; `MathReward` compares values.
     """
 
     name: str = "exact"
     """Key of this reward in metrics, tables and files."""
-    weight: float = 1.0
-    """Factor in the weighted sum of rewards."""
-    correctness: bool = False
-    """True for the one reward per config that says whether an answer is right."""
-
-    def __call__(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[Score]:
-        return [self._one(c, a) for c, a in zip(completions, answers, strict=True)]
 
     def gold_faults(self, golds: Sequence[str]) -> list[str]:
         return ["" if gold.strip() else "empty" for gold in golds]
 
-    @staticmethod
-    def _one(completion: str, gold: str) -> Score:
+    def score(self, completion: str, gold: str) -> Score:
         boxed = text.last_boxed(completion)
-        if not gold.strip():
-            return Score(None, "bad_gold", "empty")
         if boxed is None or not boxed.strip():
             return Score(0.0, "no_answer")
         same = boxed.strip() == gold.strip()
@@ -101,8 +89,6 @@ class MathReward(Reward):
 
     name: str = "math"
     """Key of this reward in metrics, tables and files."""
-    weight: float = 1.0
-    """Factor in the weighted sum of rewards."""
     correctness: bool = True
     """True for the one reward per config that says whether an answer is right."""
     allow_unevaluated: bool = False

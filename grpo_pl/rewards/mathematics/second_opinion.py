@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
 
-from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.base import PerCompletionReward, Score
 from grpo_pl.rewards.format import after_thinking, answer_block, has_proper_tags, is_one_box
 from grpo_pl.rewards.mathematics import answer_text as text
 
-_BOX = re.compile(r"\\boxed\s*\{")
 _NUMBER = re.compile(
     r"(?P<minus>-\s{0,3})?"
     r"(?P<number>\\[dtc]?frac\s*(?:\{\s*-?\d+\s*\}|\d)\s*(?:\{\s*-?\d+\s*\}|\d)|\d[\d,]*(?:\.\d+)?(?:\s{0,3}/\s{0,3}\d+)?)"
@@ -29,7 +27,7 @@ def boxed_answers(completion: str) -> list[str]:
 
     Empty if the last box is not closed: a text that was cut off there has given no answer.
     """
-    starts = [match.start() for match in _BOX.finditer(completion)]
+    starts = [match.start() for match in text.BOX.finditer(completion)]
     found = [text.last_boxed(completion[a:b]) for a, b in pairwise([*starts, len(completion)])]
     return [] if not found or found[-1] is None else [answer.strip() for answer in found if answer is not None]
 
@@ -44,18 +42,8 @@ def normal_form(answer: str) -> Hashable:
     return (number.value, number.quotient) if number is not None else _without_space(form)
 
 
-def braces_balance(text: str) -> bool:
-    r"""Whether every ``{`` and ``}`` of ``text`` has its partner; ``\{`` and ``\}`` are signs of their own."""
-    depth = 0
-    for brace in re.findall(r"[{}]", re.sub(r"\\.", "", text, flags=re.DOTALL)):
-        depth += 1 if brace == "{" else -1
-        if depth < 0:
-            return False
-    return depth == 0
-
-
 @dataclass(kw_only=True)
-class StrictAnswerReward(Reward):
+class StrictAnswerReward(PerCompletionReward):
     r"""1 if the text behind the last ``</think>`` boxes the gold answer, and no other; range {0, 1}.
 
     Answers are equal if they are the same symbols, typography aside, or the same written-out number to the last digit.
@@ -71,24 +59,13 @@ class StrictAnswerReward(Reward):
 
     name: str = "strict"
     """Key of this reward in metrics, tables and files."""
-    weight: float = 1.0
-    """Factor in the weighted sum of rewards."""
-    correctness: bool = False
-    """True for the one reward per config that says whether an answer is right."""
     allow_text: bool = False
     """Text may stand beside the box in ``<answer>``."""
-
-    def __call__(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[Score]:
-        return [self._one(c, a) for c, a in zip(completions, answers, strict=True)]
 
     def gold_faults(self, golds: Sequence[str]) -> list[str]:
         return ["" if gold.strip() else "empty" for gold in golds]
 
-    def _one(self, completion: str, gold: str) -> Score:
-        if not gold.strip():
-            return Score(None, "bad_gold", "empty")
+    def score(self, completion: str, gold: str) -> Score:
         said = after_thinking(completion)
         boxes = boxed_answers(said)
         if not boxes or not boxes[-1]:
@@ -107,18 +84,18 @@ class StrictAnswerReward(Reward):
 
     def _fault(self, said: str) -> str:
         """What is wrong with the form of the answer, or an empty string."""
-        if len(boxed_answers(said)) < len(_BOX.findall(said)):
+        if len(boxed_answers(said)) < len(text.BOX.findall(said)):
             return "a box in a box, or one that is not closed"
         block = answer_block(said)
         if block is None:
-            return "" if braces_balance(said) else "braces that do not balance"
+            return "" if text.has_balanced_braces(said) else "braces that do not balance"
         if not boxed_answers(block):
             return "a box outside the answer block"
         return "" if self.allow_text or is_one_box(block) else "text beside the box"
 
 
 @dataclass(kw_only=True)
-class LenientAnswerReward(Reward):
+class LenientAnswerReward(PerCompletionReward):
     """1 if the gold answer stands anywhere in the text, boxed or not, else 0; range {0, 1}.
 
     A number is looked for by value, to four digits, among all numbers of the text; anything else by its symbols,
@@ -128,23 +105,11 @@ class LenientAnswerReward(Reward):
 
     name: str = "lenient"
     """Key of this reward in metrics, tables and files."""
-    weight: float = 1.0
-    """Factor in the weighted sum of rewards."""
-    correctness: bool = False
-    """True for the one reward per config that says whether an answer is right."""
-
-    def __call__(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[Score]:
-        return [self._one(c, a) for c, a in zip(completions, answers, strict=True)]
 
     def gold_faults(self, golds: Sequence[str]) -> list[str]:
         return ["" if gold.strip() else "empty" for gold in golds]
 
-    @staticmethod
-    def _one(completion: str, gold: str) -> Score:
-        if not gold.strip():
-            return Score(None, "bad_gold", "empty")
+    def score(self, completion: str, gold: str) -> Score:
         form = _canonical(gold)
         number = _number(form)
         if number is not None:

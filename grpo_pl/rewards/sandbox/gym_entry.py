@@ -48,7 +48,7 @@ def pack(problem: GymProblem) -> str:
 
 
 def unpack(text: Any) -> GymProblem:
-    """What :func:`pack` wrote.
+    """What `pack` wrote.
 
     Raises:
         ValueError: it is not, or names a task or a setting that reasoning-gym does not have.

@@ -24,7 +24,7 @@ _GROWING = re.compile(r"\^|!|\\[dt]?binom")
 class WorkerPool:
     """Judges (gold, answer) pairs in killable processes; safe from any thread, and anew in each forked child.
 
-    Workers start on first use or with :meth:`start`, end when their parent ends, however it ends, and never import
+    Workers start on first use or with `start`, end when their parent ends, however it ends, and never import
     torch, so they may be started under CUDA, in daemonic processes and in data loader workers.
     """
 
@@ -132,6 +132,8 @@ def shared_pool(settings: SandboxSettings) -> WorkerPool:
         return pool
 
 
+# Of the whole process, because a fork concerns every pool, and rewards with equal limits share one wherever they are
+# built; weak, so that a pool that nobody holds any more ends its workers.
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 _shared: weakref.WeakValueDictionary[SandboxSettings, WorkerPool] = weakref.WeakValueDictionary()
 _shared_lock = threading.Lock()

@@ -103,10 +103,8 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            env={
-                **worker_environment(),
-                "PYTHONHASHSEED": "0",
-            },  # SymPy's order of terms, hence its verdicts, follow hashes
+            # SymPy's order of terms, hence its verdicts, follow hashes
+            env={**worker_environment(), "PYTHONHASHSEED": "0"},
         )
         assert self.process.stdin is not None and self.process.stdout is not None
         self._in, self._out = self.process.stdin.fileno(), self.process.stdout.fileno()
@@ -132,7 +130,7 @@ class Worker:
             (size,) = struct.unpack(">I", self._read(4, deadline))
             reply: dict[str, Any] = json.loads(self._read(size, deadline))
         except (BrokenPipeError, EOFError):
-            raise WorkerDied(self._reap()) from None
+            raise WorkerDied(self.stop()) from None
         return reply
 
     def _write(self, data: bytes) -> None:
@@ -154,7 +152,8 @@ class Worker:
             count -= len(part)
         return b"".join(parts)
 
-    def _reap(self) -> int:
+    def stop(self) -> int:
+        """The exit status of a worker that ended, or that ends because its pipe is closed now."""
         self.drop_pipes()
         try:
             return self.process.wait(timeout=5.0)
@@ -164,11 +163,7 @@ class Worker:
 
     def kill(self) -> None:
         self.process.kill()
-        self._reap()
-
-    def stop(self) -> None:
-        """Ends an idle worker: the closed pipe tells it to leave."""
-        self._reap()
+        self.stop()
 
     def drop_pipes(self) -> None:
         for pipe in (self.process.stdin, self.process.stdout):

@@ -1,0 +1,75 @@
+"""What every reward has from ``Reward`` and ``PerCompletionReward``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from grpo_pl.rewards import ExactReward, PerSource, Reward, Score
+from grpo_pl.rewards.base import PerCompletionReward, correctness_index
+
+
+@dataclass(kw_only=True)
+class Length(PerCompletionReward):
+    name: str = "length"
+    least: int = 0
+    calls: list[str] = field(default_factory=list, init=False)
+
+    def gold_faults(self, golds: Sequence[str]) -> list[str]:
+        return ["" if gold else "empty" for gold in golds]
+
+    def score(self, completion: str, gold: str) -> Score:
+        return Score(float(len(completion) - len(gold) - self.least), "ok")
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def test_weight_and_correctness_are_arguments_of_every_reward() -> None:
+    reward = Length(weight=0.5, correctness=True, least=1)
+    assert reward.init_args() == {"name": "length", "weight": 0.5, "correctness": True, "least": 1}
+    assert (Length().weight, Length().correctness, Length().on_error) == (1.0, False, "raise")
+
+
+def test_a_reward_that_is_no_dataclass_keeps_its_own_constructor_and_values() -> None:
+    class Plain(Reward):
+        name = "plain"
+        weight = 0.25
+
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+        def __call__(
+            self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+        ) -> list[Score]:
+            return [Score(float(self.text in completion), "ok") for completion in completions]
+
+    reward = Plain("a")
+    assert (reward.name, reward.weight, reward.correctness, reward.on_error) == ("plain", 0.25, False, "raise")
+    assert reward(["abc"], [""], {})[0].value == 1.0
+    assert len({reward, Plain("b")}) == 2
+    with pytest.raises(TypeError, match="Plain is not a dataclass"):
+        reward.init_args()
+
+
+def test_a_gold_answer_with_a_fault_leaves_its_completion_without_a_value() -> None:
+    scores = Length()(["abc", "abc"], ["a", ""], {})
+    assert scores == [Score(2.0, "ok"), Score(None, "bad_gold", "empty")]
+
+
+def test_rewards_inside_a_reward_are_started_and_closed_with_it() -> None:
+    inner = Length()
+    outer = PerSource(rewards={"a": inner, "b": ExactReward()})
+    outer.start()
+    outer.close()
+    assert inner.calls == ["start", "close"]
+
+
+def test_the_correctness_reward_is_found_by_its_mark() -> None:
+    assert correctness_index([ExactReward(), Length(correctness=True)]) == 1
+    with pytest.raises(ValueError, match="no reward has `correctness: true`"):
+        correctness_index([ExactReward()])
