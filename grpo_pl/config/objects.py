@@ -178,14 +178,16 @@ def own_classes(trees: Sequence[Mapping[str, Any]], options: Sequence[str]) -> l
         given: list[Any] = [_at(tree, key) for tree in trees]
         for text in values_of(options, f"--{key}", f"--{key}.class_path"):
             given.append(yaml.safe_load(text) if text.startswith("{") else text)
-        if any("class_path" in one if isinstance(one, Mapping) else _is_dotted(one) for one in given):
+        if any("class_path" in one if isinstance(one, Mapping) else _is_class_path(one) for one in given):
             module, _, name = path.rpartition(".")
             bases.append(getattr(import_module(module), name))
     return bases
 
 
-def _is_dotted(text: Any) -> bool:
-    return isinstance(text, str) and all(part.isidentifier() for part in text.split(".")) and "." in text
+def _is_class_path(text: Any) -> bool:
+    """Whether ``text`` looks like ``my_parts.MyAlgorithm``, and is not the name of a file with the fields."""
+    dotted = isinstance(text, str) and "." in text and all(part.isidentifier() for part in text.split("."))
+    return dotted and not Path(text).is_file()
 
 
 def _at(tree: Mapping[str, Any], key: str) -> Any:

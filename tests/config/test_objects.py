@@ -145,6 +145,13 @@ def test_a_subclass_of_the_algorithm_keeps_the_fields_given_without_a_class(
     assert plain.settings("model.algorithm", GRPOAlgorithm).group_size == 4
 
 
+def test_a_file_with_the_fields_is_no_class(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text("group_size: 4")
+    for found in (config(options=("--model.algorithm=own.yaml",)), config({"model": {"algorithm": "own.yaml"}})):
+        assert found.build("model.algorithm", GRPOAlgorithm) == GRPOAlgorithm(group_size=4)
+
+
 def test_a_class_that_is_no_algorithm_is_refused(config: Any) -> None:
     wrong = config(options=("--model.algorithm=grpo_pl.rewards.MathReward",))
     with pytest.raises(ConfigError, match=r"^model\.algorithm: grpo_pl\.rewards\.MathReward is no GRPOAlgorithm$"):
