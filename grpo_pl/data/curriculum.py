@@ -73,6 +73,9 @@ class CurriculumPrompts(PromptSource):
     def demonstration(self, prompt: Problem, rng: random.Random) -> str | None:
         return self.source.demonstration(prompt, rng)
 
+    def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> Sequence[str] | None:
+        return self.source.demonstrated_actions(prompt, rng)
+
     def problems(self, split: Literal["train", "val"]) -> Sequence[Problem] | None:
         return self.source.problems(split)
 

@@ -94,6 +94,9 @@ class MixturePrompts(PromptSource):
     def demonstration(self, prompt: Problem, rng: random.Random) -> str | None:
         return self.parts[prompt.source].demonstration(replace(prompt, id=prompt.columns[PART_ID]), rng)
 
+    def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> Sequence[str] | None:
+        return self.parts[prompt.source].demonstrated_actions(replace(prompt, id=prompt.columns[PART_ID]), rng)
+
     def problems(self, split: Literal["train", "val"]) -> Sequence[Problem] | None:
         """Those of every part, part after part; None where one makes its problems up."""
         lists = {name: source.problems(split) for name, source in self.parts.items()}

@@ -46,6 +46,12 @@ class PromptSource(ABC):
         """A worked completion for the cold start, or None if this source knows none. Never part of a ``Problem``."""
         return None
 
+    def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> Sequence[str] | None:
+        """The actions of a worked episode for the cold start, to be played in the environment of the run; by default
+        the demonstration is the only one. None if this source knows none."""
+        text = self.demonstration(prompt, rng)
+        return None if text is None else [text]
+
     def leaves(self) -> dict[str, PromptSource]:
         """The sources that this one puts together, by the names their problems bear; itself where there are none."""
         return {"": self}

@@ -1,0 +1,109 @@
+"""Maps for Gymnasium's FrozenLake made up on the spot, with demonstrations that stroll and some that know the way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from grpo_pl.data.tasks.generated import GeneratedPrompts
+from grpo_pl.functional.sampling import row_key
+from grpo_pl.types import Problem
+
+MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+Field = tuple[int, int]
+
+
+@dataclass(kw_only=True)
+class FrozenLakePrompts(GeneratedPrompts):
+    """Maps from the upper left to the lower right with at least one way, in the column ``desc``.
+
+    For ``GymnasiumEnvironment(id="FrozenLake-v1", from_row=["desc"])``, whose first observation is all that the policy
+    reads: the question is empty. A map is held out or not by its own hash, so the splits cannot overlap.
+    """
+
+    size: int = 4
+    """Fields along each side."""
+    holes: float = 0.2
+    """Chance of each field, but the first and the last, to be a hole."""
+    good_share: float = 0.3
+    """Share of demonstrations that go a shortest way; the others stroll, and mostly fall into a hole."""
+    longest_stroll: int = 10
+    """Moves after which a demonstration that strolls gives up."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.size <= 7:  # the number of a map has to fit into 64 bits
+            raise ValueError(f"a lake needs a size between 2 and 7, got {self.size}.")
+        if not 0.0 <= self.holes < 1.0:
+            raise ValueError(f"holes must lie in [0, 1), got {self.holes}.")
+        if not 0.0 <= self.good_share <= 1.0:
+            raise ValueError(f"good_share must lie in [0, 1], got {self.good_share}.")
+        if self.longest_stroll < 1:
+            raise ValueError(f"longest_stroll must be at least 1, got {self.longest_stroll}.")
+
+    def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> list[str]:
+        rows = prompt.columns["desc"]
+        if rng.random() < self.good_share:
+            return _shortest_way(rows, rng)
+        return _stroll(rows, rng, self.longest_stroll)
+
+    def candidates(self, split: Literal["train", "val"], *place: int, count: int) -> Iterator[Problem]:
+        """Draws each hole by itself, and leaves out maps without a way."""
+        rng = random.Random(row_key(self.seed, split, *place))
+        for _ in range(1000 * count):
+            rows, identity = self._map(rng)
+            if _distances(rows).get((0, 0)) is not None:
+                yield Problem(id=identity, question="", answer="", columns={"desc": rows})
+
+    def how_to_get_more(self) -> str:
+        return f"raise size ({self.size}), change holes ({self.holes}), or ask for fewer."
+
+    def _map(self, rng: random.Random) -> tuple[list[str], int]:
+        """The rows of a map, and its number: a bit for each field, set where there is a hole."""
+        last = self.size**2 - 1
+        tiles = ["H" if 0 < i < last and rng.random() < self.holes else "F" for i in range(last + 1)]
+        identity = sum(1 << i for i, tile in enumerate(tiles) if tile == "H")
+        tiles[0], tiles[last] = "S", "G"
+        return ["".join(tiles[i : i + self.size]) for i in range(0, last + 1, self.size)], identity
+
+
+def _distances(rows: Sequence[str]) -> dict[Field, int]:
+    """Moves from each field to the goal, for those from which there is a way."""
+    goal = (len(rows) - 1, len(rows[0]) - 1)
+    distance: dict[Field, int] = {goal: 0}
+    waiting = [goal]
+    for field in waiting:  # grows while it is walked
+        for neighbour in (_after(field, move, rows) for move in MOVES):
+            if neighbour not in distance and rows[neighbour[0]][neighbour[1]] != "H":
+                distance[neighbour] = distance[field] + 1
+                waiting.append(neighbour)
+    return distance
+
+
+def _shortest_way(rows: Sequence[str], rng: random.Random) -> list[str]:
+    """The moves of a shortest way, with equal chances at each fork."""
+    distance = _distances(rows)
+    at: Field = (0, 0)
+    moves: list[str] = []
+    while distance[at]:
+        nearer = [move for move in MOVES if distance.get(_after(at, move, rows)) == distance[at] - 1]
+        moves.append(rng.choice(nearer))
+        at = _after(at, moves[-1], rows)
+    return moves
+
+
+def _stroll(rows: Sequence[str], rng: random.Random, longest: int) -> list[str]:
+    """Moves at random, until one ends the episode."""
+    at: Field = (0, 0)
+    moves: list[str] = []
+    while len(moves) < longest and rows[at[0]][at[1]] not in "HG":
+        moves.append(rng.choice(list(MOVES)))
+        at = _after(at, moves[-1], rows)
+    return moves
+
+
+def _after(field: Field, move: str, rows: Sequence[str]) -> Field:
+    """Where a move leads; the edge of the map holds the player back."""
+    down, right = MOVES[move]
+    return min(max(field[0] + down, 0), len(rows) - 1), min(max(field[1] + right, 0), len(rows[0]) - 1)

@@ -1,0 +1,59 @@
+"""Sums of several large numbers, made up on the spot: too much for the head of a tiny policy, nothing for a tool."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from grpo_pl.data.tasks.generated import GeneratedPrompts
+from grpo_pl.functional.sampling import row_key
+from grpo_pl.types import Problem
+
+
+@dataclass(kw_only=True)
+class SumPrompts(GeneratedPrompts):
+    """Problems such as ``347+85+912=``, for a ``ToolEnvironment`` whose tool ``calc`` is called in tags.
+
+    A sum is held out or not by its terms, whatever their order, so the splits cannot overlap.
+    """
+
+    terms: int = 3
+    """Numbers that are added up."""
+    digits: int = 3
+    """Digits of each number, the first of which is not 0."""
+    tool_share: float = 0.4
+    """Share of demonstrations that call the tool and then repeat its result; the others give the answer at once."""
+    tool: str = "calc"
+    """The tag that calls the tool."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.terms <= 6:
+            raise ValueError(f"sums need between 2 and 6 terms, got {self.terms}.")
+        if not self.digits >= 1 or self.terms * self.digits > 18:  # the number of a sum has to fit into 64 bits
+            raise ValueError(f"sums need 1 digit or more and terms * digits <= 18, got {self.terms} * {self.digits}.")
+        if not 0.0 <= self.tool_share <= 1.0:
+            raise ValueError(f"tool_share must lie in [0, 1], got {self.tool_share}.")
+
+    def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> list[str]:
+        answer = f"<answer>\\boxed{{{prompt.answer}}}</answer>"
+        if rng.random() >= self.tool_share:
+            return [answer]
+        return [f"<{self.tool}>{prompt.question.rstrip('=')}</{self.tool}>", answer]
+
+    def candidates(self, split: Literal["train", "val"], *place: int, count: int) -> Iterator[Problem]:
+        """Draws with equal chances among all sums."""
+        rng = random.Random(row_key(self.seed, split, *place))
+        for _ in range(1000 * count):
+            numbers = [rng.randrange(10 ** (self.digits - 1), 10**self.digits) for _ in range(self.terms)]
+            identity = sum(number * 10 ** (self.digits * i) for i, number in enumerate(numbers))
+            question = "+".join(map(str, numbers)) + "="
+            yield Problem(id=identity, question=question, answer=str(sum(numbers)))
+
+    def identity(self, problem: Problem) -> tuple[str, ...]:
+        """All orders of the terms are held out or none, for who knows one has seen the others."""
+        return tuple(sorted(problem.question.rstrip("=").split("+")))
+
+    def how_to_get_more(self) -> str:
+        return f"use more digits than {self.digits} or terms than {self.terms}, or ask for fewer."

@@ -1,0 +1,63 @@
+"""Sums for a policy with a calculator."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from grpo_pl.data.tasks.sums import SumPrompts
+from grpo_pl.environments import play
+from grpo_pl.environments.tool_calls import TagCalls
+from grpo_pl.environments.tools import ToolEnvironment
+from grpo_pl.rewards import MathReward
+
+
+def test_the_answer_is_the_sum_and_the_number_is_its_own() -> None:
+    problems = SumPrompts().prompts(0, count=300)
+    assert len({p.id for p in problems}) == len({p.question for p in problems}) == 300
+    for problem in problems:
+        terms = problem.question.removesuffix("=").split("+")
+        assert [len(term) for term in terms] == [3, 3, 3] and int(problem.answer) == sum(map(int, terms))
+
+
+def test_the_splits_share_no_sum_in_any_order() -> None:
+    source = SumPrompts(digits=1, terms=3)
+
+    def terms(question: str) -> tuple[str, ...]:
+        return tuple(sorted(question.removesuffix("=").split("+")))
+
+    held_out = {terms(p.question) for p in source.validation()}
+    train = {terms(p.question) for step in range(100) for p in source.prompts(step, count=16)}
+    assert held_out and train and not held_out & train
+
+
+def test_demonstrations_call_the_tool_as_often_as_they_should_and_are_right() -> None:
+    source, rng = SumPrompts(tool_share=0.25), random.Random(0)
+    calls = Counter(len(source.demonstrated_actions(p, rng)) for p in source.prompts(0, count=400))
+    assert calls[2] / 400 == pytest.approx(0.25, abs=0.07) and set(calls) == {1, 2}
+
+
+def test_a_demonstration_played_with_the_tool_earns_the_reward() -> None:
+    source, reward = SumPrompts(tool_share=1.0), MathReward()
+    environment = ToolEnvironment(tools=["grpo_pl.environments.calculator:calc"], parser=TagCalls(), workers=1)
+    try:
+        for problem in source.prompts(0, count=4):
+            actions = source.demonstrated_actions(problem, random.Random(0))
+            turns = play(environment, actions, row={"question": problem.question})
+            assert turns[1].observation == f"<result>{problem.answer}</result>" and turns[-1].terminated
+            (score,) = reward([actions[-1]], [problem.answer], {})
+            assert score.value == 1.0
+    finally:
+        environment.shutdown()
+        reward.close()
+
+
+@pytest.mark.parametrize("settings", [{"terms": 1}, {"digits": 0}, {"digits": 9}, {"tool_share": -0.5}])
+def test_sums_that_cannot_be_made_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(settings.values()))}"):
+        SumPrompts(**settings)  # type: ignore[arg-type]
+
+
+def test_too_few_sums_are_one_clear_error() -> None:
+    with pytest.raises(ValueError, match="use more digits"):
+        SumPrompts(digits=1, terms=2).prompts(0, count=100)
