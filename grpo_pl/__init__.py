@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.data.datamodule import RolloutDataModule as RolloutDataModule
     from grpo_pl.data.sources import PromptSource as PromptSource
     from grpo_pl.distributed.strategy import FSDP2Strategy as FSDP2Strategy
+    from grpo_pl.environments.base import Environment as Environment
     from grpo_pl.evaluation.held_out import Validation as Validation
     from grpo_pl.files.runs import RunFolder as RunFolder
     from grpo_pl.objective.algorithm import GRPOAlgorithm as GRPOAlgorithm
@@ -83,9 +84,10 @@ DEFINED_IN = {
     # problems
     "PromptSource": "grpo_pl.data.sources",
     "Problem": "grpo_pl.types",
-    # rewards
+    # rewards, and what is played over many turns
     "Reward": "grpo_pl.rewards.base",
     "Score": "grpo_pl.rewards.base",
+    "Environment": "grpo_pl.environments.base",
     # what flows between the stages of a step, and engines
     "PromptBatch": "grpo_pl.types",
     "Rollout": "grpo_pl.types",
