@@ -8,6 +8,7 @@ alone on the same pairs, without limits of any kind: what the sandbox costs is t
 from __future__ import annotations
 
 import argparse
+import asyncio
 import csv
 import importlib.util
 import json
@@ -23,7 +24,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from grpo_pl.rewards import MathReward
+from grpo_pl.rewards import FunctionReward, MathReward
+from grpo_pl.rewards.batch import score_completions
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPTS, GROUP = 64, 16
@@ -130,6 +132,19 @@ def measure(repeats: int) -> dict[str, Any]:
     }
 
 
+async def _nap(completions: list[str], **columns: Any) -> list[float]:
+    await asyncio.sleep(0.5)
+    return [1.0] * len(completions)
+
+
+def three_naps_s() -> float:
+    """Seconds that three asynchronous reward functions take together, each of which waits for half a second."""
+    rewards = [FunctionReward(function=_nap, name=f"nap{i}") for i in range(3)]
+    started = time.perf_counter()
+    score_completions(rewards, completions=["x"], answers=[""], columns={})
+    return round(time.perf_counter() - started, 3)
+
+
 def share_of_quickstart() -> dict[str, float]:
     """Seconds of a quickstart step, and the shares of it that rewards and the watch take, which comes on top."""
     with tempfile.TemporaryDirectory() as folder:
@@ -165,11 +180,13 @@ def main() -> None:
         "benchmark": "rewards",
         "pools_by_ground_types": figures,
         "math_verify_in_process_pairs_per_s": round(statistics.median(peer)),
+        "three_asynchronous_rewards_of_half_a_second_s": three_naps_s(),
         "quickstart": quickstart,
         "targets": {
             "pool_start_s": 1.0,
             "grpo_pairs_per_s": 1500,
             "bombs_2_percent_pairs_per_s": 80,
+            "three_asynchronous_rewards_of_half_a_second_s": 0.7,
             "quickstart_reward_share": 0.05,
             "quickstart_watch_share": 0.01,
         },
