@@ -178,13 +178,13 @@ class RowPrompts(PromptSource):
         for number, place, row in reader.scan():
             total += 1
             digest.update(json.dumps([number, row], default=str).encode())
-            prompt = self.prompt(number, row)
-            if prompt is not None:
-                yield number, place, row_key(normal_question(prompt.question))
+            problem = self.problem(number, row)
+            if isinstance(problem, Problem):
+                yield number, place, row_key(normal_question(problem.question))
                 continue
             bad += 1
             if len(shown) < EXAMPLES_SHOWN:
-                shown.append(f"{reader.unit} {number}: {self._fault(row)}")
+                shown.append(f"{reader.unit} {number}: {problem}")
         self._digests[split] = digest.hexdigest()
         if not total:
             raise ValueError(f"{reader.name!r} is empty: it has no rows.")
@@ -197,33 +197,26 @@ class RowPrompts(PromptSource):
             raise ValueError(f"{what}{hint}. Mend the columns or the pattern, or set data.source.bad_rows to drop.")
         self.notes.append(f"{what}; left out.")
 
-    def prompt(self, number: int, row: Mapping[str, Any]) -> Problem | None:
-        """The problem in a row, or None if its question or answer cannot be read."""
-        cell = row[self.question]
-        answer = "" if self.answer is None else gold_in(row[self.answer], self.answer_pattern)
-        columns = {name: value for name, value in row.items() if name not in self.own_columns()}
-        if answer is None:
-            return None
-        if is_text(cell):
-            return Problem(id=number, question=str(cell), answer=answer, columns=columns)
-        try:
-            messages = conversation_in(cell)
-        except ValueError:
-            return None
-        question = conversation_text(messages)
-        return Problem(id=number, question=question, answer=answer, columns=columns, messages=messages)
-
-    def _fault(self, row: Mapping[str, Any]) -> str:
-        """What keeps a row from being a problem."""
-        cell = row[self.question]
+    def problem(self, number: int, row: Mapping[str, Any]) -> Problem | str:
+        """The problem in a row, or, as a text, the question or answer that cannot be read and why."""
+        cell, messages = row[self.question], None
         if is_conversation(cell):
             try:
-                conversation_in(cell)
+                messages = conversation_in(cell)
             except ValueError as error:
                 return str(error).rstrip(".")
-        elif not is_text(cell) or self.answer is None:
+        elif not is_text(cell):
             return repr(str(cell)[:60])
-        return repr(str(row[str(self.answer)])[:60])
+        answer = "" if self.answer is None else gold_in(row[self.answer], self.answer_pattern)
+        if answer is None:
+            return repr(str(row[str(self.answer)])[:60])
+        return Problem(
+            id=number,
+            question=str(cell) if messages is None else conversation_text(messages),
+            answer=answer,
+            columns={name: value for name, value in row.items() if name not in self.own_columns()},
+            messages=messages,
+        )
 
     def own_columns(self) -> list[str]:
         """Columns that must be there and that rewards do not see under their names."""
@@ -280,11 +273,11 @@ class Rows(Problems):
     def _read(self, indices: Sequence[int]) -> Iterator[Problem]:
         numbers, places = (array("q", (values[i] for i in indices)) for values in (self.numbers, self.places))
         for number, row in zip(numbers, self.reader.read(numbers, places), strict=True):
-            prompt = self.source.prompt(number, row)
-            if prompt is None:
+            problem = self.source.problem(number, row)
+            if not isinstance(problem, Problem):
                 unit, name = self.reader.unit, self.reader.name
                 raise ValueError(f"{unit} {number} of {name!r} has changed since the run began.")
-            yield prompt
+            yield problem
 
 
 def _permuted(indices: Iterable[int], size: int, key: int) -> Iterator[int]:

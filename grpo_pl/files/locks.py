@@ -1,4 +1,4 @@
-"""One process at a time writes in a run's folder, by a lock that the system lets go of however that process ends."""
+"""One process at a time writes in a run's folder, by a lock that the system releases however that process ends."""
 
 from __future__ import annotations
 

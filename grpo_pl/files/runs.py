@@ -1,4 +1,4 @@
-"""Run folders: ``runs/<name>``, never overwritten; what lies where inside one, and how one is gone on with."""
+"""Run folders: ``runs/<name>``, never overwritten; what lies where inside one, and how one is resumed."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class PromptTemplate:
     ) -> str:
         """The full prompt text, prefill included.
 
-        A conversation's system message stands in the place of ``system``, and its last turn goes through ``user``. A
+        A conversation's system message replaces ``system``, and its last turn goes through ``user``. A
         chat template is told the JSON schemas of ``tools``.
 
         Raises:

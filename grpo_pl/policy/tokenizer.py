@@ -60,6 +60,6 @@ def lacking_characters(text: str, known: Set[str], tags: Iterable[str]) -> set[s
 
 
 def shown_characters(characters: Iterable[str], most: int = 10) -> str:
-    """Characters for people: as they look, and by number where they may not look like anything."""
+    """Characters for a message, each with its code point, since some are invisible."""
     named = [f"{c!r} (U+{ord(c):04X})" for c in characters]
     return ", ".join(named[:most]) + (f" and {len(named) - most} more" if len(named) > most else "")

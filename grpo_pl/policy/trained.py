@@ -93,7 +93,7 @@ def _found(path: Path) -> ServedModel:
         return _from_checkpoint(path)
     if (path / MANIFEST).is_file():
         return _from_export(path)
-    from grpo_pl.files.runs import RunFolder  # with Lightning behind it, which an export does not need
+    from grpo_pl.files.runs import RunFolder  # with torch behind it, which an export does not need
 
     run = RunFolder(path)
     if (run.export / MANIFEST).is_file():

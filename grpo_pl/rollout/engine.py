@@ -87,7 +87,7 @@ class RolloutEngine(ABC):
         """
 
     def describe(self) -> str:
-        """What draws completions, in a few words for people, once it has."""
+        """What drew the completions so far, in a few words for the log."""
         return type(self).__name__
 
     def update_weights(self, model: PreTrainedModel) -> None:  # noqa: B027 - in-process engines read the live weights
