@@ -127,13 +127,10 @@ def score_items(rewards: Sequence[Reward], job: ScoreItems, part: slice) -> list
 
 
 def verdicts(scored: ScoredBatch) -> list[dict[str, Any]]:
-    """Per completion: weighted sum, status of the correctness reward, and what every reward said.
-
-    Where the correctness reward could not judge there is no sum: the other rewards alone would look like a low one.
-    """
+    """Per completion: weighted sum, what the correctness reward says, and the scores of all rewards."""
     return [
         {
-            "value": None if score.value is None else total,
+            "value": total,
             "status": score.status,
             "correct": score.correct,
             "rewards": scored.described(row),

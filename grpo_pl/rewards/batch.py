@@ -33,9 +33,13 @@ class ScoredBatch:
         return [[math.nan if score.value is None else score.value for score in row] for row in self.scores]
 
     def totals(self) -> list[float | None]:
-        """Per completion, what `total_reward` makes of its scores."""
+        """Per completion the weighted sum of its scores; None where the correctness reward has no value, because the
+        sum of the others would look like a low reward."""
         weights = [reward.weight for reward in self.rewards]
-        return [total_reward([score.value for score in row], weights) for row in zip(*self.scores, strict=True)]
+        return [
+            None if judged.value is None else total_reward([score.value for score in row], weights)
+            for judged, row in zip(self.judged(), zip(*self.scores, strict=True), strict=True)
+        ]
 
     def correct(self) -> list[bool | None]:
         """Per completion, whether the correctness reward gave it its full value; None where it could not say."""

@@ -37,10 +37,12 @@ def _scored(*rewards: Given) -> Any:
     return score_completions(rewards, completions=["c"] * rows, answers=["a"] * rows, columns={})
 
 
-def test_total_is_the_weighted_sum_over_the_rewards_that_have_a_value() -> None:
-    first = Given(name="a", weight=2.0, scores=[Score(1.0, "ok"), Score(0.5, "wrong"), UNKNOWN, UNKNOWN])
+def test_total_is_the_weighted_sum_over_the_values_unless_the_judge_has_none() -> None:
+    first = Given(
+        name="a", weight=2.0, correctness=True, scores=[Score(1.0, "ok"), Score(0.5, "wrong"), UNKNOWN, UNKNOWN]
+    )
     second = Given(name="b", weight=-0.25, scores=[Score(1.0, "ok"), UNKNOWN, Score(4.0, "ok"), UNKNOWN])
-    assert _scored(first, second).totals() == [1.75, 1.0, -1.0, None]
+    assert _scored(first, second).totals() == [1.75, 1.0, None, None]
 
 
 def test_values_are_nan_where_there_is_none() -> None:

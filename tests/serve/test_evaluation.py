@@ -58,14 +58,16 @@ def test_the_route_scores_as_training_does(server: Any, export: Path) -> None:
 
 
 def test_the_score_command_agrees_with_the_route(server: Any, export: Path, tmp_path: Path) -> None:
-    items = [{"completion": text, "answer": "0.5"} for text in COMPLETIONS]
+    """Where the gold answer cannot be read there is no sum, although the format has a value."""
+    items = [{"completion": text, "answer": answer} for answer in ("0.5", r"\frac{") for text in COMPLETIONS]
     verdicts = _rows(server.post("/v1/score", {"items": items}))["items"]
     file, config, out = tmp_path / "rows.jsonl", tmp_path / "config.yaml", tmp_path / "scored.jsonl"
     file.write_text("".join(json.dumps(item) + "\n" for item in items))
     config.write_text(json.dumps({"rewards": list(find_model(export).rewards)}))
-    assert score(str(file), config=str(config), output=str(out)) == 0
+    assert score(str(file), config=str(config), output=str(out)) == 1
     scored = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["reward"] for row in scored] == [v["value"] for v in verdicts]
+    assert [row["reward"] is None for row in scored] == [False] * len(COMPLETIONS) + [True] * len(COMPLETIONS)
     assert [row["correct"] for row in scored] == [v["correct"] for v in verdicts]
 
 

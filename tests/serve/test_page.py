@@ -153,12 +153,12 @@ def test_without_an_answer_there_are_completions_and_no_rewards(server: Any, bro
 def test_what_could_not_be_judged_is_neither_right_nor_wrong(server: Any, browser: Browser) -> None:
     browser.open(server.address + "/")
     browser.fill("problem", "12+34=")
-    browser.fill("answer", r"\frac{")  # no gold answer can be read from this, and each sample has an answer
+    browser.fill("answer", r"\frac{")  # no gold answer can be read from this
     browser.fill("n", "4")
     browser.run(
         "const read = eventsOf; eventsOf = async function* (response) { for await (const event of read(response)) {"
-        "for (const c of event.choices) if (c.delta.role) c.delta.content = '\\\\boxed{46}'; yield event; } }"
-    )
+        "for (const c of event.choices) if (c.delta.role && c.index) c.delta.content = '\\\\boxed{46}'; yield event; } }"
+    )  # all but the first have an answer
     browser.click("#go")
     until(lambda: "Could not be judged" in browser.text("#group"))
     assert browser.run("return document.querySelectorAll('article.unjudged').length") == 4

@@ -69,7 +69,7 @@ def test_rows_that_all_agree_pass(tmp_path: Path, config: Path, capsys: pytest.C
     written = read(tmp_path / "rows.scores.jsonl")
     assert [row["agrees"] for row in written] == [True] * 5
     assert [row["correct"] for row in written] == [True, False, False, False, None]
-    assert [row["reward"] for row in written] == [1.5, 0.0, 0.0, 0.0, 0.0]
+    assert [row["reward"] for row in written] == [1.5, 0.0, 0.0, 0.0, None]  # nobody could judge the last
     assert written[0]["scores"]["math"] == {"value": 1.0, "status": "ok", "detail": "0.5"}
     assert written[2]["scores"]["math"]["status"] == "timeout"
     assert written[3]["source"] == "made up"
