@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from grpo_pl.config.rewards import build_rewards
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.engine import row_keys
 from grpo_pl.rollout.native.continuous import batch_of
@@ -13,7 +14,6 @@ from serve.errors import ApiError
 from serve.evaluation import items_of, result_of
 from serve.generate_worker import Chunk
 from serve.prompts import Prompts, sample_keys
-from serve.reward_list import build_rewards
 from serve.schemas import EvalProblem, Sampling
 from serve.score_worker import score_items
 

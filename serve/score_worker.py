@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from litserve import LitAPI
 from litserve.specs.base import LitSpec
 
+from grpo_pl.config.rewards import build_rewards
 from grpo_pl.rewards.base import MissingColumn, Reward, correctness_index
 from grpo_pl.rewards.batch import ScoredBatch, score_completions
 from grpo_pl.rewards.mathematics.answer_text import last_boxed
 from grpo_pl.rewards.sandbox.worker_environment import worker_environment
 from grpo_pl.rewards.voting import answer_classes
-from serve.reward_list import build_rewards
 from serve.worker import Mailbox, Refusal, WorkerLoop, end_with_parent
 
 log = logging.getLogger(__name__)

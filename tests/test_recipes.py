@@ -10,10 +10,11 @@ import pytest
 import yaml
 from jsonargparse import ArgumentParser
 
+from grpo_pl.config.objects import build
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.rewards import FormatReward, LenientAnswerReward, StrictAnswerReward
-from grpo_pl.rewards.specs import build_reward
+from grpo_pl.rewards.base import Reward
 from grpo_pl.training.module import GRPOModule
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -103,7 +104,11 @@ def _parts(config: str, key: str) -> Any:
     loaded = yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
     for name in key.split("."):
         loaded = loaded[name]
-    return [build_reward(spec) for spec in loaded] if isinstance(loaded, list) else build_reward(loaded)
+    return (
+        [build(Reward, spec, "reward") for spec in loaded]
+        if isinstance(loaded, list)
+        else build(Reward, loaded, "reward")
+    )
 
 
 def test_the_demonstrations_of_the_quickstart_are_worth_everything_there() -> None:

@@ -107,8 +107,9 @@ def _specs(value: Any, level: int = 0) -> Iterator[tuple[int, Any]]:
             # where a class is expected, its bare name is one, too
             if name in ("source", "correct") and inner is not None:
                 yield from _specs(inner, level + 1)
-            elif name in ("parts", "rewards") and isinstance(inner, Mapping):
-                for part in inner.values():
+            elif name in ("parts", "rewards") and inner is not None:
+                # anything but a mapping is refused: a text would be the name of a file with further classes
+                for part in inner.values() if isinstance(inner, Mapping) else [inner]:
                     yield from _specs(part, level + 1)
             else:
                 for part in _named(inner, level):

@@ -26,11 +26,12 @@ def _example(first_line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_reward_is_built_from_its_yaml_and_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from grpo_pl.rewards.specs import build_reward
+    from grpo_pl.config.objects import build
+    from grpo_pl.rewards.base import Reward
 
     _example("my_package/rewards.py", tmp_path, monkeypatch)
     (block,) = re.findall(r"^```yaml\n(.*?Brevity.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    reward = build_reward(yaml.safe_load(block)["model"]["rewards"][0])
+    reward = build(Reward, yaml.safe_load(block)["model"]["rewards"][0], "reward")
     assert [score.value for score in reward(["", "a" * 80], ["", ""], {})] == [1.0, 0.5]
     assert reward.weight == 0.2
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from grpo_pl.config.objects import build
 from grpo_pl.files.former_names import FORMER, current_name
 from grpo_pl.files.runs import config_changes
+from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.mathematics.math_reward import MathReward
-from grpo_pl.rewards.specs import build_reward
 from grpo_pl.rewards.trust import check_rewards_trusted, check_source_trusted
 
 
@@ -33,7 +34,7 @@ def test_rewards_and_sources_of_an_earlier_export_are_built_and_trusted() -> Non
     spec = {"class_path": "grpo_pl.rewards.math_answer.MathReward", "init_args": {"weight": 0.5}}
     check_rewards_trusted([spec])
     check_source_trusted({"class_path": "grpo_pl.data.arithmetic.ArithmeticPrompts", "init_args": {"digits": 2}})
-    reward: Any = build_reward(spec)
+    reward: Any = build(Reward, spec, "reward")
     assert isinstance(reward, MathReward) and reward.weight == 0.5
 
 

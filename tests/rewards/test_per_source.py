@@ -2,8 +2,9 @@
 
 import pytest
 
+from grpo_pl.config.objects import build
 from grpo_pl.rewards import ExactReward, LengthReward, MathReward, PerSource
-from grpo_pl.rewards.specs import build_reward
+from grpo_pl.rewards.base import Reward
 
 
 def test_every_completion_is_judged_by_the_rule_of_its_source() -> None:
@@ -33,4 +34,4 @@ def test_starting_and_closing_reach_the_rewards_inside() -> None:
 def test_an_export_rebuilds_it() -> None:
     length = LengthReward(shape="cosine", correct=ExactReward())
     reward = PerSource(name="right", correctness=True, rewards={"a": length, "b": MathReward(workers=1)})
-    assert build_reward(reward.spec()) == reward
+    assert build(Reward, reward.spec(), "reward") == reward

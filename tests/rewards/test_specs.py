@@ -8,8 +8,8 @@ import pytest
 from jsonargparse import ArgumentParser
 
 import grpo_pl.rewards as rewards_module
+from grpo_pl.config.objects import build
 from grpo_pl.rewards import ExactReward, LengthReward, MathReward, ProcessReward, Reward
-from grpo_pl.rewards.specs import build_reward
 
 NEEDED: dict[str, dict[str, Any]] = {
     "JudgeReward": {"model": "m", "base_url": "http://127.0.0.1:1/v1"},
@@ -42,7 +42,7 @@ def test_every_reward_comes_from_yaml_and_goes_back_as_json(name: str, monkeypat
         monkeypatch.setitem(sys.modules, "tests_of_specs", SimpleNamespace(f=lambda completions: []))
     (reward,) = parse([{"class_path": f"grpo_pl.rewards.{name}", "init_args": arguments}])
     assert (reward.name, reward.weight) == ("mine", 0.5)
-    twin = build_reward(json.loads(json.dumps(reward.spec())))
+    twin = build(Reward, json.loads(json.dumps(reward.spec())), "reward")
     assert type(twin) is type(reward)
     assert twin.spec() == reward.spec()
 
@@ -56,7 +56,7 @@ def test_a_reward_inside_a_reward_survives_the_round_trip() -> None:
             }
         ]
     )
-    twin = build_reward(json.loads(json.dumps(reward.spec())))
+    twin = build(Reward, json.loads(json.dumps(reward.spec())), "reward")
     assert isinstance(twin, LengthReward)
     assert twin.correct == ExactReward()
 
@@ -66,14 +66,14 @@ def test_a_reward_inside_a_reward_survives_the_round_trip() -> None:
     [
         ({"class_path": "grpo_pl.rewards.NoSuch"}, "NoSuch"),
         ({"class_path": "no_such_package.Reward"}, "no_such_package"),
-        ({"class_path": "pathlib.Path"}, "not a reward"),
+        ({"class_path": "pathlib.Path"}, "is no Reward"),
         ({"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"wait": 1}}, "wait"),
-        ({}, "imported"),
+        ({}, "Reward"),
     ],
 )
 def test_specs_that_lead_nowhere_are_refused(spec: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        build_reward(spec)
+        build(Reward, spec, "reward")
 
 
 def test_every_argument_explains_itself() -> None:

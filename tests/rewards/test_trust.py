@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import grpo_pl.rewards as rewards_module
+from grpo_pl.config.objects import build
 from grpo_pl.rewards import ExactReward, Reward
 from grpo_pl.rewards.process import ProcessReward
-from grpo_pl.rewards.specs import build_reward
 from grpo_pl.rewards.trust import REWARDS, SOURCES, check_rewards_trusted, check_source_trusted
 
 NEEDS_TRUST = {"FunctionReward", "JudgeReward", "ModelReward", "ProcessModelReward"}
@@ -41,7 +41,7 @@ def test_a_harmless_reward_loads_by_any_of_its_names(name: str) -> None:
     arguments = {"rewards": {"a": EXACT}} if name == "PerSource" else {}
     for path in (f"grpo_pl.rewards.{name}", f"{kind.__module__}.{name}"):
         check_rewards_trusted([_spec(path, **arguments)])
-        assert type(build_reward(_spec(path, **arguments))) is kind
+        assert type(build(Reward, _spec(path, **arguments), "reward")) is kind
 
 
 def test_every_source_of_ours_is_listed_where_it_is() -> None:
@@ -107,6 +107,16 @@ def test_everything_else_is_refused_by_name_wherever_it_stands(class_path: Any, 
 def test_arguments_that_cost_too_much_or_are_not_plain_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="--trust-rewards"):
         check_rewards_trusted([_spec("grpo_pl.rewards.MathReward", **arguments)])
+
+
+@pytest.mark.parametrize(("name", "argument"), [("PerSource", "rewards"), ("LengthReward", "correct")])
+@pytest.mark.parametrize("value", ["further.yaml", "ExactReward", ["further.yaml"], {"a": "further.yaml"}], ids=str)
+def test_the_name_of_a_file_or_class_where_rewards_are_expected_is_refused(
+    name: str, argument: str, value: Any
+) -> None:
+    """The parser of configurations would read it."""
+    with pytest.raises(ValueError, match="--trust-rewards"):
+        check_rewards_trusted([_spec(f"grpo_pl.rewards.{name}", **{argument: value})])
 
 
 def test_more_than_class_and_arguments_is_refused() -> None:

@@ -9,12 +9,12 @@ import torch
 
 from grpo_pl.cli.commands.score import score
 from grpo_pl.cli.main import main
+from grpo_pl.config.rewards import build_rewards
 from grpo_pl.evaluation.metrics import MajorityAtK, PassAtK
 from grpo_pl.functional.advantages import subtract_baseline
 from grpo_pl.functional.estimates import estimate_mean
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards.batch import score_completions
-from serve.reward_list import build_rewards
 from serve.summary import ks_of, summarise
 
 COMPLETIONS = [

@@ -17,13 +17,13 @@ import torch
 import yaml
 
 from grpo_pl.cli.main import main
+from grpo_pl.config.rewards import build_rewards
 from grpo_pl.data.tables import TablePrompts
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards import MathReward
 from grpo_pl.rewards.base import MissingColumn
-from serve.reward_list import build_rewards
 
 ROOT = Path(__file__).parents[2]
 SECRETS = {
