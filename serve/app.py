@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import ssl
 import string
 import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fastapi import Request, Response
+import httpx2
+from fastapi import FastAPI, Response
 
+from grpo_pl.config.rewards import build_rewards
 from grpo_pl.policy.loading import choose_device
 from grpo_pl.policy.trained import ServedModel, find_model
 from grpo_pl.rewards.base import needs_of
@@ -25,43 +25,32 @@ from serve.errors import ApiError, install_handlers, json_response, shutting_dow
 from serve.evaluation import EvaluateRoute
 from serve.generate_worker import GenerateAPI
 from serve.guard import Guard
+from serve.json_body import JsonRoute
 from serve.login import Sessions
 from serve.logs import configure_logs, open_access_log
 from serve.metrics import ServerMetrics
-from serve.openapi import Documentation
+from serve.openapi import Refusal, docs, openapi
 from serve.origins import CrossOrigin, Origins
 from serve.page import page
 from serve.prompts import Prompts
 from serve.responses import ResponsesRoute
-from serve.reward_list import build_rewards
 from serve.score_worker import ScoreAPI
 from serve.scoring import ScoreRoute
 from serve.server import Server, WorkerFailed, bind
 from serve.settings import ServeSettings
 from serve.spec import RouteSpec
 from serve.tokens import TokenRoutes
-from serve.warm_up import post_in_process
 
-CHAT, COMPLETIONS, SCORE, EVALUATE = "/v1/chat/completions", "/v1/completions", "/v1/score", "/v1/evaluate"
-ROUTES = {
-    f"POST {CHAT}": "OpenAI chat, streaming and not",
-    f"POST {COMPLETIONS}": "the same for plain prompts",
-    "POST /v1/responses": "OpenAI's newer API, text only",
-    "POST /tokenize": "text or messages to token ids",
-    "POST /detokenize": "token ids to text",
-    f"POST {SCORE}": "the checkpoint's rewards over given completions",
-    f"POST {EVALUATE}": "generate, score, pass@k and maj@k with intervals",
-    "GET /v1/models": "the model's name",
-    "GET /v1/models/{id}": "the same for one",
-    "GET /health": "the process is alive (no key needed)",
-    "GET /ready": "requests are taken",
-    "GET /metrics": "Prometheus metrics",
-    "GET /": "a page to try it out",
-    "GET /docs": "what the routes take",
-    "GET /openapi.json": "the same for programs",
-}
-
+CHAT, SCORE = "/v1/chat/completions", "/v1/score"
+"""Also what LitServe calls the two workers."""
 _WARM_UP_CHARS = 16
+
+
+class Route(NamedTuple):
+    method: str
+    path: str
+    handler: Callable[..., Any]
+    summary: str
 
 
 class Application:
@@ -71,7 +60,7 @@ class Application:
         self, settings: ServeSettings, model: ServedModel, *, needs: Collection[str] = (), began: float
     ) -> None:
         self._settings, self._model, self._needs, self._began = settings, model, needs, began
-        self.metrics = ServerMetrics([route.split()[1] for route in ROUTES])
+        self.metrics = ServerMetrics()
         self.generator = Generator(CHAT, max_batch_size=settings.max_batch_size, max_queue=settings.max_queue)
         self.scorer = Scorer(SCORE, max_queue=settings.max_queue)
         self._lines = [self.generator.line, self.scorer.line]
@@ -88,14 +77,16 @@ class Application:
         )
         for line in self._lines:
             line.connect(self.server)
-        self._own_routes()
+        self._routes = self._all_routes()
+        self._set_up(self.server.app)
 
     def run(self) -> int:
         """Serves until told to stop; the exit status."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, frame: self.server.stop())
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` makes it
+                signal.signal(number, lambda number, frame: self.server.stop())
         try:
-            self.server.serve(self._sockets, **self._tls())
+            self.server.serve(self._sockets, **self._settings.tls)
         except WorkerFailed as error:
             print(f"serve: error: {error}", file=sys.stderr)
             return 1
@@ -107,61 +98,53 @@ class Application:
             return 1
         return 0
 
-    def _tls(self) -> dict[str, Any]:
-        settings = self._settings
-        return {} if settings.ssl_certfile is None else _tls_options(settings.ssl_certfile, settings.ssl_keyfile)
-
     def _worker_apis(self) -> list[Any]:
-        prompts, metrics, deadline_s = self._prompts, self.metrics, self._settings.deadline_s
-        completions = CompletionRoutes(
-            generator=self.generator, prompts=prompts, metrics=metrics, deadline_s=deadline_s
-        )
-        evaluate = EvaluateRoute(
-            generator=self.generator, scorer=self.scorer, prompts=prompts, metrics=metrics, deadline_s=deadline_s
-        )
-        score = ScoreRoute(
-            model=self._model,
-            needs=self._needs,
-            scorer=self.scorer,
-            metrics=metrics,
-            deadline_s=deadline_s,
-            max_queue=self._settings.max_queue,
-        )
-        chat_spec, score_spec = RouteSpec(CHAT), RouteSpec(SCORE)
-        chat_spec.add_endpoint(CHAT, completions.chat, ["POST"])
-        chat_spec.add_endpoint(COMPLETIONS, completions.completions, ["POST"])
-        responses = ResponsesRoute(completions=completions, prompts=prompts, metrics=metrics)
-        tokens = TokenRoutes(prompts)
-        chat_spec.add_endpoint("/v1/responses", responses.responses, ["POST"])
-        chat_spec.add_endpoint("/tokenize", tokens.tokenize, ["POST"])
-        chat_spec.add_endpoint("/detokenize", tokens.detokenize, ["POST"])
-        chat_spec.add_endpoint(EVALUATE, evaluate.evaluate, ["POST"])
-        score_spec.add_endpoint(SCORE, score.score, ["POST"])
         device = choose_device(self._settings.device)
         return [
-            GenerateAPI(self._model, device=device, max_batch_size=self._settings.max_batch_size, spec=chat_spec),
-            ScoreAPI(self._model.rewards, trust_rewards=self._model.trust_rewards, spec=score_spec),
+            GenerateAPI(self._model, device=device, max_batch_size=self._settings.max_batch_size, spec=RouteSpec(CHAT)),
+            ScoreAPI(self._model.rewards, trust_rewards=self._model.trust_rewards, spec=RouteSpec(SCORE)),
         ]
 
-    def _own_routes(self) -> None:
-        app = self.server.app
-        litserves = {"/", "/health", "/info"}
-        app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) not in litserves]
-        documentation = Documentation(ROUTES)
-        handlers: dict[str, Callable[..., Any]] = {
-            "/": page,
-            "/health": self._health,
-            "/ready": self._ready,
-            "/metrics": self._metrics,
-            "/v1/models": self._models,
-            "/v1/models/{model_id:path}": self._one_model,
-            "/docs": documentation.docs,
-            "/openapi.json": documentation.openapi,
-        }
-        for path, handler in handlers.items():
-            app.add_api_route(path, handler, methods=["GET"])
-        install_handlers(app)
+    def _all_routes(self) -> list[Route]:
+        prompts = self._prompts
+        shared: dict[str, Any] = {"metrics": self.metrics, "deadline_s": self._settings.deadline_s}
+        completions = CompletionRoutes(generator=self.generator, prompts=prompts, **shared)
+        responses = ResponsesRoute(completions=completions, prompts=prompts, metrics=self.metrics)
+        tokens = TokenRoutes(prompts)
+        score = ScoreRoute(
+            model=self._model, needs=self._needs, scorer=self.scorer, max_queue=self._settings.max_queue, **shared
+        )
+        evaluate = EvaluateRoute(generator=self.generator, scorer=self.scorer, prompts=prompts, **shared)
+        return [
+            Route("POST", CHAT, completions.chat, "OpenAI chat, streaming and not"),
+            Route("POST", "/v1/completions", completions.completions, "the same for plain prompts"),
+            Route("POST", "/v1/responses", responses.responses, "OpenAI's newer API, text only"),
+            Route("POST", "/tokenize", tokens.tokenize, "text or messages to token ids"),
+            Route("POST", "/detokenize", tokens.detokenize, "token ids to text"),
+            Route("POST", SCORE, score.score, "the checkpoint's rewards over given completions"),
+            Route("POST", "/v1/evaluate", evaluate.evaluate, "generate, score, pass@k and maj@k with intervals"),
+            Route("GET", "/v1/models", self._models, "the model's name"),
+            Route("GET", "/v1/models/{id:path}", self._one_model, "the same for one"),
+            Route("GET", "/health", self._health, "the process is alive (no key needed)"),
+            Route("GET", "/ready", self._ready, "requests are taken"),
+            Route("GET", "/metrics", self._metrics, "Prometheus metrics"),
+            Route("GET", "/", page, "a page to try it out"),
+            Route("GET", "/docs", docs, "what the routes take"),
+            Route("GET", "/openapi.json", openapi, "the same for programs"),
+        ]
+
+    def _set_up(self, app: FastAPI) -> None:
+        """Puts our routes in the place of LitServe's, and the guard around them."""
+        app.title = "grpo_pl"
+        app.router.routes.clear()
         app.router.redirect_slashes = False
+        app.router.route_class = JsonRoute
+        refused: dict[int | str, dict[str, Any]] = {"4XX": {"model": Refusal}}
+        for route in self._routes:
+            app.add_api_route(
+                route.path, route.handler, methods=[route.method], summary=route.summary, responses=refused
+            )
+        install_handlers(app)
         settings, port = self._settings, self._sockets[0].getsockname()[1]
         app.add_middleware(
             Guard,
@@ -184,19 +167,19 @@ class Application:
                 expose_headers=["X-Request-ID", "Retry-After"],
             )
 
-    async def _health(self, request: Request) -> Response:
+    async def _health(self) -> Response:
         return json_response({"status": "ok"})
 
-    async def _ready(self, request: Request) -> Response:
+    async def _ready(self) -> Response:
         if not self.server.ready:
             raise ApiError(503, "not ready: starting, stopping, or a worker was lost.", code="not_ready")
         return json_response({"status": "ready"})
 
-    async def _models(self, request: Request) -> Response:
+    async def _models(self) -> Response:
         return json_response({"object": "list", "data": [self._model_entry()]})
 
-    async def _one_model(self, request: Request) -> Response:
-        self._prompts.check_model(request.path_params["model_id"])
+    async def _one_model(self, id: str) -> Response:
+        self._prompts.check_model(id)
         return json_response(self._model_entry())
 
     def _model_entry(self) -> dict[str, Any]:
@@ -209,7 +192,7 @@ class Application:
             "max_completion_length": self._model.sampling.max_completion_length,
         }
 
-    async def _metrics(self, request: Request) -> Response:
+    async def _metrics(self) -> Response:
         places = self.generator.places
         self.metrics.running.set(places.size - places.free)
         self.metrics.waiting.set(places.waiting)
@@ -221,12 +204,17 @@ class Application:
         printable = string.printable.split()[0]
         text = "".join(filter(self._prompts.known(printable).__contains__, printable))
         chat = {"messages": [{"role": "user", "content": text[:_WARM_UP_CHARS]}], "max_tokens": 2, "seed": 0}
-        self.metrics.muted = True
-        for stream in (False, True):
-            for count in (1, min(8, self.generator.places.size)):
-                body = json.dumps({**chat, "n": count, "stream": stream}).encode()
-                await post_in_process(self.server.app, CHAT, body, api_key=self._settings.api_key)
-        self.metrics.muted = False
+        key = self._settings.api_key
+        async with httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(self.server.app),  # through all layers but the connection
+            base_url="http://localhost",
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=None,
+        ) as client:
+            for stream in (False, True):
+                for count in (1, min(8, self.generator.places.size)):
+                    await client.post(CHAT, json={**chat, "n": count, "stream": stream})
+        self.metrics.reset()
         if self._settings.access_log:
             open_access_log()
 
@@ -247,24 +235,10 @@ class Application:
         after = f"after {time.time() - self._began:.1f} s"
         lines = [
             f"{self._model.name} ({self._model.source}) is served at {address} {after}.",
-            *(f"  {route:<27} {text}" for route, text in ROUTES.items()),
+            *(f"  {r.method + ' ' + r.path.replace(':path', ''):<27} {r.summary}" for r in self._routes),
             f"curl {address}{CHAT}{key} -H 'Content-Type: application/json' -d '{json.dumps(message)}'",
         ]
         print("\n".join(lines), flush=True)
-
-
-def _tls_options(certificate: Path, key: Path | None) -> dict[str, Any]:
-    """What uvicorn takes.
-
-    Raises:
-        ValueError: files that are no certificate and its key.
-    """
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        files = certificate if key is None else f"{certificate} and {key}"
-        raise ValueError(f"no certificate with its key in {files}: {error}.") from None
-    return {"ssl_certfile": str(certificate), "ssl_keyfile": None if key is None else str(key)}
 
 
 def run_server(settings: ServeSettings) -> int:

@@ -23,7 +23,7 @@ from serve.generate_worker import Chunk
 from serve.grammars import Grammar
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts, sample_keys
-from serve.schemas import ChatRequest, CompletionRequest, parse
+from serve.schemas import ChatRequest, CompletionRequest
 from serve.settings import MAX_SAMPLES
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Job:
         choices = []
         for i in range(request.n * len(self.prompts)):
             prefix = self.prefixes[i // request.n]
-            stream = TextStream(tokenizer, request.stops, prefix=prefix, min_tokens=request.min_tokens)
+            stream = TextStream(tokenizer, request.stop, prefix=prefix, min_tokens=request.min_tokens)
             choices.append(Choice(i, stream, self.prompts[i // request.n], request.stop_token_ids))
         return choices
 
@@ -68,14 +68,14 @@ class CompletionRoutes:
     def __init__(self, *, generator: Generator, prompts: Prompts, metrics: ServerMetrics, deadline_s: float) -> None:
         self._generator, self._prompts, self._metrics, self._deadline_s = generator, prompts, metrics, deadline_s
 
-    async def chat(self, request: Request) -> Response:
-        began, body = time.monotonic(), parse(ChatRequest, await request.body())
+    async def chat(self, body: ChatRequest, request: Request) -> Response:
+        began = time.monotonic()
         self._prompts.check_model(body.model)
         job = await self.chat_job(body, began)
         return await self._answer(request, job)
 
-    async def completions(self, request: Request) -> Response:
-        began, body = time.monotonic(), parse(CompletionRequest, await request.body())
+    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+        began = time.monotonic()
         self._prompts.check_model(body.model)
         if not 1 <= len(body.prompts) * body.n <= 4 * MAX_SAMPLES:
             raise bad_request(f"prompt: give 1 to {4 * MAX_SAMPLES // body.n} prompts with n={body.n}.", param="prompt")
@@ -110,9 +110,10 @@ class CompletionRoutes:
     ) -> Job:
         grammar = body.grammar
         if grammar is not None and not grammars.is_available():
+            field = "response_format" if body.structured_outputs is None else "structured_outputs"
             raise bad_request(
-                "response_format: structured outputs need llguidance on the server: pip install 'grpo_pl[structured]'.",
-                param="response_format",
+                f"{field}: structured outputs need llguidance on the server: pip install 'grpo_pl[structured]'.",
+                param=field,
                 code="unsupported_parameter",
             )
         logits = self._prompts.logits(body)
@@ -128,6 +129,10 @@ class CompletionRoutes:
             )
             for ids in prompts
         ]
+        if body.alternatives is not None:
+            drawn = body.n * sum(o.sampling.max_completion_length for o in options)
+            echoed = body.n * sum(map(len, prompts)) if isinstance(body, CompletionRequest) and body.echo else 0
+            self._prompts.check_logprobs(drawn + echoed, body.alternatives)
         return Job(
             request=body,
             prompts=prompts,
@@ -235,7 +240,7 @@ class CompletionRoutes:
             ids,
             row_keys([sample_keys(ids, seed=job.seed, n=job.request.n)]),
             job.options[p],
-            live=job.request.stream or bool(job.request.stops),
+            live=job.request.stream or bool(job.request.stop),
             deadline=job.deadline,
             grammar=job.grammar,
             bounded=p == 0,  # the first prompt of a request may be refused; the others then wait for their turn

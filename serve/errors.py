@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from pydantic import ValidationError
-from pydantic_core import PydanticCustomError
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 log = logging.getLogger(__name__)
 
+_LONGEST = 500  # characters of a message, which may quote the client
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-class ApiError(Exception):
+class ApiError(HTTPException):
     """A failure that a client should hear about, in OpenAI's terms."""
 
     def __init__(
@@ -29,9 +29,9 @@ class ApiError(Exception):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.code, self.param = status, message, code, param
-        self.headers = dict(headers or {})
+        super().__init__(status, message, headers)
+        self.status, self.code, self.param = status, code, param and param[:_LONGEST]
+        self.message = message if len(message) <= _LONGEST else f"{message[:_LONGEST]} …"
 
     def body(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
@@ -66,41 +66,39 @@ def to_json(value: Any) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
-def from_validation(error: ValidationError) -> ApiError:
-    """The first fault that pydantic found, with the path of the field."""
-    fault = error.errors(include_url=False, include_input=False)[0]
-    named = fault.get("ctx", {}).get("field")  # a rule for the whole object may still be about one field
-    param = ".".join(str(part) for part in (*fault["loc"], *([named] if named else ()))) or None
+def from_fault(fault: Mapping[str, Any]) -> ApiError:
+    """One of pydantic's ``errors()``, with the path of the field."""
+    path = [part for part in map(str, fault["loc"]) if part.isidentifier() or part.isdigit()]  # without kinds of unions
+    if named := fault.get("ctx", {}).get("field"):  # a rule for the whole object may still be about one field
+        path.append(named)
+    param = ".".join(path) or None
     kinds = {"missing": "missing_field"} | {kind: kind for kind in ("unknown_parameter", "unsupported_parameter")}
     code = kinds.get(fault["type"], "invalid_value")
     message = fault["msg"].removeprefix("Value error, ")
-    return ApiError(400, f"{param}: {message}" if param else message, param=param, code=code)
-
-
-def from_fault(error: PydanticCustomError) -> ApiError:
-    """A fault of one field that was found without a model."""
-    param = (error.context or {}).get("field")
-    return ApiError(400, f"{param}: {error.message()}", param=param, code=error.type)
+    return bad_request(f"{param}: {message}" if param else message, param=param, code=code)
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Makes the framework's own errors (unknown route, wrong method, a bug) take the common shape."""
-
-    async def on_api_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError)
-        return error.response()
+    """Makes every error take the common shape, the framework's own (unknown route, wrong method, a bug) included."""
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        names = {404: "route_not_found", 405: "method_not_allowed"}
-        message = f"{request.method} {request.url.path}: {error.detail}"
-        return ApiError(
-            error.status_code, message, code=names.get(error.status_code, "http_error"), headers=error.headers
-        ).response()
+        if not isinstance(error, ApiError):
+            code = {404: "route_not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+            message = f"{request.method} {request.url.path}: {error.detail}"
+            error = ApiError(error.status_code, message, code=code, headers=error.headers)
+        return error.response()
+
+    async def on_invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        fault = error.errors()[0]
+        if (fault["loc"], fault["type"]) == (("body",), "missing"):
+            return bad_request("the body must be a JSON object.", param=None, code="invalid_json").response()
+        return from_fault({**fault, "loc": fault["loc"][1:]}).response()
 
     async def on_bug(request: Request, error: Exception) -> Response:
         return ApiError(500, "internal error; the server's log has the details.", code="internal_error").response()
 
-    app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(Exception, on_bug)

@@ -18,7 +18,7 @@ from serve.errors import bad_request, json_response
 from serve.generate_worker import Chunk, Generate
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts, sample_keys
-from serve.schemas import EvalProblem, EvaluateRequest, parse
+from serve.schemas import EvalProblem, EvaluateRequest
 from serve.score_worker import ScoreItems
 from serve.summary import summarise
 
@@ -37,8 +37,7 @@ class EvaluateRoute:
         self._metrics, self._deadline_s = metrics, deadline_s
         self._judging = asyncio.Semaphore(_JUDGED_AT_ONCE)
 
-    async def evaluate(self, request: Request) -> Response:
-        body = parse(EvaluateRequest, await request.body())
+    async def evaluate(self, body: EvaluateRequest, request: Request) -> Response:
         if len(body.items) * body.n > _MOST_COMPLETIONS:
             raise bad_request(
                 f"items: {len(body.items)} problems with n={body.n} are more than {_MOST_COMPLETIONS} completions.",

@@ -29,12 +29,11 @@ class Passing:
             PydanticCustomError: a field that is not known, or a value that asks for something that is not served.
         """
         for name, value in extra.items():
-            passing = self.values.get(name, ())
-            if passing is ANY or (name in self.values and (value is None or _is_one_of(value, passing))):
-                continue
-            if name in self.values:
+            if name not in self.values:
+                raise _refused("unknown_parameter", name, self._advice(name, declared))
+            passing = self.values[name]
+            if not (passing is ANY or value is None or any(_same(value, each) for each in passing)):
                 raise _refused("unsupported_parameter", name, f"this server does not support {_short(value)}")
-            raise _refused("unknown_parameter", name, self._advice(name, declared))
 
     def _advice(self, name: str, declared: Iterable[str]) -> str:
         if name in self.instead:
@@ -47,15 +46,13 @@ def _refused(code: str, name: str, message: str) -> PydanticCustomError:
     return PydanticCustomError(code, "{message}", {"message": message, "field": name[:64]})  # type: ignore[arg-type]
 
 
-def _is_one_of(value: Any, passing: Iterable[Any]) -> bool:
-    return any(type(value) is type(each) and value == each for each in passing) or (
-        type(value) is float and any(type(each) is int and value == each for each in passing)
-    )
+def _same(value: Any, other: Any) -> bool:
+    """1.0 is the same as 1, and true is not."""
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _short(value: Any) -> str:
-    text = repr(value) if isinstance(value, str | int | float | bool) else f"this {type(value).__name__}"
-    return text if len(text) <= 40 else text[:37] + "…"
+    return f"{value!r:.40}" if isinstance(value, str | int | float) else f"this {type(value).__name__}"
 
 
 _FOR_WHOM: dict[str, Any] = {  # who asks, and how the answer is kept or billed

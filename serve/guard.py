@@ -33,7 +33,7 @@ _HEADERS = {
 """Of every answer that has none of its own."""
 
 ObserveFn = Callable[[str, int, float], None]
-"""Called as ``observe(path, status, seconds)`` after every request."""
+"""Called as ``observe(route, status, seconds)`` after every request; ``other`` stands for all paths without a route."""
 
 
 class Guard:
@@ -63,7 +63,9 @@ class Guard:
             await self._app(scope, receive, send)
             return
         began, status = time.monotonic(), _CLIENT_GONE
-        request_id = _request_id(scope)
+        request_id, method = _request_id(scope), scope["method"]
+        if method == "HEAD":  # answered as GET; the HTTP layer leaves the body out
+            scope = {**scope, "method": "GET"}
 
         async def watched(message: Message) -> None:
             nonlocal status
@@ -76,19 +78,17 @@ class Guard:
             await self._answer(scope, receive, watched)
         finally:
             seconds = time.monotonic() - began
-            self._observe(scope["path"], status, seconds)
+            self._observe(getattr(scope.get("route"), "path", "other"), status, seconds)
             log_request(
                 request_id=request_id.decode(),
                 client=(scope.get("client") or ("",))[0],
-                method=scope["method"],
+                method=method,
                 path=scope["path"],
                 status=status,
                 seconds=round(seconds, 4),
             )
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] == "HEAD":  # answered as GET; the HTTP layer leaves the body out
-            scope = {**scope, "method": "GET"}
         held = [0]
         try:
             self._check_size(scope)

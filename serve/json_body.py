@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 
 from serve.errors import ApiError
 
@@ -12,6 +16,23 @@ MAX_ELEMENTS = 1 << 17
 """Most commas, colons and opening brackets outside of strings: 8 MB of them would take gigabytes once parsed."""
 MAX_DEPTH = 64
 """Most levels of nesting; what is queued for a worker is pickled, which fails at some hundreds."""
+
+
+class JsonRoute(APIRoute):
+    """A route whose body is read by ``parse_object``."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(_JsonRequest(request.scope, request.receive))
+
+        return handle_json
+
+
+class _JsonRequest(Request):
+    async def json(self) -> dict[str, Any]:
+        return parse_object(await self.body())
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -18,8 +18,11 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 class ServerMetrics:
     """The counters of one server."""
 
-    def __init__(self, routes: Sequence[str]) -> None:
-        self._routes = frozenset(routes)
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins to count anew: what the server asks itself while it starts is no request."""
         self.registry = CollectorRegistry()
 
         def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
@@ -43,30 +46,21 @@ class ServerMetrics:
         self._rate = gauge("tokens_per_second", f"Completion tokens over the last {_RATE_WINDOW_S:g} s.")
         self._rate.set_function(self._tokens_per_second)
         self._recent: deque[tuple[float, int]] = deque()
-        self.muted = False
-        """Nothing is counted: what the server asks itself is no request."""
 
-    def observe(self, path: str, status: int, seconds: float) -> None:
-        if self.muted:
-            return
-        route = path if path in self._routes else "other"
+    def observe(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()
         self._latency.labels(route).observe(seconds)
 
     def count_prompt(self, tokens: int) -> None:
-        if not self.muted:
-            self._prompt_tokens.inc(tokens)
+        self._prompt_tokens.inc(tokens)
 
     def count_tokens(self, tokens: int) -> None:
-        if self.muted:
-            return
         self._tokens.inc(tokens)
         self._recent.append((time.monotonic(), tokens))
         self._forget_old()
 
     def first_token(self, seconds: float) -> None:
-        if not self.muted:
-            self._first_token.observe(seconds)
+        self._first_token.observe(seconds)
 
     def count_scores(self, items: Sequence[Mapping[str, Any]]) -> None:
         tally = Tally((name, score["status"]) for item in items for name, score in item["rewards"].items())

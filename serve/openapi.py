@@ -1,54 +1,32 @@
-"""``/openapi.json`` and ``/docs``: what the routes take, written from the schemas that check it."""
+"""``/openapi.json`` and ``/docs``: what the routes take, from the schemas that check it."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 
 from serve.errors import json_response
-from serve.responses import ResponsesRequest
-from serve.schemas import ChatRequest, CompletionRequest, EvaluateRequest
-from serve.tokens import DetokenizeRequest, TokenizeRequest
 
-_BODIES: dict[str, type[BaseModel]] = {
-    "/v1/chat/completions": ChatRequest,
-    "/v1/completions": CompletionRequest,
-    "/v1/responses": ResponsesRequest,
-    "/v1/evaluate": EvaluateRequest,
-    "/tokenize": TokenizeRequest,
-    "/detokenize": DetokenizeRequest,
-}
-_SCORE = {
-    "type": "object",
-    "description": "`POST /v1/score`: completions to judge; further fields of an item are columns for the rewards.",
-    "required": ["items"],
-    "properties": {
-        "items": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["completion", "answer"],
-                "properties": {"completion": {"type": "string"}, "answer": {"type": "string"}},
-            },
-        },
-        "group": {"type": "boolean", "default": False, "description": "Take the items as samples of one problem."},
-    },
-}
-_ERROR = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {name: {"type": ["string", "null"]} for name in ("message", "type", "param", "code")},
-        }
-    },
-}
+
+class Fault(BaseModel):
+    """Why a request was refused."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class Refusal(BaseModel):
+    """The body of every answer with a status of 400 or more."""
+
+    error: Fault
+
+
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
     "table{border-collapse:collapse;width:100%;margin:.5rem 0 2rem}td{border-top:1px solid #8886;padding:.3rem .6rem;"
@@ -57,43 +35,17 @@ _STYLE = (
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 
 
-class Documentation:
-    """Both forms of the description of ``routes``: "METHOD /path" and a line about each."""
-
-    def __init__(self, routes: Mapping[str, str]) -> None:
-        self._routes = routes
-
-    async def openapi(self, request: Request) -> Response:
-        return json_response(describe(tuple(self._routes.items())))
-
-    async def docs(self, request: Request) -> Response:
-        headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
-        text = _page(describe(tuple(self._routes.items())))
-        return Response(text, media_type="text/html; charset=utf-8", headers=headers)
+async def openapi(request: Request) -> Response:
+    """The routes as an OpenAPI document."""
+    app: FastAPI = request.app
+    return json_response(app.openapi())
 
 
-@cache
-def describe(routes: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    """The routes as an OpenAPI 3.1 document."""
-    wanted = [(body, "validation") for body in _BODIES.values()]
-    references, shared = models_json_schema(wanted, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
-    schemas = {**shared.get("$defs", {}), "ScoreRequest": _SCORE, "Error": _ERROR}
-    refused = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
-    paths: dict[str, Any] = {}
-    for route, summary in routes:
-        method, _, path = route.partition(" ")
-        answers = {"200": {"description": "OK"}, "4XX": {"description": "Refused", **refused}}
-        operation: dict[str, Any] = {"summary": summary, "responses": answers}
-        if method == "POST":
-            kind = _BODIES.get(path)
-            schema = references[kind, "validation"] if kind else {"$ref": "#/components/schemas/ScoreRequest"}
-            operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-        if "{" in path:
-            name = path.partition("{")[2].partition("}")[0]
-            operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
-        paths.setdefault(path, {})[method.lower()] = operation
-    info = {"title": "grpo_pl", "version": "1", "description": "A trained policy with its rewards."}
-    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
+async def docs(request: Request) -> Response:
+    """The same as a page."""
+    app: FastAPI = request.app
+    headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
+    return Response(_page(app.openapi()), media_type="text/html; charset=utf-8", headers=headers)
 
 
 def _page(document: Mapping[str, Any]) -> str:

@@ -85,7 +85,7 @@ class CrossOrigin(CORSMiddleware):
 
 
 def require_json(scope: Scope) -> None:
-    """Refuses the types that a browser sends to other sites without asking (forms, plain text).
+    """Refuses the types that a browser sends to other sites without asking (forms, plain text), and packed bodies.
 
     Raises:
         ApiError: 415.
@@ -95,6 +95,8 @@ def require_json(scope: Scope) -> None:
     kinds = [value.partition(b";")[0].strip().lower() for value in _values(scope, b"content-type")]
     if kinds != [b"application/json"]:
         raise ApiError(415, "send the header `Content-Type: application/json`.", code="unsupported_media_type")
+    if any(value.strip().lower() != b"identity" for value in _values(scope, b"content-encoding")):
+        raise ApiError(415, "send the body as it is, without `Content-Encoding`.", code="unsupported_media_type")
 
 
 def _values(scope: Scope, name: bytes) -> list[bytes]:

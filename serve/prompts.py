@@ -17,6 +17,7 @@ from serve.errors import ApiError, bad_request, model_not_found
 from serve.schemas import Message, Sampling
 
 _SCALARS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "min_tokens")
+_MOST_LOGPROBS = 1 << 20  # in one answer: each takes some hundred bytes
 _LONG = 2000  # characters from which encoding would hold up other requests noticeably
 _CHARS_PER_TOKEN = 64  # no text with more characters than this per token of context can fit
 
@@ -125,6 +126,19 @@ class Prompts:
             logits=logits,
         )
 
+    def check_logprobs(self, tokens: int, top: int) -> None:
+        """Refuses an answer that would not fit into memory.
+
+        Raises:
+            ApiError: too many tokens with ``top`` likely ones beside each.
+        """
+        if tokens * (1 + top) > _MOST_LOGPROBS:
+            raise bad_request(
+                f"logprobs: {tokens} tokens with {top} likely ones each are more than {_MOST_LOGPROBS:,} "
+                "log-probabilities: ask for less at once.",
+                param="logprobs",
+            )
+
     def check_model(self, name: str | None) -> None:
         """Refuses a model that is not the one that is served.
 
@@ -168,10 +182,8 @@ class Prompts:
         """Refuses a text that would lose something on the way to tokens.
 
         Raises:
-            ApiError: a lone surrogate, or a character that the tokenizer does not know.
+            ApiError: a character that the tokenizer does not know.
         """
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise bad_request(f"{param}: the text holds a lone surrogate.", param=param)
         known = self.known(text)
         unknown = next((character for character in text if character not in known), None)
         if unknown is not None:

@@ -97,7 +97,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._crowd = crowd
         self._head_timer: asyncio.TimerHandle | None = None  # runs while a head is awaited
         self._write_timer: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
+        self._overhead = 0  # bytes since the last request, head or piece of a body
         self._in_message = False
         self._fault: ApiError | None = None
         crowd.knock(self)
@@ -122,15 +122,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        in_head = self._head_timer is not None
+        self._overhead += len(data)
         super().data_received(data)
         if self.transport.is_closing():
             return
         if self._head_timer is None and not self._in_message and self.timeout_keep_alive_task is None and self._idle:
             self._await_head()  # blank lines stop the timer of an idle connection and begin no request
-        elif in_head and self._head_timer is not None:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES:
+        elif self._overhead > HEAD_BYTES:
+            if self._head_timer is None:  # sizes of chunks, or headers behind the body
+                self.transport.abort()
+            else:
                 self._refuse(_head_too_large())
 
     def pause_writing(self) -> None:
@@ -150,6 +151,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is None:
             self._await_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_timer is not None:  # else it stands behind the body, where it could change what has been checked
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -162,9 +167,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
             raise ValueError("too many requests ahead of their answers")
 
+    def on_body(self, body: bytes) -> None:
+        self._overhead = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._in_message = False
+        self._in_message, self._overhead = False, 0
         if not self._idle:
             self._crowd.has_sent(self)
 
@@ -187,7 +196,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _await_head(self) -> None:
-        self._head_bytes = 0
+        self._overhead = 0
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
@@ -200,7 +209,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         body = json.dumps(error.body()).encode()
         headers = {"Content-Type": "application/json", "Content-Length": len(body), "Connection": "close"}
-        lines = [f"{name}: {value}\r\n".encode() for name, value in {**headers, **error.headers}.items()]
+        lines = [f"{name}: {value}\r\n".encode() for name, value in {**headers, **(error.headers or {})}.items()]
         self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body]))
         self.transport.close()
 

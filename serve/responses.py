@@ -6,19 +6,19 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from serve import fields
 from serve.answers import Choice, usage_of
 from serve.completions import CompletionRoutes, Job, failure
 from serve.connection import while_connected
-from serve.errors import ApiError, from_validation, json_response, to_json
+from serve.errors import ApiError, from_fault, json_response, to_json
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts
-from serve.schemas import Body, ChatRequest, Message, Seed, Text, parse
+from serve.schemas import Body, ChatRequest, Message, Seed, StreamOptions, Text
 from serve.settings import MAX_ITEMS
 
 _Absent = Literal[
@@ -30,26 +30,6 @@ _Absent = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
-
-
-class InputText(Body):
-    """A piece of a message."""
-
-    passing = fields.CONTENT_PART
-    type: Literal["input_text", "output_text"]
-    text: Text
-
-
-class InputMessage(Body):
-    """One turn of a conversation."""
-
-    passing = fields.MESSAGE
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[InputText], Field(max_length=MAX_ITEMS, fail_fast=True)]
-
-    def message(self) -> Message:
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return Message(role=self.role, content=text)
 
 
 class TextFormat(Body):
@@ -76,7 +56,7 @@ class ResponsesRequest(Body):
     """``POST /v1/responses``."""
 
     passing = fields.RESPONSES
-    input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    input: Text | Annotated[list[Message], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
     instructions: Text | None = None
     """Takes the place of the template's system text."""
     model: Text | None = None
@@ -86,16 +66,11 @@ class ResponsesRequest(Body):
     top_p: float | None = None
     seed: Seed | None = None
     stream: bool = False
-    stream_options: dict[str, bool] | None = None
+    stream_options: StreamOptions | None = None
     text: TextOptions | None = None
     top_logprobs: Literal[0] | None = None
     include: list[_Absent] = Field([], max_length=16, fail_fast=True)
     """Parts of items that a text answer never has; so nothing is added."""
-
-    @model_validator(mode="after")
-    def _stream_options_are_harmless(self) -> Self:
-        fields.STREAM_OPTIONS.check(self.stream_options or {}, ())
-        return self
 
     def chat(self) -> ChatRequest:
         """The same as a chat.
@@ -103,10 +78,9 @@ class ResponsesRequest(Body):
         Raises:
             ValidationError: a value that chat refuses.
         """
-        turns = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        messages = [turn.message().model_dump() for turn in turns]
+        messages = [Message(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         if self.instructions is not None:
-            messages.insert(0, {"role": "system", "content": self.instructions})
+            messages = [Message(role="system", content=self.instructions), *messages]
         same = {name: getattr(self, name) for name in ("temperature", "top_p", "seed", "stream", "model")}
         if self.text is not None and self.text.format is not None:
             same["response_format"] = self.text.format.response_format()
@@ -119,14 +93,16 @@ class ResponsesRoute:
     def __init__(self, *, completions: CompletionRoutes, prompts: Prompts, metrics: ServerMetrics) -> None:
         self._completions, self._prompts, self._metrics = completions, prompts, metrics
 
-    async def responses(self, request: Request) -> Response:
-        began, body = time.monotonic(), parse(ResponsesRequest, await request.body())
+    async def responses(self, body: ResponsesRequest, request: Request) -> Response:
+        began = time.monotonic()
         self._prompts.check_model(body.model)
         try:
             chat = body.chat()
+            job = await self._completions.chat_job(chat, began)
         except ValidationError as error:
+            raise _renamed(from_fault(error.errors(include_url=False, include_input=False)[0])) from None
+        except ApiError as error:
             raise _renamed(error) from None
-        job = await self._completions.chat_job(chat, began)
         answer = _Answer(body, chat, self._prompts.model.name)
         if body.stream:
             return await self._completions.stream(request, self._events(job, answer))
@@ -254,9 +230,8 @@ def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _renamed(error: ValidationError) -> ApiError:
+def _renamed(refusal: ApiError) -> ApiError:
     """A refusal of the chat that a response became, in the response's own words."""
-    refusal = from_validation(error)
     names = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
     for name, own in names.items():
         if refusal.param is not None and refusal.param.startswith(name):

@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    field_validator,
+    model_validator,
+)
 
 from serve import fields
-from serve.errors import bad_request, from_fault, from_validation
+from serve.errors import bad_request
 from serve.grammars import MAX_GRAMMAR, Grammar
-from serve.json_body import parse_object
 from serve.settings import MAX_COLUMNS, MAX_ITEMS, MAX_SAMPLES, MAX_TEXT
 
-
-def _unicode(text: str) -> str:
-    if not _is_unicode(text):
-        raise ValueError("the text holds a lone surrogate")
-    return text
-
-
-Text = Annotated[str, Field(strict=True), AfterValidator(_unicode)]
-T = TypeVar("T", bound=BaseModel)
+Text = Annotated[str, Field(min_length=0)]  # a string with a constraint is checked for lone surrogates
+AnyText = Annotated[InstanceOf[str], Field(max_length=MAX_TEXT)]  # and this one is not
+_Short = Annotated[str, Field(min_length=1, max_length=256)]
 _SMALLEST = 2.0**-126  # below it a 32-bit float is zero or nearly so, and no token is left to draw
 _First = Field(fail_fast=True)  # one error for a list, not one per element: a body may hold hundreds of thousands
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
-
-
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
+
+
+def _at_most_1024(value: Any) -> Any:
+    """Before a dictionary is read: unlike a list it has an error for each of its values."""
+    if isinstance(value, dict) and len(value) > 1024:
+        raise ValueError(f"give at most 1024 entries, not {len(value)}")
+    return value
 
 
 class Body(BaseModel):
@@ -75,7 +82,7 @@ class Sampling(Body):
     """Divides the logits; 0 takes the most likely token. By default the one of training."""
     top_p: float = Field(1.0, ge=_SMALLEST, le=1.0)
     """Draw from the smallest set of tokens with this much mass; 1 is off."""
-    top_k: int = Field(0, ge=-1)
+    top_k: Annotated[int, AfterValidator(lambda k: max(k, 0))] = Field(0, ge=-1)
     """Draw among the k most likely tokens; 0 and -1 are off."""
     min_p: float = Field(0.0, ge=0.0, le=1.0)
     """Exclude tokens less likely than this times the most likely one; 0 is off."""
@@ -85,11 +92,13 @@ class Sampling(Body):
     """Subtracted from the logits of tokens that the completion holds; 0 is off."""
     frequency_penalty: Penalty = 0.0
     """Subtracted for every time that the completion holds a token; 0 is off."""
-    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field({}, max_length=1024)
+    logit_bias: Annotated[
+        dict[_TokenName, Annotated[float, Field(ge=-100.0, le=100.0)]], BeforeValidator(_at_most_1024)
+    ] = {}
     """By token id: a number that is added to its logit."""
     min_tokens: int = Field(0, ge=0)
     """No end of the completion before this many tokens."""
-    bad_words: list[Text] = Field([], max_length=128, fail_fast=True)
+    bad_words: list[_Short] = Field([], max_length=128, fail_fast=True)
     """Texts that a completion may not hold."""
     max_tokens: int | None = Field(None, ge=1)
     """Most tokens of a completion; by default the number of training."""
@@ -103,26 +112,6 @@ class Sampling(Body):
     def _not_nearly_zero(cls, value: float | None) -> float | None:
         if value is not None and 0.0 < value < 1e-3:
             raise ValueError("between 0 and 0.001 there is nothing to draw from: give 0 for the most likely token")
-        return value
-
-    @field_validator("top_k")
-    @classmethod
-    def _minus_one_is_off(cls, value: int) -> int:
-        return max(value, 0)
-
-    @field_validator("logit_bias")
-    @classmethod
-    def _by_token(cls, value: dict[str, float]) -> dict[str, float]:
-        bad = next((k for k in value if not (k.isascii() and k.isdigit() and len(k) < 10 and str(int(k)) == k)), None)
-        if bad is not None:
-            raise ValueError(f"{bad[:20]!r} is no token id")
-        return value
-
-    @field_validator("bad_words")
-    @classmethod
-    def _short_words(cls, value: list[str]) -> list[str]:
-        if any(not 1 <= len(word) <= 256 for word in value):
-            raise ValueError("give strings of 1 to 256 characters")
         return value
 
     @model_validator(mode="after")
@@ -208,7 +197,11 @@ def json_grammar(schema: dict[str, Any] | str) -> Grammar:
 class _Completions(Sampling):
     model: Text | None = None
     """The model's name, as `/v1/models` gives it."""
-    stop: Text | Annotated[list[Text], _First] | None = None
+    stop: Annotated[
+        list[_Short],
+        Field(max_length=16, fail_fast=True),
+        BeforeValidator(lambda v: [v] if isinstance(v, str) else v, json_schema_input_type=str | list[str]),
+    ] = []
     """Up to 16 texts that end a completion; they are not part of it."""
     stop_token_ids: list[TokenId] = Field([], max_length=128, fail_fast=True)
     """Tokens that end a completion; they are not part of its text."""
@@ -236,18 +229,6 @@ class _Completions(Sampling):
         asked = self.structured_outputs or self.response_format
         return None if asked is None else asked.grammar
 
-    @field_validator("stop")
-    @classmethod
-    def _few_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
-        stops = [value] if isinstance(value, str) else value or []
-        if len(stops) > 16 or any(not 1 <= len(stop) <= 256 for stop in stops):
-            raise ValueError("give at most 16 strings of 1 to 256 characters")
-        return value
-
-    @property
-    def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
@@ -258,10 +239,10 @@ class _Completions(Sampling):
 
 
 class ContentPart(Body):
-    """A piece of a message."""
+    """A piece of a message; the later names are those of ``/v1/responses``."""
 
     passing = fields.CONTENT_PART
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: Text
 
 
@@ -286,6 +267,12 @@ class ChatRequest(_Completions):
     """Report the log-probability of every token."""
     top_logprobs: int | None = Field(None, ge=0, le=20)
     """With logprobs: report this many likely tokens at every position."""
+
+    @model_validator(mode="after")
+    def _alternatives_belong_to_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs: set logprobs to true, too")
+        return self
 
     @property
     def alternatives(self) -> int | None:
@@ -343,7 +330,7 @@ class EvalProblem(Body):
         return value
 
     @model_validator(mode="after")
-    def _few_columns(self) -> EvalProblem:
+    def _few_columns(self) -> Self:
         if len(self.model_extra or {}) > MAX_COLUMNS:
             raise ValueError(f"give at most {MAX_COLUMNS} further fields")
         return self
@@ -358,58 +345,26 @@ class EvaluateRequest(Sampling):
     items: list[EvalProblem] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
 
 
-class ScoreRequest:
-    """``POST /v1/score``. Checked by hand: completions may hold anything that JSON can, lone surrogates included."""
+class ScoreItem(Body):
+    """A completion to judge, which may hold anything that JSON can; further fields are columns for the rewards."""
 
-    def __init__(self, body: dict[str, Any]) -> None:
-        items = body.get("items")
-        if "items" not in body:
-            raise bad_request("items: Field required", param="items", code="missing_field")
-        if not isinstance(items, list) or not 1 <= len(items) <= MAX_ITEMS:
-            raise bad_request(f"items: give a list of 1 to {MAX_ITEMS} objects.", param="items")
-        extra = {name: value for name, value in body.items() if name not in ("items", "group", "model")}
-        try:
-            fields.EVALUATION.check(extra, ("items", "group", "model"))
-        except PydanticCustomError as error:
-            raise from_fault(error) from None
-        group = body.get("group", False)
-        if not isinstance(group, bool):
-            raise bad_request("group: give true or false.", param="group")
-        names: set[str] = set()
-        for i, item in enumerate(items):
-            self._check(item, f"items.{i}")
-            names.update(item)
-            if len(names) > MAX_COLUMNS + 2:
-                raise bad_request(f"items.{i}: give at most {MAX_COLUMNS} further fields.", param=f"items.{i}")
-        self.items: list[dict[str, Any]] = items
-        self.group = group
-
-    @staticmethod
-    def _check(item: Any, path: str) -> None:
-        if not isinstance(item, dict):
-            raise bad_request(f"{path}: give an object with completion and answer.", param=path)
-        for name in ("completion", "answer"):
-            if name not in item:
-                raise bad_request(f"{path}.{name}: Field required", param=f"{path}.{name}", code="missing_field")
-            if not isinstance(item[name], str):
-                raise bad_request(f"{path}.{name}: give a string.", param=f"{path}.{name}")
-            if len(item[name]) > MAX_TEXT:
-                raise bad_request(f"{path}.{name}: give at most {MAX_TEXT:,} characters.", param=f"{path}.{name}")
+    passing = None
+    completion: AnyText
+    answer: AnyText
 
 
-def parse(kind: type[T], body: bytes) -> T:
-    """The request in ``body``.
+class ScoreRequest(Body):
+    """``POST /v1/score``."""
 
-    Raises:
-        ApiError: not JSON, a field missing, or one out of range (400, naming it).
-    """
-    value = parse_object(body)
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        raise from_validation(error) from None
+    passing = fields.EVALUATION
+    model: Text | None = None
+    """The model's name, as `/v1/models` gives it."""
+    items: list[ScoreItem] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
+    group: bool = False
+    """Take the items as samples of one problem, and tell their advantages."""
 
-
-def _is_unicode(text: str) -> bool:
-    """Whether the text can be encoded, which one with half a surrogate pair cannot."""
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+    @model_validator(mode="after")
+    def _few_columns(self) -> Self:
+        if len({name for item in self.items for name in item.model_extra or ()}) > MAX_COLUMNS:
+            raise ValueError(f"items: give at most {MAX_COLUMNS} further fields")
+        return self

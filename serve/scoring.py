@@ -14,8 +14,7 @@ from grpo_pl.functional.advantages import masked_mean_std, rescale, subtract_bas
 from grpo_pl.policy.trained import ServedModel
 from serve.connection import while_connected
 from serve.dispatch import Deadline, Places, Scorer
-from serve.errors import bad_request, json_response
-from serve.json_body import parse_object
+from serve.errors import bad_request, json_response, model_not_found
 from serve.metrics import ServerMetrics
 from serve.schemas import ScoreRequest
 from serve.score_worker import ScoreItems
@@ -45,8 +44,9 @@ class ScoreRoute:
         self._scorer, self._metrics, self._deadline_s = scorer, metrics, deadline_s
         self._preparing = Places(1, max_waiting=max_queue)  # what one request takes, several at once would multiply
 
-    async def score(self, request: Request) -> Response:
-        body = ScoreRequest(parse_object(await request.body()))
+    async def score(self, body: ScoreRequest, request: Request) -> Response:
+        if body.model not in (None, self._model.name):
+            raise model_not_found(str(body.model), self._model.name)
         scored = await while_connected(request, self._scored(body))
         self._metrics.count_scores(scored)
         return json_response(_as_group(scored) if body.group else {"items": scored})
@@ -58,11 +58,12 @@ class ScoreRoute:
                 await self._preparing.take(1, bounded=True)
         except TimeoutError:
             raise deadline.passed() from None
+        items = [{**item.__dict__, **(item.model_extra or {})} for item in body.items]
         try:
-            columns = await asyncio.to_thread(self._columns, body.items)
+            columns = await asyncio.to_thread(self._columns, items)
         finally:
             self._preparing.give_back(1)
-        completions, answers = ([item[name] for item in body.items] for name in ("completion", "answer"))
+        completions, answers = ([item[name] for item in items] for name in ("completion", "answer"))
         return await self._scorer.score(ScoreItems(completions, answers, columns), deadline=deadline)
 
     def _columns(self, items: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 import socket
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 MAX_SAMPLES = 64
 """Most completions of one prompt in one request."""
@@ -102,6 +104,11 @@ class ServeSettings:
         """Whether only programs on this machine can reach the server."""
         return all(_is_loopback(address[0]) for _, address in self.addresses)
 
+    @property
+    def tls(self) -> dict[str, Any]:
+        """Uvicorn's options."""
+        return {"ssl_certfile": self.ssl_certfile, "ssl_keyfile": self.ssl_keyfile} if self.ssl_certfile else {}
+
     def _check_key(self) -> None:
         if not self.host:
             raise ValueError("host is empty: give 127.0.0.1, or 0.0.0.0 for all addresses.")
@@ -125,6 +132,11 @@ class ServeSettings:
         for file in (self.ssl_certfile, self.ssl_keyfile):
             if file is not None and not file.is_file():
                 raise ValueError(f"no such file: {file}.")
+        if self.ssl_certfile is not None:
+            try:
+                ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
+            except (OSError, ssl.SSLError) as error:
+                raise ValueError(f"no certificate with its key in {self.ssl_certfile}: {error}.") from None
 
 
 def _is_loopback(address: str) -> bool:

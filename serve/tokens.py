@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Self
 
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import Field, model_validator
 
 from serve import fields
 from serve.errors import bad_request, json_response
 from serve.prompts import Prompts
-from serve.schemas import Body, Message, Text, TokenId, parse
+from serve.schemas import Body, Message, Text, TokenId
 from serve.settings import MAX_ITEMS
 
 _MOST_TOKENS = 1 << 17
@@ -50,8 +50,7 @@ class TokenRoutes:
     def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts
 
-    async def tokenize(self, request: Request) -> Response:
-        body = parse(TokenizeRequest, await request.body())
+    async def tokenize(self, body: TokenizeRequest) -> Response:
         model = self._prompts.model
         self._prompts.check_model(body.model)
         if body.messages is not None:
@@ -62,8 +61,7 @@ class TokenRoutes:
         answer = {"count": len(ids), "max_model_len": model.context, "tokens": ids, "token_strs": names}
         return json_response(answer)
 
-    async def detokenize(self, request: Request) -> Response:
-        body = parse(DetokenizeRequest, await request.body())
+    async def detokenize(self, body: DetokenizeRequest) -> Response:
         self._prompts.check_model(body.model)
         self._prompts.check_ids(body.tokens, "tokens")
         tokenizer = self._prompts.model.tokenizer

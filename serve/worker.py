@@ -104,10 +104,10 @@ class WorkerLoop(LitLoop):
 def end_with_parent() -> None:
     """Ends this process when the one that started it is gone, however that ended, and not by signals.
 
-    SIGTERM and Ctrl-C reach the whole process group: the parent, which knows what is in flight, decides. Processes that
-    this one starts inherit that.
+    SIGTERM, Ctrl-C and the end of a terminal reach the whole process group: the parent, which knows what is in flight,
+    decides. Processes that this one starts inherit that.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,13 @@ class Running:
     """One server process, as a user starts it."""
 
     def __init__(
-        self, model: Path, log: Path, *options: str, api_key: str | None = None, descriptors: int | None = None
+        self,
+        model: Path,
+        log: Path,
+        *options: str,
+        api_key: str | None = None,
+        descriptors: int | None = None,
+        interpreter: Sequence[str] = (),
     ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -79,7 +85,17 @@ class Running:
         environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.scratch)} | (
             {"GRPO_PL_API_KEY": api_key} if api_key else {}
         )
-        command = [sys.executable, "-m", "serve", "--model", str(model), "--port", str(self.port), *options]
+        command = [
+            sys.executable,
+            *interpreter,
+            "-m",
+            "serve",
+            "--model",
+            str(model),
+            "--port",
+            str(self.port),
+            *options,
+        ]
         with log.open("w") as out:
             self.process = subprocess.Popen(
                 command,
@@ -101,7 +117,7 @@ class Running:
 
     def worker(self, name: str) -> psutil.Process:
         """The process that holds the model (``generate``, the larger one) or the rewards (``score``)."""
-        spawned = [p for p in self.family[1:] if "spawn_main" in " ".join(p.cmdline())]
+        spawned = [p for p in self.family[1:] if p.is_running() and "spawn_main" in " ".join(p.cmdline())]
         by_size = sorted(spawned, key=lambda p: p.memory_info().rss)
         return by_size[-1] if name == "generate" else by_size[0]
 
@@ -164,9 +180,9 @@ def start(export: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ca
     """``start("--max-queue", "1", api_key="secret")``: a server of one's own, ended with the tests."""
     started: list[Running] = []
 
-    def run(*options: str, model: Path = export, api_key: str | None = None, descriptors: int | None = None) -> Running:
+    def run(*options: str, model: Path = export, **further: Any) -> Running:
         log = tmp_path_factory.mktemp("log") / "server.log"
-        server = Running(model, log, *options, api_key=api_key, descriptors=descriptors)
+        server = Running(model, log, *options, **further)
         started.append(server)
         return server
 

@@ -117,14 +117,20 @@ def _parameters() -> Iterator[Case]:
         ({"messages": [{"role": "user", "content": "x" * 10**6}]}, "longer than any context"),
         ({"messages": [{"role": "user", "content": ""}] * 5000}, "more messages than a conversation has"),
         ({"temprature": 0.5}, "a misspelt name"),
+        ({"logprobs": True, "top_logprobs": 20, "n": 64, "max_tokens": 4000}, "gigabytes of log-probabilities"),
+        ({"logit_bias": {str(i): "x" for i in range(40_000)}}, "a fault for each of the entries"),
+        ({"logit_bias": {"x" * 10**6: 1}}, "an answer as long as the request"),
+        ({"model": "x" * 10**6}, "an answer as long as the request"),
     ]  # fmt: skip
     for change, why in known:
-        yield Case(
-            f"chat {json.dumps(change)[:60]}", post(CHAT, json.dumps({**_HELLO, **change}).encode()), REFUSED, why
-        )
+        statuses = frozenset({404}) if "model" in change else REFUSED
+        body = json.dumps({**_HELLO, **change}).encode()
+        yield Case(f"chat {json.dumps(change)[:60]}", post(CHAT, body), statuses, why)
     for prompt in ([], [[]], [10**9], [-1], [2**63], "", ["1"] * 10_000):
         body = json.dumps({"prompt": prompt, "max_tokens": 1}).encode()
         yield Case(f"completions {str(prompt)[:30]}", post(COMPLETIONS, body), REFUSED)
+    echo = {"prompt": ["1" * 4000] * 64, "echo": True, "logprobs": 20, "max_tokens": 0}
+    yield Case("an echo of gigabytes", post(COMPLETIONS, json.dumps(echo).encode()), REFUSED)
     null = json.dumps({"prompt": "1+1=", "max_tokens": None}).encode()
     yield Case("completions max_tokens null", post(COMPLETIONS, null), frozenset({200}), "vLLM #19862")
 
@@ -162,6 +168,7 @@ def _pages() -> Iterator[Case]:
         "text/plain; application/json",
     ):
         yield Case(kind, post(CHAT, body, f"Content-Type: {kind}"), frozenset({415}))
+    yield Case("a packed body", post(CHAT, body, "Content-Encoding: gzip"), frozenset({415}))
     foreign = frozenset({403})
     for header in (
         "Origin: http://evil.example",
@@ -208,4 +215,9 @@ def _connections() -> Iterator[Case]:
     ):
         request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
         yield Case(path, request, frozenset({404}))
+    chunked = f"POST {SCORE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
+    chunked += b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
+    yield Case("headers behind the body", chunked + b"0\r\n" + b"X: 1\r\n" * 500_000 + b"\r\n", frozenset({0}))
+    yield Case("one header behind the body", chunked + b"0\r\nX: " + b"a" * 4_000_000, frozenset({0}))
+    yield Case("a chunk with a long name", chunked + b"1;x=" + b"a" * 4_000_000, frozenset({0}))
     yield Case("500 requests ahead", (get + b"\r\n") * 500, frozenset({0}), "hung up on")

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from serve.errors import ApiError
-from serve.schemas import ChatRequest, CompletionRequest, EvaluateRequest, ScoreRequest, parse
+from serve.schemas import ChatRequest, CompletionRequest, EvaluateRequest, ScoreRequest
+from tests.serve.bodies import parse
 
 CHAT = {"messages": [{"role": "user", "content": "1+1="}]}
 COMPLETION = {"prompt": "1+1="}
@@ -129,10 +130,10 @@ def test_a_value_that_asks_for_what_is_not_served_is_refused(name: str, value: A
 
 def test_score_has_no_other_fields_either() -> None:
     item = {"completion": "x", "answer": "y", "column": 1}
-    ScoreRequest({"items": [item], "group": True, "user": "u", "metadata": None})
-    with pytest.raises(ApiError, match="did you mean group") as caught:
-        ScoreRequest({"items": [item], "grouped": True})
-    assert caught.value.param == "grouped"
+    parse(ScoreRequest, json.dumps({"items": [item], "group": True, "user": "u", "metadata": None}).encode())
+    error = _refusal(ScoreRequest, {"items": [item], "grouped": True})
+    assert error.param == "grouped"
+    assert "did you mean group" in error.message
 
 
 @pytest.mark.parametrize(
@@ -161,6 +162,7 @@ def test_score_has_no_other_fields_either() -> None:
         {"bad_words": ["\ud800"]},
         {"structured_outputs": {"regex": "\ud800"}},
         {"top_k": -2},
+        {"top_logprobs": 2},
         {"return_token_ids": 1},
         {"response_format": {"type": "json_schema"}},
         {"response_format": {"type": "text", "json_schema": {"schema": {}}}},

@@ -160,12 +160,12 @@ def test_sigterm_to_the_group_answers_what_is_drawn_and_refuses_what_waits(start
     wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in server.family))
 
 
-def test_sigterm_to_the_group_lets_a_small_evaluation_finish(start: Callable[..., Any]) -> None:
+def test_a_terminal_that_closes_lets_a_small_evaluation_finish(start: Callable[..., Any]) -> None:
     server = start()
     items = [{"problem": f"{i}+1=", "answer": str(i + 1)} for i in range(2)]
     evaluation = _post_and_leave(server, EVALUATE, {"items": items, "n": 8, "max_tokens": 500, "seed": 0})
     wait_until(lambda: server.metric("running_sequences") == 16)
-    os.killpg(server.process.pid, signal.SIGTERM)
+    os.killpg(server.process.pid, signal.SIGHUP)
     status, answer = _answer(evaluation)
     assert status == 200, answer
     assert [len(item["samples"]) for item in answer["items"]] == [8, 8]

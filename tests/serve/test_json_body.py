@@ -8,7 +8,8 @@ import pytest
 
 from serve.errors import ApiError
 from serve.json_body import MAX_DEPTH, MAX_ELEMENTS, parse_object
-from serve.schemas import ChatRequest, CompletionRequest, EvaluateRequest, parse
+from serve.schemas import ChatRequest, CompletionRequest, EvaluateRequest
+from tests.serve.bodies import parse
 
 MANY = MAX_ELEMENTS
 
@@ -79,6 +80,10 @@ def test_what_json_cannot_say_is_refused(body: bytes) -> None:
         (ChatRequest, {"messages": [{"role": "user", "content": [1] * 1000}]}),
         (ChatRequest, {"messages": [{"role": "user", "content": "x"}], "stop": [1] * 1000}),
         (ChatRequest, {"messages": [{"role": "user", "content": "x"}] * 2000}),
+        (
+            ChatRequest,
+            {"messages": [{"role": "user", "content": "x"}], "logit_bias": dict.fromkeys(map(str, range(2000)))},
+        ),
         (CompletionRequest, {"prompt": [{}] * 1000}),
         (CompletionRequest, {"prompt": [[1.5] * 1000] * 100}),
         (EvaluateRequest, {"items": [1] * 1000}),

@@ -157,7 +157,8 @@ def test_what_could_not_be_judged_is_neither_right_nor_wrong(server: Any, browse
     browser.fill("n", "4")
     browser.run(
         "const read = eventsOf; eventsOf = async function* (response) { for await (const event of read(response)) {"
-        "for (const c of event.choices) if (c.delta.role && c.index) c.delta.content = '\\\\boxed{46}'; yield event; } }"
+        "for (const c of event.choices) if (c.delta.role && c.index) c.delta.content = '\\\\boxed{46}';"
+        "yield event; } }"
     )  # all but the first have an answer
     browser.click("#go")
     until(lambda: "Could not be judged" in browser.text("#group"))

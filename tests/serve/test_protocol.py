@@ -21,12 +21,15 @@ GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
 
 
 async def _app(scope: Any, receive: Any, send: Any) -> None:
-    """Answers when the body is there; `/slow` after a while, `/large` with more than a socket holds."""
+    """Answers when the body is there; `/slow` after a while, `/large` with more than a socket holds, `/headers` with
+    the names of the headers."""
     while (await receive()).get("more_body"):
         pass
     if scope["path"] == "/slow":
         await asyncio.sleep(1.0)
     body = b"x" * (32 << 20) if scope["path"] == "/large" else b"ok"
+    if scope["path"] == "/headers":
+        body = b" ".join(name for name, _ in scope["headers"])
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
     await send({"type": "http.response.body", "body": body})
 
@@ -165,3 +168,28 @@ def test_what_asks_for_another_protocol_is_answered_in_this_one(listen: Any) -> 
     connection = listen()
     connection.sendall(GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n")
     assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+CHUNKED = b"POST /headers HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_headers_behind_the_body_change_nothing(listen: Any) -> None:
+    connection = listen()
+    connection.sendall(CHUNKED + b"2\r\nab\r\n0\r\nOrigin: http://evil.example\r\nX: 1\r\n\r\n")
+    assert _all(connection).endswith(b"\r\n\r\nhost connection transfer-encoding")
+
+
+@pytest.mark.parametrize(
+    "sent", [b"0\r\nX: " + b"a" * 2_000_000, b"0\r\n" + b"X: 1\r\n" * 300_000, b"1;" + b"x" * 2_000_000]
+)
+def test_what_is_neither_head_nor_body_has_a_size(listen: Any, sent: bytes) -> None:
+    connection = listen()
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(CHUNKED + b"2\r\nab\r\n" + sent)
+    assert _all(connection) == b""
+
+
+def test_many_small_chunks_are_one_body(listen: Any) -> None:
+    connection = listen()
+    connection.sendall(CHUNKED + b"1\r\na\r\n" * 100_000 + b"0\r\n\r\n")
+    assert _all(connection).startswith(b"HTTP/1.1 200")

@@ -62,7 +62,10 @@ def test_hostile_answers_are_judged_as_in_training(server: Any) -> None:
     for status, answer in answers:
         assert status == 200, answer
         told = [item["rewards"]["math"] for item in answer["items"]]
-        assert [(t["value"], t["status"]) for t in told] == [(s.value, s.status) for s in expected]
+        slow = {"killed": "timeout"}  # which of the two limits ends one is up to the machine's load
+        assert [(t["value"], slow.get(t["status"], t["status"])) for t in told] == [
+            (s.value, slow.get(s.status, s.status)) for s in expected
+        ]
         assert told[-1]["value"] == 1.0
 
 
@@ -136,9 +139,9 @@ def test_completion_ids_are_those_of_the_policy(export: Path) -> None:
     model = find_model(export)
     scorer = Scorer("/v1/score", max_queue=1)
     options: dict[str, Any] = {"model": model, "scorer": scorer, "deadline_s": 1.0, "max_queue": 1}
-    route = ScoreRoute(**options, metrics=ServerMetrics([]), needs={"completion_ids"})
+    route = ScoreRoute(**options, metrics=ServerMetrics(), needs={"completion_ids"})
     columns = route._columns([{"completion": "<think>12", "answer": "5"}])
     assert columns["completion_ids"] == [[*model.tokenizer("12").input_ids, model.tokenizer.eos_token_id]]
     assert "completion_length" not in columns
-    unasked = ScoreRoute(**options, metrics=ServerMetrics([]), needs=())
+    unasked = ScoreRoute(**options, metrics=ServerMetrics(), needs=())
     assert set(unasked._columns([{"completion": "12", "answer": "5"}])) == {"prompt", "question"}

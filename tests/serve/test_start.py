@@ -1,0 +1,42 @@
+"""What a server has done when it says that it is ready, and what it says of a package that is not there."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHAT = "/v1/chat/completions"
+ASK = {"messages": [{"role": "user", "content": "12+34="}], "max_tokens": 8}
+
+
+def test_nothing_is_left_to_import_for_the_first_chat(start: Callable[..., Any]) -> None:
+    """So it takes no longer than later ones. The interpreter reports imports of all three processes."""
+    server = start(interpreter=("-X", "importtime"))
+    ready = re.findall(r"import time:.*\|\s+(\S+)$", server.log, re.MULTILINE)
+    assert ready.count("torch") >= 2  # the front and the process with the model
+    for change in ({}, {"n": 4}, {"stream": True}, {"stream": True, "n": 4}):
+        assert server.call("POST", CHAT, ASK | change)[0] == 200
+    assert re.findall(r"import time:.*\|\s+(\S+)$", server.log, re.MULTILINE)[len(ready) :] == []
+
+
+def test_structured_outputs_without_llguidance_are_refused_by_what_to_install(
+    start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['llguidance'] = None  # as if not installed\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    server = start()
+    schema = {"type": "json_schema", "json_schema": {"schema": {"type": "integer"}}}
+    for change in (
+        {"response_format": {"type": "json_object"}},
+        {"response_format": schema},
+        {"structured_outputs": {"regex": "a+"}},
+        {"structured_outputs": {"choice": ["a"]}, "stream": True},
+    ):
+        status, answer = server.post(CHAT, ASK | change)
+        assert (status, answer["error"]["code"]) == (400, "unsupported_parameter")
+        assert "pip install 'grpo_pl[structured]'" in answer["error"]["message"]
+        assert answer["error"]["param"] == next(iter(change))
+    assert server.post(CHAT, ASK | {"response_format": {"type": "text"}})[0] == 200
+    assert "Traceback" not in server.log
