@@ -1,14 +1,14 @@
-"""A small client of ``/v1/evaluate`` on the standard library: a few problems per request, so that progress shows."""
+"""A small client of ``/v1/evaluate``: a few problems per request, so that progress shows."""
 
 from __future__ import annotations
 
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
+
+import httpx2
 
 _PER_REQUEST = 8  # problems
 _AT_ONCE = 3  # requests
@@ -52,27 +52,24 @@ def post(url: str, body: Mapping[str, Any], *, api_key: str | None) -> dict[str,
     Raises:
         ServerError: not reachable, or any other refusal, with the server's own words.
     """
-    headers = {"Content-Type": "application/json"}
-    if api_key:
-        headers["Authorization"] = f"Bearer {api_key}"
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+    content = json.dumps(body)  # in ASCII, so that a column may hold any text
     give_up = time.monotonic() + _PATIENCE_S
     while True:
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
-                result: dict[str, Any] = json.loads(answer.read())
-                return result
-        except urllib.error.HTTPError as error:
-            if error.code == 429 and time.monotonic() < give_up:
-                time.sleep(float(error.headers.get("Retry-After") or 1.0))
-                continue
-            raise ServerError(f"{url} answered {error.code}: {_message(error.read())}") from None
-        except urllib.error.URLError as error:
-            raise ServerError(f"no server at {url}: {error.reason}") from None
+            answer = httpx2.post(url, content=content, headers=headers, timeout=_PATIENCE_S)
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise ServerError(f"no server at {url}: {error}") from None
+        if answer.is_success:
+            result: dict[str, Any] = answer.json()
+            return result
+        if answer.status_code != 429 or time.monotonic() > give_up:
+            raise ServerError(f"{url} answered {answer.status_code}: {_message(answer)}")
+        time.sleep(float(answer.headers.get("Retry-After") or 1.0))
 
 
-def _message(body: bytes) -> str:
+def _message(answer: httpx2.Response) -> str:
     try:
-        return str(json.loads(body)["error"]["message"])
+        return str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):  # not this server's own answer, so whatever came
-        return body[:200].decode(errors="replace")
+        return answer.text[:200]

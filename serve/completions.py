@@ -172,7 +172,7 @@ class CompletionRoutes:
     async def _events(self, job: Job) -> AsyncGenerator[str, None]:
         """The events of a stream. A failure before the first is raised, a later one becomes the last event."""
         choices, started = job.choices(self._prompts), False
-        continuous = job.request.continuous_usage
+        continuous = job.request.stream_options.continuous_usage_stats
         try:
             async with aclosing(self.grow(job, choices)) as steps:
                 async for choice, text, tokens, offset in steps:
@@ -190,7 +190,7 @@ class CompletionRoutes:
                 raise
             yield event(failure(error).body())  # no [DONE] after it: a client must not take this for a short answer
             return
-        if job.request.include_usage:
+        if job.request.stream_options.include_usage:
             yield job.shape.usage_chunk(usage_of(job.prompts, choices))
         yield "data: [DONE]\n\n"
 

@@ -55,17 +55,9 @@ def _short(value: Any) -> str:
     return f"{value!r:.40}" if isinstance(value, str | int | float) else f"this {type(value).__name__}"
 
 
-_FOR_WHOM: dict[str, Any] = {  # who asks, and how the answer is kept or billed
-    "user": ANY,
-    "metadata": ANY,
-    "store": ANY,
-    "service_tier": ANY,
-    "safety_identifier": ANY,
-    "prompt_cache_key": ANY,
-    "prompt_cache_retention": ANY,
-    "request_id": ANY,
-    "cache_salt": ANY,
-    "priority": ANY,
+_FOR_WHOM = {  # who asks, and how the answer is kept or billed
+    **dict.fromkeys(("user", "metadata", "store", "service_tier", "safety_identifier", "request_id", "priority"), ANY),
+    **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "cache_salt"), ANY),
 }
 _TOOLS: dict[str, Any] = {
     "tools": ([],),
@@ -74,19 +66,18 @@ _TOOLS: dict[str, Any] = {
     "reasoning_effort": (),
 }
 _VLLM: dict[str, Any] = {
-    "add_special_tokens": (),
-    "best_of": (1,),
-    "early_stopping": (False,),
-    "include_reasoning": (True,),
-    "include_stop_str_in_output": (False,),
-    "kv_transfer_params": (),
-    "length_penalty": (1,),
-    "prompt_logprobs": (),
-    "skip_special_tokens": (True,),
+    **dict.fromkeys(("add_special_tokens", "kv_transfer_params", "prompt_logprobs", "truncate_prompt_tokens"), ()),
+    **dict.fromkeys(("best_of", "length_penalty"), (1,)),
+    **dict.fromkeys(("early_stopping", "include_stop_str_in_output", "use_beam_search"), (False,)),
+    **dict.fromkeys(("include_reasoning", "skip_special_tokens"), (True,)),
     "spaces_between_special_tokens": (True, False),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
     "vllm_xargs": ({},),
+}
+_TEMPLATE: dict[str, Any] = {
+    "add_generation_prompt": (True,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
 }
 _INSTEAD = {
     "guided_choice": "structured_outputs.choice",
@@ -99,41 +90,29 @@ _INSTEAD = {
 }
 
 CHAT = Passing(
-    _FOR_WHOM
-    | _TOOLS
-    | _VLLM
-    | {
-        "add_generation_prompt": (True,),
-        "audio": (),
-        "chat_template": (),
-        "chat_template_kwargs": ({},),
-        "continue_final_message": (False,),
-        "documents": ([],),
+    {
+        **_FOR_WHOM,
+        **_TOOLS,
+        **_VLLM,
+        **_TEMPLATE,
+        **dict.fromkeys(("audio", "moderation", "prediction", "reasoning", "thinking", "web_search_options"), ()),
+        **dict.fromkeys(("documents", "functions"), ([],)),
         "echo": (False,),
         "function_call": ("none", "auto"),
-        "functions": ([],),
         "modalities": (["text"],),
-        "moderation": (),
-        "prediction": (),
-        "reasoning": (),
-        "thinking": (),
         "verbosity": ("medium",),
-        "web_search_options": (),
     },
     _INSTEAD,
 )
 COMPLETION = Passing(_FOR_WHOM | _VLLM | {"add_special_tokens": (True,), "suffix": ("",)}, _INSTEAD)
 RESPONSES = Passing(
-    _FOR_WHOM
-    | _TOOLS
-    | {
+    {
+        **_FOR_WHOM,
+        **_TOOLS,
+        **dict.fromkeys(("conversation", "max_tool_calls", "moderation", "previous_response_id", "prompt"), ()),
         "background": (False,),
         "context_management": ([],),
-        "conversation": (),
-        "max_tool_calls": (),
-        "moderation": (),
-        "previous_response_id": (),
-        "prompt": (),
+        "include": ([], ["reasoning.encrypted_content"]),  # a part that a text answer never has
         "reasoning": ({},),
         "truncation": ("disabled", "auto"),  # what is too long is refused
     },
@@ -142,23 +121,14 @@ RESPONSES = Passing(
 STREAM_OPTIONS = Passing({"include_obfuscation": ANY})
 MESSAGE = Passing(
     {
-        "annotations": ([],),
-        "audio": (),
-        "function_call": (),
-        "id": ANY,
-        "name": ANY,
-        "reasoning": ("",),
-        "reasoning_content": ("",),
-        "refusal": (),
-        "status": ANY,
-        "tool_calls": ([],),
+        **dict.fromkeys(("id", "name", "status"), ANY),
+        **dict.fromkeys(("audio", "function_call", "refusal"), ()),
+        **dict.fromkeys(("annotations", "tool_calls"), ([],)),
+        **dict.fromkeys(("reasoning", "reasoning_content"), ("",)),
         "type": ("text", "message"),
     }
 )
 CONTENT_PART = Passing({"annotations": ([],), "cache_control": ANY, "logprobs": ([],)})
-JSON_SCHEMA = Passing({"description": ANY, "name": ANY, "strict": ANY})
+JSON_SCHEMA = Passing(dict.fromkeys(("description", "name", "strict"), ANY))
 EVALUATION = Passing(_FOR_WHOM, _INSTEAD)
-TOKENIZE = Passing(
-    {name: CHAT.values[name] for name in ("add_generation_prompt", "chat_template", "chat_template_kwargs", "tools")}
-    | {"continue_final_message": (False,), "user": ANY}
-)
+TOKENIZE = Passing(_TEMPLATE | {"tools": ([],), "user": ANY})

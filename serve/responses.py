@@ -21,16 +21,6 @@ from serve.prompts import Prompts
 from serve.schemas import Body, ChatRequest, Message, Seed, StreamOptions, Text
 from serve.settings import MAX_ITEMS
 
-_Absent = Literal[
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-    "reasoning.encrypted_content",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-]
-
 
 class TextFormat(Body):
     """The form of the answer."""
@@ -69,8 +59,6 @@ class ResponsesRequest(Body):
     stream_options: StreamOptions | None = None
     text: TextOptions | None = None
     top_logprobs: Literal[0] | None = None
-    include: list[_Absent] = Field([], max_length=16, fail_fast=True)
-    """Parts of items that a text answer never has; so nothing is added."""
 
     def chat(self) -> ChatRequest:
         """The same as a chat.
@@ -199,7 +187,7 @@ class _Answer:
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage["total_tokens"],
             }
-        text = {"type": "text"} if body.text is None or body.text.format is None else body.text.format
+        chosen = (body.text and body.text.format) or TextFormat.model_validate({"type": "text"})
         return {
             "id": self._id,
             "object": "response",
@@ -216,7 +204,7 @@ class _Answer:
             "previous_response_id": None,
             "store": False,
             "temperature": body.temperature,
-            "text": {"format": text if isinstance(text, dict) else text.model_dump(by_alias=True, exclude_none=True)},
+            "text": {"format": chosen.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": "none",
             "tools": [],
             "top_p": self._chat.top_p,

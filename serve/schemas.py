@@ -207,7 +207,7 @@ class _Completions(Sampling):
     """Tokens that end a completion; they are not part of its text."""
     stream: bool = False
     """Send the answer in pieces, as server-sent events."""
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = StreamOptions()
     ignore_eos: bool = False
     """Go on to the full length whatever is drawn: for measurements."""
     return_token_ids: bool = False
@@ -228,14 +228,6 @@ class _Completions(Sampling):
         """What completions must match."""
         asked = self.structured_outputs or self.response_format
         return None if asked is None else asked.grammar
-
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def continuous_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
 class ContentPart(Body):

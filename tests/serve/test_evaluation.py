@@ -130,7 +130,7 @@ def test_the_command_draws_the_same_in_process_and_through_a_server(
         (["--data", "DATA"], "either --model"),
         (["--data", "DATA", "--model", "x", "--server", "y"], "either --model"),
         (["--data", "DATA", "--server", "http://127.0.0.1:9"], "no server at"),
-        (["--data", "BROKEN", "--server", "http://127.0.0.1:9"], "BROKEN:2"),
+        (["--data", "BROKEN", "--server", "http://127.0.0.1:9"], "line 2 of 'BROKEN'"),
         (["--data", "DATA", "--model", "/nowhere"], "no such model"),
     ],
 )
