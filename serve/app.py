@@ -200,7 +200,8 @@ class Application:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _warm_up(self) -> None:
-        """Chats a little, so that no client waits for what libraries put off until their first use."""
+        """Sends chats through all layers, because libraries load much only when it is first used; a client that came
+        first would wait for that."""
         printable = string.printable.split()[0]
         text = "".join(filter(self._prompts.known(printable).__contains__, printable))
         chat = {"messages": [{"role": "user", "content": text[:_WARM_UP_CHARS]}], "max_tokens": 2, "seed": 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import httpx2
@@ -25,25 +25,19 @@ def evaluate_remotely(
     """Yields (index, result) as the server answers.
 
     Raises:
-        ServerError: see :func:`post`.
+        ServerError: see ``post``.
     """
     url = server.rstrip("/").removesuffix("/v1") + "/v1/evaluate"
-    starts = list(range(0, len(items), _PER_REQUEST))
     with ThreadPoolExecutor(_AT_ONCE) as threads:
-        running: dict[Future[dict[str, Any]], int] = {}
+        running = {
+            threads.submit(post, url, {**options, "items": list(items[i : i + _PER_REQUEST])}, api_key=api_key): i
+            for i in range(0, len(items), _PER_REQUEST)
+        }
         try:
-            while starts or running:
-                while starts and len(running) < _AT_ONCE:
-                    first = starts.pop(0)
-                    body = {**options, "items": list(items[first : first + _PER_REQUEST])}
-                    running[threads.submit(post, url, body, api_key=api_key)] = first
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for answer in done:
-                    first = running.pop(answer)
-                    yield from enumerate(answer.result()["items"], start=first)
+            for answer in as_completed(running):
+                yield from enumerate(answer.result()["items"], start=running[answer])
         finally:
-            for request in running:
-                request.cancel()
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def post(url: str, body: Mapping[str, Any], *, api_key: str | None) -> dict[str, Any]:

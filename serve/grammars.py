@@ -39,7 +39,7 @@ def is_available() -> bool:
 
 
 class GrammarMask:
-    """Which tokens one sequence may continue with; a :class:`~grpo_pl.rollout.processors.TokenMask`."""
+    """Which tokens one sequence may continue with; a ``TokenMask``."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
@@ -71,7 +71,7 @@ class Grammars:
         self._vocabulary: Any = None
 
     def compile(self, grammar: Grammar) -> Future[Any]:
-        """What :meth:`masks` takes, in a while. The future raises :class:`GrammarError`."""
+        """What ``masks`` takes, in a while. The future raises ``GrammarError``."""
         if grammar not in self._compiled:
             self._compiled[grammar] = self._thread.submit(self._compile, grammar)
             while len(self._compiled) > _KEPT:
@@ -124,7 +124,7 @@ def _vocabulary(tokenizer: Any, eos_token_ids: Sequence[int]) -> Any:
 
 
 class _PlainVocabulary:
-    """A tokenizer whose tokens are the text that they stand for, as in :mod:`grpo_pl.policy.tokenizer`."""
+    """A tokenizer whose tokens are the text that they stand for, as in ``tokenizer``."""
 
     is_tokenizer_wrapper = True
 

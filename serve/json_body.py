@@ -54,7 +54,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 def check_outline(body: bytes) -> None:
     """Refuses too many elements or levels at the speed of ``bytes.replace``.
 
-    Up to the first fault of a malformed body, which is as far as a parser gets, strings are told apart as it does.
+    Strings are found as a JSON parser finds them, up to the first error of a malformed body, where a parser stops.
 
     Raises:
         ApiError: see above (400).

@@ -16,7 +16,7 @@ _access = logging.getLogger("serve.access")
 
 
 class LineLimit(logging.Filter):
-    """Lets so many records through in a second, and says with the next one how many it left out."""
+    """Lets at most ``per_second`` records through in a second, and says with the next one how many were left out."""
 
     def __init__(self, per_second: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class LineLimit(logging.Filter):
 
 
 def _is_a_fault(record: logging.LogRecord) -> bool:
-    """An answer that a client gets is none, however it travels through the code."""
+    """Whether a record is about a fault of the server; an ``ApiError`` is an answer that a client gets."""
     return record.exc_info is None or not isinstance(record.exc_info[1], ApiError)
 
 

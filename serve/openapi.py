@@ -44,7 +44,7 @@ async def openapi(request: Request) -> Response:
 async def docs(request: Request) -> Response:
     """The same as a page."""
     app: FastAPI = request.app
-    headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
+    headers = {"Content-Security-Policy": _POLICY}
     return Response(_page(app.openapi()), media_type="text/html; charset=utf-8", headers=headers)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
-from fastapi import Request, Response
+from fastapi import Response
 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
@@ -13,16 +12,10 @@ _POLICY = (
 )
 
 
-@cache
-def _html() -> str:
-    return Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+_HTML = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 
 
-async def page(request: Request) -> Response:
+async def page() -> Response:
     """The page, with a policy under which a browser loads and runs nothing else."""
-    headers = {
-        "Content-Security-Policy": _POLICY,
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-    }
-    return Response(_html(), media_type="text/html; charset=utf-8", headers=headers)
+    headers = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer"}
+    return Response(_HTML, media_type="text/html; charset=utf-8", headers=headers)

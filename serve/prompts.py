@@ -97,7 +97,7 @@ class Prompts:
         """How to draw, with the model's own defaults where the client left them.
 
         Args:
-            logits: from :meth:`logits`, which is the same for all prompts of a request.
+            logits: from ``logits``, which is the same for all prompts of a request.
 
         Raises:
             ApiError: the completion would not fit the model's context behind the prompt.

@@ -26,7 +26,7 @@ from grpo_pl.rewards import FormatReward, MathReward
 from grpo_pl.types import SamplingParams
 
 ROOT = Path(__file__).parents[2]
-START_S = 150.0  # importing torch three times over, on a machine that does other things too
+START_S = 300.0  # importing torch three times over, on a machine that does other things too
 SHAPE = {
     "model_type": "qwen2",
     "hidden_size": 32,
