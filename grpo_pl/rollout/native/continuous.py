@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from grpo_pl.policy.trained import ServedModel
+
+_BLOCK = 64  # positions whose random numbers are computed at once
+_PREFILL_TOKENS = 4096  # of prompts that join in one forward pass
 
 
 class Drawn(NamedTuple):
@@ -65,11 +68,18 @@ class ScoredToken(NamedTuple):
 class _Row:
     sequence: int
     options: SequenceOptions
-    uniform: list[float]  # one number per position
+    key: int
     ends: frozenset[int]  # tokens that end it
     processor: LogitProcessor | None
     watch: StopWatch | None = None
     drawn: int = 0
+    uniforms: list[float] = field(default_factory=list)  # one number per position, of the block that it is in
+
+    @property
+    def kind(self) -> tuple[float, int, float]:
+        """What rows have in common that are drawn alike."""
+        sampling = self.options.sampling
+        return sampling.temperature, sampling.top_k, sampling.top_p
 
 
 @dataclass
@@ -103,7 +113,7 @@ class ContinuousBatch:
         self._rows: list[_Row] = []  # in the decoder's order
         self._tokens: list[int] = []  # the last one of each row, which the decoder has not seen yet
         self._joining: list[_Joining] = []
-        self._kinds: dict[SamplingParams, list[int]] | None = None  # rows that are drawn alike; None: not known yet
+        self._kinds: dict[tuple[float, int, float], list[int]] | None = None  # rows by kind; None: not known yet
         self._processed: list[int] = []  # rows with a processor, known with the kinds
         self._next_sequence = 0
 
@@ -132,8 +142,6 @@ class ContinuousBatch:
             raise ValueError("a prompt has no tokens: the policy needs at least one to start from.")
         if len(self) + len(keys) > self.max_rows:
             raise ValueError(f"{len(keys)} sequences do not fit: {len(self)} of {self.max_rows} places are taken.")
-        positions = torch.arange(options.sampling.max_completion_length)
-        draws = uniforms(torch.tensor(keys, dtype=torch.int64).unsqueeze(1), positions).tolist()  # (n, T)
         ends = frozenset(options.stop_token_ids) | (frozenset() if options.ignore_eos else self._eos)
 
         def processor(i: int) -> LogitProcessor | None:
@@ -143,7 +151,7 @@ class ContinuousBatch:
             changes, temperature = options.logits or LogitOptions(), options.sampling.temperature
             return LogitProcessor(changes, prompt_ids, ends=ends, temperature=temperature, mask=mask)
 
-        rows = [_Row(self._next_sequence + i, options, uniform, ends, processor(i)) for i, uniform in enumerate(draws)]
+        rows = [_Row(self._next_sequence + i, options, key, ends, processor(i)) for i, key in enumerate(keys)]
         if self._stops is not None and not options.ignore_eos:
             least = 0 if options.logits is None else options.logits.min_tokens
             for row in rows:
@@ -183,9 +191,9 @@ class ContinuousBatch:
         logits = []
         if self._rows:
             logits.append(self._decoder.step(torch.tensor(self._tokens, device=self._device)))
-        for join in self._joining:
-            logits.append(self._decoder.join(join.prompt, len(join.rows)).expand(len(join.rows), -1))
-            self._rows += join.rows
+        for group in _alike(self._joining):
+            logits.append(self._decoder.join([join.prompt for join in group], [len(join.rows) for join in group]))
+            self._rows += [row for join in group for row in join.rows]
             self._kinds = None
         self._joining.clear()
         if not self._rows:
@@ -196,48 +204,46 @@ class ContinuousBatch:
         return drawn
 
     def _draw(self, logits: Tensor) -> list[Drawn]:
-        uniform = torch.tensor(
-            [row.uniform[row.drawn] for row in self._rows], dtype=torch.float64, device=logits.device
-        )
-        kinds = self._sort_rows()
+        uniform, kinds = self._uniforms().to(logits.device), self._sort_rows()
         if self._processed:
             logits = logits.float().clone()
             for i in self._processed:
                 logits[i] = self._rows[i].processor(logits[i])  # type: ignore[misc]  # that is why it is listed
-        drawn: list[Drawn | None] = [None] * len(self._rows)
-        for sampling, members in kinds.items():
-            part, draws = logits, uniform
-            if len(kinds) > 1:
-                index = torch.tensor(members, device=logits.device)
-                part, draws = logits[index], uniform[index]
-            tokens, logprobs = draw_tokens(
-                part, draws, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
+        if len(kinds) == 1:
+            ((kind, _),) = kinds.items()
+            tokens, logprobs = _draw_kind(kind, logits, uniform)
+        else:
+            tokens, logprobs = (
+                torch.empty_like(uniform, dtype=torch.int64),
+                torch.empty_like(uniform, dtype=torch.float32),
             )
-            for i, token, logprob in zip(members, tokens.tolist(), logprobs.tolist(), strict=True):
-                drawn[i] = self._advance(self._rows[i], token, logprob, logits[i])
-        return [d for d in drawn if d is not None]
+            for kind, members in kinds.items():
+                index = torch.tensor(members, device=logits.device)
+                tokens[index], logprobs[index] = _draw_kind(kind, logits[index], uniform[index])
+        drawn = []
+        for i, (row, token, logprob) in enumerate(zip(self._rows, tokens.tolist(), logprobs.tolist(), strict=True)):
+            top = _most_likely(logits[i], row.options) if row.options.top_logprobs else ()
+            drawn.append(Drawn(row.sequence, token, logprob, top, _advance(row, token)))
+        return drawn
 
-    def _sort_rows(self) -> dict[SamplingParams, list[int]]:
+    def _uniforms(self) -> Tensor:
+        """(rows,) float64: each row's number for its next position. They are computed for many positions at once."""
+        if short := [row for row in self._rows if row.drawn % _BLOCK == 0]:
+            keys, drawn = (
+                torch.tensor([(row.key, row.drawn) for row in short], dtype=torch.int64).unsqueeze(-1).unbind(1)
+            )
+            for row, numbers in zip(short, uniforms(keys, drawn + torch.arange(_BLOCK)).tolist(), strict=True):
+                row.uniforms = numbers
+        return torch.tensor([row.uniforms[row.drawn % _BLOCK] for row in self._rows], dtype=torch.float64)
+
+    def _sort_rows(self) -> dict[tuple[float, int, float], list[int]]:
         """The rows by how they are drawn; sorted anew only when rows have come or gone."""
         if self._kinds is None:
             self._kinds = {}
             for i, row in enumerate(self._rows):
-                self._kinds.setdefault(row.options.sampling, []).append(i)
+                self._kinds.setdefault(row.kind, []).append(i)
             self._processed = [i for i, row in enumerate(self._rows) if row.processor is not None]
         return self._kinds
-
-    def _advance(self, row: _Row, token: int, logprob: float, logits: Tensor) -> Drawn:
-        options = row.options
-        row.drawn += 1
-        finish: FinishReason | None = None
-        if row.processor is not None:
-            row.processor.accept(token)
-        if token in row.ends or (row.watch and row.watch.found(0, token)):
-            finish = "stop"
-        elif row.drawn == options.sampling.max_completion_length:
-            finish = "length"
-        top = _most_likely(logits, options) if options.top_logprobs else ()
-        return Drawn(row.sequence, token, logprob, top, finish)
 
     def _keep(self, alive: Sequence[bool]) -> None:
         if not all(alive):
@@ -245,6 +251,33 @@ class ContinuousBatch:
             self._rows = [self._rows[i] for i in order]
             self._kinds = None
             self._tokens = [self._tokens[i] for i in order]
+
+
+def _alike(joining: list[_Joining]) -> Iterator[list[_Joining]]:
+    """Prompts whose lengths differ by less than a factor of two, so that padding them together wastes little."""
+    ordered = sorted(joining, key=lambda join: len(join.prompt))
+    while ordered:
+        shortest = len(ordered[0].prompt)
+        fitting = sum(len(join.prompt) < 2 * shortest for join in ordered)
+        group = ordered[: max(1, min(fitting, _PREFILL_TOKENS // (2 * shortest)))]
+        yield group
+        del ordered[: len(group)]
+
+
+def _draw_kind(kind: tuple[float, int, float], logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    temperature, top_k, top_p = kind
+    tokens, logprobs = draw_tokens(logits, uniform, temperature=temperature, top_k=top_k, top_p=top_p)
+    return tokens, logprobs
+
+
+def _advance(row: _Row, token: int) -> FinishReason | None:
+    """Tells a row of its next token; why it ends with it."""
+    row.drawn += 1
+    if row.processor is not None:
+        row.processor.accept(token)
+    if token in row.ends or (row.watch and row.watch.found(0, token)):
+        return "stop"
+    return "length" if row.drawn == row.options.sampling.max_completion_length else None
 
 
 def _most_likely(logits: Tensor, options: SequenceOptions) -> tuple[tuple[int, float], ...]:

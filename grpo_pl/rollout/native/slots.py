@@ -21,8 +21,8 @@ _POSITIONS = 128  # of a prompt whose logits are computed at once: all of them m
 class SlotDecoder(Protocol):
     """Rows are numbered 0 … n-1; new ones are appended, and dropping some renumbers the rest."""
 
-    def join(self, prompt: Sequence[int], copies: int) -> Tensor:
-        """Appends ``copies`` rows that all continue ``prompt``; the logits (1, V) of their first token."""
+    def join(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor:
+        """Appends ``copies[i]`` rows that continue ``prompts[i]``; the logits (rows, V) of their first tokens."""
 
     def prompt_logits(self, prompt: Sequence[int]) -> Iterator[Tensor]:
         """The logits behind every token of ``prompt``, (some positions, V) at a time; no row is made."""
@@ -57,39 +57,44 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         self._attention_bias: Tensor  # (slots, columns): 0 where a row holds a token, else -inf
         self._grow(_COLUMNS)
 
-    def join(self, prompt: Sequence[int], copies: int) -> Tensor:
-        width, first = len(prompt), len(self._lengths)
-        assert first + copies <= self._slots, "more rows than slots"
-        self._grow(width + 1)
-        mine = slice(first, first + copies)
-        x = self._read(prompt, mine)
-        self._lengths += [width] * copies
-        self._attention_bias[mine, :width] = 0.0
-        self._attention_bias[mine, width:] = -torch.inf
-        return self._logits(x[-1:])
+    def join(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor:
+        first, owners = len(self._lengths), [i for i, count in enumerate(copies) for _ in range(count)]
+        assert first + len(owners) <= self._slots, "more rows than slots"
+        lengths = [len(prompts[i]) for i in owners]
+        self._grow(max(lengths) + 1)
+        x = self._read(prompts, first, owners)
+        self._lengths += lengths
+        ends = torch.tensor(lengths, device=x.device)
+        hidden = torch.arange(self._columns, device=x.device) >= ends.unsqueeze(1)  # (rows, columns)
+        mine = self._attention_bias[first : first + len(owners)]
+        mine.zero_().masked_fill_(hidden, -torch.inf)
+        return self._logits(x[torch.tensor(owners, device=x.device), ends - 1])
 
     def prompt_logits(self, prompt: Sequence[int]) -> Iterator[Tensor]:
         self._grow(len(prompt))
-        for part in self._read(prompt, slice(0, 0)).split(_POSITIONS):
+        for part in self._read([prompt], 0, [])[0].split(_POSITIONS):
             yield self._logits(part)
 
-    def _read(self, prompt: Sequence[int], mine: slice) -> Tensor:
-        """Last hidden states (S, H) of a prompt, whose keys and values go to the rows ``mine``."""
-        width = len(prompt)
-        ids = torch.as_tensor(prompt, dtype=torch.int64, device=self._embedding.device)
-        rotary = self._rotary[:width].unsqueeze(1)
-        x = F.embedding(ids, self._embedding)
+    def _read(self, prompts: Sequence[Sequence[int]], first: int, owners: Sequence[int]) -> Tensor:
+        """Last hidden states (P, S, H) of prompts, padded at the end, where nothing that counts attends to it.
+
+        Args:
+            first, owners: row ``first + i`` gets the keys and values of prompt ``owners[i]``.
+        """
+        width, device = max(map(len, prompts)), self._embedding.device
+        ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)  # (P, S)
+        rotary = self._rotary[:width].repeat(len(prompts), 1).unsqueeze(1)
+        rows, mine = torch.tensor(owners, dtype=torch.int64, device=device), slice(first, first + len(owners))
+        x = F.embedding(ids.flatten(), self._embedding)  # (P · S, H)
         for layer, cache in zip(self._layers, self._cache, strict=True):
-            heads = self._project(layer, x, rotary).transpose(0, 1)  # (heads, S, D)
-            queries, stored = heads.split((self._query_heads, 2 * self._key_heads))
-            cache[:, mine, :, :width] = stored.unflatten(0, (2, 1, -1))
-            keys, values = stored.repeat_interleave(self._query_heads // self._key_heads, dim=0).chunk(2)
-            mixed = F.scaled_dot_product_attention(
-                queries[None], keys[None], values[None], is_causal=True, scale=self._scale
-            )
-            layer.output.add_to(x, mixed[0].transpose(0, 1).reshape(width, -1))
+            heads = self._project(layer, x, rotary).unflatten(0, ids.shape).transpose(1, 2)  # (P, heads, S, D)
+            queries, stored = heads.split((self._query_heads, 2 * self._key_heads), dim=1)
+            cache[:, mine, :, :width] = stored.unflatten(1, (2, -1)).transpose(0, 1)[:, rows]
+            keys, values = stored.repeat_interleave(self._query_heads // self._key_heads, dim=1).chunk(2, dim=1)
+            mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=self._scale)
+            layer.output.add_to(x, mixed.transpose(1, 2).reshape(len(x), -1))
             self._feed_forward(layer, x)
-        return x
+        return x.unflatten(0, ids.shape)
 
     def step(self, tokens: Tensor) -> Tensor:
         rows, shortest, width = len(tokens), min(self._lengths), max(self._lengths) + 1
@@ -98,12 +103,13 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         row = torch.arange(rows, device=tokens.device)
         self._attention_bias[row, at] = 0.0
         bias = None if shortest + 1 == width else self._attention_bias[:rows, None, None, :width]
+        written = (self._starts[:, :rows] + at.unsqueeze(1)).flatten()  # of the cache as a list of vectors
         rotary = self._rotary[at].unsqueeze(1)
         x = F.embedding(tokens, self._embedding)  # (rows, H)
         for layer, cache in zip(self._layers, self._cache, strict=True):
             heads = self._project(layer, x, rotary)  # (rows, heads, D)
             queries, stored = self._split(heads)
-            cache[:, row, :, at] = stored.transpose(0, 1)  # indices that stand apart come first
+            cache.view(-1, self._head_size).index_copy_(0, written, stored.flatten(0, 2))
             keys, values = cache[:, :rows, :, :width]
             layer.output.add_to(x, attend(queries, keys, values, bias, scale=self._scale))
             self._feed_forward(layer, x)
@@ -115,12 +121,14 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         holes = [i for i in range(kept) if not alive[i]]
         movers = [i for i in range(kept, len(alive)) if alive[i]]  # as many as there are holes
         order = list(range(kept))
-        for hole, mover in zip(holes, movers, strict=True):
-            length = self._lengths[mover]
+        if holes:
+            longest = max(self._lengths[mover] for mover in movers)
+            to, source = torch.tensor([holes, movers], device=self._embedding.device)
             for cache in self._cache:
-                cache[:, hole, :, :length] = cache[:, mover, :, :length]
-            self._attention_bias[hole] = self._attention_bias[mover]
-            order[hole] = mover
+                cache[:, to, :, :longest] = cache[:, source, :, :longest]
+            self._attention_bias[to] = self._attention_bias[source]
+            for hole, mover in zip(holes, movers, strict=True):
+                order[hole] = mover
         self._lengths = [self._lengths[i] for i in order]
         return order
 
@@ -139,6 +147,8 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
                 new[:, :, :, :old] = cache
             bias[:, :old] = self._attention_bias
         self._cache, self._attention_bias = caches, bias
+        vectors = torch.arange(2 * self._slots * self._key_heads, device=device) * self._columns
+        self._starts = vectors.view(2, self._slots, self._key_heads)
         self._rotary = self._rotations(self._columns)  # (columns, D/2)
 
 
@@ -149,12 +159,13 @@ class ForwardSlots:
         self._model = model.eval()
         self._caches: list[Any] = []
 
-    def join(self, prompt: Sequence[int], copies: int) -> Tensor:
-        out = self._forward(torch.tensor([list(prompt)], device=self._model.device), None)
-        caches = [out.past_key_values, *(copy.deepcopy(out.past_key_values) for _ in range(copies - 1))]
-        self._caches += caches
-        logits: Tensor = out.logits[:, -1]
-        return logits
+    def join(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor:
+        logits = []
+        for prompt, count in zip(prompts, copies, strict=True):
+            out = self._forward(torch.tensor([list(prompt)], device=self._model.device), None)
+            self._caches += [out.past_key_values, *(copy.deepcopy(out.past_key_values) for _ in range(count - 1))]
+            logits.append(out.logits[:, -1].expand(count, -1))
+        return torch.cat(logits)
 
     def prompt_logits(self, prompt: Sequence[int]) -> Iterator[Tensor]:
         yield self._forward(torch.tensor([list(prompt)], device=self._model.device), None).logits[0]

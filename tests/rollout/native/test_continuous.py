@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from grpo_pl.functional.sampling import row_key
-from grpo_pl.rollout.native import slots
+from grpo_pl.rollout.native import continuous, slots
 from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import Rollout, SampleKey, SamplingParams
@@ -145,6 +145,24 @@ def test_a_cache_that_grows_keeps_what_it_held(
     second = run.batch.add(prompts[1], [_number(k) for k in keys[1]], options)
     run.drain()
     assert [run.tokens(s) for s in [*first, *second]] == expected
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_prompts_of_all_lengths_that_join_at_once_draw_what_the_engine_draws(
+    family: str, build_model: Callable, make_keys: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(continuous, "_PREFILL_TOKENS", 24)  # so that several passes are needed
+    monkeypatch.setattr(continuous, "_BLOCK", 7)  # and several blocks of random numbers
+    model, keys = build_model(family), make_keys(6, 2)
+    prompts = [[5], [7] * 20, [9, 1], [3, 4, 5, 6, 7], [2, 8, 3], [6] * 4]
+    expected = _rows(_expected(model, prompts, keys, max_completion_length=30))
+    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, max_rows=12))
+    options = SequenceOptions(sampling=SamplingParams(max_completion_length=30))
+    sequences = [
+        run.batch.add(prompt, [_number(k) for k in group], options) for prompt, group in zip(prompts, keys, strict=True)
+    ]
+    run.drain()
+    assert [run.tokens(s) for group in sequences for s in group] == expected
 
 
 def test_ignore_eos_draws_the_full_length(build_model: Callable) -> None:
