@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_pl.environments.base import Environment, Observation, Step, resolved
+from grpo_pl.environments.base import Environment, EnvironmentMistake, Observation, Step, resolved
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _INTEGER = re.compile(r"-?\d+")
@@ -54,7 +54,7 @@ class GymnasiumEnvironment(Environment):
 
         missing = [name for name in self.from_row if name not in row]
         if missing:
-            raise ValueError(f"from_row names the column {missing[0]!r}, and the prompt has {sorted(row)}.")
+            raise EnvironmentMistake(f"from_row names the column {missing[0]!r}, and the prompt has {sorted(row)}.")
         arguments = self.kwargs | {name: row[name] for name in self.from_row}
         self._env = gymnasium.make(self.id, disable_env_checker=True, **arguments)
         observation, info = self._env.reset(seed=seed % 2**32)

@@ -25,6 +25,9 @@ from grpo_pl.rewards.sandbox.worker_environment import worker_environment
 START_LIMIT_S = 180.0
 """An environment that has not been imported by then will not be."""
 
+FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Orders of sets are part of what episodes show; and hundreds of processes share the machine."""
+
 
 @dataclass
 class _Seat:
@@ -74,7 +77,7 @@ class Processes:
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for this process, whose end ends those
-                env=worker_environment() | {"PYTHONHASHSEED": "0"},  # orders of sets are part of what episodes show
+                env=worker_environment() | FIXED,
             )
         settings = {"pattern": pattern, "memory_bytes": self.limits.memory_limit_mb * 2**20}
         self._control.settimeout(START_LIMIT_S)
