@@ -18,8 +18,8 @@ class PoolLimits:
     """Seconds that the start of an episode may take, that of its process included."""
     max_observation_chars: int = 32_768
     """Longest observation; a longer one ends its episode."""
-    memory_limit_mb: int = 4096
-    """Address space of the process of an episode (``RLIMIT_AS``)."""
+    memory_limit_mb: int = 2048
+    """Address space that the process of an episode may add to what it begins with (``RLIMIT_AS``)."""
     threads: int = 8
     """Steps that run at the same time where episodes share this process."""
 
