@@ -84,7 +84,9 @@ class ToolEnvironment(Environment):
         (verdict,) = self._workers().run([(self._references[call.name], json.dumps(job))])
         if verdict.status == "unavailable":
             raise Unavailable(verdict.detail)
-        return Result(call.name, verdict.detail or verdict.status, failed=verdict.status != "ok")
+        if verdict.status == "ok":
+            return Result(call.name, verdict.detail)
+        return Result(call.name, verdict.detail or verdict.status, failed=True)
 
     def _workers(self) -> WorkerPool:
         if self._pool is None:

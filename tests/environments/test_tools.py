@@ -80,6 +80,10 @@ def test_the_same_call_is_made_again(environment: ToolEnvironment) -> None:
     assert one != other
 
 
+def test_an_empty_result_stays_empty(environment: ToolEnvironment) -> None:
+    assert told(environment, hermes("echo", text="")) == [""]
+
+
 def test_what_a_tool_prints_does_not_disturb(environment: ToolEnvironment) -> None:
     assert told(environment, hermes("misbehave", how="print")) == ["printed"]
 
