@@ -72,15 +72,20 @@ class Server:
             raise RuntimeError(f"{path} answered {answer.status}: {data[:300]!r}")
         return json.loads(data)
 
-    def rss_mb(self) -> dict[str, float]:
-        """Resident memory of the front process and its workers."""
+    def processes(self) -> dict[str, psutil.Process]:
+        """The front process and its workers."""
         front = psutil.Process(self.process.pid)
-        sizes = {"front": front.memory_info().rss / 2**20}
         spawned = [c for c in front.children() if "spawn_main" in " ".join(c.cmdline())]
         by_size = sorted(spawned, key=lambda child: child.memory_info().rss)
-        for name, child in zip(("score", "generate"), by_size, strict=True):
-            sizes[name] = child.memory_info().rss / 2**20
-        return sizes
+        return {"front": front} | dict(zip(("score", "generate"), by_size, strict=True))
+
+    def rss_mb(self) -> dict[str, float]:
+        """Resident memory of each."""
+        return {name: process.memory_info().rss / 2**20 for name, process in self.processes().items()}
+
+    def cpu_s(self) -> dict[str, float]:
+        """Processor seconds that each has taken so far."""
+        return {name: sum(process.cpu_times()[:2]) for name, process in self.processes().items()}
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)

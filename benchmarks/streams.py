@@ -12,11 +12,13 @@ import asyncio
 import json
 import multiprocessing
 import os
+import re
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from common import processor
@@ -30,31 +32,56 @@ TOKENS = 32
 BODY = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
 
 
-async def _client(port: int, number: int, until: float, first: list[float], tokens: list[int]) -> None:
-    """One stream after the other over one connection; notes when the first token came, and how many did."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    request = 0
-    while time.perf_counter() < until:
-        body = json.dumps({**BODY, "seed": number * 100_000 + request}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-        began = time.perf_counter()
-        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        status = await reader.readline()
-        if b" 200 " not in status:
-            raise RuntimeError(f"answered {status!r}")
-        waiting = True
-        while b"data: [DONE]" not in (line := await reader.readline()):
-            if not line:
-                raise RuntimeError("the server closed the connection in the middle of a stream")
-            if waiting and b'"content":' in line and b'"content":""' not in line.replace(b" ", b""):
-                first.append(time.perf_counter() - began)
-                waiting = False
-        tokens.append(TOKENS)
-        while await reader.readline() not in (b"0\r\n", b""):  # the end of the chunked body
-            pass
-        await reader.readline()
-        request += 1
-    writer.close()
+class _Client(asyncio.Protocol):
+    """One stream after the other over one connection; notes when the first token came, and how many did.
+
+    It looks at no more of an answer than that, because all of its work is taken from the server's machine.
+    """
+
+    def __init__(self, port: int, number: int, until: float, first: list[float], tokens: list[int]) -> None:
+        self._port, self._number, self._until, self._first, self._tokens = port, number, until, first, tokens
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._ask()
+
+    def _ask(self) -> None:
+        body = json.dumps({**BODY, "seed": self._number * 100_000 + self._request}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\n"
+        self._request, self._seen, self._waiting = self._request + 1, b"", True
+        self._began = time.perf_counter()
+        self._transport.write(
+            f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        )
+
+    def data_received(self, data: bytes) -> None:
+        self._seen += data
+        if self._waiting and _FIRST_TOKEN.search(self._seen):
+            self._first.append(time.perf_counter() - self._began)
+            self._waiting = False
+        if not self._seen.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+            return
+        if not self._seen.startswith(b"HTTP/1.1 200 ") or b'"finish_reason":"length"' not in self._seen:
+            self._end(RuntimeError(f"answered {self._seen[:200]!r}"))
+            return
+        self._tokens.append(TOKENS)  # with `ignore_eos` a completion that has its full length
+        if time.perf_counter() < self._until:
+            self._ask()
+        else:
+            self._end(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(error or RuntimeError("the server closed the connection in the middle of a stream"))
+
+    def _end(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(error) if error else self.done.set_result(None)
+            self._transport.close()
+
+
+_FIRST_TOKEN = re.compile(rb'"content":"[^"]')
 
 
 def _clients(port: int, streams: int, seconds: float, answer: Any) -> None:
@@ -62,14 +89,19 @@ def _clients(port: int, streams: int, seconds: float, answer: Any) -> None:
     tokens: list[int] = []
 
     async def all_of_them() -> int:
-        until = time.perf_counter() + seconds
-        runs = (_client(port, number, until, first, tokens) for number in range(streams))
-        results = await asyncio.gather(*runs, return_exceptions=True)
+        until, loop = time.perf_counter() + seconds, asyncio.get_running_loop()
+        clients = [_Client(port, number, until, first, tokens) for number in range(streams)]
+        for client in clients:
+            await loop.create_connection(lambda client=client: client, "127.0.0.1", port)  # type: ignore[misc]
+        results = await asyncio.gather(*(client.done for client in clients), return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                print(result, file=sys.stderr)
         return sum(isinstance(result, Exception) for result in results)
 
     began = time.perf_counter()
     errors = asyncio.run(all_of_them())
-    answer.send((first, sum(tokens), errors, time.perf_counter() - began))
+    answer.send((first, sum(tokens), errors, time.perf_counter() - began, time.process_time()))
 
 
 def _spin() -> None:
@@ -82,13 +114,16 @@ def streamed(server: Server, streams: int, seconds: float) -> dict[str, Any]:
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.Process(target=_clients, args=(server.port, streams, seconds, theirs))
     process.start()
-    first, tokens, errors, took = ours.recv()
+    before = server.cpu_s()
+    first, tokens, errors, took, client_s = ours.recv()
     process.join()
     ordered = sorted(first)
+    seconds_of = {name: spent - before[name] for name, spent in server.cpu_s().items()} | {"clients": client_s}
     return {
         "requests": len(ordered),
         "errors": errors,
         "tokens_per_s": round(tokens / took),
+        "cpu_s_per_1000_tokens": {name: round(1000 * spent / tokens, 4) for name, spent in seconds_of.items()},
         "first_token_ms": {
             "p50": round(1000 * statistics.median(ordered)),
             "p99": round(1000 * ordered[len(ordered) * 99 // 100]),

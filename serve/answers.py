@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from grpo_pl.rollout.texts import TextStream
+from serve.dispatch import Chunk
 from serve.errors import to_json
-from serve.generate_worker import Chunk
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

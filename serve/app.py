@@ -20,12 +20,13 @@ from grpo_pl.policy.loading import choose_device
 from grpo_pl.policy.trained import ServedModel, find_model
 from grpo_pl.rewards.base import needs_of
 from serve.completions import CompletionRoutes
-from serve.dispatch import Generator, Scorer
+from serve.dispatch import Generator, Scorer, WorkerLine
 from serve.errors import ApiError, install_handlers, json_response, shutting_down, worker_lost
 from serve.evaluation import EvaluateRoute
-from serve.generate_worker import GenerateAPI
+from serve.generate_worker import GenerateWorker
 from serve.guard import Guard
 from serve.json_body import JsonRoute
+from serve.litserve_adapter import Worker
 from serve.login import Sessions
 from serve.logs import configure_logs, open_access_log
 from serve.metrics import ServerMetrics
@@ -34,15 +35,13 @@ from serve.origins import CrossOrigin, Origins
 from serve.page import page
 from serve.prompts import Prompts
 from serve.responses import ResponsesRoute
-from serve.score_worker import ScoreAPI
+from serve.score_worker import ScoreWorker
 from serve.scoring import ScoreRoute
 from serve.server import Server, WorkerFailed, bind
 from serve.settings import ServeSettings
-from serve.spec import RouteSpec
 from serve.tokens import TokenRoutes
 
 CHAT, SCORE = "/v1/chat/completions", "/v1/score"
-"""Also what LitServe calls the two workers."""
 _WARM_UP_CHARS = 16
 
 
@@ -61,22 +60,20 @@ class Application:
     ) -> None:
         self._settings, self._model, self._needs, self._began = settings, model, needs, began
         self.metrics = ServerMetrics()
-        self.generator = Generator(CHAT, max_batch_size=settings.max_batch_size, max_queue=settings.max_queue)
-        self.scorer = Scorer(SCORE, max_queue=settings.max_queue)
+        self.generator = Generator(max_batch_size=settings.max_batch_size, max_queue=settings.max_queue)
+        self.scorer = Scorer(max_queue=settings.max_queue)
         self._lines = [self.generator.line, self.scorer.line]
         self._prompts = Prompts(model)
         self._refused = 0  # of what was accepted, because the server ends
         self._sockets = bind(settings.addresses)
         self.server = Server(
-            self._worker_apis(),
+            self._workers(),
             warm_up=self._warm_up,
             on_ready=self._say_ready,
             on_stop=lambda: self.generator.places.close(self._refuse),
             on_time_up=lambda: self._fail_all(self._refuse),
             on_lost=lambda: self._fail_all(worker_lost),
         )
-        for line in self._lines:
-            line.connect(self.server)
         self._routes = self._all_routes()
         self._set_up(self.server.app)
 
@@ -98,12 +95,11 @@ class Application:
             return 1
         return 0
 
-    def _worker_apis(self) -> list[Any]:
-        device = choose_device(self._settings.device)
-        return [
-            GenerateAPI(self._model, device=device, max_batch_size=self._settings.max_batch_size, spec=RouteSpec(CHAT)),
-            ScoreAPI(self._model.rewards, trust_rewards=self._model.trust_rewards, spec=RouteSpec(SCORE)),
-        ]
+    def _workers(self) -> list[tuple[Worker, WorkerLine]]:
+        settings, model = self._settings, self._model
+        generate = GenerateWorker(model, device=choose_device(settings.device), max_batch_size=settings.max_batch_size)
+        score = ScoreWorker(model.rewards, trust_rewards=model.trust_rewards)
+        return [(generate, self.generator.line), (score, self.scorer.line)]
 
     def _all_routes(self) -> list[Route]:
         prompts = self._prompts
@@ -134,9 +130,8 @@ class Application:
         ]
 
     def _set_up(self, app: FastAPI) -> None:
-        """Puts our routes in the place of LitServe's, and the guard around them."""
+        """The routes, and the guard around them."""
         app.title = "grpo_pl"
-        app.router.routes.clear()
         app.router.redirect_slashes = False
         app.router.route_class = JsonRoute
         refused: dict[int | str, dict[str, Any]] = {"4XX": {"model": Refusal}}
@@ -196,7 +191,7 @@ class Application:
         places = self.generator.places
         self.metrics.running.set(places.size - places.free)
         self.metrics.waiting.set(places.waiting)
-        self.metrics.open.set(len(self.server.response_buffer))
+        self.metrics.open.set(sum(len(line.calls) for line in self._lines))
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _warm_up(self) -> None:
@@ -258,5 +253,6 @@ def run_server(settings: ServeSettings) -> int:
     needs = needs_of(rewards)
     for reward in rewards:
         reward.close()
+    sys.setswitchinterval(0.001)  # the event loop gets its turn sooner while threads read large bodies
     sys.set_int_max_str_digits(640)  # a body may hold thousands of long numbers, which cost the square of their length
     return Application(settings, model, needs=needs, began=began).run()

@@ -7,19 +7,18 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fastapi import Request, Response
-from fastapi.responses import StreamingResponse
 
 from grpo_pl.rollout.engine import row_keys
 from grpo_pl.rollout.native.continuous import SequenceOptions
 from grpo_pl.rollout.texts import TextStream
 from serve import grammars
 from serve.answers import ChatShape, Choice, CompletionShape, Shape, Token, event, usage_of
-from serve.connection import merged, while_connected
-from serve.dispatch import Deadline, Generator
+from serve.connection import EventStream, merged, while_connected
+from serve.dispatch import Chunk, Deadline, Generator
 from serve.errors import ApiError, bad_request, json_response
-from serve.generate_worker import Chunk
 from serve.grammars import Grammar
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts, sample_keys
@@ -28,8 +27,15 @@ from serve.settings import MAX_SAMPLES
 
 log = logging.getLogger(__name__)
 
-Growth = tuple[Choice, str, list[Token], int]
-"""What is new in a choice: text, tokens, and where the text begins."""
+
+class Growth(NamedTuple):
+    """What is new in a choice."""
+
+    choice: Choice
+    text: str
+    tokens: list[Token]
+    offset: int
+    """Where the text begins, for those who asked for log-probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,16 +152,9 @@ class CompletionRoutes:
         )
 
     async def _answer(self, request: Request, job: Job) -> Response:
-        if not job.request.stream:
-            return await while_connected(request, self._whole(job))
-        return await self.stream(request, self._events(job))
-
-    @staticmethod
-    async def stream(request: Request, events: AsyncGenerator[str, None]) -> Response:
-        """The events as they come; a failure before the first is raised."""
-        first = await while_connected(request, _first(events))
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return StreamingResponse(_resumed(first, events), media_type="text/event-stream", headers=headers)
+        if job.request.stream:
+            return EventStream(request, self._events(job))
+        return await while_connected(request, self._whole(job))
 
     async def _whole(self, job: Job) -> Response:
         choices = await self.finish(job)
@@ -175,16 +174,24 @@ class CompletionRoutes:
         continuous = job.request.stream_options.continuous_usage_stats
         try:
             async with aclosing(self.grow(job, choices)) as steps:
-                async for choice, text, tokens, offset in steps:
+                async for grown in steps:
+                    events: list[str] = []
                     if not started:
                         started = True
                         self._metrics.first_token(time.monotonic() - job.began)
-                        for each in choices:
-                            if (opening := job.shape.opening(each)) is not None:
-                                yield opening
-                    if text or tokens or choice.finish is not None:
-                        usage = usage_of(job.prompts, choices) if continuous else None
-                        yield job.shape.chunk(choice, text, tokens, choice.finish, offset=offset, usage=usage)
+                        events += filter(None, map(job.shape.opening, choices))
+                    for choice, text, tokens, offset in grown:
+                        if text or tokens or choice.finish is not None:
+                            usage = usage_of(job.prompts, choices) if continuous else None
+                            events.append(
+                                job.shape.chunk(choice, text, tokens, choice.finish, offset=offset, usage=usage)
+                            )
+                    if all(choice.finish is not None for choice in choices):
+                        if job.request.stream_options.include_usage:
+                            events.append(job.shape.usage_chunk(usage_of(job.prompts, choices)))
+                        events.append("data: [DONE]\n\n")
+                    if events:
+                        yield "".join(events)
         except Exception as error:
             if not started:
                 raise
@@ -194,10 +201,9 @@ class CompletionRoutes:
             yield job.shape.usage_chunk(usage_of(job.prompts, choices))
         yield "data: [DONE]\n\n"
 
-    async def grow(self, job: Job, choices: list[Choice]) -> AsyncGenerator[Growth, None]:
-        """Fills ``choices`` and yields what is new."""
+    async def grow(self, job: Job, choices: list[Choice]) -> AsyncGenerator[list[Growth], None]:
+        """Fills ``choices`` and yields what is new, together what came together."""
         n = job.request.n
-        stopped: list[set[int]] = [set() for _ in job.prompts]
         for ids in job.prompts:
             self._metrics.count_prompt(len(ids))
         if job.echoes:
@@ -205,25 +211,27 @@ class CompletionRoutes:
         if job.request.length == 0:
             for choice in choices:
                 choice.finish = "length"
-                yield choice, "", [], 0
+            yield [Growth(choice, "", [], 0) for choice in choices]
             return
+        stopped: list[set[int]] = [set() for _ in job.prompts]
+        offsets = [sum(len(job.shape.token_text(t.id)) for t in choice.echoed) for choice in choices]
         streams = [self._one_prompt(job, p, stopped[p]) for p in range(len(job.prompts))]
-        offsets = [0] * len(choices)  # where the next text begins, for those who asked for log-probabilities
-        if job.request.alternatives is not None:
-            offsets = [sum(len(job.shape.token_text(t.id)) for t in choice.echoed) for choice in choices]
-        async with aclosing(merged(streams)) as parts:
+        async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as parts:
             async for p, chunks in parts:
+                grown = []
                 for chunk in chunks:
                     choice = choices[p * n + chunk.index]
                     if choice.finish is not None:
                         continue  # drawn after a stop string, before the worker heard of it
                     text, tokens = choice.push(chunk)
-                    self._metrics.count_tokens(len(tokens))
+                    grown.append(Growth(choice, text, tokens, offsets[choice.index]))
                     if choice.stream.stopped:
                         stopped[p].add(chunk.index)
-                    yield choice, text, tokens, offsets[choice.index]
                     if job.request.alternatives is not None:
                         offsets[choice.index] += sum(len(job.shape.token_text(t.id)) for t in tokens)
+                self._metrics.count_tokens(sum(len(growth.tokens) for growth in grown))
+                if grown:
+                    yield grown
 
     async def _echo(self, job: Job, choices: Sequence[Choice]) -> None:
         """Puts the prompts' own tokens and log-probabilities into the choices."""
@@ -257,14 +265,3 @@ def failure(error: Exception) -> ApiError:
         return error
     log.error("a stream failed", exc_info=error)
     return ApiError(500, "internal error; the server's log has the details.", code="internal_error")
-
-
-async def _first(events: AsyncGenerator[str, None]) -> str:
-    return await anext(events)
-
-
-async def _resumed(first: str, events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-    async with aclosing(events):
-        yield first
-        async for item in events:
-            yield item

@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from fastapi import Request
+from fastapi import Request, Response
+from starlette.types import Receive, Scope, Send
 
 from serve.errors import ApiError
 
@@ -20,48 +21,81 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     Raises:
         ApiError: the client is gone; nobody will see it.
     """
-    task = asyncio.ensure_future(work)
-    hang_up = asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait({task, hang_up}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ApiError(499, "the client hung up.", code="client_closed_request")
-        return task.result()
-    finally:
-        hang_up.cancel()
-        if not task.done():
+    task, gone, over = asyncio.current_task(), False, False
+    assert task is not None
+
+    def hang_up(_: object) -> None:
+        nonlocal gone
+        if not over:
+            gone = True
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+
+    watch = asyncio.ensure_future(request.receive())
+    watch.add_done_callback(hang_up)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        task.uncancel()
+        raise ApiError(499, "the client hung up.", code="client_closed_request") from None
+    finally:
+        over = True
+        watch.cancel()
+
+
+class EventStream(Response):
+    """Server-sent events as they come, in one message what comes together; a failure before the first is raised."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, request: Request, events: AsyncGenerator[str, None]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._request, self._events, self._started = request, events, False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with aclosing(self._events):
+                await while_connected(self._request, self._send(send))
+        except ApiError:
+            if not self._started:
+                raise
+
+    async def _send(self, send: Send) -> None:
+        async for events in self._events:
+            if not self._started:
+                self._started = True
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": events.encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     """The items of all streams as they come; the first failure ends them all."""
-    if len(streams) == 1:
-        async for item in streams[0]:
-            yield item
-        return
-    items: asyncio.Queue[T | BaseException | None] = asyncio.Queue()
+    items: asyncio.Queue[tuple[T | None, BaseException | None]] = asyncio.Queue()
 
     async def forward(stream: AsyncGenerator[T, None]) -> None:
+        failure = None
         try:
             async with aclosing(stream):
                 async for item in stream:
-                    items.put_nowait(item)
-            items.put_nowait(None)
+                    items.put_nowait((item, None))
         except Exception as error:
-            items.put_nowait(error)
+            failure = error
+        items.put_nowait((None, failure))
 
     tasks = [asyncio.ensure_future(forward(stream)) for stream in streams]
     try:
-        open_streams = len(tasks)
-        while open_streams:
-            got = await items.get()
-            if isinstance(got, BaseException):
-                raise got
-            if got is None:
-                open_streams -= 1
+        going = len(tasks)
+        while going:
+            item, failure = await items.get()
+            if failure is not None:
+                raise failure
+            if item is None:
+                going -= 1
             else:
-                yield got
+                yield item
     finally:
         for task in tasks:
             task.cancel()

@@ -1,26 +1,26 @@
-"""The front process's end of LitServe's queues: places in the batch, deadlines, cancelling, lost workers."""
+"""The front process's end of the line to a worker: places in the batch, deadlines, cancelling, lost workers."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-import uuid
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from litserve.utils import LitAPIStatus, ResponseBufferItem
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple
 
 from grpo_pl.rollout.native.continuous import ScoredToken, SequenceOptions
-from serve import generate_worker, score_worker
-from serve.errors import ApiError, bad_request, worker_lost
-from serve.generate_worker import Chunk, Generate, ScorePrompt
+from grpo_pl.types import FinishReason
+from serve.errors import ApiError, bad_request
+from serve.generate_worker import Generate, ScorePrompt, Started, Step
 from serve.grammars import Grammar
-from serve.worker import Refusal
+from serve.score_worker import ScoreItems
+from serve.worker import Answer, Cancel, Frames, Refusal, packed
 
-if TYPE_CHECKING:
-    from litserve import LitServer
+_GAP_S = 0.001
+"""For each open stream, between two events of a stream: so events cost the same however many streams there are."""
 
 
 class Deadline:
@@ -37,112 +37,214 @@ class Deadline:
         return ApiError(504, message, code="deadline_exceeded")
 
 
-class Inbox(deque[tuple[Any, str]]):
-    """What LitServe fills with the answers to one request; hears of the last one even while nobody is reading."""
+@dataclass
+class Chunk:
+    """New tokens of one completion of a request."""
 
-    def __init__(self, on_end: Callable[[], None]) -> None:
-        super().__init__()
-        self.arrived = asyncio.Event()
-        self.ended = False
-        self._on_end = on_end
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    finish: FinishReason | None = None
 
-    def append(self, answer: Any) -> None:
-        super().append(answer)
-        if not self.ended and answer[1] in (LitAPIStatus.FINISH_STREAMING, LitAPIStatus.ERROR):
-            self.ended = True
-            self._on_end()
-
-    def fail(self) -> None:
-        if not self.ended:
-            self.append((None, LitAPIStatus.ERROR))
-            self.arrived.set()
+    def add(self, token: int, logprob: float, top: Any = (), finish: FinishReason | None = None) -> None:
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if top:
+            self.top.append(top)
+        self.finish = finish
 
 
-class WorkerLine:
+class Call:
+    """A request to a worker: what has come of it and has not been read. Iterating waits, and gives the new tokens.
+
+    Args:
+        completions: that it draws; none, if it has one answer.
+        live: its tokens are read as they come, not only at the end.
+        on_end: called when the worker is done with it, which may be before everything has been read.
+    """
+
+    def __init__(self, uid: int, *, completions: int, live: bool, on_end: Callable[[], None]) -> None:
+        self.uid, self.live, self.on_end = uid, live, on_end
+        self.left = set(range(completions))
+        """Completions that are still drawn."""
+        self.sequences: list[int] = []
+        """Their numbers in the batch."""
+        self.answer: Any = None
+        self.heard = False
+        """Whether the reader has been told of a first token."""
+        self._chunks: dict[int, Chunk] = {}
+        self._news, self._ended = asyncio.Event(), False
+        self._failure: ApiError | None = None
+
+    def add(self, index: int, *drawn: Any) -> None:
+        chunk = self._chunks.get(index)
+        if chunk is None:
+            chunk = self._chunks[index] = Chunk(index)
+        chunk.add(*drawn)
+
+    def wake(self) -> None:
+        """Lets the reader have what has come."""
+        self.heard = True
+        self._news.set()
+
+    def end(self, failure: ApiError | None = None) -> None:
+        """Nothing more comes."""
+        if not self._ended:
+            self._ended, self._failure = True, failure
+            self._news.set()
+
+    async def result(self) -> Any:
+        """The one answer, of a request that draws nothing."""
+        async for _ in self:
+            pass
+        return self.answer
+
+    def __aiter__(self) -> Call:
+        return self
+
+    async def __anext__(self) -> list[Chunk]:
+        while True:
+            if self._chunks and (self._ended or self._news.is_set()):
+                self._news.clear()
+                chunks, self._chunks = list(self._chunks.values()), {}
+                return chunks
+            if self._ended:
+                raise self._failure or StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+
+
+class WorkerLine(asyncio.Protocol):
     """One worker process as the routes see it: ask, and read answers until the last one."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self.inboxes: dict[str, Inbox] = {}
+    def __init__(self) -> None:
+        self.calls: dict[int, Call] = {}
+        self._numbers, self._frames = count(), Frames()
         self._ended: Callable[[], ApiError] | None = None  # why nothing more comes
+        self._rows: dict[int, tuple[Call, int]] = {}  # by sequence: the call and which of its completions
+        self._streams = 0
+        self._unread: set[Call] = set()  # streams with tokens that nobody has been told of
+        self._told_at = 0.0
+        self._telling: asyncio.TimerHandle | None = None
 
-    def connect(self, server: LitServer) -> None:
-        """Called once the server's queues exist."""
-        self._server = server
-
-    def fail_all(self, reason: Callable[[], ApiError]) -> None:
-        """Everyone who waits for the worker hears now why no answer will come."""
-        self._ended = reason
-        for inbox in list(self.inboxes.values()):
-            inbox.fail()
-
-    async def ask(
+    @contextmanager
+    def ask(
         self,
         payload: Any,
         *,
         deadline: Deadline,
-        cancel: Callable[[str], Any],
-        steer: Callable[[str], Any] = lambda uid: None,
+        completions: int = 0,
+        live: bool = False,
         on_end: Callable[[], None] = lambda: None,
-    ) -> AsyncGenerator[Any, None]:
-        """Sends ``payload`` and yields the answers. Leaving early, however that happens, cancels the work.
-
-        Args:
-            cancel: the message that stops the work, from the request's id.
-            steer: asked after every answer for a further message to the worker; None sends none.
-            on_end: called when the worker is done with it, which may be before everything has been read.
+    ) -> Iterator[Call]:
+        """Sends ``payload``; see :class:`Call`. Leaving early, however that happens, cancels the work.
 
         Raises:
-            ApiError: refused (400), worker lost or server ending (503), its own failure (500), or too late (504).
+            ApiError: worker lost or server ending (503); while reading also refused (400), the worker's own failure
+                (500), or too late (504).
         """
         if self._ended is not None:
             on_end()
             raise self._ended()
-        uid, inbox = str(uuid.uuid4()), Inbox(on_end)
-        self.inboxes[uid] = inbox
-        self._server.response_buffer[uid] = ResponseBufferItem(event=inbox.arrived, response_queue=inbox)
-        self._put(uid, payload)
+        call = Call(next(self._numbers), completions=completions, live=live, on_end=on_end)
+        self.calls[call.uid] = call
+        self._streams += live
+        timer = asyncio.get_running_loop().call_later(deadline.left(), lambda: call.end(deadline.passed()))
+        self._send(call.uid, payload)
         try:
-            async for data in self._read(inbox, deadline):
-                yield data
-                if not inbox.ended and (message := steer(uid)) is not None:
-                    self._put("", message)
+            yield call
         finally:
-            del self.inboxes[uid]
-            self._server.response_buffer.pop(uid, None)
-            if not inbox.ended:
-                self._put("", cancel(uid))
-                inbox.ended = True
-                on_end()
+            timer.cancel()
+            self._streams -= live
+            if self._close(call):
+                self._send(call.uid, Cancel())
 
-    async def _read(self, inbox: Inbox, deadline: Deadline) -> AsyncGenerator[Any, None]:
-        while True:
-            try:
-                async with asyncio.timeout(deadline.left()):
-                    await inbox.arrived.wait()
-            except TimeoutError:
-                raise deadline.passed() from None
-            inbox.arrived.clear()
-            while inbox:
-                data, status = inbox.popleft()
-                if status == LitAPIStatus.ERROR:
-                    raise self._failure(data)
-                yield data
-                if status == LitAPIStatus.FINISH_STREAMING:
-                    return
+    def stop(self, call: Call, indices: set[int]) -> None:
+        """Ends some of a call's completions."""
+        indices &= call.left
+        if indices:
+            self._send(call.uid, Cancel(frozenset(indices)))
+            call.left -= indices
+            if not call.left:
+                self._close(call)
+                call.end()
 
-    def _failure(self, data: Any) -> ApiError:
-        """What a worker's last words mean; none at all come from one that is gone."""
-        if isinstance(data, Refusal):
-            return bad_request(data.message, param=data.param, code=data.code)
-        if data is not None:
-            return ApiError(500, str(data), code="worker_error")
-        return worker_lost() if self._ended is None else self._ended()
+    def fail_all(self, reason: Callable[[], ApiError]) -> None:
+        """Everyone who waits for the worker hears now why no answer will come."""
+        self._ended = reason
+        for call in list(self.calls.values()):
+            self._close(call)
+            call.end(reason())
 
-    def _put(self, uid: str, payload: Any) -> None:
-        # LitServe's own message: (consumer, request, when, payload)
-        consumer = self._server.app.response_queue_id
-        self._server._get_request_queue(self._path).put((consumer, uid, time.monotonic(), payload))
+    def _close(self, call: Call) -> bool:
+        """The worker owes nothing more; False if that was so before."""
+        if self.calls.pop(call.uid, None) is None:
+            return False
+        for sequence in call.sequences:
+            self._rows.pop(sequence, None)
+        self._unread.discard(call)
+        call.on_end()
+        return True
+
+    def _send(self, uid: int, payload: Any) -> None:
+        self._transport.write(packed((uid, payload)))
+
+    # --- what the worker says ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: Any = transport
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._frames.feed(data):
+            if isinstance(message, Step):
+                self._hand_out(message.columns)
+            elif (call := self.calls.get(message.uid)) is None:
+                continue  # cancelled meanwhile
+            elif isinstance(message, Started):
+                call.sequences = message.sequences
+                self._rows.update({sequence: (call, i) for i, sequence in enumerate(message.sequences)})
+            else:
+                self._close(call)
+                if isinstance(message, Answer):
+                    call.answer = message.data
+                    call.end()
+                else:
+                    call.end(_failure(message.reason))
+
+    def _hand_out(self, columns: Sequence[tuple[Any, ...]]) -> None:
+        for sequence, token, logprob, top, finish in zip(*columns, strict=True):
+            if sequence not in self._rows:
+                continue  # cancelled meanwhile
+            call, i = self._rows[sequence]
+            call.add(i, token, logprob, top, finish)
+            if finish is not None:
+                call.left.discard(i)
+                if not call.left:
+                    self._close(call)
+                    call.end()
+                    continue
+            if not call.live:
+                continue
+            if call.heard:
+                self._unread.add(call)
+            else:
+                call.wake()
+        if self._unread and self._telling is None:
+            loop = asyncio.get_running_loop()
+            self._telling = loop.call_at(self._told_at + _GAP_S * self._streams, self._tell)
+
+    def _tell(self) -> None:
+        self._telling, self._told_at = None, asyncio.get_running_loop().time()
+        for call in self._unread:
+            call.wake()
+        self._unread.clear()
+
+
+def _failure(reason: str | Refusal) -> ApiError:
+    if isinstance(reason, Refusal):
+        return bad_request(reason.message, param=reason.param, code=reason.code)
+    return ApiError(500, reason, code="worker_error")
 
 
 class QueueFull(ApiError):
@@ -168,14 +270,13 @@ class Places:
         self.size, self.free, self._max_waiting = size, size, max_waiting
         self.share = max(1, size // 4)
         self._evaluating = 0  # places that evaluations hold
-        self._asked = 0
+        self._line: list[_Turn] = []
         self._closed: Callable[[], ApiError] | None = None
-        self._lines: dict[bool, deque[_Turn]] = {False: deque(), True: deque()}  # evaluations apart
 
     @property
     def waiting(self) -> int:
         """Those in line, evaluations included."""
-        return sum(not turn.given.cancelled() for line in self._lines.values() for turn in line)
+        return sum(not turn.given.cancelled() for turn in self._line)
 
     async def take(self, count: int, *, bounded: bool, evaluation: bool = False) -> None:
         """Waits for ``count`` places.
@@ -187,69 +288,65 @@ class Places:
         assert count <= (self.share if evaluation else self.size)
         if self._closed is not None:
             raise self._closed()
-        self._asked += 1
-        line, turn = self._lines[evaluation], _Turn(self._asked, count, asyncio.get_running_loop().create_future())
-        line.append(turn)
-        self._serve_lines()
+        turn = _Turn(count, evaluation, asyncio.get_running_loop().create_future())
+        self._line.append(turn)
+        self._serve_line()
         if turn.given.done():
             return
-        if bounded and len(line) > self._max_waiting:
-            line.remove(turn)
-            raise QueueFull(len(line))
+        ahead = sum(other.evaluation == evaluation for other in self._line)
+        if bounded and ahead > self._max_waiting:
+            self._line.remove(turn)
+            raise QueueFull(ahead - 1)
         try:
             await turn.given
         except asyncio.CancelledError:
-            if turn.given.done() and not turn.given.cancelled() and turn.given.exception() is None:
+            if turn.given.cancelled():
+                self._serve_line()  # who stood behind it may fit
+            elif turn.given.exception() is None:
                 self.give_back(count, evaluation=evaluation)
-            else:
-                if turn in line:
-                    line.remove(turn)
-                self._serve_lines()  # who stood behind it may fit
             raise
 
     def close(self, reason: Callable[[], ApiError]) -> None:
         """Refuses everyone in line and whoever comes; what has its places keeps them."""
         self._closed = reason
-        for line in self._lines.values():
-            while line:
-                turn = line.popleft()
-                if not turn.given.done():
-                    turn.given.set_exception(reason())
+        while self._line:
+            turn = self._line.pop()
+            if not turn.given.done():
+                turn.given.set_exception(reason())
 
     def give_back(self, count: int, *, evaluation: bool = False) -> None:
         self.free += count
         self._evaluating -= count if evaluation else 0
-        self._serve_lines()
+        self._serve_line()
 
-    def _serve_lines(self) -> None:
-        while True:
-            for line in self._lines.values():
-                while line and line[0].given.cancelled():
-                    line.popleft()
-            heads = [(line[0].number, evaluation) for evaluation, line in self._lines.items() if line]
-            heads = [(n, e) for n, e in heads if not e or self._evaluating + self._lines[e][0].places <= self.share]
-            if not heads:
+    def _serve_line(self) -> None:
+        short_of_share = False
+        for turn in list(self._line):
+            if turn.given.cancelled():
+                self._line.remove(turn)
+                continue
+            if turn.evaluation and (short_of_share or self._evaluating + turn.places > self.share):
+                short_of_share = True
+                continue
+            if turn.places > self.free:
                 return
-            line = self._lines[evaluation := min(heads)[1]]
-            if line[0].places > self.free:
-                return
-            turn = line.popleft()
+            self._line.remove(turn)
             self.free -= turn.places
-            self._evaluating += turn.places if evaluation else 0
+            self._evaluating += turn.places if turn.evaluation else 0
             turn.given.set_result(None)
 
 
 class _Turn(NamedTuple):
-    number: int
     places: int
+    evaluation: bool
     given: asyncio.Future[None]
 
 
 class Generator:
     """Completions from the worker that holds the model."""
 
-    def __init__(self, path: str, *, max_batch_size: int, max_queue: int) -> None:
-        self.line = WorkerLine(path)
+    def __init__(self, *, max_batch_size: int, max_queue: int) -> None:
+        self.line = WorkerLine()
         self.places = Places(max_batch_size, max_waiting=max_queue)
 
     async def generate(
@@ -276,29 +373,26 @@ class Generator:
         """
         size = self.places.share if evaluation else self.places.size
         for first in range(0, len(keys), size):
-            job = Generate(list(prompt_ids), list(keys[first : first + size]), options, live, grammar, evaluation)
-            steer = _stop_messages(set() if stopped is None else stopped, first, len(job.keys))
-            async with aclosing(self._one_batch(job, deadline, steer, bounded=bounded)) as chunks:
-                async for part in chunks:
-                    for chunk in part:
+            job = Generate(list(prompt_ids), list(keys[first : first + size]), options, grammar, evaluation)
+            places = len(job.keys)
+            await self._take(places, deadline, bounded=bounded, evaluation=evaluation)
+            on_end = partial(self.places.give_back, places, evaluation=evaluation)
+            with self.line.ask(job, deadline=deadline, completions=places, live=live, on_end=on_end) as call:
+                async for chunks in call:
+                    for chunk in chunks:
                         chunk.index += first
-                    yield part
+                    yield chunks
+                    if stopped:
+                        self.line.stop(call, {i - first for i in stopped})
 
     async def score_prompt(
         self, prompt_ids: Sequence[int], *, top: int, deadline: Deadline, bounded: bool
     ) -> list[ScoredToken]:
         """The log-probabilities of a prompt's own tokens, in turn with those who wait for a place."""
         await self._take(1, deadline, bounded=bounded)
-        answers = self.line.ask(
-            ScorePrompt(list(prompt_ids), top),
-            deadline=deadline,
-            cancel=lambda uid: generate_worker.Cancel(uid, []),
-            on_end=lambda: self.places.give_back(1),
-        )
-        async with aclosing(answers):
-            async for scored in answers:
-                return list(scored)
-        raise AssertionError("the last answer holds the tokens")
+        job = ScorePrompt(list(prompt_ids), top)
+        with self.line.ask(job, deadline=deadline, on_end=lambda: self.places.give_back(1)) as call:
+            return list(await call.result())
 
     async def _take(self, count: int, deadline: Deadline, *, bounded: bool, evaluation: bool = False) -> None:
         try:
@@ -307,61 +401,22 @@ class Generator:
         except TimeoutError:
             raise deadline.passed() from None
 
-    async def _one_batch(
-        self, job: Generate, deadline: Deadline, steer: Callable[[str], Any], *, bounded: bool
-    ) -> AsyncGenerator[list[Chunk], None]:
-        count = len(job.keys)
-        await self._take(count, deadline, bounded=bounded, evaluation=job.evaluation)
-
-        def cancel(uid: str) -> generate_worker.Cancel:
-            return generate_worker.Cancel(uid, list(range(count)))
-
-        answers = self.line.ask(
-            job,
-            deadline=deadline,
-            cancel=cancel,
-            steer=steer,
-            on_end=lambda: self.places.give_back(count, evaluation=job.evaluation),
-        )
-        async with aclosing(answers):
-            async for chunks in answers:
-                yield chunks
-
-
-def _stop_messages(stopped: set[int], first: int, count: int) -> Callable[[str], generate_worker.Cancel | None]:
-    """Tells the worker once about every completion that was added to ``stopped``."""
-    told: set[int] = set()
-
-    def steer(uid: str) -> generate_worker.Cancel | None:
-        new = {i - first for i in stopped if first <= i < first + count} - told
-        told.update(new)
-        return generate_worker.Cancel(uid, sorted(new)) if new else None
-
-    return steer
-
 
 class Scorer:
     """Scores from the worker that holds the rewards."""
 
-    def __init__(self, path: str, *, max_queue: int) -> None:
-        self.line = WorkerLine(path)
+    def __init__(self, *, max_queue: int) -> None:
+        self.line = WorkerLine()
         self._max_queue = max_queue
         self._asking = 0
 
-    async def score(self, items: score_worker.ScoreItems, *, deadline: Deadline, bounded: bool = True) -> list[Any]:
+    async def score(self, items: ScoreItems, *, deadline: Deadline, bounded: bool = True) -> list[Any]:
         """What the worker says about each item, in order; ``bounded`` requests may be refused when many wait."""
-        if not bounded:
-            return await self._ask(items, deadline)
-        if self._asking >= self._max_queue:
+        if bounded and self._asking >= self._max_queue:
             raise QueueFull(self._asking)
-        self._asking += 1
+        self._asking += bounded
         try:
-            return await self._ask(items, deadline)
+            with self.line.ask(items, deadline=deadline) as call:
+                return list(await call.result())
         finally:
-            self._asking -= 1
-
-    async def _ask(self, items: score_worker.ScoreItems, deadline: Deadline) -> list[Any]:
-        async with aclosing(self.line.ask(items, deadline=deadline, cancel=score_worker.Cancel)) as answers:
-            async for answer in answers:
-                return list(answer)
-        raise AssertionError("the last answer holds the items")
+            self._asking -= bounded

@@ -13,9 +13,8 @@ from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.engine import row_keys
 from grpo_pl.rollout.native.continuous import SequenceOptions
 from serve.connection import while_connected
-from serve.dispatch import Deadline, Generator, Scorer
+from serve.dispatch import Chunk, Deadline, Generator, Scorer
 from serve.errors import bad_request, json_response
-from serve.generate_worker import Chunk, Generate
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts, sample_keys
 from serve.schemas import EvalProblem, EvaluateRequest
@@ -66,8 +65,7 @@ class EvaluateRoute:
         async def one(i: int) -> dict[str, Any]:
             async with at_once:
                 keys = row_keys([sample_keys(prompts[i], seed=seed, n=body.n, prompt_id=body.items[i].id)])
-                job = Generate(prompts[i], keys, options[i], live=False, evaluation=True)
-                return await self._one(body.items[i], job, deadline, bounded=i == 0)
+                return await self._one(body.items[i], prompts[i], keys, options[i], deadline, bounded=i == 0)
 
         tasks = [asyncio.ensure_future(one(i)) for i in range(len(prompts))]
         try:
@@ -77,16 +75,25 @@ class EvaluateRoute:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _one(self, problem: EvalProblem, job: Generate, deadline: Deadline, *, bounded: bool) -> dict[str, Any]:
-        self._metrics.count_prompt(len(job.prompt_ids))
+    async def _one(
+        self,
+        problem: EvalProblem,
+        ids: Sequence[int],
+        keys: Sequence[int],
+        options: SequenceOptions,
+        deadline: Deadline,
+        *,
+        bounded: bool,
+    ) -> dict[str, Any]:
+        self._metrics.count_prompt(len(ids))
         done: dict[int, Chunk] = {}
         chunks: AsyncGenerator[list[Chunk], None] = self._generator.generate(
-            job.prompt_ids, job.keys, job.options, live=False, deadline=deadline, bounded=bounded, evaluation=True
+            ids, keys, options, live=False, deadline=deadline, bounded=bounded, evaluation=True
         )
         async with aclosing(chunks):
             async for part in chunks:
                 done.update({chunk.index: chunk for chunk in part})
-        finished = [done[i] for i in range(len(job.keys))]
+        finished = [done[i] for i in range(len(keys))]
         self._metrics.count_tokens(sum(len(chunk.tokens) for chunk in finished))
         return await self._judge(problem, finished, deadline)
 

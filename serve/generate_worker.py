@@ -1,4 +1,4 @@
-"""``GenerateAPI``: the process that holds the model and decodes all requests in one continuous batch."""
+"""``GenerateWorker``: the process that holds the model and decodes all requests in one continuous batch."""
 
 from __future__ import annotations
 
@@ -9,24 +9,20 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-from litserve import LitAPI
-from litserve.specs.base import LitSpec
 
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rewards.sandbox.worker_environment import MODEL, worker_environment
 from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions, batch_of
-from grpo_pl.types import FinishReason
 from serve.grammars import Grammar, GrammarError, GrammarMask, Grammars
-from serve.worker import Mailbox, Refusal, WorkerLoop, end_with_parent
+from serve.litserve_adapter import Worker
+from serve.worker import Answer, Cancel, Failure, Mailbox, Refusal, end_with_parent
 
 log = logging.getLogger(__name__)
 
 _GRAMMAR = "response_format"
 _DIVERGED = "the policy's logits are not finite: its weights have diverged."
-_FLUSH_S = 0.02  # tokens of a live request are sent this often: each message costs both sides more than a token does
 
 
 class Generate(NamedTuple):
@@ -35,8 +31,6 @@ class Generate(NamedTuple):
     prompt_ids: list[int]
     keys: list[int]
     options: SequenceOptions
-    live: bool
-    """Send tokens as they come, not only at the end."""
     grammar: Grammar | None = None
     """What the completions must match."""
     evaluation: bool = False
@@ -50,51 +44,35 @@ class ScorePrompt(NamedTuple):
     top: int
 
 
-class Cancel(NamedTuple):
-    """Stop the request's completions of these indices."""
+class Started(NamedTuple):
+    """A request's completions have joined the batch: their numbers there."""
 
-    uid: str
-    indices: list[int]
-
-
-@dataclass
-class Chunk:
-    """New tokens of one completion of a request."""
-
-    index: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
-    finish: FinishReason | None = None
-
-    def add(self, drawn: Drawn, *, with_top: bool) -> None:
-        self.tokens.append(drawn.token)
-        self.logprobs.append(drawn.logprob)
-        if with_top:
-            self.top.append(drawn.top)
-        self.finish = drawn.finish
+    uid: int
+    sequences: list[int]
 
 
+class Step(NamedTuple):
+    """What one step drew, as columns of ``Drawn``: one message for the whole batch."""
+
+    columns: list[tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
 class _Request:
-    def __init__(self, uid: str, job: Generate, sequences: list[int], masks: Sequence[GrammarMask]) -> None:
-        self.uid, self.job, self.masks = uid, job, masks
-        self.index = {sequence: i for i, sequence in enumerate(sequences)}  # of those that are still going
-        self.pending: dict[int, Chunk] = {}
-        self.flushed_at = -math.inf  # the first token goes out at once
+    uid: int
+    job: Generate
+    sequences: list[int]
+    masks: Sequence[GrammarMask]
 
 
-class GenerateAPI(LitAPI):
-    """LitServe's view of the worker; the routes live in the front process."""
+class GenerateWorker(Worker):
+    """Takes :class:`Generate`, :class:`ScorePrompt` and ``Cancel``; answers with :class:`Started`, :class:`Step` …"""
 
-    def __init__(self, model: ServedModel, *, device: str, max_batch_size: int, spec: LitSpec) -> None:
-        super().__init__(max_batch_size=max_batch_size, spec=spec, loop=WorkerLoop())
-        self._served, self._target = model, device
-
-    def authorize(self) -> None:
-        """Keys are checked around all routes (``serve.guard``); this keeps LIT_SERVER_API_KEY from locking some."""
+    def __init__(self, model: ServedModel, *, device: str, max_batch_size: int) -> None:
+        super().__init__("generate")
+        self._served, self._target, self._size = model, device, max_batch_size
 
     def environment(self) -> dict[str, str]:
-        """The variables that the process gets; see ``Server.launch_inference_worker``."""
         return worker_environment(MODEL)
 
     def setup(self, device: str) -> None:
@@ -107,45 +85,42 @@ class GenerateAPI(LitAPI):
         self._batch = self._new_batch()
 
     def work(self, mailbox: Mailbox) -> None:
-        self._requests: dict[str, _Request] = {}
+        self._mailbox = mailbox
         self._owner: dict[int, _Request] = {}  # by sequence
-        self._aside: deque[tuple[str, Generate | ScorePrompt]] = deque()  # a turn between two tokens each
-        self._compiling: dict[str, tuple[Generate, Future[Any]]] = {}
+        self._aside: deque[tuple[int, Generate | ScorePrompt]] = deque()  # a turn between two tokens each
+        self._compiling: dict[int, tuple[Generate, Future[Any]]] = {}
         while True:
-            self._take_requests(mailbox)
-            self._take_turns(mailbox)
+            busy = len(self._batch) or self._aside or self._compiling
+            for uid, payload in mailbox.take(wait_for_one=not busy):
+                self._receive(uid, payload)
+            self._take_turns()
             if not len(self._batch):
                 continue
             try:
                 drawn = self._batch.step()
             except Exception:  # one batch is lost, the server is not: the model's own faults are beyond control here
                 log.exception("decoding failed; its requests are answered with 500")
-                self._fail_all(mailbox)
+                self._fail_all()
                 continue
-            self._hand_out(drawn, mailbox)
+            self._hand_out(drawn)
 
     def _new_batch(self) -> ContinuousBatch:
         from grpo_pl.policy.loading import eos_ids
 
         self._grammars = Grammars(self._served.tokenizer, eos_ids(self._model, self._served.tokenizer))
-        return batch_of(self._served, self._model, self.max_batch_size)
+        return batch_of(self._served, self._model, self._size)
 
-    def _take_requests(self, mailbox: Mailbox) -> None:
-        busy = len(self._batch) or self._aside or self._compiling
-        while (item := mailbox.take(wait_for_one=not busy)) is not None:
-            busy = True
-            uid, payload = item
-            if isinstance(payload, Cancel):
-                mailbox.forget(uid)
-                self._cancel(payload, mailbox)
-            elif isinstance(payload, ScorePrompt) or payload.evaluation:
-                self._aside.append((uid, payload))
-            elif payload.grammar is not None:
-                self._compiling[uid] = (payload, self._grammars.compile(payload.grammar))
-            else:
-                self._start(uid, payload, mailbox)
+    def _receive(self, uid: int, payload: Any) -> None:
+        if isinstance(payload, Cancel):
+            self._cancel(uid, payload.indices)
+        elif isinstance(payload, ScorePrompt) or payload.evaluation:
+            self._aside.append((uid, payload))
+        elif payload.grammar is not None:
+            self._compiling[uid] = (payload, self._grammars.compile(payload.grammar))
+        else:
+            self._start(uid, payload)
 
-    def _take_turns(self, mailbox: Mailbox) -> None:
+    def _take_turns(self) -> None:
         """Work that must not keep the running completions waiting: one prompt a token, and grammars when ready."""
         for uid, (job, compiled) in list(self._compiling.items()):
             if compiled.done():
@@ -153,97 +128,69 @@ class GenerateAPI(LitAPI):
                 try:
                     masks = Grammars.masks(compiled.result(), len(job.keys))
                 except GrammarError as error:
-                    mailbox.fail(uid, Refusal(f"the grammar cannot be used: {error}.", _GRAMMAR, "invalid_value"))
+                    self._fail(uid, Refusal(f"the grammar cannot be used: {error}.", _GRAMMAR, "invalid_value"))
                 except Exception:  # a library read what a client wrote: whatever it trips over is not the server's end
                     log.exception("a grammar failed; its request is answered with 500")
-                    mailbox.fail(uid, "compiling the grammar failed; the server's log has the details.")
+                    self._fail(uid, "compiling the grammar failed; the server's log has the details.")
                 else:
-                    self._start(uid, job, mailbox, masks)
+                    self._start(uid, job, masks)
         if self._aside:
             uid, payload = self._aside.popleft()
             if isinstance(payload, ScorePrompt):
-                self._score(uid, payload, mailbox)
+                self._score(uid, payload)
             else:
-                self._start(uid, payload, mailbox)
+                self._start(uid, payload)
         elif self._compiling and not len(self._batch):
             time.sleep(0.001)
 
-    def _score(self, uid: str, job: ScorePrompt, mailbox: Mailbox) -> None:
+    def _score(self, uid: int, job: ScorePrompt) -> None:
         try:
             scored = self._batch.prompt_logprobs(job.prompt_ids, top=job.top)
         except Exception:  # as in decoding: one request is lost, the server is not
             log.exception("scoring a prompt failed; its request is answered with 500")
-            mailbox.fail(uid, "scoring the prompt failed; the server's log has the details.")
+            self._fail(uid, "scoring the prompt failed; the server's log has the details.")
             return
         if all(math.isfinite(token.logprob) for token in scored if token.logprob is not None):
-            mailbox.answer(uid, scored, last=True)
+            self._mailbox.send(Answer(uid, scored))
         else:
-            mailbox.fail(uid, _DIVERGED)
+            self._fail(uid, _DIVERGED)
 
-    def _start(self, uid: str, job: Generate, mailbox: Mailbox, masks: Sequence[GrammarMask] = ()) -> None:
+    def _start(self, uid: int, job: Generate, masks: Sequence[GrammarMask] = ()) -> None:
         try:
             sequences = self._batch.add(job.prompt_ids, job.keys, job.options, masks or None)
         except ValueError as error:
-            mailbox.fail(uid, str(error))
+            self._fail(uid, str(error))
             return
-        request = self._requests[uid] = _Request(uid, job, sequences, masks)
-        self._owner.update(dict.fromkeys(sequences, request))
+        self._owner.update(dict.fromkeys(sequences, _Request(uid, job, sequences, masks)))
+        self._mailbox.send(Started(uid, sequences))
 
-    def _cancel(self, cancel: Cancel, mailbox: Mailbox) -> None:
-        request = self._requests.get(cancel.uid)
-        if request is None:  # it has ended meanwhile, or not begun
-            if self._compiling.pop(cancel.uid, None) is not None:
-                mailbox.forget(cancel.uid)
-            for waiting in [item for item in self._aside if item[0] == cancel.uid]:
-                self._aside.remove(waiting)
-                mailbox.forget(cancel.uid)
-            return
-        gone = [sequence for sequence, i in request.index.items() if i in cancel.indices]
-        self._batch.remove(gone)
-        for sequence in gone:
-            del self._owner[sequence], request.index[sequence]
-        for i in cancel.indices:
-            request.pending.pop(i, None)
-        if not request.index:
-            mailbox.answer(request.uid, list(request.pending.values()), last=True)
-            del self._requests[request.uid]
+    def _cancel(self, uid: int, indices: frozenset[int] | None) -> None:
+        self._compiling.pop(uid, None)
+        self._aside = deque(item for item in self._aside if item[0] != uid)
+        mine = {s: r.sequences.index(s) for s, r in self._owner.items() if r.uid == uid}
+        self._remove([s for s, i in mine.items() if indices is None or i in indices])
 
-    def _hand_out(self, drawn: list[Drawn], mailbox: Mailbox) -> None:
-        touched: dict[str, _Request] = {}
-        broken: dict[str, _Request] = {}
-        for d in drawn:
-            request = self._owner[d.sequence]
-            i = request.index[d.sequence]
-            request.pending.setdefault(i, Chunk(i)).add(d, with_top=request.job.options.top_logprobs > 0)
-            touched[request.uid] = request
-            if d.finish is not None:
-                del request.index[d.sequence], self._owner[d.sequence]
-            if not math.isfinite(d.logprob):
-                broken[request.uid] = request
-        for request in broken.values():
-            self._drop(request)
-            mailbox.fail(request.uid, _why_nothing_is_left(request))
-        now = time.monotonic()
-        for uid, request in touched.items():
-            if uid in broken:
-                continue
-            last = not request.index
-            if last or (request.job.live and now - request.flushed_at >= _FLUSH_S):
-                mailbox.answer(uid, list(request.pending.values()), last=last)
-                request.pending, request.flushed_at = {}, now
-            if last:
-                del self._requests[uid]
-
-    def _drop(self, request: _Request) -> None:
-        self._batch.remove(list(request.index))
-        for sequence in request.index:
+    def _remove(self, sequences: Sequence[int]) -> None:
+        self._batch.remove(sequences)
+        for sequence in sequences:
             del self._owner[sequence]
-        del self._requests[request.uid]
 
-    def _fail_all(self, mailbox: Mailbox) -> None:
-        for uid in self._requests:
-            mailbox.fail(uid, "decoding failed; the server's log has the details.")
-        self._requests.clear()
+    def _hand_out(self, drawn: list[Drawn]) -> None:
+        broken = {r.uid: r for d in drawn if not math.isfinite(d.logprob) and (r := self._owner[d.sequence])}
+        for d in drawn:
+            if d.finish is not None:
+                del self._owner[d.sequence]
+        for uid, request in broken.items():
+            self._cancel(uid, None)
+            self._fail(uid, _why_nothing_is_left(request))
+        self._mailbox.send(Step(list(zip(*drawn, strict=True))))
+
+    def _fail(self, uid: int, reason: str | Refusal) -> None:
+        self._mailbox.send(Failure(uid, reason))
+
+    def _fail_all(self) -> None:
+        for uid in {request.uid for request in self._owner.values()}:
+            self._fail(uid, "decoding failed; the server's log has the details.")
         self._owner.clear()
         self._batch = self._new_batch()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Callable, Coroutine
@@ -16,6 +17,7 @@ MAX_ELEMENTS = 1 << 17
 """Most commas, colons and opening brackets outside of strings: 8 MB of them would take gigabytes once parsed."""
 MAX_DEPTH = 64
 """Most levels of nesting; what is queued for a worker is pickled, which fails at some hundreds."""
+_LARGE = 1 << 16  # bytes from which reading a body would hold up other requests noticeably
 
 
 class JsonRoute(APIRoute):
@@ -32,7 +34,8 @@ class JsonRoute(APIRoute):
 
 class _JsonRequest(Request):
     async def json(self) -> dict[str, Any]:
-        return parse_object(await self.body())
+        body = await self.body()
+        return parse_object(body) if len(body) < _LARGE else await asyncio.to_thread(parse_object, body)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from grpo_pl.config.rewards import build_rewards
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.engine import row_keys
 from grpo_pl.rollout.native.continuous import batch_of
+from serve.dispatch import Chunk
 from serve.errors import ApiError
 from serve.evaluation import items_of, result_of
-from serve.generate_worker import Chunk
 from serve.prompts import Prompts, sample_keys
 from serve.schemas import EvalProblem, Sampling
 from serve.score_worker import score_items
@@ -55,7 +55,7 @@ def evaluate_locally(
                 owner |= {s: (i, chunk) for s, chunk in zip(sequences, groups[i], strict=True)}
             for drawn in batch.step():
                 i, chunk = owner[drawn.sequence]
-                chunk.add(drawn, with_top=False)
+                chunk.add(drawn.token, drawn.logprob, finish=drawn.finish)
                 if drawn.finish is not None:
                     del owner[drawn.sequence]
                     if all(c.finish is not None for c in groups[i]):

@@ -19,6 +19,8 @@ from serve.schemas import Message, Sampling
 _SCALARS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "min_tokens")
 _MOST_LOGPROBS = 1 << 20  # in one answer: each takes some hundred bytes
 _LONG = 2000  # characters from which encoding would hold up other requests noticeably
+_SLICE = 1 << 14  # characters looked at, and
+_PER_CALL = 1 << 10  # new ones tokenised, before other threads get a turn
 _CHARS_PER_TOKEN = 64  # no text with more characters than this per token of context can fit
 
 
@@ -184,23 +186,23 @@ class Prompts:
         Raises:
             ApiError: a character that the tokenizer does not know.
         """
-        known = self.known(text)
-        unknown = next((character for character in text if character not in known), None)
-        if unknown is not None:
+        asked = _characters(text)
+        if unknown := asked - self.known(asked):
             raise bad_request(
-                f"{param}: the model's tokenizer does not know the character {unknown!r}.",
+                f"{param}: the model's tokenizer does not know the character {min(unknown, key=text.index)!r}.",
                 param=param,
                 code="unknown_character",
             )
 
     def known(self, characters: Iterable[str]) -> set[str]:
         """Those that leave a trace in the tokens: tokenizers drop what they do not know, or write <unk>. New ones are
-        looked at in one call: a text may bring very many."""
-        asked = set(characters)
-        new, tokenizer = list(asked - self._known.keys()), self.model.tokenizer
-        if new:
-            without, *rows = tokenizer(["aa", *(f"a{c}a" for c in new)], add_special_tokens=False).input_ids
-            for character, within in zip(new, rows, strict=True):
+        looked at many in one call: a text may bring very many."""
+        asked, tokenizer = set(characters), self.model.tokenizer
+        new = list(asked - self._known.keys())
+        for first in range(0, len(new), _PER_CALL):
+            some = new[first : first + _PER_CALL]
+            without, *rows = tokenizer(["aa", *(f"a{c}a" for c in some)], add_special_tokens=False).input_ids
+            for character, within in zip(some, rows, strict=True):
                 self._known[character] = within != without and tokenizer.unk_token_id not in within
         return {character for character in asked if self._known[character]}
 
@@ -218,6 +220,11 @@ class Prompts:
             param=param,
             code="context_length_exceeded",
         )
+
+
+def _characters(text: str) -> set[str]:
+    """The different ones; in slices, because no other thread runs while a set is made of one text."""
+    return set().union(*(set(text[first : first + _SLICE]) for first in range(0, len(text), _SLICE)))
 
 
 def _joined(messages: Sequence[Message]) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from serve import fields
 from serve.answers import Choice, usage_of
 from serve.completions import CompletionRoutes, Job, failure
-from serve.connection import while_connected
+from serve.connection import EventStream, while_connected
 from serve.errors import ApiError, from_fault, json_response, to_json
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts
@@ -93,7 +93,7 @@ class ResponsesRoute:
             raise _renamed(error) from None
         answer = _Answer(body, chat, self._prompts.model.name)
         if body.stream:
-            return await self._completions.stream(request, self._events(job, answer))
+            return EventStream(request, self._events(job, answer))
         choices = await while_connected(request, self._completions.finish(job))
         return json_response(answer.whole(choices[0], usage_of(job.prompts, choices)))
 
@@ -101,21 +101,22 @@ class ResponsesRoute:
         choices, started = job.choices(self._prompts), False
         try:
             async with aclosing(self._completions.grow(job, choices)) as steps:
-                async for choice, text, _, _ in steps:
+                async for (growth,) in steps:
+                    events: list[str] = []
                     if not started:
                         started = True
                         self._metrics.first_token(time.monotonic() - job.began)
-                        for event in answer.opening(choice):
-                            yield event
-                    if text:
-                        yield answer.delta(text)
+                        events += answer.opening(growth.choice)
+                    if growth.text:
+                        events.append(answer.delta(growth.text))
+                    if events:
+                        yield "".join(events)
         except Exception as error:
             if not started:
                 raise
             yield answer.error(failure(error))
             return
-        for event in answer.closing(choices[0], usage_of(job.prompts, choices)):
-            yield event
+        yield "".join(answer.closing(choices[0], usage_of(job.prompts, choices)))
 
 
 class _Answer:

@@ -1,4 +1,4 @@
-"""``ScoreAPI``: the process that holds the rewards and their sandbox; it has no model."""
+"""``ScoreWorker``: the process that holds the rewards and their sandbox; it has no model."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any, NamedTuple
 
-from litserve import LitAPI
-from litserve.specs.base import LitSpec
-
 from grpo_pl.config.rewards import build_rewards
 from grpo_pl.rewards.base import MissingColumn, Reward, correctness_index
 from grpo_pl.rewards.batch import ScoredBatch, score_completions
 from grpo_pl.rewards.mathematics.answer_text import last_boxed
 from grpo_pl.rewards.sandbox.worker_environment import worker_environment
 from grpo_pl.rewards.voting import answer_classes
-from serve.worker import Mailbox, Refusal, WorkerLoop, end_with_parent
+from serve.litserve_adapter import Worker
+from serve.worker import Answer, Cancel, Failure, Mailbox, Refusal, end_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -38,21 +36,12 @@ class ScoreItems(NamedTuple):
     """Completions of a problem, neighbours: also number their answers for the majority vote; 0 does not."""
 
 
-class Cancel(NamedTuple):
-    """Nobody waits for this request any more."""
+class ScoreWorker(Worker):
+    """Takes :class:`ScoreItems` and ``Cancel``; answers with what the rewards say."""
 
-    uid: str
-
-
-class ScoreAPI(LitAPI):
-    """LitServe's view of the worker; the route lives in the front process."""
-
-    def __init__(self, rewards: Sequence[Mapping[str, Any]], *, spec: LitSpec, trust_rewards: bool = False) -> None:
-        super().__init__(spec=spec, loop=WorkerLoop())
+    def __init__(self, rewards: Sequence[Mapping[str, Any]], *, trust_rewards: bool = False) -> None:
+        super().__init__("score")
         self._specs, self._trusted = rewards, trust_rewards
-
-    def authorize(self) -> None:
-        """Keys are checked around all routes (``serve.guard``); this keeps LIT_SERVER_API_KEY from locking some."""
 
     def environment(self) -> dict[str, str]:
         """The variables that the process gets; rewards that are trusted may need the key of a judge."""
@@ -65,40 +54,35 @@ class ScoreAPI(LitAPI):
             reward.start()
 
     def work(self, mailbox: Mailbox) -> None:
-        cancelled: dict[str, Event] = {}
+        cancelled: dict[int, Event] = {}
         try:
             with ThreadPoolExecutor(_THREADS, thread_name_prefix="score") as threads:
                 while True:
-                    item = mailbox.take(wait_for_one=True)
-                    if item is None:
-                        continue
-                    uid, payload = item
-                    if isinstance(payload, Cancel):
-                        mailbox.forget(uid)
-                        if payload.uid in cancelled:
-                            cancelled[payload.uid].set()
-                        continue
-                    cancelled[uid] = Event()
-                    threads.submit(self._answer, uid, payload, mailbox, cancelled)
+                    for uid, payload in mailbox.take(wait_for_one=True):
+                        if not isinstance(payload, Cancel):
+                            cancelled[uid] = Event()
+                            threads.submit(self._answer, uid, payload, mailbox, cancelled)
+                        elif uid in cancelled:
+                            cancelled[uid].set()
         finally:
             for reward in self._rewards:
                 reward.close()
 
-    def _answer(self, uid: str, job: ScoreItems, mailbox: Mailbox, cancelled: dict[str, Event]) -> None:
+    def _answer(self, uid: int, job: ScoreItems, mailbox: Mailbox, cancelled: dict[int, Event]) -> None:
         try:
             items: list[dict[str, Any]] = []
             step = job.group_size or _SLICE
             for first in range(0, len(job.completions), step):
                 if cancelled[uid].is_set():
-                    mailbox.forget(uid)
                     return
                 items += score_items(self._rewards, job, slice(first, first + step))
-            mailbox.answer(uid, items, last=True)
+            mailbox.send(Answer(uid, items))
         except MissingColumn as error:  # the client's to mend
-            mailbox.fail(uid, Refusal(str(error)))
+            mailbox.send(Failure(uid, Refusal(str(error))))
         except Exception as error:  # a reward is foreign code: its fault is this request's, not the server's
             log.exception("a reward failed")
-            mailbox.fail(uid, f"a reward failed: {type(error).__name__}; the server's log has the details.")
+            reason = f"a reward failed: {type(error).__name__}; the server's log has the details."
+            mailbox.send(Failure(uid, reason))
         finally:
             del cancelled[uid]
 

@@ -57,9 +57,14 @@ class TokenRoutes:
             ids = await self._prompts.from_messages(body.messages)
         else:
             ids = await self._text(str(body.prompt), special=body.add_special_tokens)
-        names = model.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
-        answer = {"count": len(ids), "max_model_len": model.context, "tokens": ids, "token_strs": names}
-        return json_response(answer)
+
+        def answer() -> Response:
+            names = model.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
+            return json_response(
+                {"count": len(ids), "max_model_len": model.context, "tokens": ids, "token_strs": names}
+            )
+
+        return await asyncio.to_thread(answer)
 
     async def detokenize(self, body: DetokenizeRequest) -> Response:
         self._prompts.check_model(body.model)

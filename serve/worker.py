@@ -1,26 +1,20 @@
-"""What the worker processes have in common: how they take requests, stop, and end when their parent is gone."""
+"""What the front process and its workers say to each other over a socket, and how a worker ends."""
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
-import queue
 import signal
+import socket
+import struct
 import threading
+from collections.abc import Iterator
 from multiprocessing.connection import wait
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
-from litserve import LitAPI
-from litserve.callbacks import CallbackRunner
-from litserve.loops import LitLoop
-from litserve.transport.base import MessageTransport
-from litserve.transport.process_transport import MPQueueTransport
-from litserve.utils import LitAPIStatus, LoopResponseType
-
-log = logging.getLogger(__name__)
-
-_IDLE_S = 0.5  # how long an idle worker waits for a request at a time
+_LENGTH = struct.Struct("!Q")
+_READ = 1 << 18
 
 
 class Refusal(NamedTuple):
@@ -31,74 +25,77 @@ class Refusal(NamedTuple):
     code: str = "missing_column"
 
 
-class Stop(NamedTuple):
-    """The parent's word that nobody waits for anything any more."""
+class Cancel(NamedTuple):
+    """Nobody waits any more: for a whole request, or for its completions of these indices."""
+
+    indices: frozenset[int] | None = None
+
+
+class Answer(NamedTuple):
+    """The whole answer to a request."""
+
+    uid: int
+    data: Any
+
+
+class Failure(NamedTuple):
+    """Why a request gets no answer, or no more of it."""
+
+    uid: int
+    reason: str | Refusal
+
+
+def packed(message: Any) -> bytes:
+    """A message as :class:`Frames` reads it."""
+    data = ForkingPickler.dumps(message)  # as multiprocessing's own pipes do: both ends are processes of this server
+    return _LENGTH.pack(len(data)) + data
+
+
+class Frames:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Takes what has come and yields the messages that are whole."""
+        self._bytes += data
+        while len(self._bytes) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._bytes)[0]
+            if len(self._bytes) < end:
+                return
+            with memoryview(self._bytes) as view:
+                message = ForkingPickler.loads(view[_LENGTH.size : end])
+            del self._bytes[:end]
+            yield message
 
 
 class Mailbox:
-    """A worker's end of LitServe's queues: requests in, answers out."""
+    """Requests in, answers out. Sending waits while the front process is far behind."""
 
-    def __init__(self, requests: Any, transport: MPQueueTransport) -> None:
-        self._requests, self._transport = requests, transport
-        self._consumers: dict[str, int] = {}
+    def __init__(self, end: socket.socket) -> None:
+        self._end, self._frames, self._sending = end, Frames(), threading.Lock()
 
-    def take(self, *, wait_for_one: bool) -> tuple[str, Any] | None:
-        """The next (uid, payload).
+    def take(self, *, wait_for_one: bool) -> list[tuple[int, Any]]:
+        """The (uid, payload) that have come; ``wait_for_one`` waits until something has.
 
         Raises:
-            SystemExit: told to stop.
+            SystemExit: the front process has closed the line, or is gone.
         """
-        if not wait_for_one and self._requests.empty():
-            return None
         try:
-            consumer, uid, _, payload = self._requests.get(timeout=_IDLE_S if wait_for_one else 0.0)
-        except queue.Empty:
-            return None
-        if isinstance(payload, Stop):
+            data = self._end.recv(_READ, 0 if wait_for_one else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        if not data:
             raise SystemExit(0)
-        self._consumers[uid] = consumer
-        return uid, payload
+        return list(self._frames.feed(data))
 
-    def answer(self, uid: str, data: Any, *, last: bool) -> None:
-        self._send(uid, data, LitAPIStatus.FINISH_STREAMING if last else LitAPIStatus.OK, last)
-
-    def fail(self, uid: str, message: str | Refusal) -> None:
-        self._send(uid, message, LitAPIStatus.ERROR, True)
-
-    def forget(self, uid: str) -> None:
-        self._consumers.pop(uid, None)
-
-    def flush(self) -> None:
-        """Waits until every answer has left this process."""
-        for answers in self._transport._queues:
-            answers.close()
-            answers.join_thread()
-
-    def _send(self, uid: str, data: Any, status: str, last: bool) -> None:
-        consumer = self._consumers.pop(uid) if last else self._consumers[uid]
-        self._transport.send((uid, (data, status, LoopResponseType.STREAMING, None)), consumer_id=consumer)
-
-
-class WorkerLoop(LitLoop):
-    """A LitServe loop that hands the whole of its process to ``lit_api.work(mailbox)``, which never returns."""
-
-    def run(
-        self,
-        lit_api: LitAPI,
-        device: str,
-        worker_id: int,
-        request_queue: Any,
-        transport: MessageTransport,
-        workers_setup_status: Any,
-        callback_runner: CallbackRunner,
-    ) -> None:
-        assert isinstance(transport, MPQueueTransport)
-        mailbox = Mailbox(request_queue, transport)
+    def send(self, message: Any) -> None:
         try:
-            lit_api.work(mailbox)
-        except SystemExit:
-            mailbox.flush()
-            os._exit(0)  # taking an interpreter with torch apart takes seconds and nothing depends on it
+            with self._sending:
+                self._end.sendall(packed(message))
+        except OSError:
+            raise SystemExit(0) from None
 
 
 def end_with_parent() -> None:

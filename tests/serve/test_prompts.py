@@ -24,12 +24,12 @@ class Counting:
         return getattr(self.own, name)
 
 
-def test_very_many_new_characters_cost_one_call() -> None:
+def test_very_many_new_characters_cost_few_calls() -> None:
     tokenizer = Counting()
     prompts = Prompts(SimpleNamespace(tokenizer=tokenizer, context=None))  # type: ignore[arg-type]
     assert prompts.known("".join(map(chr, range(0x4E00, 0x9FFF))) + "ab3") == {"a", "b", "3"}
-    assert tokenizer.calls == 1
+    assert tokenizer.calls <= 32  # each a while in which nobody else is answered
     prompts.check_characters("abba" * 1000, "prompt")
     with pytest.raises(ApiError, match="does not know the character '一'"):
         prompts.check_characters("ab一丁", "prompt")
-    assert tokenizer.calls == 1
+    assert tokenizer.calls <= 32  # each a while in which nobody else is answered

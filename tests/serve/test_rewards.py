@@ -137,7 +137,7 @@ def test_completions_are_tokenised_only_where_a_reward_reads_it(server: Any, mix
 
 def test_completion_ids_are_those_of_the_policy(export: Path) -> None:
     model = find_model(export)
-    scorer = Scorer("/v1/score", max_queue=1)
+    scorer = Scorer(max_queue=1)
     options: dict[str, Any] = {"model": model, "scorer": scorer, "deadline_s": 1.0, "max_queue": 1}
     route = ScoreRoute(**options, metrics=ServerMetrics(), needs={"completion_ids"})
     columns = route._columns([{"completion": "<think>12", "answer": "5"}])

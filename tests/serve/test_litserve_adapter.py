@@ -1,0 +1,71 @@
+"""What ``serve.litserve_adapter`` uses of LitServe's inside: a version that moved it fails here, by name."""
+
+import inspect
+import socket
+import time
+from typing import Any
+
+import pytest
+from litserve import LitServer
+from litserve.loops import LitLoop
+from litserve.loops.loops import inference_worker
+
+from serve.litserve_adapter import Launcher, WorkerSetupStatus
+from serve.score_worker import ScoreItems, ScoreWorker
+from serve.worker import Answer, Cancel, Failure, Frames, packed
+
+MATH = {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True}}
+START_S = 150.0
+
+
+def _answer(end: socket.socket) -> Any:
+    frames, answers = Frames(), []
+    while not answers:
+        data = end.recv(1 << 16)
+        assert data, "the worker closed the line"
+        answers += frames.feed(data)
+    return answers[0]
+
+
+def _launched(specs: list[dict[str, Any]], expected: str) -> tuple[Any, socket.socket]:
+    launcher = Launcher([ScoreWorker(specs)])
+    ((process,), (end,)) = launcher.launch()
+    began = time.monotonic()
+    while launcher.workers_setup_status.states != {expected}:
+        assert time.monotonic() - began < START_S
+        time.sleep(0.05)
+    return process, end
+
+
+def test_the_hooks_are_where_they_were() -> None:
+    taken = ["lit_api", "device", "worker_id", "request_queue", "transport", "workers_setup_status", "callback_runner"]
+    assert list(inspect.signature(LitLoop.run).parameters) == ["self", *taken]
+    assert list(inspect.signature(inference_worker).parameters) == [*taken, "restart_workers"]
+    launching = inspect.getsource(LitServer.launch_inference_worker)
+    for name in ("_get_request_queue", "_transport", "workers_setup_status", "_callback_runner", "restart_workers"):
+        assert f"self.{name}" in launching, name
+    assert "litapi_request_queues[api_path]" in inspect.getsource(LitServer._get_request_queue)
+
+
+def test_a_launched_worker_answers_and_leaves_when_its_line_is_closed() -> None:
+    process, end = _launched([MATH], WorkerSetupStatus.READY)
+    job = ScoreItems([r"\boxed{5}", r"\boxed{6}"], ["5", "5"], {})
+    end.sendall(packed((7, job))[:20])  # messages may come in pieces
+    time.sleep(0.1)
+    end.sendall(packed((7, job))[20:] + packed((8, Cancel())))
+    answer = _answer(end)
+    assert isinstance(answer, Answer)
+    assert answer.uid == 7
+    assert [item["correct"] for item in answer.data] == [True, False]
+    end.sendall(packed((9, job._replace(answers=["5"]))))
+    assert isinstance(_answer(end), Failure)
+    end.close()
+    process.join(30)
+    assert process.exitcode == 0
+
+
+def test_a_worker_that_cannot_be_set_up_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    process, end = _launched([{"class_path": "grpo_pl.rewards.NoSuchReward"}], WorkerSetupStatus.ERROR)
+    process.join(30)
+    end.close()
+    assert "NoSuchReward" in "".join(capfd.readouterr())
