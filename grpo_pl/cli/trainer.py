@@ -171,6 +171,8 @@ class GRPOCLI(LightningCLI):
         self._resolve_characters()
         check_start(self.model, self.datamodule, _say)  # before a run folder is claimed
         if self._given.ckpt_path:
+            if self._given.get("resume"):
+                raise ValueError("give --resume or --ckpt_path, not both: --resume finds the checkpoint itself.")
             self._check_checkpoint(Path(self._given.ckpt_path))
         own: list[Any] = [StageProgress()] if trainer["enable_progress_bar"] is not False else []
         if self.subcommand == "fit":
@@ -193,8 +195,6 @@ class GRPOCLI(LightningCLI):
         built, given = self._built, self._given
         if built.checkpoint.keep_best:
             check_monitor(built.checkpoint.monitor, self.model, self.datamodule)
-        if given.resume and given.ckpt_path:
-            raise ValueError("give --resume or --ckpt_path, not both: --resume finds the checkpoint itself.")
         config = self._resolved_config()
         opened = open_run(Path(given.runs_dir), self._name(), config=config, resume=given.resume)
         self.run = self._end.enter_context(opened)

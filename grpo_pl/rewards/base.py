@@ -145,7 +145,8 @@ class Reward(ABC):
 
     def init_args(self) -> dict[str, Any]:
         """The arguments that rebuild this reward, as written next to an exported model; plain JSON values."""
-        if "__dataclass_params__" not in vars(type(self)):
+        maker = next(kind for kind in type(self).__mro__ if "__init__" in vars(kind))
+        if "__dataclass_params__" not in vars(maker):
             raise TypeError(f"{type(self).__name__} is not a dataclass: make it one, or override init_args().")
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
         return {name: _described(value) for name, value in values.items()}

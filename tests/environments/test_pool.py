@@ -143,9 +143,10 @@ def test_a_process_that_an_environment_started_ends_with_its_episode(pool: Envir
 
 
 def test_an_environment_that_cannot_be_closed_is_killed() -> None:
+    before = below()
     with EnvironmentPool(Unready(), LIMITS) as pool:
         reset(pool, 0)
-        inside = below()
+        inside = below() - before
         pool.release(0)
         deadline = time.monotonic() + SOON_S
         while len(below() & inside) > 1 and time.monotonic() < deadline:  # the nursery stays
@@ -153,16 +154,18 @@ def test_an_environment_that_cannot_be_closed_is_killed() -> None:
         assert len(below() & inside) == 1
 
 
-def test_when_the_nursery_is_killed_its_episodes_end_and_the_next_ones_play(pool: EnvironmentPool) -> None:
-    reset(pool, 0, 1)
-    pool.step(1, "hang")
-    (nursery,) = psutil.Process().children()
-    inside = {process.pid for process in nursery.children()}
-    nursery.send_signal(signal.SIGKILL)
-    assert pool.collect_all()[1].status == "killed"
-    assert all(map(gone, inside))
-    assert reset(pool, 2)[2].status == "ok"
-    assert step(pool, {2: "-1"})[2].status == "ok"
+def test_when_the_nursery_is_killed_its_episodes_end_and_the_next_ones_play() -> None:
+    before = below()
+    with EnvironmentPool(Wayward(start=5), LIMITS) as pool:
+        reset(pool, 0, 1)
+        pool.step(1, "hang")
+        (nursery,) = (process for process in psutil.Process().children() if process.pid not in before)
+        inside = {process.pid for process in nursery.children()}
+        nursery.send_signal(signal.SIGKILL)
+        assert pool.collect_all()[1].status == "killed"
+        assert all(map(gone, inside))
+        assert reset(pool, 2)[2].status == "ok"
+        assert step(pool, {2: "-1"})[2].status == "ok"
 
 
 def test_the_processes_end_with_the_one_that_uses_them() -> None:

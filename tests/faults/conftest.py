@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import pytest
 import torch
@@ -29,8 +29,7 @@ class Death:
 def _plan(death: Death) -> None:
     """Lets this process kill itself at the given visit of a stage, half-way through what the stage does."""
     from grpo_pl.callbacks import checkpoint
-    from grpo_pl.files import checkpoints
-    from grpo_pl.rollout.native.engine import _DecodeMonitor
+    from grpo_pl.rollout.engine import DecodeMonitor
     from grpo_pl.training.collect import Collector
     from grpo_pl.training.module import GRPOModule
     from grpo_pl.training.optimization import Optimization
@@ -48,18 +47,20 @@ def _plan(death: Death) -> None:
         setattr(owner, name, lambda *args, **kwargs: (pass_by(), original(*args, **kwargs))[1])
 
     if death.stage == "save":
-        dump = checkpoints._dump
+        save = torch.save
 
-        def half(state: Any, file: Path) -> None:
-            dump(state, file)
-            os.truncate(file, file.stat().st_size // 2)
+        def half(state: Any, file: BinaryIO) -> None:
+            save(state, file)
+            file.truncate(file.tell() // 2)
             pass_by()
-            dump(state, file)
+            file.seek(0)
+            file.truncate()
+            save(state, file)
 
-        checkpoints._dump = half
+        torch.save = half  # type: ignore[assignment]
     else:
         owner, name = {
-            "rollout": (_DecodeMonitor, "check_stop"),  # between two tokens
+            "rollout": (DecodeMonitor, "check_stop"),  # between two tokens
             "reward": (Collector, "score"),
             "update": (Optimization, "clip_gradients"),  # gradients are there, weights have not moved
             "seal": (checkpoint, "seal"),  # the checkpoint lies there without its marker

@@ -63,6 +63,13 @@ def shape() -> dict[str, Any]:
     return SHAPE
 
 
+def _as_from_a_terminal(descriptors: int | None) -> None:
+    """In the new process: SIGHUP ends it, which `nohup` before the tests would have it ignore."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if descriptors:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+
+
 class Running:
     """One server process, as a user starts it."""
 
@@ -104,8 +111,7 @@ class Running:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a process group of its own, as a service manager would make
-                preexec_fn=descriptors
-                and partial(resource.setrlimit, resource.RLIMIT_NOFILE, (descriptors, descriptors)),
+                preexec_fn=partial(_as_from_a_terminal, descriptors),
             )
         wait_until(lambda: self.process.poll() is not None or "\ncurl " in self.log, START_S)
         assert self.process.poll() is None, self.log
