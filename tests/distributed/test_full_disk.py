@@ -10,7 +10,7 @@ import yaml
 from grpo_pl.files.checkpoints import broken
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_full_disk_costs_one_checkpoint(
     small_disk: Callable[[int], Path],
     command: Callable[..., Any],

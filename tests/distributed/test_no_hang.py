@@ -16,7 +16,7 @@ PLUGINS = Path(__file__).parents[1] / "plugins"
 FSDP = "--config=configs/strategy/fsdp.yaml"
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_dynamic_sampling_and_unequal_lengths_do_not_hang(
     command: Callable[..., Any], five_rollouts: Path, read_metrics: Callable[..., Any], tmp_path: Path, strategy: str
 ) -> None:

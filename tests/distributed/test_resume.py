@@ -31,7 +31,14 @@ def _assert_equal_states(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         assert ours[key] == theirs[key], key
 
 
-@pytest.mark.parametrize(("name", "rollouts"), [("single", 1), ("ddp", 2), ("fsdp", 3), ("sharded", 4)])
+@pytest.mark.parametrize(
+    ("name", "rollouts"),
+    [
+        ("single", 1),
+        ("fsdp", 3),
+        *(pytest.param(name, rollouts, marks=pytest.mark.slow) for name, rollouts in (("ddp", 2), ("sharded", 4))),
+    ],
+)
 def test_a_resumed_run_ends_bit_for_bit_like_one_that_never_stopped(
     completed: Callable[..., Any],
     command: Callable[..., Any],

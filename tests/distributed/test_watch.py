@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from grpo_pl.files.checkpoints import remove, rollouts_of
 from grpo_pl.files.rows import read_rows
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
@@ -23,6 +25,7 @@ watch:
 """
 
 
+@pytest.mark.slow
 def test_one_of_two_processes_watches_and_a_resume_goes_on(
     command: Callable[..., Any], five_rollouts: Path, read_metrics: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from grpo_pl.files.checkpoints import newest_whole, rollouts_of
 
 
-@pytest.mark.parametrize("moment", ["rollout", "validation"])
+@pytest.mark.parametrize("moment", ["rollout", pytest.param("validation", marks=pytest.mark.slow)])
 def test_sigterm_saves_the_last_completed_rollout_and_exits_143(
     quickstart: Any, assert_same_end: Callable[[Any], None], read_metrics: Callable[..., Any], moment: str
 ) -> None:

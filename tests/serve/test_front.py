@@ -77,6 +77,7 @@ def test_a_port_that_is_taken_is_said_in_one_line(export: Path, capsys: pytest.C
     assert f"cannot listen on 127.0.0.1, port {port}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_half_requests_stop_nothing_where_descriptors_are_few(start: Callable[..., Any]) -> None:
     server = start(descriptors=256)
     main_process = psutil.Process(server.process.pid)

@@ -50,6 +50,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.slow
 def test_hostile_answers_are_judged_as_in_training(server: Any) -> None:
     """Two requests at once, each of which a right answer ends."""
     pairs = [*HOSTILE, ("1+x", "x+1")]

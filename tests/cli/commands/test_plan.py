@@ -195,7 +195,7 @@ def compare(tmp_path: Path) -> Callable[..., tuple[float, float]]:
         pytest.param({}, id="base"),
         pytest.param({"model__max_tokens_per_microbatch": 4 * 64 + 18}, id="small-micro-batch", marks=pytest.mark.slow),
         pytest.param({"model__sampling": {"max_completion_length": 160}}, id="long", marks=pytest.mark.slow),
-        pytest.param({"model__activation_checkpointing": True}, id="checkpointing"),
+        pytest.param({"model__activation_checkpointing": True}, id="checkpointing", marks=pytest.mark.slow),
         pytest.param({"model__algorithm__beta": 0.1}, id="reference", marks=pytest.mark.slow),
     ],
 )

@@ -284,6 +284,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:
     """100k rows of 100 MB in all take no more than 5k rows, give or take what the allocator keeps."""
     peaks = []
