@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from grpo_pl.data.tasks.generated import GeneratedPrompts
-from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 
 
@@ -40,19 +39,16 @@ class ArithmeticPrompts(GeneratedPrompts):
         work = "\n".join(scratchpad(a, operator, b)) + "\n" if rng.random() < self.scratchpad_share else ""
         return f"<think>{work}</think><answer>\\boxed{{{prompt.answer}}}</answer>"
 
-    def candidates(self, split: Literal["train", "val"], *place: int, count: int) -> Iterator[Problem]:
-        rng = random.Random(row_key(self.seed, split, *place))
-        for _ in range(1000 * count):
-            operator = rng.choice(self.operators)
-            a, b = (rng.randrange(10 ** rng.randint(self.min_digits, self.digits)) for _ in range(2))
-            low = 10 ** (self.min_digits - 1) if self.min_digits > 1 else 0
-            if min(a, b) < low:
-                continue
-            if operator == "-" and a < b:
-                a, b = b, a
-            carries = any(carry for *_, carry in _columns(a, operator, b))
-            if self.difficulty == "any" or carries == (self.difficulty == "carry"):
-                yield _problem(a, operator, b)
+    def draw(self, rng: random.Random) -> Problem | None:
+        operator = rng.choice(self.operators)
+        a, b = (rng.randrange(10 ** rng.randint(self.min_digits, self.digits)) for _ in range(2))
+        if self.min_digits > 1 and min(a, b) < 10 ** (self.min_digits - 1):
+            return None
+        if operator == "-" and a < b:
+            a, b = b, a
+        carries = any(carry for *_, carry in _columns(a, operator, b))
+        wanted = self.difficulty == "any" or carries == (self.difficulty == "carry")
+        return _problem(a, operator, b) if wanted else None
 
     def identity(self, problem: Problem) -> tuple[int | str, ...]:
         """a+b and b+a are one problem."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from grpo_pl.data.tasks.generated import GeneratedPrompts
-from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
@@ -48,24 +46,18 @@ class FrozenLakePrompts(GeneratedPrompts):
             return _shortest_way(rows, rng)
         return _stroll(rows, rng, self.longest_stroll)
 
-    def candidates(self, split: Literal["train", "val"], *place: int, count: int) -> Iterator[Problem]:
-        """Draws each hole by itself, and leaves out maps without a way."""
-        rng = random.Random(row_key(self.seed, split, *place))
-        for _ in range(1000 * count):
-            rows, identity = self._map(rng)
-            if _distances(rows).get((0, 0)) is not None:
-                yield Problem(id=identity, question="", answer="", columns={"desc": rows})
-
-    def how_to_get_more(self) -> str:
-        return f"raise size ({self.size}), change holes ({self.holes}), or ask for fewer."
-
-    def _map(self, rng: random.Random) -> tuple[list[str], int]:
-        """The rows of a map, and its number: a bit for each field, set where there is a hole."""
+    def draw(self, rng: random.Random) -> Problem | None:
+        """Each hole by itself; none where no way is left. The number has a bit for each field, set for a hole."""
         last = self.size**2 - 1
         tiles = ["H" if 0 < i < last and rng.random() < self.holes else "F" for i in range(last + 1)]
         identity = sum(1 << i for i, tile in enumerate(tiles) if tile == "H")
         tiles[0], tiles[last] = "S", "G"
-        return ["".join(tiles[i : i + self.size]) for i in range(0, last + 1, self.size)], identity
+        rows = ["".join(tiles[i : i + self.size]) for i in range(0, last + 1, self.size)]
+        found = Problem(id=identity, question="", answer="", columns={"desc": rows})
+        return found if (0, 0) in _distances(rows) else None
+
+    def how_to_get_more(self) -> str:
+        return f"raise size ({self.size}), change holes ({self.holes}), or ask for fewer."
 
 
 def _distances(rows: Sequence[str]) -> dict[Field, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,13 +25,19 @@ class GeneratedPrompts(PromptSource):
     seed: int = 0
     """Names the order of the training problems and the choice of the held-out ones."""
 
-    @abstractmethod
     def candidates(self, split: Literal["train", "val"], *place: int, count: int) -> Iterator[Problem]:
         """Random problems of both splits, enough to find ``count`` of one among them; perhaps some more than once.
 
         Args:
             place: the step and attempt of training problems, none for held-out ones; with ``split`` it names the draws.
         """
+        rng = random.Random(row_key(self.seed, split, *place))
+        drawn = (self.draw(rng) for _ in range(1000 * count))
+        return (problem for problem in drawn if problem is not None)
+
+    def draw(self, rng: random.Random) -> Problem | None:
+        """A random problem, or None for a draw that makes none; what a source has that keeps `candidates`."""
+        raise NotImplementedError
 
     def identity(self, problem: Problem) -> tuple[int | str, ...]:
         """What decides whether a problem is held out; equal for problems of which one gives the other away."""

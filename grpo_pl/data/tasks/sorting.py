@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from grpo_pl.data.tasks.generated import GeneratedPrompts
-from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 
 
@@ -31,13 +28,11 @@ class SortingPrompts(GeneratedPrompts):
     def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         return prompt.answer.replace(" ", "")
 
-    def candidates(self, split: Literal["train", "val"], *place: int, count: int) -> Iterator[Problem]:
-        """Draws with equal chances among all sequences."""
-        rng = random.Random(row_key(self.seed, split, *place))
-        for _ in range(1000 * count):
-            digits = [rng.randrange(self.symbols) for _ in range(self.length)]
-            question = "".join(map(str, digits))
-            yield Problem(id=int(question), question=question, answer=" ".join(map(str, sorted(digits))))
+    def draw(self, rng: random.Random) -> Problem:
+        """With equal chances among all sequences."""
+        digits = [rng.randrange(self.symbols) for _ in range(self.length)]
+        question = "".join(map(str, digits))
+        return Problem(id=int(question), question=question, answer=" ".join(map(str, sorted(digits))))
 
     def how_to_get_more(self) -> str:
         return f"raise length ({self.length}) or symbols ({self.symbols}), or ask for fewer."

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from grpo_pl.data.tasks.generated import GeneratedPrompts
-from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 
 
@@ -42,14 +39,11 @@ class SumPrompts(GeneratedPrompts):
             return [answer]
         return [f"<{self.tool}>{prompt.question.rstrip('=')}</{self.tool}>", answer]
 
-    def candidates(self, split: Literal["train", "val"], *place: int, count: int) -> Iterator[Problem]:
-        """Draws with equal chances among all sums."""
-        rng = random.Random(row_key(self.seed, split, *place))
-        for _ in range(1000 * count):
-            numbers = [rng.randrange(10 ** (self.digits - 1), 10**self.digits) for _ in range(self.terms)]
-            identity = sum(number * 10 ** (self.digits * i) for i, number in enumerate(numbers))
-            question = "+".join(map(str, numbers)) + "="
-            yield Problem(id=identity, question=question, answer=str(sum(numbers)))
+    def draw(self, rng: random.Random) -> Problem:
+        """With equal chances among all sums."""
+        numbers = [rng.randrange(10 ** (self.digits - 1), 10**self.digits) for _ in range(self.terms)]
+        identity = sum(number * 10 ** (self.digits * i) for i, number in enumerate(numbers))
+        return Problem(id=identity, question="+".join(map(str, numbers)) + "=", answer=str(sum(numbers)))
 
     def identity(self, problem: Problem) -> tuple[str, ...]:
         """All orders of the terms are held out or none, for who knows one has seen the others."""
