@@ -14,7 +14,7 @@ from torch import Tensor
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.texts import TextStream
-from grpo_pl.types import FinishReason, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import Rollout, SampleKey, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,14 +35,8 @@ class StopWatch:
     def __init__(self, stops: StopStrings | None, rows: int, *, min_tokens: int = 0) -> None:
         self.lengths = [0] * rows
         """Tokens of each row up to its stop string; 0 where none was found."""
-        self._streams = (
-            []
-            if stops is None
-            else [
-                TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix, min_tokens=min_tokens)
-                for _ in range(rows)
-            ]
-        )
+        watched = [] if stops is None else [stops] * rows
+        self._streams = [TextStream(s.tokenizer, s.texts, prefix=s.prefix, min_tokens=min_tokens) for s in watched]
 
     def __bool__(self) -> bool:
         return bool(self._streams)
@@ -125,8 +119,8 @@ class DecodeMonitor:
         progress: ProgressFn | None,
         should_stop: Callable[[], bool] | None,
     ) -> None:
-        self.sampling, self._ends = sampling, ends
-        self._eos, self._progress, self._should_stop = set(eos), progress, should_stop
+        self.sampling, self.eos, self._ends = sampling, set(eos), ends
+        self._progress, self._should_stop = progress, should_stop
         self._tokens = self._finished = 0
 
     def check_stop(self) -> None:
@@ -137,11 +131,11 @@ class DecodeMonitor:
         """Which of ``rows`` go on after drawing ``tokens``."""
         if self._ends:
             drawn = list(zip(rows.tolist(), tokens.tolist(), strict=True))
-            alive = [not self._ends.found(row, token) and token not in self._eos and not last for row, token in drawn]
-        elif last or not self._eos:
+            alive = [not self._ends.found(row, token) and token not in self.eos and not last for row, token in drawn]
+        elif last or not self.eos:
             alive = [not last] * len(tokens)
         else:
-            alive = [token not in self._eos for token in tokens.tolist()]
+            alive = [token not in self.eos for token in tokens.tolist()]
         self._tokens += len(alive)
         self._finished += len(alive) - sum(alive)
         if self._progress is not None:
@@ -190,12 +184,6 @@ def completion_mask(completion_ids: Tensor, eos_token_ids: Sequence[int]) -> Ten
     return eos_before == 0
 
 
-def finish_reasons(completion_ids: Tensor, mask: Tensor, eos_token_ids: Sequence[int]) -> list[FinishReason]:
-    """``stop`` where the last kept token is an EOS, ``length`` elsewhere."""
-    last = completion_ids.gather(1, mask.sum(dim=1, keepdim=True) - 1).squeeze(1).tolist()
-    return ["stop" if token in eos_token_ids else "length" for token in last]
-
-
 def assemble(
     *,
     group_size: int,
@@ -204,14 +192,14 @@ def assemble(
     drawn: Sequence[tuple[Tensor, Tensor]],
     eos_token_ids: Sequence[int],
     pad_token_id: int,
-    stop_lengths: Sequence[int] = (),
+    stop_lengths: Sequence[int],
 ) -> Rollout:
     """One rollout from chunks of consecutive rows: (tokens, log-probabilities), both (rows, T) with T per chunk.
 
     What follows a row's first EOS is arbitrary and is masked here.
 
     Args:
-        stop_lengths: tokens of each row up to a stop string, 0 where it has none; empty where there are none at all.
+        stop_lengths: tokens of each row up to a stop string, 0 where it has none.
 
     Raises:
         PolicyDiverged: a log-probability is NaN or infinite.
@@ -229,7 +217,7 @@ def assemble(
             "the policy's logits are not finite: its weights have diverged, or its type cannot hold its activations. "
             "Lower the learning rate, clip gradients, or use float32 or bfloat16 instead of float16."
         )
-    reasons = finish_reasons(completion_ids, kept, eos_token_ids)
+    last = completion_ids.gather(1, kept.sum(dim=1, keepdim=True) - 1).squeeze(1).tolist()
     return Rollout(
         group_size=group_size,
         prompt_ids=prompt_ids,
@@ -237,9 +225,10 @@ def assemble(
         completion_ids=completion_ids.masked_fill(~kept, pad_token_id),
         completion_mask=kept,
         sampling_logprobs=logprobs,
-        finish_reasons=["stop" if length else r for length, r in zip(stop_lengths, reasons, strict=True)]
-        if stop_lengths
-        else reasons,
+        finish_reasons=[
+            "stop" if length or token in eos_token_ids else "length"
+            for length, token in zip(stop_lengths, last, strict=True)
+        ],
     )
 
 

@@ -48,29 +48,54 @@ class PlainEngine(RolloutEngine):
         should_stop: Callable[[], bool] | None = None,
         stops: StopStrings | None = None,
     ) -> Rollout:
-        from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-
         group_size = check_request(prompt_ids, keys)
-        rows = [ids for ids in prompt_ids for _ in range(group_size)]
-        ids, mask = pad_left(rows, pad_token_id)  # (B, S)
-        ids, mask = ids.to(model.device), mask.to(model.device)
-        row_key = torch.tensor(row_keys(keys), dtype=torch.int64, device=model.device)  # (B,)
-        chunk = self.max_batch_rows or len(rows)
-        ends = StopWatch(stops, len(rows))
+        device = model.device
+        ids, mask = (tensor.to(device) for tensor in pad_left(prompt_ids, pad_token_id))  # (P, S)
+        owners = torch.arange(len(prompt_ids), device=device).repeat_interleave(group_size)  # (B,)
+        keyed = torch.tensor(row_keys(keys), dtype=torch.int64, device=device)  # (B,)
+        ends = StopWatch(stops, len(owners))
         monitor = DecodeMonitor(
             ends=ends, sampling=sampling, eos=eos_token_ids, progress=progress, should_stop=should_stop
         )
-        config = GenerationConfig(
-            max_new_tokens=sampling.max_completion_length,
-            do_sample=False,  # greedy over the scores that the choice leaves: the token it drew
-            eos_token_id=sorted(eos_token_ids) or None,
+        return assemble(
+            group_size=group_size,
+            prompt_ids=ids[owners],
+            prompt_mask=mask[owners],
+            drawn=self._draw(model, ids, mask, owners, keyed, monitor, pad_token_id),
+            eos_token_ids=eos_token_ids,
             pad_token_id=pad_token_id,
+            stop_lengths=ends.lengths,
+        )
+
+    def _draw(
+        self,
+        model: PreTrainedModel,
+        ids: Tensor,
+        mask: Tensor,
+        owners: Tensor,
+        keys: Tensor,
+        monitor: DecodeMonitor,
+        pad: int,
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Tokens and log-probabilities, both (rows, T), of one chunk of rows after the other.
+
+        Args:
+            ids, mask: (P, S), left-padded prompts.
+            owners: (B,) index of each row's prompt, ascending.
+            keys: (B,) sampling keys.
+        """
+        from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+        config = GenerationConfig(
+            max_new_tokens=monitor.sampling.max_completion_length,
+            do_sample=False,  # greedy over the scores that the choice leaves: the token it drew
+            eos_token_id=sorted(monitor.eos) or None,
+            pad_token_id=pad,
             use_cache=True,
         )
         drawn = []
-        for first in range(0, len(rows), chunk):
-            mine = slice(first, first + chunk)
-            choice = _KeyedChoice(monitor, row_key[mine], prompt_width=ids.shape[1], first_row=first)
+        for first, mine in self._chunks(owners):
+            choice = _KeyedChoice(monitor, keys[first : first + len(mine)], prompt_width=ids.shape[1], first_row=first)
             with _decoding(model):
                 sequences = model.generate(
                     ids[mine],
@@ -80,15 +105,12 @@ class PlainEngine(RolloutEngine):
                     stopping_criteria=StoppingCriteriaList([choice.finished]),
                 )
             drawn.append((sequences[:, ids.shape[1] :], torch.stack(choice.logprobs, dim=1)))
-        return assemble(
-            group_size=group_size,
-            prompt_ids=ids,
-            prompt_mask=mask,
-            drawn=drawn,
-            eos_token_ids=eos_token_ids,
-            pad_token_id=pad_token_id,
-            stop_lengths=ends.lengths,
-        )
+        return drawn
+
+    def _chunks(self, owners: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """The rows that are decoded at once: the first one's number, and the prompt of each."""
+        chunk = self.max_batch_rows or len(owners)
+        return ((first, owners[first : first + chunk]) for first in range(0, len(owners), chunk))
 
 
 class _KeyedChoice:

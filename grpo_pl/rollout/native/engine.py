@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,21 +11,11 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import draw_tokens, uniforms
-from grpo_pl.policy.stop_strings import StopStrings
-from grpo_pl.rollout.engine import (
-    DecodeMonitor,
-    ProgressFn,
-    RolloutEngine,
-    StopWatch,
-    assemble,
-    check_request,
-    pad_left,
-    row_keys,
-)
+from grpo_pl.rollout.engine import DecodeMonitor
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 from grpo_pl.rollout.native.weights import refuse_llama_family
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import Rollout, SampleKey, SamplingParams
+from grpo_pl.types import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class NativeEngine(RolloutEngine):
+class NativeEngine(PlainEngine):
     """Prefills each prompt once for its whole group and decodes with fused weights; finished rows cost nothing.
 
     Draws the samples of `PlainEngine`, up to near-ties of floating point. Llama, Mistral, Qwen2 and Qwen3 have
@@ -46,62 +36,30 @@ class NativeEngine(RolloutEngine):
     """Most completions decoded at once; 0 takes all of them. Lower it when keys and values do not fit in memory."""
     _said: set[str] = field(default_factory=set, init=False, repr=False)
 
-    def generate(
+    def _draw(
         self,
         model: PreTrainedModel,
-        *,
-        prompt_ids: Sequence[Sequence[int]],
-        keys: Sequence[Sequence[SampleKey]],
-        sampling: SamplingParams,
-        eos_token_ids: Sequence[int],
-        pad_token_id: int,
-        progress: ProgressFn | None = None,
-        should_stop: Callable[[], bool] | None = None,
-        stops: StopStrings | None = None,
-    ) -> Rollout:
-        group_size = check_request(prompt_ids, keys)
-        reason = refuse_llama_family(model, length=max(map(len, prompt_ids)) + sampling.max_completion_length)
+        ids: Tensor,
+        mask: Tensor,
+        owners: Tensor,
+        keys: Tensor,
+        monitor: DecodeMonitor,
+        pad: int,
+    ) -> list[tuple[Tensor, Tensor]]:
+        longest = monitor.sampling.max_completion_length
+        reason = refuse_llama_family(model, length=ids.shape[1] + longest)
         self._say(model, reason)
         if reason is not None:
-            return PlainEngine(max_batch_rows=self.max_batch_rows).generate(
-                model,
-                prompt_ids=prompt_ids,
-                keys=keys,
-                sampling=sampling,
-                eos_token_ids=eos_token_ids,
-                pad_token_id=pad_token_id,
-                progress=progress,
-                should_stop=should_stop,
-                stops=stops,
-            )
-        device = model.device
-        ids, mask = (tensor.to(device) for tensor in pad_left(prompt_ids, pad_token_id))  # (P, S)
-        owners = torch.arange(len(prompt_ids), device=device).repeat_interleave(group_size)  # (B,)
-        keyed = torch.tensor(row_keys(keys), dtype=torch.int64, device=device)  # (B,)
-        chunk = self.max_batch_rows or len(owners)
-        ends = StopWatch(stops, len(owners))
-        monitor = DecodeMonitor(
-            ends=ends, sampling=sampling, eos=eos_token_ids, progress=progress, should_stop=should_stop
-        )
+            return super()._draw(model, ids, mask, owners, keys, monitor, pad)
+        drawn = []
         with torch.no_grad():
-            decoder = LlamaFamilyDecoder(model, rows=min(chunk, len(owners)))
-            with torch.autocast(device.type, enabled=False):
-                drawn = []
-                for first in range(0, len(owners), chunk):
-                    mine = owners[first : first + chunk]
+            decoder = LlamaFamilyDecoder(model, rows=min(self.max_batch_rows or len(owners), len(owners)))
+            with torch.autocast(owners.device.type, enabled=False):
+                for first, mine in self._chunks(owners):
                     begin, end = int(mine[0]), int(mine[-1]) + 1
-                    room = sampling.max_completion_length - 1
-                    logits = decoder.start(ids[begin:end], mask[begin:end], mine - begin, room=room)
-                    drawn.append(self._decode(decoder, logits, keyed[first : first + chunk], first, monitor))
-        return assemble(
-            group_size=group_size,
-            prompt_ids=ids[owners],
-            prompt_mask=mask[owners],
-            drawn=drawn,
-            eos_token_ids=eos_token_ids,
-            pad_token_id=pad_token_id,
-            stop_lengths=ends.lengths,
-        )
+                    logits = decoder.start(ids[begin:end], mask[begin:end], mine - begin, room=longest - 1)
+                    drawn.append(self._decode(decoder, logits, keys[first : first + len(mine)], first, monitor))
+        return drawn
 
     def _decode(
         self, decoder: LlamaFamilyDecoder, logits: Tensor, keys: Tensor, first_row: int, monitor: DecodeMonitor

@@ -42,10 +42,13 @@ def _assert_same(ours: Rollout, reference: Rollout) -> None:
 def no_fallback(monkeypatch):
     """Fails a test whose model silently went to the plain engine."""
 
-    def refuse(*args, **kwargs):
-        raise AssertionError("the plain engine was asked")
+    plain = PlainEngine._draw
 
-    monkeypatch.setattr("grpo_pl.rollout.native.engine.PlainEngine", refuse)
+    def refuse(self, *args, **kwargs):
+        assert not isinstance(self, NativeEngine), "the plain engine was asked"
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(PlainEngine, "_draw", refuse)
 
 
 @pytest.mark.parametrize("family", OWN)
