@@ -60,12 +60,7 @@ class CurriculumPrompts(PromptSource):
         candidates = list({p.id: p for p in self.source.prompts(step, attempt, count=wanted)}.values())
         if step < 0:  # the cold start's, which must not depend on statistics
             return candidates[:count]
-        open_ones = [prompt for prompt in candidates if not self.is_solved(prompt.id)]
-        solved = [prompt for prompt in candidates if self.is_solved(prompt.id)]
-        draws = {prompt.id: self._draw(prompt.id, step, attempt) for prompt in candidates}
-        ordered = sorted(open_ones, key=lambda p: draws[p.id], reverse=True)
-        ordered += sorted(solved, key=lambda p: draws[p.id], reverse=True)
-        return ordered[:count]
+        return sorted(candidates, key=lambda p: (self.is_solved(p.id), -self._draw(p.id, step, attempt)))[:count]
 
     def validation(self, count: int | None = None) -> list[Problem]:
         return self.source.validation(count)

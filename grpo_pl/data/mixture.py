@@ -56,7 +56,6 @@ class MixturePrompts(PromptSource):
         chosen = [
             self.own(name, prompt)
             for name, share in self.shares(count).items()
-            if share
             for prompt in self.parts[name].prompts(step, attempt, count=share)
         ]
         random.Random(row_key(self.seed, "mixture", step, attempt)).shuffle(chosen)  # so that ranks get like mixes
@@ -66,10 +65,7 @@ class MixturePrompts(PromptSource):
         """``count`` problems in the shares of a step, or all of every part."""
         shares = dict.fromkeys(self.parts, None) if count is None else self.shares(count)
         return [
-            self.own(name, prompt)
-            for name, share in shares.items()
-            if share is None or share
-            for prompt in self.parts[name].validation(share)
+            self.own(name, prompt) for name, share in shares.items() for prompt in self.parts[name].validation(share)
         ]
 
     def shares(self, count: int) -> dict[str, int]:
@@ -107,14 +103,9 @@ class MixturePrompts(PromptSource):
         return dict(self.parts)
 
     def own(self, name: str, prompt: Problem) -> Problem:
-        """A part's problem as one of the mixture's."""
+        """A part's problem as one of the mixture's: parts number theirs without knowing of each other."""
         columns = {**prompt.columns, PART_ID: prompt.id}
-        return replace(prompt, id=self._identity(name, prompt), source=name, columns=columns)
-
-    @staticmethod
-    def _identity(name: str, prompt: Problem) -> int:
-        """Parts number their problems without knowing of each other."""
-        return row_key("part", name, prompt.id)
+        return replace(prompt, id=row_key("part", name, prompt.id), source=name, columns=columns)
 
     def _weight(self, name: str) -> float:
         return self.weights.get(name, 1.0)
