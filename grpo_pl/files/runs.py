@@ -13,49 +13,25 @@ from typing import Any
 
 import yaml
 
-from grpo_pl.files.checkpoints import newest_whole
+from grpo_pl.files.checkpoints import LAST, newest_whole
 from grpo_pl.files.former_names import current_name
 from grpo_pl.files.locks import FolderLock
 from grpo_pl.files.writing import staged
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """The places inside one run's folder."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.csv"
-
-    @property
-    def completions(self) -> Path:
-        return self.path / "completions.jsonl"
-
-    @property
-    def suspicious(self) -> Path:
-        return self.path / "suspicious.jsonl"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def last_checkpoint(self) -> Path:
-        return self.checkpoints / "last.ckpt"
-
-    @property
-    def export(self) -> Path:
-        return self.path / "export"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.csv"
+        self.completions = path / "completions.jsonl"
+        self.suspicious = path / "suspicious.jsonl"
+        self.report = path / "report.html"
+        self.checkpoints = path / "checkpoints"
+        self.last_checkpoint = self.checkpoints / LAST
+        self.export = path / "export"
 
     def discard_if_unused(self) -> None:
         """Removes the folder unless something was measured or saved in it."""

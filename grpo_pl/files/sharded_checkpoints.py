@@ -188,8 +188,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         last = path / "checkpoints" / LAST
         raise CheckpointError(f"{path} is a folder and no checkpoint." + (f" Give {last}." if last.exists() else ""))
     if path.is_dir():
-        from grpo_pl.files.sharded_checkpoints import read_sharded
-
         return read_sharded(path)
     return read_file(path)
 
@@ -202,8 +200,6 @@ def read_head(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
         CheckpointError: see `read_checkpoint`.
     """
     if path.is_dir() and (path / META).exists():
-        from grpo_pl.files.sharded_checkpoints import read_shapes
-
         shapes = {key.removeprefix("state_dict."): shape for key, shape in read_shapes(path).items()}
         return _of_policy(shapes), read_file(path / META)
     if path.is_dir():
