@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 ForwardMode = Literal["packed", "chunked", "materialised"]
 """How a model can be scored: on packed tokens; padded, with the head in chunks; from the logits it makes itself."""
+Scores = tuple[Tensor, Tensor | None]
+"""Log-probabilities (B, T) of completion tokens, and the entropy (B, T) of what each was drawn from, if asked for."""
 _FOUND = "_grpo_pl_forward_mode"
 """Attribute of a model that keeps what was found out about it, as long as the model itself."""
 
@@ -35,7 +37,7 @@ def completion_logprobs(
     completion_mask: Tensor,
     temperature: float,
     with_entropy: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+) -> Scores:
     """Log-probability (and entropy) of every completion token under ``model``, differentiable.
 
     Positions count unmasked tokens, so the result does not depend on the amount of padding. As far as the model allows,
@@ -59,44 +61,35 @@ def completion_logprobs(
     mode = forward_mode(model)
     # the second forward pass of a checkpointed layer would not find the other products
     with nullcontext() if recomputes_activations(model) else FastLinear():
-        if mode == "materialised":
-            return _materialised(model, rows, temperature, with_entropy)
-        score = _packed if mode == "packed" else _chunked
+        score = {"packed": _packed, "chunked": _chunked, "materialised": _materialised}[mode]
         return score(model, rows, temperature, with_entropy)
 
 
-def _packed(
-    model: PreTrainedModel, rows: dict[str, Tensor], temperature: float, with_entropy: bool
-) -> tuple[Tensor, Tensor | None]:
+def _packed(model: PreTrainedModel, rows: dict[str, Tensor], temperature: float, with_entropy: bool) -> Scores:
     # transformers' norms are float32 inside: the sum over a shared prompt's rows would be rounded there, and float64
     # models are for checks that want to see nothing of how rows were put together
     packing = pack(**rows, share=model.dtype != torch.float64)
     if _window(model) < packing.longest:
         return _chunked(model, rows, temperature, with_entropy)
+
+    def predicting(hidden: Tensor) -> Tensor:
+        return hidden.squeeze(0).index_select(0, packing.predicting)
+
+    inputs = {"input_ids": packing.input_ids, "position_ids": packing.position_ids, "packing": packing}
     with packed_attention(model):
-        return _through_head(
-            model,
-            {"input_ids": packing.input_ids, "position_ids": packing.position_ids, "packing": packing},
-            lambda hidden: hidden.squeeze(0).index_select(0, packing.predicting),
-            rows,
-            temperature,
-            with_entropy,
-        )
+        return _through_head(model, inputs, predicting, rows, temperature, with_entropy)
 
 
-def _chunked(
-    model: PreTrainedModel, rows: dict[str, Tensor], temperature: float, with_entropy: bool
-) -> tuple[Tensor, Tensor | None]:
+def _chunked(model: PreTrainedModel, rows: dict[str, Tensor], temperature: float, with_entropy: bool) -> Scores:
     mask = rows["completion_mask"]
-    width = mask.shape[1]
-    return _through_head(
-        model, _padded(rows), lambda hidden: hidden[:, -width - 1 : -1][mask], rows, temperature, with_entropy
-    )
+
+    def predicting(hidden: Tensor) -> Tensor:
+        return hidden[:, -mask.shape[1] - 1 : -1][mask]
+
+    return _through_head(model, _padded(rows), predicting, rows, temperature, with_entropy)
 
 
-def _materialised(
-    model: PreTrainedModel, rows: dict[str, Tensor], temperature: float, with_entropy: bool
-) -> tuple[Tensor, Tensor | None]:
+def _materialised(model: PreTrainedModel, rows: dict[str, Tensor], temperature: float, with_entropy: bool) -> Scores:
     mask, ids = rows["completion_mask"], rows["completion_ids"]
     logits = model(**_padded(rows)).logits[:, -ids.shape[1] - 1 : -1]  # (B, T, V)
     logprobs = token_logprobs(logits, ids, temperature=temperature).masked_fill(~mask, 0.0)
@@ -122,7 +115,7 @@ def _through_head(
     rows: dict[str, Tensor],
     temperature: float,
     with_entropy: bool,
-) -> tuple[Tensor, Tensor | None]:
+) -> Scores:
     """Runs the model with scores in place of logits.
 
     Args:
