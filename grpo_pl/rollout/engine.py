@@ -116,10 +116,11 @@ class DecodeMonitor:
         sampling: SamplingParams,
         *,
         eos: Sequence[int],
+        pad: int,
         progress: ProgressFn | None,
         should_stop: Callable[[], bool] | None,
     ) -> None:
-        self.sampling, self.eos, self._ends = sampling, set(eos), ends
+        self.sampling, self.eos, self.pad, self._ends = sampling, set(eos), pad, ends
         self._progress, self._should_stop = progress, should_stop
         self._tokens = self._finished = 0
 

@@ -55,27 +55,20 @@ class PlainEngine(RolloutEngine):
         keyed = torch.tensor(row_keys(keys), dtype=torch.int64, device=device)  # (B,)
         ends = StopWatch(stops, len(owners))
         monitor = DecodeMonitor(
-            ends=ends, sampling=sampling, eos=eos_token_ids, progress=progress, should_stop=should_stop
+            ends, sampling, eos=eos_token_ids, pad=pad_token_id, progress=progress, should_stop=should_stop
         )
         return assemble(
             group_size=group_size,
             prompt_ids=ids[owners],
             prompt_mask=mask[owners],
-            drawn=self._draw(model, ids, mask, owners, keyed, monitor, pad_token_id),
+            drawn=self._draw(model, ids, mask, owners, keyed, monitor),
             eos_token_ids=eos_token_ids,
             pad_token_id=pad_token_id,
             stop_lengths=ends.lengths,
         )
 
     def _draw(
-        self,
-        model: PreTrainedModel,
-        ids: Tensor,
-        mask: Tensor,
-        owners: Tensor,
-        keys: Tensor,
-        monitor: DecodeMonitor,
-        pad: int,
+        self, model: PreTrainedModel, ids: Tensor, mask: Tensor, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
     ) -> list[tuple[Tensor, Tensor]]:
         """Tokens and log-probabilities, both (rows, T), of one chunk of rows after the other.
 
@@ -90,7 +83,7 @@ class PlainEngine(RolloutEngine):
             max_new_tokens=monitor.sampling.max_completion_length,
             do_sample=False,  # greedy over the scores that the choice leaves: the token it drew
             eos_token_id=sorted(monitor.eos) or None,
-            pad_token_id=pad,
+            pad_token_id=monitor.pad,
             use_cache=True,
         )
         drawn = []

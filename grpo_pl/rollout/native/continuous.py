@@ -213,10 +213,7 @@ class ContinuousBatch:
             ((kind, _),) = kinds.items()
             tokens, logprobs = _draw_kind(kind, logits, uniform)
         else:
-            tokens, logprobs = (
-                torch.empty_like(uniform, dtype=torch.int64),
-                torch.empty_like(uniform, dtype=torch.float32),
-            )
+            tokens, logprobs = (torch.empty_like(uniform, dtype=dtype) for dtype in (torch.int64, torch.float32))
             for kind, members in kinds.items():
                 index = torch.tensor(members, device=logits.device)
                 tokens[index], logprobs[index] = _draw_kind(kind, logits[index], uniform[index])
@@ -266,8 +263,7 @@ def _alike(joining: list[_Joining]) -> Iterator[list[_Joining]]:
 
 def _draw_kind(kind: tuple[float, int, float], logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     temperature, top_k, top_p = kind
-    tokens, logprobs = draw_tokens(logits, uniform, temperature=temperature, top_k=top_k, top_p=top_p)
-    return tokens, logprobs
+    return draw_tokens(logits, uniform, temperature=temperature, top_k=top_k, top_p=top_p)
 
 
 def _advance(row: _Row, token: int) -> FinishReason | None:

@@ -37,20 +37,13 @@ class NativeEngine(PlainEngine):
     _said: set[str] = field(default_factory=set, init=False, repr=False)
 
     def _draw(
-        self,
-        model: PreTrainedModel,
-        ids: Tensor,
-        mask: Tensor,
-        owners: Tensor,
-        keys: Tensor,
-        monitor: DecodeMonitor,
-        pad: int,
+        self, model: PreTrainedModel, ids: Tensor, mask: Tensor, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
     ) -> list[tuple[Tensor, Tensor]]:
         longest = monitor.sampling.max_completion_length
         reason = refuse_llama_family(model, length=ids.shape[1] + longest)
         self._say(model, reason)
         if reason is not None:
-            return super()._draw(model, ids, mask, owners, keys, monitor, pad)
+            return super()._draw(model, ids, mask, owners, keys, monitor)
         drawn = []
         with torch.no_grad():
             decoder = LlamaFamilyDecoder(model, rows=min(self.max_batch_rows or len(owners), len(owners)))

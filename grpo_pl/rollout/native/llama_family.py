@@ -142,16 +142,37 @@ class LlamaFamilyDecoder:
         rows, column = len(tokens), self._column
         rotary = self._rotary[self._positions].unsqueeze(1)  # (rows, 1, D/2)
         bias = None if self._bias is None else self._bias[:rows, None, None, : column + 1]
+
+        def store(cache: Tensor, stored: Tensor) -> None:
+            cache[:, :rows, :, column] = stored
+
+        logits = self._feed(tokens, rotary, bias, column + 1, store)
+        self._column += 1
+        self._positions += 1
+        return logits
+
+    def _feed(
+        self,
+        tokens: Tensor,
+        rotary: Tensor,
+        bias: Tensor | None,
+        columns: int,
+        store: Callable[[Tensor, Tensor], object],
+    ) -> Tensor:
+        """Logits (rows, V) after one token a row, which attends to ``columns`` of the cache.
+
+        Args:
+            store: puts the keys and values (2, rows, key heads, D) of the tokens into the cache of a layer.
+        """
         x = F.embedding(tokens, self._embedding)  # (rows, H)
         for layer, cache in zip(self._layers, self._cache, strict=True):
             heads = self._project(layer, x, rotary)  # (rows, heads, D)
-            queries, stored = self._split(heads)
-            cache[:, :rows, :, column] = stored
-            keys, values = cache[:, :rows, :, : column + 1]
-            layer.output.add_to(x, attend(queries, keys, values, bias, scale=self._scale))
+            queries, stored = heads.split((self._query_heads, 2 * self._key_heads), dim=1)
+            store(cache, stored.unflatten(1, (2, -1)).transpose(0, 1))
+            keys, values = cache[:, : len(tokens), :, :columns]
+            grouped = queries.unflatten(1, (self._key_heads, -1))  # a group shares its key head
+            layer.output.add_to(x, attend(grouped, keys, values, bias, scale=self._scale))
             self._feed_forward(layer, x)
-        self._column += 1
-        self._positions += 1
         return self._logits(x)
 
     def drop(self, holes: Tensor, movers: Tensor, live: int) -> None:
@@ -170,22 +191,32 @@ class LlamaFamilyDecoder:
         """Last hidden states (prompts, H) of one slice of the prompts, whose rows get their keys and values."""
         prompts, width = ids.shape
         begin, end = torch.searchsorted(owners, owners.new_tensor([first, first + prompts])).tolist()
-        mine = owners[begin:end] - first
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
         rotary = self._rotary[positions.flatten()].unsqueeze(1)
         causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
         itself = torch.eye(width, dtype=torch.bool, device=ids.device)  # padding sees itself: no empty softmax
         visible = (causal & mask.unsqueeze(1) | itself).unsqueeze(1)  # (prompts, 1, S, S)
-        x = F.embedding(ids.flatten(), self._embedding)
+        return self._read(ids, rotary, slice(begin, end), owners[begin:end] - first, visible)[:, -1]
+
+    def _read(self, ids: Tensor, rotary: Tensor, rows: slice, owners: Tensor, visible: Tensor | None = None) -> Tensor:
+        """Last hidden states (P, S, H) of prompts (P, S).
+
+        Args:
+            rows, owners: these rows of the cache get the keys and values of these prompts.
+            visible: (P, 1, S, S) what each token attends to; by default all up to itself.
+        """
+        x = F.embedding(ids.flatten(), self._embedding)  # (P · S, H)
         for layer, cache in zip(self._layers, self._cache, strict=True):
-            heads = self._project(layer, x, rotary).unflatten(0, (prompts, width)).transpose(1, 2)
+            heads = self._project(layer, x, rotary).unflatten(0, ids.shape).transpose(1, 2)  # (P, heads, S, D)
             queries, stored = heads.split((self._query_heads, 2 * self._key_heads), dim=1)
-            cache[:, begin:end, :, :width] = stored.unflatten(1, (2, -1))[mine].transpose(0, 1)
+            cache[:, rows, :, : ids.shape[1]] = stored.unflatten(1, (2, -1)).transpose(0, 1)[:, owners]
             keys, values = stored.repeat_interleave(self._query_heads // self._key_heads, dim=1).chunk(2, dim=1)
-            mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, scale=self._scale)
-            layer.output.add_to(x, mixed.transpose(1, 2).reshape(prompts * width, -1))
+            mixed = F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=visible, is_causal=visible is None, scale=self._scale
+            )
+            layer.output.add_to(x, mixed.transpose(1, 2).reshape(len(x), -1))
             self._feed_forward(layer, x)
-        return x.unflatten(0, (prompts, width))[:, -1]
+        return x.unflatten(0, ids.shape)
 
     def _project(self, layer: _Layer, x: Tensor, rotary: Tensor) -> Tensor:
         """Query, key and value heads (rows, heads, D); queries and keys normed where the family does, and rotated."""
@@ -198,12 +229,6 @@ class LlamaFamilyDecoder:
         pairs = torch.view_as_complex(rotated.to(rotary.real.dtype).unflatten(-1, (-1, 2)))
         turned.copy_(torch.view_as_real(pairs * rotary).flatten(-2))
         return heads
-
-    def _split(self, heads: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries (rows, key heads, group, D), a group of which shares its key head; keys and values (2, rows, key
-        heads, D)."""
-        queries, stored = heads.split((self._query_heads, 2 * self._key_heads), dim=1)
-        return queries.unflatten(1, (self._key_heads, -1)), stored.unflatten(1, (2, -1)).transpose(0, 1)
 
     def _feed_forward(self, layer: _Layer, x: Tensor) -> None:
         gate, up = layer.gate_up(layer.mlp_norm(x).to(self._dtype)).chunk(2, dim=-1)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from grpo_pl.rollout.native.kernels import attend
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 from grpo_pl.rollout.native.weights import refuse_llama_family
 
@@ -18,24 +16,11 @@ _COLUMNS = 256  # tokens that the cache has room for at first; doubled whenever 
 _POSITIONS = 128  # of a prompt whose logits are computed at once: all of them may be more than memory holds
 
 
-class SlotDecoder(Protocol):
-    """Rows are numbered 0 … n-1; new ones are appended, and dropping some renumbers the rest."""
+def slot_decoder(model: Any, *, rows: int) -> LlamaFamilySlots | ForwardSlots:
+    """The own forward pass for the Llama family, ``transformers``' for every other model; the methods are the same.
 
-    def join(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor:
-        """Appends ``copies[i]`` rows that continue ``prompts[i]``; the logits (rows, V) of their first tokens."""
-
-    def prompt_logits(self, prompt: Sequence[int]) -> Iterator[Tensor]:
-        """The logits behind every token of ``prompt``, (some positions, V) at a time; no row is made."""
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Feeds one token to each row and returns the logits (rows, V) of its next one."""
-
-    def keep(self, alive: Sequence[bool]) -> list[int]:
-        """Removes the rows that are not alive and returns, for each that is left, the number it had before."""
-
-
-def slot_decoder(model: Any, *, rows: int) -> SlotDecoder:
-    """The own forward pass for the Llama family, ``transformers``' for every other model."""
+    Rows are numbered 0 … n-1; new ones are appended, and dropping some renumbers the rest.
+    """
     longest = getattr(model.config, "max_position_embeddings", None) or 1 << 30
     with torch.no_grad():
         if refuse_llama_family(model, length=longest) is None:
@@ -58,11 +43,12 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         self._grow(_COLUMNS)
 
     def join(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor:
+        """Appends ``copies[i]`` rows that continue ``prompts[i]``; the logits (rows, V) of their first tokens."""
         first, owners = len(self._lengths), [i for i, count in enumerate(copies) for _ in range(count)]
         assert first + len(owners) <= self._slots, "more rows than slots"
         lengths = [len(prompts[i]) for i in owners]
         self._grow(max(lengths) + 1)
-        x = self._read(prompts, first, owners)
+        x = self._read_ragged(prompts, first, owners)
         self._lengths += lengths
         ends = torch.tensor(lengths, device=x.device)
         hidden = torch.arange(self._columns, device=x.device) >= ends.unsqueeze(1)  # (rows, columns)
@@ -71,11 +57,12 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         return self._logits(x[torch.tensor(owners, device=x.device), ends - 1])
 
     def prompt_logits(self, prompt: Sequence[int]) -> Iterator[Tensor]:
+        """The logits behind every token of ``prompt``, (some positions, V) at a time; no row is made."""
         self._grow(len(prompt))
-        for part in self._read([prompt], 0, [])[0].split(_POSITIONS):
+        for part in self._read_ragged([prompt], 0, [])[0].split(_POSITIONS):
             yield self._logits(part)
 
-    def _read(self, prompts: Sequence[Sequence[int]], first: int, owners: Sequence[int]) -> Tensor:
+    def _read_ragged(self, prompts: Sequence[Sequence[int]], first: int, owners: Sequence[int]) -> Tensor:
         """Last hidden states (P, S, H) of prompts, padded at the end, where nothing that counts attends to it.
 
         Args:
@@ -84,17 +71,8 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         width, device = max(map(len, prompts)), self._embedding.device
         ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)  # (P, S)
         rotary = self._rotary[:width].repeat(len(prompts), 1).unsqueeze(1)
-        rows, mine = torch.tensor(owners, dtype=torch.int64, device=device), slice(first, first + len(owners))
-        x = F.embedding(ids.flatten(), self._embedding)  # (P · S, H)
-        for layer, cache in zip(self._layers, self._cache, strict=True):
-            heads = self._project(layer, x, rotary).unflatten(0, ids.shape).transpose(1, 2)  # (P, heads, S, D)
-            queries, stored = heads.split((self._query_heads, 2 * self._key_heads), dim=1)
-            cache[:, mine, :, :width] = stored.unflatten(1, (2, -1)).transpose(0, 1)[:, rows]
-            keys, values = stored.repeat_interleave(self._query_heads // self._key_heads, dim=1).chunk(2, dim=1)
-            mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=self._scale)
-            layer.output.add_to(x, mixed.transpose(1, 2).reshape(len(x), -1))
-            self._feed_forward(layer, x)
-        return x.unflatten(0, ids.shape)
+        mine = torch.tensor(owners, dtype=torch.int64, device=device)
+        return self._read(ids, rotary, slice(first, first + len(owners)), mine)
 
     def step(self, tokens: Tensor) -> Tensor:
         rows, shortest, width = len(tokens), min(self._lengths), max(self._lengths) + 1
@@ -105,18 +83,16 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         bias = None if shortest + 1 == width else self._attention_bias[:rows, None, None, :width]
         written = (self._starts[:, :rows] + at.unsqueeze(1)).flatten()  # of the cache as a list of vectors
         rotary = self._rotary[at].unsqueeze(1)
-        x = F.embedding(tokens, self._embedding)  # (rows, H)
-        for layer, cache in zip(self._layers, self._cache, strict=True):
-            heads = self._project(layer, x, rotary)  # (rows, heads, D)
-            queries, stored = self._split(heads)
+
+        def store(cache: Tensor, stored: Tensor) -> None:
             cache.view(-1, self._head_size).index_copy_(0, written, stored.flatten(0, 2))
-            keys, values = cache[:, :rows, :, :width]
-            layer.output.add_to(x, attend(queries, keys, values, bias, scale=self._scale))
-            self._feed_forward(layer, x)
+
+        logits = self._feed(tokens, rotary, bias, width, store)
         self._lengths = [length + 1 for length in self._lengths]
-        return self._logits(x)
+        return logits
 
     def keep(self, alive: Sequence[bool]) -> list[int]:
+        """Removes the rows that are not alive and returns, for each that is left, the number it had before."""
         kept = sum(alive)
         holes = [i for i in range(kept) if not alive[i]]
         movers = [i for i in range(kept, len(alive)) if alive[i]]  # as many as there are holes
