@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from grpo_pl.config.objects import build
+from grpo_pl.config.rewards import build_rewards
 from grpo_pl.rewards.base import Reward, needs_of
-from grpo_pl.rewards.batch import ScoredBatch, check_rewards, score_completions
+from grpo_pl.rewards.batch import ScoredBatch, score_completions
 from grpo_pl.training.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -90,13 +90,11 @@ def load_answerer(trained: ServedModel, device: str, sampling: SamplingParams) -
     from grpo_pl.rollout.native.engine import NativeEngine
     from grpo_pl.rollout.sampler import CompletionSampler
 
-    rewards = build(list[Reward], [dict(spec) for spec in trained.rewards], "rewards")
-    check_rewards(rewards)
     return Answerer(
         sampler=CompletionSampler(engine=NativeEngine(), template=trained.template, tokenizer=trained.tokenizer),
         model=trained.load_policy(choose_device(device)),
         sampling=sampling,
-        rewards=rewards,
+        rewards=build_rewards(trained.rewards, trust_rewards=trained.trust_rewards),
     )
 
 

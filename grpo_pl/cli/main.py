@@ -68,25 +68,20 @@ def overview() -> str:
     width = max(map(len, verbs))
     columns = max(60, min(120, shutil.get_terminal_size().columns))
     indent = " " * (width + 4)
-    lines = [
+    lines = "\n".join(
         textwrap.fill(text, columns, initial_indent=f"  {verb:<{width}}  ", subsequent_indent=indent)
         for verb, text in verbs.items()
-    ]
-    return "\n".join(
-        [
-            "usage: grpo-pl COMMAND [options]",
-            "",
-            textwrap.fill(
-                "Trains language models to reason by reinforcement learning with verifiable rewards.", columns
-            ),
-            "",
-            "commands:",
-            *lines,
-            "",
-            "grpo-pl COMMAND --help shows the options of one; grpo-pl --version the version.",
-            "Start with: grpo-pl fit --config configs/quickstart.yaml",
-        ]
     )
+    purpose = "Trains language models to reason by reinforcement learning with verifiable rewards."
+    return f"""usage: grpo-pl COMMAND [options]
+
+{textwrap.fill(purpose, columns)}
+
+commands:
+{lines}
+
+grpo-pl COMMAND --help shows the options of one; grpo-pl --version the version.
+Start with: grpo-pl fit --config configs/quickstart.yaml"""
 
 
 def _train(verb: str, args: list[str]) -> int:

@@ -36,7 +36,8 @@ def check_resume(
     own = RunFolder(checkpoint.absolute().parent.parent).config
     before = yaml.safe_load(own.read_text()) if own.is_file() else None
     changes = [] if before is None else config_changes({"model": _policy(before)}, {"model": _policy(config)})
-    differences = [change for change in changes if not _is_free(change)] or _different_shapes(shapes, module)
+    free = tuple(f"model.policy.{name}: " for name in FREE)
+    differences = [c for c in changes if not c.startswith(free)] or _different_shapes(shapes, module)
     if differences:
         raise ValueError(
             f"{checkpoint} holds another model: {'; '.join(differences)}. Take the earlier values back, or begin a run "
@@ -48,11 +49,6 @@ def check_resume(
 
 def _policy(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"policy": (config.get("model") or {}).get("policy") or {}}
-
-
-def _is_free(change: str) -> bool:
-    key = change.partition(": ")[0].removeprefix("model.policy.")
-    return key in FREE
 
 
 def _different_shapes(shapes: Mapping[str, tuple[int, ...]], module: GRPOModule) -> list[str]:

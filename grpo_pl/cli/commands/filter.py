@@ -83,7 +83,8 @@ def filter(
         print(f"{len(problems) - len(asked)} of {len(problems)} problems left out by rule")
     rates: Mapping[int, float | None] = {}
     if samples:
-        notes = _Notes(Path(output), [_digest(given), model, samples, seed])
+        digest = hashlib.sha256(repr((given.trees, given.options)).encode()).hexdigest()[:16]
+        notes = _Notes(Path(output), [digest, model, samples, seed])
         rates = notes.rates
         todo = asked - rates.keys()
         if len(todo) < len(asked):
@@ -94,9 +95,10 @@ def filter(
     kept = 0
     with row_writer(Path(output)) as write:
         for prompt in problems:
-            if prompt.id in asked and (not samples or _within(rates[prompt.id], low, high)):
-                rate = {RATE: rates[prompt.id]} if samples else {}
-                write({"question": prompt.asked, "answer": prompt.answer, **prompt.columns, **rate})
+            rate = rates.get(prompt.id)
+            if prompt.id in asked and (not samples or (rate is not None and low <= rate <= high)):
+                measured = {RATE: rate} if samples else {}
+                write({"question": prompt.asked, "answer": prompt.answer, **prompt.columns, **measured})
                 kept += 1
         if not kept:
             raise ValueError(f"no problem is left of {len(problems)}: {_spread(rates)}. Widen --keep {keep}.")
@@ -211,10 +213,6 @@ def _configured(given: Config, data: RolloutDataModule, device: str) -> Answerer
     return Answerer(sampler=module.sampler, model=module.policy, sampling=module.sampling, rewards=module.rewards)
 
 
-def _within(rate: float | None, low: float, high: float) -> bool:
-    return rate is not None and low <= rate <= high
-
-
 def _spread(rates: Mapping[int, float | None]) -> str:
     measured = [rate for rate in rates.values() if rate is not None]
     if not measured:
@@ -225,7 +223,3 @@ def _spread(rates: Mapping[int, float | None]) -> str:
         f"mean pass rate {sum(measured) / len(measured):.3f}, {never} never solved, {always} always"
         f"{f', {unknown} could not be judged' if unknown else ''}"
     )
-
-
-def _digest(given: Config) -> str:
-    return hashlib.sha256(repr((given.trees, given.options)).encode()).hexdigest()[:16]
