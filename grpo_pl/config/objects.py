@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import inspect
 from argparse import ArgumentError
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -105,7 +104,7 @@ class Config:
                 that names the field and the nearest right spelling.
             ValueError: values that the object itself refuses.
         """
-        with self._allowed():
+        with subclasses_allowed(*own_classes(self.trees, self.options)):
             parser, settings = self._parsed(key, kind)
             built: T = parser.instantiate(settings)[key]
         return built
@@ -116,7 +115,7 @@ class Config:
         Raises:
             ConfigError: see `build`.
         """
-        with self._allowed():
+        with subclasses_allowed(*own_classes(self.trees, self.options)):
             found: Namespace = self._parsed(key, kind)[1][key]
         return found
 
@@ -141,11 +140,6 @@ class Config:
             )
         except ArgumentError as error:
             raise ConfigError(explain(error.message, list(option_names(parser)))) from error
-
-    @contextmanager
-    def _allowed(self) -> Iterator[None]:
-        with subclasses_allowed(*own_classes(self.trees, self.options)):
-            yield
 
 
 def import_shipped_sources() -> None:
