@@ -154,7 +154,7 @@ class RowPrompts(PromptSource):
             self._digests["kept"] = hashlib.blake2b(repr(sorted(wanted)).encode(), digest_size=16).hexdigest()
         repeated = unwanted = 0
         for number, place, key in self._readable(reader, "train"):
-            if further is None and self._is_held_out(key):
+            if further is None and row_key(self.seed, "split", key) % 10**6 < self.val_share * 10**6:
                 val.add(number, place)
             elif key in held_out:
                 repeated += 1
@@ -167,7 +167,12 @@ class RowPrompts(PromptSource):
         if not len(train) + unwanted:
             raise ValueError(f"{self.path!r} has no training rows: all {repeated + len(val)} are held out.")
         if self.kept is not None:
-            self._note_kept(len(train), len(train) + unwanted)
+            where = f"{len(train) + unwanted} training rows"
+            if not len(train):
+                raise ValueError(
+                    f"none of the {where} of {self.path!r} is in {self.kept!r}: it was made of other problems."
+                )
+            self.notes.append(f"{len(train)} of {where} taken: those in {self.kept!r}.")
         return {"train": train, "val": val}
 
     def _readable(self, reader: RowReader, split: Side) -> Iterator[tuple[int, int, int]]:
@@ -233,15 +238,6 @@ class RowPrompts(PromptSource):
         if missing is not None:
             hint = " If no reward needs a gold answer, set data.source.answer to null." * (missing == self.answer)
             raise ValueError(f"{where} has no column {missing!r}; its columns are {', '.join(there)}.{hint}")
-
-    def _is_held_out(self, key: int) -> bool:
-        return row_key(self.seed, "split", key) % 10**6 < self.val_share * 10**6
-
-    def _note_kept(self, count: int, before: int) -> None:
-        where = f"{before} training rows of {self.path!r}"
-        if not count:
-            raise ValueError(f"none of the {where} is in {self.kept!r}: it was made of other problems.")
-        self.notes.append(f"{count} of {before} training rows taken: those in {self.kept!r}.")
 
 
 class Rows(Problems):
