@@ -78,7 +78,7 @@ class Dialogue:
         else:
             text = self.plain.observation.replace("{observation}", text_of(observation))
         ids = list(self.tokenizer(text + self.template.prefill, add_special_tokens=False).input_ids)
-        return ids[1:] if ids and ids[0] == last and self._ends_a_turn(last) else ids
+        return ids[1:] if ids and ids[0] == last and last in self.tokenizer.all_special_ids else ids
 
     def check(self, role: str = "user") -> None:
         """Tries whether observations of this role only add to what stands there already, and do so in the same way
@@ -122,9 +122,6 @@ class Dialogue:
         tools = [dict(tool) for tool in self.tools] or None
         given = [dict(message) for message in messages]
         return str(self.tokenizer.apply_chat_template(given, tools=tools, tokenize=False, add_generation_prompt=more))
-
-    def _ends_a_turn(self, token: int | None) -> bool:
-        return token is not None and token in self.tokenizer.all_special_ids
 
     def _name(self) -> str:
         return f"the chat template of {self.tokenizer.name_or_path or type(self.tokenizer).__name__!r}"

@@ -94,7 +94,8 @@ def load_model(
     source = path or policy.path
     if source is None or not weights:
         config = model_config(policy, tokenizer, source)
-        dtype = _dtype(policy, config)
+        of_config = getattr(config, "dtype", None) or torch.float32
+        dtype = of_config if policy.dtype == "auto" else getattr(torch, policy.dtype)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(policy.init_seed)
             try:
@@ -166,13 +167,6 @@ def _scratch_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase) ->
             hint = f"; did you mean {near[0]}?" if near else "."
             raise ValueError(f"policy.from_scratch: {model_type} has no setting {name!r}{hint}")
     return config
-
-
-def _dtype(policy: PolicyConfig, config: Any) -> torch.dtype:
-    if policy.dtype == "auto":
-        return getattr(config, "dtype", None) or torch.float32
-    dtype: torch.dtype = getattr(torch, policy.dtype)
-    return dtype
 
 
 def _disable_dropout(model: PreTrainedModel) -> None:

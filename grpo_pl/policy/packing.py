@@ -137,7 +137,9 @@ def _attend(
     heads = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]  # (N, heads, D)
     mixed = []
     for bucket in packing.buckets:
-        rows_query, rows_key, rows_value = (_take(states, bucket).transpose(1, 2) for states in heads)
+        rows_query, rows_key, rows_value = (
+            states.index_select(0, bucket.flatten()).unflatten(0, bucket.shape).transpose(1, 2) for states in heads
+        )
         out = F.scaled_dot_product_attention(
             rows_query,  # (rows, heads, longest, D)
             rows_key,
@@ -149,8 +151,3 @@ def _attend(
         )
         mixed.append(out.transpose(1, 2).flatten(0, 1))  # (rows · longest, heads, D)
     return torch.cat(mixed).index_select(0, packing.source).unsqueeze(0), None
-
-
-def _take(states: Tensor, bucket: Tensor) -> Tensor:
-    """(N, heads, D) at pack indices (rows, longest) -> (rows, longest, heads, D)."""
-    return states.index_select(0, bucket.flatten()).unflatten(0, bucket.shape)
