@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -52,36 +52,29 @@ class Answerer:
         fits = Fits(self.sampler.template, self.sampler.tokenizer, context=context, length=length)
         return leave_no_room(problems, total, fits, print)
 
-    @contextmanager
     def answers(
         self, title: str, problems: Iterable[Problem], total: int, *, samples: int, seed: int, batch_size: int
-    ) -> Iterator[Iterator[tuple[Samples, ScoredBatch]]]:
-        """Judged completions of ``total`` problems, batch by batch, with a progress bar; closes the rewards."""
+    ) -> Generator[tuple[Samples, ScoredBatch]]:
+        """Judged completions of ``total`` problems, batch by batch, with a progress bar; closes the rewards when it is
+        closed itself."""
+        rest, done = iter(problems), 0
         with ExitStack() as stack:
             for reward in self.rewards:
                 stack.enter_context(closing(reward))
             advance = stack.enter_context(progress_bar(title, total))
-            yield self._batches(iter(problems), advance, samples, seed, max(1, batch_size // samples))
-
-    def _batches(
-        self, problems: Iterator[Problem], advance: Callable[[int], None], samples: int, seed: int, size: int
-    ) -> Iterator[tuple[Samples, ScoredBatch]]:
-        done = 0
-        while batch := list(islice(problems, size)):
-            drawn = self.sampler.sample(
-                self.model, batch, group_size=samples, sampling=self.sampling, seed=seed, split="predict"
-            )
-            yield (
-                drawn,
-                score_completions(
+            while batch := list(islice(rest, max(1, batch_size // samples))):
+                drawn = self.sampler.sample(
+                    self.model, batch, group_size=samples, sampling=self.sampling, seed=seed, split="predict"
+                )
+                scored = score_completions(
                     self.rewards,
                     completions=drawn.completions,
                     answers=[prompt.answer for prompt in drawn.per_row],
                     columns=drawn.columns(needs_of(self.rewards)),
-                ),
-            )
-            done += len(batch)
-            advance(done)
+                )
+                yield drawn, scored
+                done += len(batch)
+                advance(done)
 
 
 def load_answerer(trained: ServedModel, device: str, sampling: SamplingParams) -> Answerer:

@@ -6,6 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,7 +172,7 @@ def _measure(
         todo = todo - long
     judge = replace(answerer, rewards=[answerer.rewards[correctness_index(answerer.rewards)]])
     asked = (p for p in problems if p.id in todo)
-    with judge.answers("filter", asked, len(todo), samples=samples, **drawing) as batches:
+    with closing(judge.answers("filter", asked, len(todo), samples=samples, **drawing)) as batches:
         for drawn, scored in batches:
             correct = scored.correct()
             groups = [correct[i : i + samples] for i in range(0, len(correct), samples)]

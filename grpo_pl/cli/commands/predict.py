@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -82,7 +83,7 @@ def predict(
     tally: Counter[str] = Counter()
     seen: set[tuple[int, str]] = set()
     drawing = answerer.answers("predict", problems, len(problems), samples=samples, seed=seed, batch_size=batch_size)
-    with row_writer(Path(output)) as write, drawing as batches:
+    with row_writer(Path(output)) as write, closing(drawing) as batches:
         for drawn, scored in batches:
             for row in completion_rows(drawn, scored):
                 fate = _fate(row, seen) if keep_correct else "kept"

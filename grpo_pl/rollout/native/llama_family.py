@@ -16,6 +16,9 @@ from grpo_pl.rollout.native.weights import dense_linear, whole
 
 _PREFILL_TOKENS = 16_384  # prompt tokens per forward pass: bounds the activations of the prefill
 
+Store = Callable[[Tensor, Tensor], object]
+"""Puts into the cache of a layer the keys and values (2, rows, key heads, D) of one token a row."""
+
 
 @dataclass(frozen=True)
 class _Norm:
@@ -151,19 +154,8 @@ class LlamaFamilyDecoder:
         self._positions += 1
         return logits
 
-    def _feed(
-        self,
-        tokens: Tensor,
-        rotary: Tensor,
-        bias: Tensor | None,
-        columns: int,
-        store: Callable[[Tensor, Tensor], object],
-    ) -> Tensor:
-        """Logits (rows, V) after one token a row, which attends to ``columns`` of the cache.
-
-        Args:
-            store: puts the keys and values (2, rows, key heads, D) of the tokens into the cache of a layer.
-        """
+    def _feed(self, tokens: Tensor, rotary: Tensor, bias: Tensor | None, columns: int, store: Store) -> Tensor:
+        """Logits (rows, V) after one token a row, which attends to ``columns`` of the cache."""
         x = F.embedding(tokens, self._embedding)  # (rows, H)
         for layer, cache in zip(self._layers, self._cache, strict=True):
             heads = self._project(layer, x, rotary)  # (rows, heads, D)
