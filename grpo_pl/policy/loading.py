@@ -53,9 +53,9 @@ class PolicyConfig:
             raise ValueError("policy.from_scratch needs a `model_type`, such as qwen2 or llama.")
 
 
-def load_tokenizer(policy: PolicyConfig, path: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer of ``policy``, or the one saved under ``path``. It always has a padding token."""
-    source = path or policy.path
+def load_tokenizer(policy: PolicyConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of ``policy``. It always has a padding token."""
+    source = policy.path
     if source is None:
         assert policy.characters != FROM_DATA, "grpo_pl.training.vocabulary collects them first"
         return character_tokenizer(policy.tags, CHARACTERS if policy.characters is None else policy.characters)
