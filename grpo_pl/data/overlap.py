@@ -33,43 +33,38 @@ class Overlap:
         )
 
 
-def find_overlaps(
-    train: Iterable[Problem], held_out: Mapping[str, Sequence[Problem]], *, words: int = WORDS
-) -> dict[str, Overlap]:
+def find_overlaps(train: Iterable[Problem], held_out: Mapping[str, Sequence[Problem]]) -> dict[str, Overlap]:
     """Compares every held-out problem with all training problems, set by set.
 
     The training problems may be a stream; what stays in memory is a number for each n-gram that is held out.
-    Questions shorter than ``words`` can only repeat as a whole.
-
-    Args:
-        words: length of an n-gram in words; numbers and punctuation marks are words of their own.
+    Numbers and punctuation marks are words of their own; questions of fewer than ``WORDS`` can only repeat as a whole.
     """
     everything = [prompt.question for prompts in held_out.values() for prompt in prompts]
     whole = {normal_question(question) for question in everything}
-    grams = {gram for question in everything for gram in n_grams(question, words)}
+    grams = {gram for question in everything for gram in n_grams(question)}
     repeated: set[str] = set()
     shared: set[int] = set()
     for prompt in train:
         question = normal_question(prompt.question)
         if question in whole:
             repeated.add(question)
-        shared |= grams & n_grams(prompt.question, words)
-    return {name: _overlap(prompts, repeated, shared, words) for name, prompts in held_out.items()}
+        shared |= grams & n_grams(prompt.question)
+    return {name: _overlap(prompts, repeated, shared) for name, prompts in held_out.items()}
 
 
-def n_grams(question: str, words: int) -> set[int]:
-    """All runs of ``words`` words of a question, as hashes."""
+def n_grams(question: str) -> set[int]:
+    """All runs of ``WORDS`` words of a question, as hashes."""
     split = _WORD.findall(question.casefold())
-    return {hash(run) for run in zip(*(split[start:] for start in range(words)), strict=False)}
+    return {hash(run) for run in zip(*(split[start:] for start in range(WORDS)), strict=False)}
 
 
-def _overlap(prompts: Sequence[Problem], repeated: Set[str], shared: Set[int], words: int) -> Overlap:
+def _overlap(prompts: Sequence[Problem], repeated: Set[str], shared: Set[int]) -> Overlap:
     is_repeat = [normal_question(prompt.question) in repeated for prompt in prompts]
     others = [prompt for prompt, repeat in zip(prompts, is_repeat, strict=True) if not repeat]
     return Overlap(
         held_out=len(prompts),
         repeated=[prompt for prompt, repeat in zip(prompts, is_repeat, strict=True) if repeat],
-        alike=[prompt for prompt in others if shared & n_grams(prompt.question, words)],
+        alike=[prompt for prompt in others if shared & n_grams(prompt.question)],
     )
 
 

@@ -48,30 +48,25 @@ class GeneratedPrompts(PromptSource):
         """What to change where there are too few problems."""
 
     def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
-        found = self._distinct("train", step, attempt, count=count)
-        return self._enough(found, "train", count)
+        return self._distinct("train", step, attempt, count=count, least=count)
 
     def validation(self, count: int | None = None) -> list[Problem]:
-        found = self._distinct("val", count=ALL if count is None else count)
-        return self._enough(found, "val", 1 if count is None else count)
+        return self._distinct("val", count=ALL if count is None else count, least=1 if count is None else count)
 
-    def _distinct(self, split: Literal["train", "val"], *place: int, count: int) -> list[Problem]:
+    def _distinct(self, split: Literal["train", "val"], *place: int, count: int, least: int) -> list[Problem]:
         found: dict[int, Problem] = {}
         for problem in self.candidates(split, *place, count=count):
             if self.is_held_out(problem) == (split == "val"):
                 found.setdefault(problem.id, problem)
             if len(found) == count:
                 break
+        if len(found) < least:
+            raise ValueError(
+                f"only {len(found)} different {split} problems found where {least} were asked for: "
+                f"{self.how_to_get_more()}"
+            )
         return list(found.values())
 
     def is_held_out(self, problem: Problem) -> bool:
         """Whether a problem belongs to the held-out ones."""
         return row_key(self.seed, "split", *self.identity(problem)) % HELD_OUT_SHARE == 0
-
-    def _enough(self, found: list[Problem], split: str, count: int) -> list[Problem]:
-        if len(found) < count:
-            raise ValueError(
-                f"only {len(found)} different {split} problems found where {count} were asked for: "
-                f"{self.how_to_get_more()}"
-            )
-        return found
