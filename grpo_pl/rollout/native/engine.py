@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -71,7 +70,8 @@ class NativeEngine(PlainEngine):
             if not any(alive):
                 break
             if not all(alive):
-                rows, tokens = _drop_finished(decoder, rows, tokens, alive)
+                kept = torch.tensor(decoder.keep(alive), device=rows.device)
+                rows, tokens = rows[kept], tokens[kept]
             logits = decoder.step(tokens)
         return completion_ids[:, : position + 1], logprobs[:, : position + 1]
 
@@ -93,15 +93,3 @@ class NativeEngine(PlainEngine):
         if line not in self._said:
             self._said.add(line)
             log.info(line)
-
-
-def _drop_finished(
-    decoder: LlamaFamilyDecoder, rows: Tensor, tokens: Tensor, alive: Sequence[bool]
-) -> tuple[Tensor, Tensor]:
-    """Fills the places of finished rows with live ones from the end, so that only those are copied."""
-    kept = sum(alive)
-    holes = torch.tensor([i for i in range(kept) if not alive[i]], dtype=torch.int64, device=rows.device)
-    movers = torch.tensor([i for i in range(kept, len(alive)) if alive[i]], dtype=torch.int64, device=rows.device)
-    decoder.drop(holes, movers, kept)
-    rows[holes], tokens[holes] = rows[movers], tokens[movers]
-    return rows[:kept], tokens[:kept]

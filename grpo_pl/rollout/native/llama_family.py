@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,17 +167,27 @@ class LlamaFamilyDecoder:
             self._feed_forward(layer, x)
         return self._logits(x)
 
-    def drop(self, holes: Tensor, movers: Tensor, live: int) -> None:
-        """Keeps ``live`` rows: those at ``movers`` move to ``holes``, then everything from row ``live`` on is gone."""
-        if len(holes) == 0:
-            self._positions = self._positions[:live]
-            return
-        for cache in self._cache:
-            cache[:, holes, :, : self._column] = cache[:, movers, :, : self._column]
-        self._positions[holes] = self._positions[movers]
-        self._positions = self._positions[:live]
-        if self._bias is not None:
-            self._bias[holes] = self._bias[movers]
+    def keep(self, alive: Sequence[bool]) -> list[int]:
+        """Removes the rows that are not alive and returns, for each that is left, the number it had before."""
+        order = self._compact(alive, self._bias, self._column)
+        self._positions = self._positions[order]
+        return order
+
+    def _compact(self, alive: Sequence[bool], bias: Tensor | None, columns: int) -> list[int]:
+        """Live rows from the end take the places of those that have ended, so that only they are copied; `keep`."""
+        kept = sum(alive)
+        holes = [i for i in range(kept) if not alive[i]]
+        movers = [i for i in range(kept, len(alive)) if alive[i]]  # as many as there are holes
+        order = list(range(kept))
+        if holes:
+            to, source = torch.tensor([holes, movers], device=self._embedding.device)
+            for cache in self._cache:
+                cache[:, to, :, :columns] = cache[:, source, :, :columns]
+            if bias is not None:
+                bias[to] = bias[source]
+            for hole, mover in zip(holes, movers, strict=True):
+                order[hole] = mover
+        return order
 
     def _prefill(self, ids: Tensor, mask: Tensor, owners: Tensor, *, first: int) -> Tensor:
         """Last hidden states (prompts, H) of one slice of the prompts, whose rows get their keys and values."""

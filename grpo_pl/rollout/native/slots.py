@@ -92,19 +92,7 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         return logits
 
     def keep(self, alive: Sequence[bool]) -> list[int]:
-        """Removes the rows that are not alive and returns, for each that is left, the number it had before."""
-        kept = sum(alive)
-        holes = [i for i in range(kept) if not alive[i]]
-        movers = [i for i in range(kept, len(alive)) if alive[i]]  # as many as there are holes
-        order = list(range(kept))
-        if holes:
-            longest = max(self._lengths[mover] for mover in movers)
-            to, source = torch.tensor([holes, movers], device=self._embedding.device)
-            for cache in self._cache:
-                cache[:, to, :, :longest] = cache[:, source, :, :longest]
-            self._attention_bias[to] = self._attention_bias[source]
-            for hole, mover in zip(holes, movers, strict=True):
-                order[hole] = mover
+        order = self._compact(alive, self._attention_bias, max(self._lengths))
         self._lengths = [self._lengths[i] for i in order]
         return order
 
