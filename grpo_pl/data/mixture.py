@@ -39,18 +39,16 @@ class MixturePrompts(PromptSource):
         unknown = sorted(self.weights.keys() - self.parts.keys())
         if unknown:
             raise ValueError(f"weights has {unknown[0]!r}, which is not a part; the parts are {sorted(self.parts)}.")
-        nested = [name for name, source in self.parts.items() if isinstance(source, MixturePrompts)]
-        if nested:
-            raise ValueError(f"part {nested[0]!r} is a mixture itself: list its parts here instead.")
-        learners = [name for name, source in self.parts.items() if type(source).observe is not PromptSource.observe]
-        if learners:
-            raise ValueError(
-                f"part {learners[0]!r} chooses by what was solved, which it would not be told: put the mixture into a "
-                "CurriculumPrompts instead."
-            )
-        bad = [name for name in self.parts if not (math.isfinite(self._weight(name)) and self._weight(name) > 0)]
-        if bad:
-            raise ValueError(f"weight of {bad[0]!r} must be a positive number, got {self._weight(bad[0])}.")
+        for name, source in self.parts.items():
+            if isinstance(source, MixturePrompts):
+                raise ValueError(f"part {name!r} is a mixture itself: list its parts here instead.")
+            if type(source).observe is not PromptSource.observe:
+                raise ValueError(
+                    f"part {name!r} chooses by what was solved, which it would not be told: put the mixture into a "
+                    "CurriculumPrompts instead."
+                )
+            if not 0.0 < self._weight(name) < math.inf:
+                raise ValueError(f"weight of {name!r} must be a positive number, got {self._weight(name)}.")
 
     def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         chosen = [
