@@ -23,33 +23,6 @@ ProgressFn = Callable[[int, int], None]
 """Called as ``progress(tokens_drawn, completions_finished)`` now and then while an engine works."""
 
 
-class StopWatch:
-    """Looks for stop strings in rows that grow token by token.
-
-    Args:
-        stops: what to look for; None finds nothing.
-        rows: how many rows there are.
-        min_tokens: a string that is complete within this many tokens ends nothing.
-    """
-
-    def __init__(self, stops: StopStrings | None, rows: int, *, min_tokens: int = 0) -> None:
-        self.lengths = [0] * rows
-        """Tokens of each row up to its stop string; 0 where none was found."""
-        watched = [] if stops is None else [stops] * rows
-        self._streams = [TextStream(s.tokenizer, s.texts, prefix=s.prefix, min_tokens=min_tokens) for s in watched]
-
-    def __bool__(self) -> bool:
-        return bool(self._streams)
-
-    def found(self, row: int, token: int) -> bool:
-        """Takes the next token of a row; whether that completes a stop string."""
-        stream = self._streams[row]
-        stream.push([token])
-        if stream.stopped:
-            self.lengths[row] = len(stream.tokens)
-        return stream.stopped
-
-
 class RolloutEngine(ABC):
     """Draws completions from a policy. An engine holds no weights of its own between calls."""
 
@@ -108,11 +81,15 @@ class PolicyDiverged(ValueError):
 
 
 class DecodeMonitor:
-    """What is asked and told between two tokens: whether to stop, which rows have ended, how far the work is."""
+    """What is asked and told between two tokens: whether to stop, which rows have ended, how far the work is.
+
+    Args:
+        texts: the text of each row, where a stop string may end it; else empty.
+    """
 
     def __init__(
         self,
-        ends: StopWatch,
+        texts: Sequence[TextStream],
         sampling: SamplingParams,
         *,
         eos: Sequence[int],
@@ -120,7 +97,7 @@ class DecodeMonitor:
         progress: ProgressFn | None,
         should_stop: Callable[[], bool] | None,
     ) -> None:
-        self.sampling, self.eos, self.pad, self._ends = sampling, set(eos), pad, ends
+        self.sampling, self.eos, self.pad, self._texts = sampling, set(eos), pad, texts
         self._progress, self._should_stop = progress, should_stop
         self._tokens = self._finished = 0
 
@@ -130,13 +107,14 @@ class DecodeMonitor:
 
     def alive(self, tokens: Tensor, rows: Tensor, *, last: bool) -> list[bool]:
         """Which of ``rows`` go on after drawing ``tokens``."""
-        if self._ends:
-            drawn = list(zip(rows.tolist(), tokens.tolist(), strict=True))
-            alive = [not self._ends.found(row, token) and token not in self.eos and not last for row, token in drawn]
-        elif last or not self.eos:
+        if last or not (self.eos or self._texts):
             alive = [not last] * len(tokens)
         else:
             alive = [token not in self.eos for token in tokens.tolist()]
+        if self._texts:
+            for i, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
+                self._texts[row].push([token])
+                alive[i] &= not self._texts[row].stopped
         self._tokens += len(alive)
         self._finished += len(alive) - sum(alive)
         if self._progress is not None:
@@ -191,14 +169,14 @@ def assemble(
     drawn: Sequence[tuple[Tensor, Tensor]],
     eos_token_ids: Sequence[int],
     pad_token_id: int,
-    stop_lengths: Sequence[int],
+    texts: Sequence[TextStream],
 ) -> Rollout:
     """One rollout from chunks of consecutive rows: (tokens, log-probabilities), both (rows, T) with T per chunk.
 
     What follows a row's first EOS is arbitrary and is masked here.
 
     Args:
-        stop_lengths: tokens of each row up to a stop string, 0 where it has none.
+        texts: the text of each row, which a stop string may have ended; empty where there are none.
 
     Raises:
         PolicyDiverged: a log-probability is NaN or infinite.
@@ -207,9 +185,9 @@ def assemble(
     completion_ids = torch.cat([_widen(tokens, width, pad_token_id) for tokens, _ in drawn])  # (B, T)
     kept = completion_mask(completion_ids, eos_token_ids)
     kept &= torch.cat([_widen(torch.ones_like(tokens, dtype=torch.bool), width, False) for tokens, _ in drawn])
-    if any(stop_lengths):
-        ends = torch.tensor(stop_lengths, device=kept.device).unsqueeze(1)  # (B, 1)
-        kept &= (ends == 0) | (torch.arange(width, device=kept.device) < ends)
+    for row, text in enumerate(texts):
+        if text.stopped:
+            kept[row, len(text.tokens) :] = False
     logprobs = torch.cat([_widen(chunk, width, 0.0) for _, chunk in drawn]).masked_fill(~kept, 0.0)  # (B, T)
     if not logprobs.isfinite().all():
         raise PolicyDiverged(
@@ -225,8 +203,8 @@ def assemble(
         completion_mask=kept,
         sampling_logprobs=logprobs,
         finish_reasons=[
-            "stop" if length or token in eos_token_ids else "length"
-            for length, token in zip(stop_lengths, last, strict=True)
+            "stop" if token in eos_token_ids or (texts and texts[row].stopped) else "length"
+            for row, token in enumerate(last)
         ],
     )
 

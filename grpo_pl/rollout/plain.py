@@ -16,12 +16,12 @@ from grpo_pl.rollout.engine import (
     DecodeMonitor,
     ProgressFn,
     RolloutEngine,
-    StopWatch,
     assemble,
     check_request,
     pad_left,
     row_keys,
 )
+from grpo_pl.rollout.texts import TextStream
 from grpo_pl.types import Rollout, SampleKey, SamplingParams
 
 if TYPE_CHECKING:
@@ -52,19 +52,19 @@ class PlainEngine(RolloutEngine):
         device = model.device
         ids, mask = (tensor.to(device) for tensor in pad_left(prompt_ids, pad_token_id))  # (P, S)
         owners = torch.arange(len(prompt_ids), device=device).repeat_interleave(group_size)  # (B,)
-        keyed = torch.tensor(row_keys(keys), dtype=torch.int64, device=device)  # (B,)
-        ends = StopWatch(stops, len(owners))
+        names = row_keys(keys)
+        texts = [] if stops is None else [TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix) for _ in names]
         monitor = DecodeMonitor(
-            ends, sampling, eos=eos_token_ids, pad=pad_token_id, progress=progress, should_stop=should_stop
+            texts, sampling, eos=eos_token_ids, pad=pad_token_id, progress=progress, should_stop=should_stop
         )
         return assemble(
             group_size=group_size,
             prompt_ids=ids[owners],
             prompt_mask=mask[owners],
-            drawn=self._draw(model, ids, mask, owners, keyed, monitor),
+            drawn=self._draw(model, ids, mask, owners, torch.tensor(names, device=device), monitor),
             eos_token_ids=eos_token_ids,
             pad_token_id=pad_token_id,
-            stop_lengths=ends.lengths,
+            texts=texts,
         )
 
     def _draw(

@@ -12,9 +12,9 @@ from torch import Tensor
 from grpo_pl.functional.sampling import draw_tokens, truncate_logits, uniforms
 from grpo_pl.policy.loading import eos_ids
 from grpo_pl.policy.stop_strings import StopStrings
-from grpo_pl.rollout.engine import StopWatch
 from grpo_pl.rollout.native.slots import slot_decoder
 from grpo_pl.rollout.processors import LogitOptions, LogitProcessor, TokenMask
+from grpo_pl.rollout.texts import TextStream
 from grpo_pl.types import FinishReason, SamplingParams
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class _Row:
     key: int
     ends: frozenset[int]  # tokens that end it
     processor: LogitProcessor | None
-    watch: StopWatch | None = None
+    text: TextStream | None = None  # where a stop string may end it
     drawn: int = 0
     uniforms: list[float] = field(default_factory=list)  # one number per position, of the block that it is in
 
@@ -152,10 +152,10 @@ class ContinuousBatch:
             return LogitProcessor(changes, prompt_ids, ends=ends, temperature=temperature, mask=mask)
 
         rows = [_Row(self._next_sequence + i, options, key, ends, processor(i)) for i, key in enumerate(keys)]
-        if self._stops is not None and not options.ignore_eos:
+        if (stops := self._stops) is not None and not options.ignore_eos:
             least = 0 if options.logits is None else options.logits.min_tokens
             for row in rows:
-                row.watch = StopWatch(self._stops, 1, min_tokens=least)
+                row.text = TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix, min_tokens=least)
         self._next_sequence += len(rows)
         self._joining.append(_Joining(prompt_ids, rows))
         return [row.sequence for row in rows]
@@ -271,7 +271,9 @@ def _advance(row: _Row, token: int) -> FinishReason | None:
     row.drawn += 1
     if row.processor is not None:
         row.processor.accept(token)
-    if token in row.ends or (row.watch and row.watch.found(0, token)):
+    if row.text is not None:
+        row.text.push([token])
+    if token in row.ends or (row.text is not None and row.text.stopped):
         return "stop"
     return "length" if row.drawn == row.options.sampling.max_completion_length else None
 
