@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.stop_strings import StopStrings
@@ -145,13 +146,10 @@ def check_request(prompt_ids: Sequence[Sequence[int]], keys: Sequence[Sequence[S
 
 def pad_left(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
     """(ids, mask), both (len(rows), S), the rows ending at the right edge."""
-    width = max(len(row) for row in rows)
-    ids = torch.full((len(rows), width), pad, dtype=torch.int64)
-    mask = torch.zeros((len(rows), width), dtype=torch.bool)
-    for i, row in enumerate(rows):
-        ids[i, width - len(row) :] = torch.as_tensor(row, dtype=torch.int64)
-        mask[i, width - len(row) :] = True
-    return ids, mask
+    given = [torch.as_tensor(row, dtype=torch.int64) for row in rows]
+    ids = pad_sequence(given, batch_first=True, padding_value=pad, padding_side="left")
+    real = [torch.ones_like(row, dtype=torch.bool) for row in given]
+    return ids, pad_sequence(real, batch_first=True, padding_side="left")
 
 
 def completion_mask(completion_ids: Tensor, eos_token_ids: Sequence[int]) -> Tensor:
