@@ -52,10 +52,10 @@ def find_overlaps(train: Iterable[Problem], held_out: Mapping[str, Sequence[Prob
     return {name: _overlap(prompts, repeated, shared) for name, prompts in held_out.items()}
 
 
-def n_grams(question: str) -> set[int]:
-    """All runs of ``WORDS`` words of a question, as hashes."""
+def n_grams(question: str, words: int = WORDS) -> set[int]:
+    """All runs of ``words`` words of a question, as hashes."""
     split = _WORD.findall(question.casefold())
-    return {hash(run) for run in zip(*(split[start:] for start in range(WORDS)), strict=False)}
+    return {hash(run) for run in zip(*(split[start:] for start in range(words)), strict=False)}
 
 
 def _overlap(prompts: Sequence[Problem], repeated: Set[str], shared: Set[int]) -> Overlap:
