@@ -20,8 +20,9 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     All coroutines of a process share one loop, so that what they keep between calls, such as the connections of a
     client, lives on.
     """
-    loop = _loop(os.getpid())  # a forked process has none of its parent's threads
-    if _running_loop() is loop:  # called by a coroutine of ours: the loop cannot wait for itself
+    with _starting:
+        loop, thread = _start_loop(os.getpid())  # a forked process has none of its parent's threads
+    if threading.current_thread() is thread:  # called by a coroutine of ours: the loop cannot wait for itself
         return in_thread(lambda: asyncio.run(coroutine)).result()
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
@@ -49,8 +50,7 @@ def in_thread(call: Callable[[], T]) -> Future[T]:
 def call_together(calls: Sequence[tuple[bool, Callable[[], T]]]) -> list[T]:
     """The results of ``calls``, in order: those marked as waiting run beside each other and beside the others, which
     run one after the other in this thread."""
-    together = sum(waits for waits, _ in calls) > 0 and len(calls) > 1
-    started = [in_thread(call) if waits and together else None for waits, call in calls]
+    started = [in_thread(call) if waits and len(calls) > 1 else None for waits, call in calls]
     here = [call() if future is None else None for future, (_, call) in zip(started, calls, strict=True)]
     return [
         result if future is None else future.result()  # type: ignore[misc]
@@ -58,23 +58,12 @@ def call_together(calls: Sequence[tuple[bool, Callable[[], T]]]) -> list[T]:
     ]
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
 _starting = threading.Lock()
 
 
-def _loop(process: int) -> asyncio.AbstractEventLoop:
-    with _starting:
-        return _start_loop(process)
-
-
 @cache
-def _start_loop(process: int) -> asyncio.AbstractEventLoop:
+def _start_loop(process: int) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="async rewards", daemon=True).start()
-    return loop
+    thread = threading.Thread(target=loop.run_forever, name="async rewards", daemon=True)
+    thread.start()
+    return loop, thread

@@ -21,6 +21,8 @@ Status = Literal[
     "too_long",  # the answer is larger than anything worth judging
     "unavailable",  # a judge, model or worker could not be reached: the completion is not to blame
 ]
+Columns = Mapping[str, Sequence[Any]]
+"""Further columns of a batch of rows, each with one value per completion."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,8 @@ class RewardFailed(RuntimeError):
     """The state after the last completed rollout, where one was completed."""
 
     def __str__(self) -> str:
-        saved = self.last_checkpoint
-        return super().__str__() + (
-            f". Saved: {saved}; --resume goes on once it is mended." if saved is not None else ""
-        )
+        saved = self.last_checkpoint and f". Saved: {self.last_checkpoint}; --resume goes on once it is mended."
+        return super().__str__() + (saved or "")
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)  # a subclass that is none keeps its own constructor
@@ -113,9 +113,7 @@ class Reward(ABC):
         return any(reward.asynchronous for reward in held_by(self))
 
     @abstractmethod
-    def __call__(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[Score]:
+    def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         """Scores ``completions[i]`` (prefilled text such as ``<think>`` included) against ``answers[i]``.
 
         Args:
@@ -164,11 +162,16 @@ class PerCompletionReward(Reward):
     def score(self, completion: str, gold: str) -> Score:
         """The score of one completion against a gold answer without fault."""
 
-    def __call__(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[Score]:
+    def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         rows = zip(completions, answers, self.gold_faults(answers), strict=True)
         return [Score(None, "bad_gold", fault) if fault else self.score(text, gold) for text, gold, fault in rows]
+
+
+class TextAnswerReward(PerCompletionReward):
+    """Looks for the text of the gold answer, which must not be empty."""
+
+    def gold_faults(self, golds: Sequence[str]) -> list[str]:
+        return ["" if gold.strip() else "empty" for gold in golds]
 
 
 def correctness_index(rewards: Sequence[Reward]) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_pl.functional.exact_sums import total_reward
 from grpo_pl.rewards.background import call_together
-from grpo_pl.rewards.base import MissingColumn, Reward, Score, correctness_index
+from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score, correctness_index
 from grpo_pl.rewards.notes import Notes, pick
 from grpo_pl.rewards.process import ProcessReward
 
@@ -88,7 +88,7 @@ def score_completions(
     *,
     completions: Sequence[str],
     answers: Sequence[str],
-    columns: Mapping[str, Sequence[Any]],
+    columns: Columns,
     trainer_state: Callable[[], Any] | None = None,
 ) -> ScoredBatch:
     """Calls every reward once on the whole batch; asynchronous ones run together, beside the others.
@@ -110,36 +110,22 @@ def score_completions(
     return ScoredBatch(rewards=rewards, scores=scores, extra=notes.extra, metrics=notes.metrics)
 
 
-def score_one(
-    reward: Reward, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-) -> list[Score]:
+def score_one(reward: Reward, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
     """One reward's scores; see `score_completions`."""
     try:
-        row = _called(reward, completions, answers, columns)
+        row = reward(completions, answers, columns)
         _check_scores(reward, row, len(completions))
     except MissingColumn:  # the fault of the rows
         raise
     except Exception as error:  # a user's code may raise anything
+        if not getattr(error, "__notes__", None):
+            error.add_note(f"raised by the reward {reward.name!r}")
         if reward.on_error == "raise":
             raise
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         warnings.warn(f"reward {reward.name!r} failed and scores None (on_error: none): {problem}", stacklevel=2)
         return [Score(None, "unavailable", problem)] * len(completions)
     return row
-
-
-def _called(
-    reward: Reward, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-) -> list[Score]:
-    try:
-        return reward(completions, answers, columns)
-    except MissingColumn:
-        raise
-    except Exception as error:
-        note = f"raised by the reward {reward.name!r}"
-        if not getattr(error, "__notes__", None):
-            error.add_note(note)
-        raise
 
 
 def _check_scores(reward: Reward, row: list[Score], count: int) -> None:
@@ -166,10 +152,9 @@ def check_rewards(rewards: Sequence[Reward], *, steps_needed: bool = False) -> N
     if not rewards:
         raise ValueError("no rewards: give at least one under model.rewards, such as grpo_pl.rewards.MathReward.")
     names = Counter(reward.name for reward in rewards)
-    twice = [name for name, count in names.items() if count > 1]
-    if twice:
-        raise ValueError(f"two rewards are named {twice[0]!r}: give each its own `name`.")
     for reward in rewards:
+        if names[reward.name] > 1:
+            raise ValueError(f"two rewards are named {reward.name!r}: give each its own `name`.")
         if reward.on_error not in ("raise", "none"):
             raise ValueError(f"reward {reward.name!r} has on_error {reward.on_error!r}: give raise or none.")
         if not math.isfinite(reward.weight):

@@ -61,6 +61,11 @@ def answer_block(completion: str) -> str | None:
     return None if start < 0 else completion[start + len("<answer>") :].split("</answer>", 1)[0]
 
 
+def boxed_or_block(completion: str) -> str:
+    r"""What the last ``\boxed{…}`` holds, else the last ``<answer>``; empty if there is neither."""
+    return last_boxed(completion) or answer_block(completion) or ""
+
+
 def is_one_box(text: str) -> bool:
     r"""Whether ``text`` is a single ``\boxed{…}`` with balanced braces, and nothing but white space around it."""
     stripped = text.strip()
@@ -135,10 +140,7 @@ class FormatReward(PerCompletionReward):
         failures = format_failures(completion, require_box=self.require_box, allow_text=self.allow_text)
         if not failures:
             return Score(1.0, "ok")
-        value = self._partial(completion, failures) if self.partial else 0.0
-        return Score(value, "no_answer" if "no answer" in failures else "wrong", ", ".join(failures))
-
-    @staticmethod
-    def _partial(completion: str, failures: list[Failure]) -> float:
         lost = not _IN_THE_ANSWER.isdisjoint(failures)
-        return max(0.0, (_tags_in_place(completion, nothing_outside=True) - lost) / 4)
+        tags = _tags_in_place(completion, nothing_outside=True)
+        value = max(0.0, (tags - lost) / 4) if self.partial else 0.0
+        return Score(value, "no_answer" if "no answer" in failures else "wrong", ", ".join(failures))

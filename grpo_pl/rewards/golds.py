@@ -40,19 +40,14 @@ def check_golds(reward: Reward, golds: Sequence[str], *, cache_folder: Path | No
     faults = dict(zip(distinct, reward.gold_faults(distinct), strict=True))
     bad = [BadGold(row, gold, faults[gold]) for row, gold in enumerate(golds) if faults[gold]]
     if file is not None:
-        _remember(file, bad)
+        with suppress(OSError), staged(file, shared=True) as staging:  # a next start without it takes a moment longer
+            staging.write_text(json.dumps({"faults": [(b.row, b.fault) for b in bad]}), encoding="utf-8")
     return bad
 
 
 def needs_golds(reward: Reward) -> bool:
     """Whether ``reward``, or one inside it, finds fault with a gold answer that is not there."""
     return bool(reward.gold_faults([""])[0]) or any(map(needs_golds, held_by(reward)))
-
-
-def _remember(file: Path, bad: Sequence[BadGold]) -> None:
-    """A cache that cannot be written costs the next start a moment."""
-    with suppress(OSError), staged(file, shared=True) as staging:
-        staging.write_text(json.dumps({"faults": [(b.row, b.fault) for b in bad]}), encoding="utf-8")
 
 
 def describe_bad_golds(bad: Sequence[BadGold], total: int) -> str:

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from grpo_pl.functional.choices import check_choice
 from grpo_pl.rewards.base import PerCompletionReward, Score
 
 Language = Literal["en", "de", "fr", "es", "zh", "ja", "ko", "ru", "ar", "el", "he", "hi", "th"]
 _LATIN = frozenset({"LATIN"})
 _SCRIPTS: dict[str, frozenset[str]] = {
-    "en": _LATIN,
-    "de": _LATIN,
-    "fr": _LATIN,
-    "es": _LATIN,
+    **dict.fromkeys(("en", "de", "fr", "es"), _LATIN),
     "zh": frozenset({"CJK"}),
     "ja": frozenset({"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"}),
     "ko": frozenset({"HANGUL"}),
@@ -107,8 +105,7 @@ class LanguageConsistencyReward(PerCompletionReward):
     """Target language, by its ISO 639-1 code."""
 
     def __post_init__(self) -> None:
-        if self.language not in _SCRIPTS:
-            raise ValueError(f"language must be one of {sorted(_SCRIPTS)}, got {self.language!r}.")
+        check_choice("language", self.language, Language)
 
     def score(self, completion: str, gold: str) -> Score:
         scripts = words_by_script(completion)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from grpo_pl.rewards.base import MissingColumn, Reward, Score
+from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
 
 
 def overlong_punishment(length: int, *, max_length: int, cache_length: int) -> float:
@@ -84,9 +84,7 @@ class LengthReward(Reward):
     def needs(self) -> frozenset[str]:
         return super().needs | {"completion_length"}
 
-    def __call__(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[Score]:
+    def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         if "completion_length" not in columns:
             raise MissingColumn(
                 f"reward {self.name!r} needs the column 'completion_length' (tokens of each completion); "
@@ -97,10 +95,14 @@ class LengthReward(Reward):
             scores = self.correct(completions, answers, columns)
             return [self._cosine(n, score) for n, score in zip(lengths, scores, strict=True)]
         if self.shape == "overlong":
-            return [self._overlong(n) for n in lengths]
+            values = [
+                overlong_punishment(n, max_length=self.max_length, cache_length=self.cache_length) for n in lengths
+            ]
+            return [_score(value, 0.0, f"{n} tokens") for n, value in zip(lengths, values, strict=True)]
         given = columns.get("token_budget", [self.max_length] * len(lengths))
         budgets = [self._tokens("token_budget", n, fewest=1) for n in given]
-        return [self._budget(n, budget) for n, budget in zip(lengths, budgets, strict=True)]
+        pairs = zip(lengths, budgets, strict=True)
+        return [_score(budget_share(n, budget=most), 1.0, f"{n} of {most} tokens") for n, most in pairs]
 
     def _tokens(self, column: str, value: Any, *, fewest: int) -> int:
         try:
@@ -120,13 +122,9 @@ class LengthReward(Reward):
         value = cosine_scale(length, max_length=self.max_length, at_start=start, at_end=end)
         return Score(value, "ok" if right else "wrong", f"{length} tokens")
 
-    def _overlong(self, length: int) -> Score:
-        value = overlong_punishment(length, max_length=self.max_length, cache_length=self.cache_length)
-        return Score(value, "ok" if value == 0.0 else "wrong", f"{length} tokens")
 
-    def _budget(self, length: int, budget: int) -> Score:
-        value = budget_share(length, budget=budget)
-        return Score(value, "ok" if value == 1.0 else "wrong", f"{length} of {budget} tokens")
+def _score(value: float, best: float, detail: str) -> Score:
+    return Score(value, "ok" if value == best else "wrong", detail)
 
 
 @dataclass(kw_only=True)
@@ -157,9 +155,7 @@ class RepetitionReward(Reward):
         if self.unit not in ("word", "character"):
             raise ValueError(f"unit must be 'word' or 'character', got {self.unit!r}.")
 
-    def __call__(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[Score]:
+    def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         shares = [repeated_share(completion, n=self.ngram, unit=self.unit) for completion in completions]
         return [Score(0.0 - self.max_penalty * s, "ok" if s == 0 else "wrong", f"{s:.0%} repeated") for s in shares]
 
@@ -212,8 +208,6 @@ def _twice(longest: int) -> re.Pattern[str]:
 
 def _repeated(units: Sequence[str], n: int) -> float:
     total = len(units) - n + 1
-    if total < 1:
-        return 0.0
-    if isinstance(units, str):
-        return 1.0 - len({units[i : i + n] for i in range(total)}) / total
-    return 1.0 - len({tuple(units[i : i + n]) for i in range(total)}) / total
+    runs = (units[i : i + n] for i in range(total))
+    distinct = set(runs if isinstance(units, str) else map(tuple, runs))
+    return 1.0 - len(distinct) / total if total > 0 else 0.0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from grpo_pl.rewards.background import call_together
-from grpo_pl.rewards.base import MissingColumn, Reward, Score
+from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
 from grpo_pl.rewards.batch import score_one
 from grpo_pl.rewards.notes import page_of
 
@@ -30,9 +29,7 @@ class PerSource(Reward):
         if not self.rewards:
             raise ValueError(f"reward {self.name!r} has no `rewards`: give one for each source.")
 
-    def __call__(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[Score]:
+    def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         sources = columns.get("source", [""] * len(completions))
         unknown = sorted(set(sources) - self.rewards.keys())
         if unknown:
@@ -53,9 +50,7 @@ class PerSource(Reward):
                 )
 
         found = call_together([(self.rewards[name].asynchronous, partial(score, name)) for name in parts])
-        scores = {
-            row: one
-            for rows, part in zip(parts.values(), found, strict=True)
-            for row, one in zip(rows, part, strict=True)
-        }
+        scores: dict[int, Score] = {}
+        for rows, part in zip(parts.values(), found, strict=True):
+            scores.update(zip(rows, part, strict=True))
         return [scores[row] for row in range(len(completions))]

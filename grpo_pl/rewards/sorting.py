@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from grpo_pl.functional.choices import check_choice
 from grpo_pl.rewards.base import PerCompletionReward, Score
 from grpo_pl.rewards.format import after_thinking, answer_block
 from grpo_pl.rewards.mathematics.answer_text import MAX_DIGIT_RUN, last_boxed
 
+Credit = Literal["distance", "inclusion_order", "inclusion_order_simple"]
 _SEPARATORS = re.compile(
     r"[\s,;，、；()\[\]{}<≤→~$]|->|\\[,;:! ()\[\]{}]|\\(?:leq?|lt|to|left|right|q?quad)(?![a-zA-Z])|(?<!\w)and(?!\w)"
 )
@@ -87,14 +89,11 @@ class SortingReward(PerCompletionReward):
 
     name: str = "sorting"
     """Key of this reward in metrics, tables and files."""
-    credit: Literal["distance", "inclusion_order", "inclusion_order_simple"] = "inclusion_order"
+    credit: Credit = "inclusion_order"
     """What earns points."""
 
     def __post_init__(self) -> None:
-        if self.credit not in ("distance", "inclusion_order", "inclusion_order_simple"):
-            raise ValueError(
-                f"credit must be 'distance', 'inclusion_order' or 'inclusion_order_simple', got {self.credit!r}."
-            )
+        check_choice("credit", self.credit, Credit)
 
     def gold_faults(self, golds: Sequence[str]) -> list[str]:
         return ["" if _gold_numbers(gold) else "no list of numbers" for gold in golds]

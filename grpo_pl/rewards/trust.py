@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo_pl.files.former_names import current_name
@@ -87,13 +87,9 @@ def _check(spec: Any, allowed: frozenset[str], what: str) -> None:
         if further or level > _LEVELS or not isinstance(arguments, Mapping):
             raise Untrusted(f"the {what} {class_path!r} has more than class_path and init_args: it needs {FLAG}.")
         for name, value in arguments.items():
-            _check_argument(class_path, str(name), value, what)
-
-
-def _check_argument(class_path: str, name: str, value: Any, what: str) -> None:
-    too_much = isinstance(value, int | float) and not isinstance(value, bool) and value > LIMITS.get(name, math.inf)
-    if too_much or not _is_plain(value):
-        raise Untrusted(f"the {what} {class_path!r} has {name}={_short(value)}: that needs {FLAG}.")
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if (number and value > LIMITS.get(str(name), math.inf)) or not _is_plain(value):
+                raise Untrusted(f"the {what} {class_path!r} has {name}={_short(value)}: that needs {FLAG}.")
 
 
 def _specs(value: Any, level: int = 0) -> Iterator[tuple[int, Any]]:
@@ -105,15 +101,14 @@ def _specs(value: Any, level: int = 0) -> Iterator[tuple[int, Any]]:
     if isinstance(arguments, Mapping):
         for name, inner in arguments.items():
             # where a class is expected, its bare name is one, too
-            if name in ("source", "correct") and inner is not None:
-                yield from _specs(inner, level + 1)
-            elif name in ("parts", "rewards") and inner is not None:
+            parts: Iterable[Any] = [inner]
+            if inner is None or name not in ("source", "correct", "parts", "rewards"):
+                parts = _named(inner, level)
+            elif name in ("parts", "rewards") and isinstance(inner, Mapping):
                 # anything but a mapping is refused: a text would be the name of a file with further classes
-                for part in inner.values() if isinstance(inner, Mapping) else [inner]:
-                    yield from _specs(part, level + 1)
-            else:
-                for part in _named(inner, level):
-                    yield from _specs(part, level + 1)
+                parts = inner.values()
+            for part in parts:
+                yield from _specs(part, level + 1)
 
 
 def _named(value: Any, level: int) -> Iterator[Any]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
-from grpo_pl.rewards.base import Reward, Score
-from grpo_pl.rewards.format import answer_block
-from grpo_pl.rewards.mathematics.answer_text import last_boxed
+from grpo_pl.rewards.base import Columns, Reward, Score
+from grpo_pl.rewards.format import boxed_or_block
 
 RIGHT, NO_ANSWER = 0, -1
 _COSTLY = frozenset({"timeout", "killed", "crashed", "too_long"})
@@ -19,7 +16,7 @@ def answer_classes(
     *,
     completions: Sequence[str],
     scores: Sequence[Score],
-    columns: Mapping[str, Sequence[Any]],
+    columns: Columns,
     group_size: int,
 ) -> list[int]:
     """Numbers the answers of each group, so that a majority can be counted: equal numbers are equal answers.
@@ -45,7 +42,7 @@ def answer_classes(
     number = 0
     while None in classes:
         number += 1
-        pairs = _Pairs()
+        pairs: list[tuple[int, int]] = []  # completions, and those whose answer stands in for the gold one
         for start in range(0, len(completions), group_size):
             undecided = [i for i in range(start, start + group_size) if classes[i] is None]
             if undecided:
@@ -55,43 +52,18 @@ def answer_classes(
                     if stated[i] == stated[first]:
                         classes[i] = number
                     elif judged[i] and judged[first]:
-                        pairs.add(i, first)
-        for i, same in zip(pairs.mine, pairs.same(reward, completions, stated, columns), strict=True):
-            classes[i] = number if same else None
+                        pairs.append((i, first))
+        mine = [i for i, _ in pairs]
+        picked = {name: [column[i] for i in mine] for name, column in columns.items()}
+        same = reward([completions[i] for i in mine], [stated[j] for _, j in pairs], picked) if pairs else []
+        for i, score in zip(mine, same, strict=True):
+            classes[i] = number if score.correct else None
     return [NO_ANSWER if answer is None else answer for answer in classes]
 
 
 def stated_answer(completion: str) -> str:
     r"""What a completion commits to: its last ``\boxed{…}``, else its last ``<answer>``, else all of it."""
-    return (last_boxed(completion) or answer_block(completion) or completion).strip()
-
-
-@dataclass
-class _Pairs:
-    """Completions to be compared with the answer of another one."""
-
-    mine: list[int] = field(default_factory=list)
-    other: list[int] = field(default_factory=list)
-
-    def add(self, mine: int, other: int) -> None:
-        self.mine.append(mine)
-        self.other.append(other)
-
-    def same(
-        self,
-        reward: Reward,
-        completions: Sequence[str],
-        stated: Sequence[str],
-        columns: Mapping[str, Sequence[Any]],
-    ) -> list[bool]:
-        if not self.mine:
-            return []
-        scores = reward(
-            [completions[i] for i in self.mine],
-            [stated[j] for j in self.other],
-            {name: [column[i] for i in self.mine] for name, column in columns.items()},
-        )
-        return [score.correct is True for score in scores]
+    return (boxed_or_block(completion) or completion).strip()
 
 
 def _known(score: Score) -> int | None:
