@@ -8,14 +8,14 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from grpo_pl.rewards.background import run_coroutine
-from grpo_pl.rewards.base import MissingColumn, Reward, Score
+from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
 from grpo_pl.rewards.notes import current_page
 
 
@@ -82,12 +82,6 @@ def _shown(function: str | Callable[..., Any]) -> str:
     return repr(f"{getattr(function, '__module__', '')}.{name}")
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    while isinstance(function, partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
 @dataclass(kw_only=True)
 class FunctionReward(Reward):
     """Calls ``function(prompts=…, completions=…, <columns by name>) -> list[float | None]``; its range is its own.
@@ -147,14 +141,15 @@ class FunctionReward(Reward):
 
     @property
     def asynchronous(self) -> bool:
-        return _is_async(self._call)
+        function = self._call
+        while isinstance(function, partial):
+            function = function.func
+        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
     def init_args(self) -> dict[str, Any]:
         return {**super().init_args(), "function": reference_of(self.function)}
 
-    def __call__(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[Score]:
+    def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         arguments = self._arguments(completions, answers, columns)
         try:
             values = self._call(**arguments)
@@ -165,9 +160,7 @@ class FunctionReward(Reward):
             raise
         return self._scores(list(values), len(completions))
 
-    def _arguments(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> dict[str, Any]:
+    def _arguments(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> dict[str, Any]:
         arguments: dict[str, Any] = {"answer": list(answers), **{k: list(v) for k, v in columns.items()}}
         arguments["completions"] = list(completions)
         if "prompt" in columns:
@@ -181,11 +174,9 @@ class FunctionReward(Reward):
                 asked = columns.get("question", columns["prompt"])
                 arguments["prompts"] = [[{"role": "user", "content": text}] for text in asked]
         page = current_page()
-        state = None if page is None else page.notes.trainer_state
         if self._takes_all or "trainer_state" in self._names:
-            arguments["trainer_state"] = None if state is None else state()
-        arguments["log_extra"] = _unread if page is None else page.log_extra
-        arguments["log_metric"] = _unread if page is None else page.log_metric
+            arguments["trainer_state"] = page.notes.trainer_state and page.notes.trainer_state()
+        arguments |= {"log_extra": page.log_extra, "log_metric": page.log_metric}
         missing = sorted(self._required - arguments.keys())
         if missing:
             raise MissingColumn(
@@ -214,7 +205,3 @@ class FunctionReward(Reward):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.__post_init__()
-
-
-def _unread(name: str, values: Any) -> None:
-    """``log_extra`` and ``log_metric`` where nobody reads what is noted."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,14 +25,9 @@ class Notes:
     metrics: dict[str, list[float]] = field(default_factory=dict)
     """Metric -> the values of all calls of ``log_metric``."""
 
-    @contextmanager
-    def taken(self) -> Iterator[None]:
+    def taken(self) -> AbstractContextManager[None]:
         """While the rewards run: what they note is noted here."""
-        token = _current.set(Page(self, range(self.rows)))  # threads of rewards get a copy of it
-        try:
-            yield
-        finally:
-            _current.reset(token)
+        return _opened(Page(self, range(self.rows)))
 
 
 @dataclass(frozen=True)
@@ -64,22 +60,24 @@ class Page:
             self.notes.metrics.setdefault(str(name), []).append(float(value))
 
 
-_current: ContextVar[Page | None] = ContextVar("grpo_pl_reward_notes", default=None)
+_UNREAD = Page(Notes(rows=0, kept=False), range(sys.maxsize))
+_current: ContextVar[Page] = ContextVar("grpo_pl_reward_notes", default=_UNREAD)
 
 
-def current_page() -> Page | None:
-    """Where the running reward writes; None where nobody reads it."""
+def current_page() -> Page:
+    """Where the running reward writes; nothing is kept where nobody reads it."""
     return _current.get()
 
 
-@contextmanager
-def page_of(rows: Sequence[int]) -> Iterator[None]:
+def page_of(rows: Sequence[int]) -> AbstractContextManager[None]:
     """While a reward sees only these of the completions that the reward around it sees."""
     page = _current.get()
-    if page is None:
-        yield
-        return
-    token = _current.set(Page(page.notes, [page.rows[row] for row in rows]))
+    return _opened(Page(page.notes, [page.rows[row] for row in rows]))
+
+
+@contextmanager
+def _opened(page: Page) -> Iterator[None]:
+    token = _current.set(page)  # threads of rewards get a copy of it
     try:
         yield
     finally:
