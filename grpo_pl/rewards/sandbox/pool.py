@@ -9,7 +9,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
 
 from grpo_pl.rewards.sandbox.worker_threads import Job, SandboxSettings, Verdict, WorkerStartError, WorkerThreads
 
@@ -27,11 +26,6 @@ class WorkerPool:
     Workers start on first use or with `start`, end when their parent ends, however it ends, and never import
     torch, so they may be started under CUDA, in daemonic processes and in data loader workers.
     """
-
-    _lock: threading.Lock
-    _threads: WorkerThreads | None
-    _cache: OrderedDict[Job, Verdict]
-    _finalizer: weakref.finalize[Any, WorkerPool]
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self.settings = settings or SandboxSettings()
@@ -56,7 +50,8 @@ class WorkerPool:
         waiting: dict[Job, Future[Verdict]] = {}
         verdicts: dict[Job, Verdict] = {}
         with self._lock:  # close() must not come between finding the threads and handing it a job
-            for job in sorted(dict.fromkeys(jobs), key=_danger, reverse=True):
+            # What may take long comes first, so that it does not begin when the other workers have nothing left.
+            for job in sorted(dict.fromkeys(jobs), key=lambda job: len(_GROWING.findall(job[1])), reverse=True):
                 if job in self._cache:
                     self._cache.move_to_end(job)
                     verdicts[job] = self._cache[job]
@@ -73,7 +68,7 @@ class WorkerPool:
     @property
     def kills(self) -> int:
         """Workers killed for ignoring the soft limit."""
-        return self._threads.counts["kills"] if self._threads is not None else 0
+        return self._threads.kills if self._threads is not None else 0
 
     @property
     def pids(self) -> list[int]:
@@ -98,30 +93,24 @@ class WorkerPool:
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._threads = None
-        self._cache = OrderedDict()
+        self._threads: WorkerThreads | None = None
+        self._cache: OrderedDict[Job, Verdict] = OrderedDict()
 
     def _after_fork(self) -> None:
-        """Leaves the parent's workers to the parent: this process has copies of their pipes, and no threads."""
+        """Leaves the parent's workers to the parent: this process has copies of their links, and no threads."""
         threads = self._threads
         self._forget()
         if threads is not None:
             self._finalizer.detach()
             for worker in threads.workers:
                 if worker is not None:
-                    worker.drop_pipes()
+                    worker.link.close()
 
     def __getstate__(self) -> SandboxSettings:
         return self.settings
 
     def __setstate__(self, settings: SandboxSettings) -> None:
         self.__init__(settings)  # type: ignore[misc]
-
-
-def _danger(job: Job) -> int:
-    """How many powers, factorials and binomials an answer holds. What may take long comes first, so that it does not
-    begin when everything else is done and the other workers have nothing left."""
-    return len(_GROWING.findall(job[1]))
 
 
 def shared_pool(settings: SandboxSettings) -> WorkerPool:

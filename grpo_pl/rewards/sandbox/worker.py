@@ -1,8 +1,8 @@
 """The process that runs math-verify, or another judge, on untrusted answers; started by ``sandbox``, never imported.
 
-It speaks length-prefixed JSON: a settings object comes in first, ``{"ready": true}`` goes out, then one reply a job.
-A job is ``[gold, answer]``, both the text inside a box; a reply is ``{"status": …, "detail": …, "last": …}``, where
-``last`` says that the process ends itself after this job because its memory has grown too much.
+It speaks JSON over standard input, a socket: a settings object comes in first, ``{"ready": true}`` goes out, then one
+reply a job. A job is ``[gold, answer]``, both the text inside a box; a reply is ``{"status": …, "detail": …,
+"last": …}``, where ``last`` says that the process ends itself after this job because its memory has grown too much.
 
 Both limits count CPU seconds, so that a busy machine does not turn right answers into time-outs. The soft one raises
 an exception in Python code; the hard one ends the process, also where C code never looks for signals.
@@ -16,9 +16,8 @@ import json
 import os
 import resource
 import runpy
-import select
 import signal
-import struct
+from multiprocessing.connection import Connection
 from typing import Any
 
 IDLE_CHECK_S = 1.0
@@ -49,30 +48,6 @@ def _disarm() -> None:
             return
         except SoftLimit:
             continue
-
-
-def read_exactly(fd: int, count: int) -> bytes:
-    """``count`` bytes from ``fd``; raises ``EOFError`` when the other side has gone."""
-    parts = []
-    while count:
-        part = os.read(fd, count)
-        if not part:
-            raise EOFError
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
-def read_message(fd: int) -> Any:
-    (size,) = struct.unpack(">I", read_exactly(fd, 4))
-    return json.loads(read_exactly(fd, size))
-
-
-def write_message(fd: int, message: Any) -> None:
-    body = json.dumps(message).encode("ascii")
-    data = struct.pack(">I", len(body)) + body
-    while data:
-        data = data[os.write(fd, data) :]
 
 
 def _load_judge(file: str) -> Any:
@@ -131,24 +106,26 @@ def _run_job(judge: Any, job: list[str], settings: dict[str, Any]) -> dict[str, 
 
 def main() -> None:
     parent = os.getppid()
-    source, sink = os.dup(0), os.dup(1)
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, 0)
-    os.dup2(nowhere, 1)  # what a library prints must not reach the protocol
-    settings = read_message(source)
+    link: Connection[Any, Any] = Connection(os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # what a library reads must not come from the protocol
+
+    def send(message: dict[str, Any]) -> None:
+        link.send_bytes(json.dumps(message).encode("ascii"))
+
+    settings = json.loads(link.recv_bytes())
     try:
         judge = _load_judge(settings["judge"])
     except Exception as error:  # the parent shows it to the user
-        write_message(sink, {"ready": False, "error": f"{type(error).__name__}: {error}"})
+        send({"ready": False, "error": f"{type(error).__name__}: {error}"})
         return
     _limit_process(settings["memory_limit_mb"] * 2**20)
-    write_message(sink, {"ready": True})
+    send({"ready": True})
     while True:
-        while not select.select([source], [], [], IDLE_CHECK_S)[0]:
+        while not link.poll(IDLE_CHECK_S):
             if os.getppid() != parent:  # another process may hold our pipe open
                 return
-        reply = _run_job(judge, read_message(source), settings)
-        write_message(sink, reply)
+        reply = _run_job(judge, json.loads(link.recv_bytes()), settings)
+        send(reply)
         if reply["last"]:
             return
 
@@ -156,5 +133,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (EOFError, BrokenPipeError):
+    except (EOFError, ConnectionError):
         os._exit(0)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
+import multiprocessing
 import queue
-import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
-import time
-from collections import Counter
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -92,84 +87,57 @@ class OverHardLimit(Exception):
 
 
 class Worker:
-    """One child process and its pipes; used by one thread."""
+    """One child process and the link to it; used by one thread."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         # -P keeps the folder of the worker file off sys.path, where a module could shadow one that SymPy imports.
-        # Unbuffered pipes: a forked copy of this object must not flush half a message when it is dropped.
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", str(WORKER_FILE)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            # SymPy's order of terms, hence its verdicts, follow hashes
-            env={**worker_environment(), "PYTHONHASHSEED": "0"},
-        )
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self._in, self._out = self.process.stdin.fileno(), self.process.stdout.fileno()
+        self.link, theirs = multiprocessing.Pipe()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", str(WORKER_FILE)],
+                stdin=theirs,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                # SymPy's order of terms, hence its verdicts, follow hashes
+                env={**worker_environment(), "PYTHONHASHSEED": "0"},
+            )
         try:
-            hello = self._exchange(asdict(settings), START_LIMIT_S)
+            hello = self.ask(asdict(settings), START_LIMIT_S)
         except OverHardLimit:
-            self.kill()
             raise WorkerStartError(f"the sandbox worker did not start within {START_LIMIT_S:g} s.") from None
         except WorkerDied as error:
             raise WorkerStartError(f"the sandbox worker ended at start with code {error.returncode}.") from None
         if not hello["ready"]:
-            self.kill()
+            self.stop()
             raise WorkerStartError(f"the sandbox worker could not start {settings.judge}: {hello['error']}")
 
-    def ask(self, job: Job, limit_s: float) -> dict[str, Any]:
-        return self._exchange(job, limit_s)
+    def ask(self, message: Job | dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """The worker's reply.
 
-    def _exchange(self, message: Any, limit_s: float) -> dict[str, Any]:
-        deadline = time.monotonic() + limit_s
-        body = json.dumps(message).encode("ascii")
+        Raises:
+            OverHardLimit: it did not answer in time, and was ended.
+            WorkerDied: it ended for another reason.
+        """
         try:
-            self._write(struct.pack(">I", len(body)) + body)
-            (size,) = struct.unpack(">I", self._read(4, deadline))
-            reply: dict[str, Any] = json.loads(self._read(size, deadline))
-        except (BrokenPipeError, EOFError):
-            raise WorkerDied(self.stop()) from None
+            self.link.send_bytes(json.dumps(message).encode("ascii"))
+            if not self.link.poll(limit_s):
+                self.process.kill()
+                self.stop()
+                raise OverHardLimit
+            reply: dict[str, Any] = json.loads(self.link.recv_bytes())
+        except (EOFError, OSError):
+            returncode = self.stop()
+            raise OverHardLimit if returncode == -signal.SIGVTALRM else WorkerDied(returncode) from None
         return reply
 
-    def _write(self, data: bytes) -> None:
-        while data:
-            data = data[os.write(self._in, data) :]
-
-    def _read(self, count: int, deadline: float) -> bytes:
-        poll = select.poll()  # select() fails on descriptors from 1024 on
-        poll.register(self._out, select.POLLIN)
-        parts = []
-        while count:
-            left = deadline - time.monotonic()
-            if left <= 0 or not poll.poll(left * 1000):
-                raise OverHardLimit
-            part = os.read(self._out, count)
-            if not part:
-                raise EOFError
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
-
     def stop(self) -> int:
-        """The exit status of a worker that ended, or that ends because its pipe is closed now."""
-        self.drop_pipes()
+        """The exit status of a worker that ended, or that ends because its link is closed now."""
+        self.link.close()
         try:
             return self.process.wait(timeout=5.0)
-        except subprocess.TimeoutExpired:  # closed its pipe and lives on: not a worker any more
+        except subprocess.TimeoutExpired:  # closed its link and lives on: not a worker any more
             self.process.kill()
             return self.process.wait()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.stop()
-
-    def drop_pipes(self) -> None:
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
 
 
 class WorkerThreads:
@@ -177,7 +145,7 @@ class WorkerThreads:
 
     def __init__(self, settings: SandboxSettings) -> None:
         self.settings = settings
-        self.counts: Counter[str] = Counter()
+        self.kills = 0
         self.workers: list[Worker | None] = [None] * settings.workers
         self._tasks: queue.SimpleQueue[tuple[Job, Future[Verdict]] | None] = queue.SimpleQueue()
         self._started: list[Future[None]] = [Future() for _ in range(settings.workers)]
@@ -230,18 +198,15 @@ class WorkerThreads:
             worker = self.workers[slot]
             try:
                 if worker is None:
-                    self.counts["restarts"] += 1
                     worker = self.workers[slot] = Worker(self.settings)
                 reply = worker.ask(job, self.settings.hard_limit_s * WALL_FACTOR)
             except (WorkerStartError, OSError) as error:
                 return Verdict("unavailable", str(error))
             except OverHardLimit:
-                assert worker is not None
-                worker.kill()
-                return self._killed(slot)
+                self.kills += 1
+                self.workers[slot] = None
+                return Verdict("killed", f"over {self.settings.hard_limit_s:g} s")
             except WorkerDied as death:
-                if death.returncode == -signal.SIGVTALRM:
-                    return self._killed(slot)
                 self.workers[slot] = None
                 if attempt + 1 < MAX_ATTEMPTS and -death.returncode in OUTSIDE_SIGNALS:
                     continue
@@ -251,11 +216,6 @@ class WorkerThreads:
                 worker.stop()
             return Verdict(reply["status"], reply["detail"])
         raise AssertionError("unreachable: the last attempt always returns")
-
-    def _killed(self, slot: int) -> Verdict:
-        self.counts["kills"] += 1
-        self.workers[slot] = None
-        return Verdict("killed", f"over {self.settings.hard_limit_s:g} s")
 
 
 def _name_of(returncode: int) -> str:
