@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Literal
 
-from grpo_pl.rewards.base import PerCompletionReward, Reward, Score
+from grpo_pl.rewards.base import Columns, Score, TextAnswerReward
 from grpo_pl.rewards.mathematics import answer_text as text
 from grpo_pl.rewards.mathematics.answer_rules import AnswerRules, Job
-from grpo_pl.rewards.sandbox.pool import SandboxSettings, Verdict, WorkerPool, shared_pool
+from grpo_pl.rewards.sandbox.pool import Verdict
+from grpo_pl.rewards.sandbox.sandboxed_reward import SandboxedReward
 
 _COSTLY = frozenset({"timeout", "killed", "crashed"})
 
@@ -51,7 +52,7 @@ def _self_fault(verdict: Verdict) -> str:
 
 
 @dataclass(kw_only=True)
-class ExactReward(PerCompletionReward):
+class ExactReward(TextAnswerReward):
     r"""1 if the last ``\boxed{…}`` equals the gold answer as a string, else 0; range {0, 1}.
 
     Both sides are stripped and compared without any mathematics: ``0.5`` is not ``1/2``. This is the rule that the
@@ -60,9 +61,6 @@ class ExactReward(PerCompletionReward):
 
     name: str = "exact"
     """Key of this reward in metrics, tables and files."""
-
-    def gold_faults(self, golds: Sequence[str]) -> list[str]:
-        return ["" if gold.strip() else "empty" for gold in golds]
 
     def score(self, completion: str, gold: str) -> Score:
         boxed = text.last_boxed(completion)
@@ -73,7 +71,7 @@ class ExactReward(PerCompletionReward):
 
 
 @dataclass(kw_only=True)
-class MathReward(Reward):
+class MathReward(SandboxedReward):
     r"""1 if the last ``\boxed{…}`` means the same as the gold answer, else 0; range {0, 1}.
 
     ``1/2``, ``0.5`` and ``\frac12`` are the same. Written-out numbers and text answers are compared right here; all
@@ -95,47 +93,20 @@ class MathReward(Reward):
     r"""Accept work instead of a result: ``123\cdot456`` for 56088. A policy may then copy the question."""
     percent: Literal["hundredth", "unit"] = "hundredth"
     r"""What ``50\%`` means: ``hundredth`` is 0.5, ``unit`` is 50 (for data sets that drop the sign)."""
-    workers: int = 2
-    """Worker processes; rewards with the same limits share them."""
-    soft_limit_s: float = 1.0
-    """CPU seconds after which a comparison is interrupted (status ``timeout``)."""
-    hard_limit_s: float = 1.5
-    """CPU seconds after which a worker that cannot be interrupted is killed (status ``killed``)."""
-    memory_limit_mb: int = 2048
-    """Address space of one worker in MiB."""
-    max_answer_chars: int = 1000
-    """Longer boxed answers are not judged (status ``too_long``)."""
     relative_tolerance: float = 1e-4
     """How far apart two numbers may be, relative to the gold one; they must agree to six places as well."""
 
-    pool: WorkerPool = field(init=False, repr=False, compare=False)
     rules: AnswerRules = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.percent not in ("hundredth", "unit"):
             raise ValueError(f"percent must be 'hundredth' or 'unit', got {self.percent!r}.")
-        if self.max_answer_chars < 1:
-            raise ValueError(f"max_answer_chars must be at least 1, got {self.max_answer_chars}.")
         if not 0 <= self.relative_tolerance < 1:
             raise ValueError(f"relative_tolerance must lie in [0, 1), got {self.relative_tolerance}.")
-        settings = SandboxSettings(
-            workers=self.workers,
-            soft_limit_s=self.soft_limit_s,
-            hard_limit_s=self.hard_limit_s,
-            memory_limit_mb=self.memory_limit_mb,
-            relative_tolerance=self.relative_tolerance,
-        )
-        self.pool = shared_pool(settings)
-        self.rules = AnswerRules(
-            percent=self.percent,
-            allow_unevaluated=self.allow_unevaluated,
-            max_answer_chars=self.max_answer_chars,
-            relative_tolerance=self.relative_tolerance,
-        )
+        super().__post_init__()
+        self.rules = AnswerRules(**{f.name: getattr(self, f.name) for f in fields(AnswerRules)})
 
-    def __call__(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[Score]:
+    def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         found = [text.last_boxed(completion) or "" for completion in completions]
         pairs = list(zip(answers, found, strict=True))
         verdicts = self._judge(pairs)
@@ -146,13 +117,6 @@ class MathReward(Reward):
         """Judges every gold answer against itself."""
         verdicts = self._judge([(gold, gold) for gold in golds])
         return [self.rules.gold_fault(gold) or _self_fault(verdicts[gold, gold]) for gold in golds]
-
-    def start(self) -> None:
-        self.pool.start()
-
-    def close(self) -> None:
-        """Ends the workers, for all rewards that share them; whoever needs them again starts new ones."""
-        self.pool.close()
 
     def _judge(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Verdict]:
         """The verdict on every distinct (gold, answer) pair."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from grpo_pl.rewards.base import PerCompletionReward, Score
+from grpo_pl.rewards.base import Score, TextAnswerReward
 from grpo_pl.rewards.format import after_thinking, answer_block, has_proper_tags, is_one_box
 from grpo_pl.rewards.mathematics import answer_text as text
 
@@ -43,7 +43,7 @@ def normal_form(answer: str) -> Hashable:
 
 
 @dataclass(kw_only=True)
-class StrictAnswerReward(PerCompletionReward):
+class StrictAnswerReward(TextAnswerReward):
     r"""1 if the text behind the last ``</think>`` boxes the gold answer, and no other; range {0, 1}.
 
     Answers are equal if they are the same symbols, typography aside, or the same written-out number to the last digit.
@@ -62,9 +62,6 @@ class StrictAnswerReward(PerCompletionReward):
     allow_text: bool = False
     """Text may stand beside the box in ``<answer>``."""
 
-    def gold_faults(self, golds: Sequence[str]) -> list[str]:
-        return ["" if gold.strip() else "empty" for gold in golds]
-
     def score(self, completion: str, gold: str) -> Score:
         said = after_thinking(completion)
         boxes = boxed_answers(said)
@@ -73,17 +70,17 @@ class StrictAnswerReward(PerCompletionReward):
         longest = max(map(len, boxes))
         if longest > len(gold) + 1000:
             return Score(0.0, "too_long", f"{longest} characters")
-        if fault := "" if has_proper_tags(completion) else "tags nested, repeated, missing or out of order":
-            return Score(0.0, "wrong", fault)
-        if fault := self._fault(said):
+        if fault := self._fault(completion, said):
             return Score(0.0, "wrong", fault)
         if len({normal_form(box) for box in boxes}) > 1:
             return Score(0.0, "wrong", f"{len(boxes)} boxes that differ")
         same = normal_form(boxes[-1]) == normal_form(gold)
         return Score(1.0 if same else 0.0, "ok" if same else "wrong")
 
-    def _fault(self, said: str) -> str:
+    def _fault(self, completion: str, said: str) -> str:
         """What is wrong with the form of the answer, or an empty string."""
+        if not has_proper_tags(completion):
+            return "tags nested, repeated, missing or out of order"
         if len(boxed_answers(said)) < len(text.BOX.findall(said)):
             return "a box in a box, or one that is not closed"
         block = answer_block(said)
@@ -95,7 +92,7 @@ class StrictAnswerReward(PerCompletionReward):
 
 
 @dataclass(kw_only=True)
-class LenientAnswerReward(PerCompletionReward):
+class LenientAnswerReward(TextAnswerReward):
     """1 if the gold answer stands anywhere in the text, boxed or not, else 0; range {0, 1}.
 
     A number is looked for by value, to four digits, among all numbers of the text; anything else by its symbols,
@@ -105,9 +102,6 @@ class LenientAnswerReward(PerCompletionReward):
 
     name: str = "lenient"
     """Key of this reward in metrics, tables and files."""
-
-    def gold_faults(self, golds: Sequence[str]) -> list[str]:
-        return ["" if gold.strip() else "empty" for gold in golds]
 
     def score(self, completion: str, gold: str) -> Score:
         form = _canonical(gold)

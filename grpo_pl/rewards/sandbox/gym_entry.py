@@ -62,14 +62,15 @@ def unpack(text: Any) -> GymProblem:
     if not isinstance(tree, dict) or tree.keys() != {"task", "settings", "entry"}:
         raise ValueError("must be a JSON object of task, settings and entry")
     task, settings, entry = tree["task"], tree["settings"], tree["entry"]
-    if not (isinstance(task, str) and isinstance(settings, dict) and isinstance(entry, dict)):
-        raise ValueError("must hold the name of a task and objects for settings and entry")
     if not (
-        isinstance(entry.get("question", ""), str)
+        isinstance(task, str)
+        and isinstance(settings, dict)
+        and isinstance(entry, dict)
+        and isinstance(entry.get("question", ""), str)
         and isinstance(entry.get("answer"), str | None)
         and isinstance(entry.get("metadata"), dict)
     ):
-        raise ValueError("must hold an entry with the text of an answer, or null, and metadata")
+        raise ValueError("must hold the name of a task, settings, and an entry with an answer or null, and metadata")
     check_task(task, settings)
     return GymProblem(task, settings, entry)
 
@@ -117,20 +118,16 @@ def _plain(value: Any) -> Any:
         return {"$items": [[_plain(key), _plain(item)] for key, item in value.items()]}
     if isinstance(value, Fraction):
         return {"$fraction": [value.numerator, value.denominator]}
-    for kind, tag in _TIMES.items():
-        if type(value) is kind:
-            return {tag: value.isoformat()}
+    if type(value) in _TIMES:
+        return {_TIMES[type(value)]: value.isoformat()}
     if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a number of NumPy
         return _plain(value.item())
     raise TypeError(f"{type(value).__name__} is not plain data")
 
 
 def _restored(tree: dict[str, Any]) -> Any:
-    if len(tree) != 1:
-        return tree
-    ((tag, value),) = tree.items()
-    restore = _RESTORE.get(tag)
-    return tree if restore is None else restore(value)
+    tag = next(iter(tree), "")
+    return _RESTORE[tag](tree[tag]) if len(tree) == 1 and tag in _RESTORE else tree
 
 
 def _fraction(numerator: Any, denominator: Any) -> Fraction:

@@ -1,0 +1,40 @@
+"""``SandboxedReward``: what rewards whose judge runs in the sandbox have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import ClassVar
+
+from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.sandbox.pool import SandboxSettings, WorkerPool, shared_pool
+
+
+@dataclass(kw_only=True)
+class SandboxedReward(Reward):
+    """A reward with limits, and the workers of this process that keep to them."""
+
+    judge: ClassVar[str] = SandboxSettings.judge
+    workers: int = 2
+    """Worker processes; rewards with the same limits share them."""
+    soft_limit_s: float = 1.0
+    """CPU seconds after which a comparison is interrupted (status ``timeout``)."""
+    hard_limit_s: float = 1.5
+    """CPU seconds after which a worker that cannot be interrupted is killed (status ``killed``)."""
+    memory_limit_mb: int = 2048
+    """Address space of one worker in MiB."""
+    max_answer_chars: int = 1000
+    """Longer boxed answers are not judged (status ``too_long``)."""
+    pool: WorkerPool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.max_answer_chars < 1:
+            raise ValueError(f"max_answer_chars must be at least 1, got {self.max_answer_chars}.")
+        names = [f.name for f in fields(SandboxSettings) if hasattr(self, f.name)]
+        self.pool = shared_pool(SandboxSettings(**{name: getattr(self, name) for name in names}))
+
+    def start(self) -> None:
+        self.pool.start()
+
+    def close(self) -> None:
+        """Ends the workers, for all rewards that share them; whoever needs them again starts new ones."""
+        self.pool.close()
