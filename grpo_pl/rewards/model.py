@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import math
 import threading
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from grpo_pl.rewards.base import Reward, Score
-
-
-def well_formed(text: str) -> str:
-    """``text`` with a question mark for every lone surrogate, which no tokenizer takes; its length stays."""
-    return text.encode(errors="replace").decode()
+from grpo_pl.rewards.base import Columns, Reward, Score
 
 
 @dataclass(kw_only=True)
 class LoadsModel(Reward):
-    """A reward that loads a model on first use and may be called from several threads, as the server does."""
+    """A reward that loads a model on first use and may be called from several threads, as the server does.
 
+    Its folder runs no code: weights are read from safetensors files only, and classes of its own are refused.
+    """
+
+    model_class: ClassVar[str]
+    """Class of transformers that reads the model."""
+    tokenizer_options: ClassVar[Mapping[str, Any]]
+    model: str
+    """Hub name or local folder of a model with the head that this reward reads."""
+    label: int
+    """Which label of the head is read."""
+    batch_size: int
+    """Texts per forward pass."""
+    max_length: int
+    """Most tokens of prompt and completion together."""
+    device: str = "cpu"
+    """Where the model runs, such as ``cuda``."""
     _loaded: tuple[Any, Any] | None = field(init=False, repr=False, compare=False, default=None)
 
-    @abstractmethod
-    def _from_folder(self) -> tuple[Any, Any]:
-        """(model, tokenizer), read anew."""
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.max_length < 1:
+            raise ValueError(
+                f"batch_size and max_length must be at least 1, got {self.batch_size} and {self.max_length}."
+            )
 
     def close(self) -> None:
         self._loaded = None
@@ -36,13 +48,41 @@ class LoadsModel(Reward):
                 self._loaded = self._from_folder()
             return self._loaded
 
-    @staticmethod
-    def _tokens(tokenizer: Any, texts: list[str], *, max_length: int, **options: Any) -> Any:
-        """A padded batch of tensors; what has more than ``max_length`` tokens is cut."""
+    def _from_folder(self) -> tuple[Any, Any]:
+        """(model, tokenizer), read anew."""
+        import transformers
+
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            self.model, trust_remote_code=False, **self.tokenizer_options
+        )
+        kind = getattr(transformers, self.model_class)
+        model = kind.from_pretrained(self.model, trust_remote_code=False, use_safetensors=True)
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        if model.config.pad_token_id is None:  # decoder models find the last token by it
+            model.config.pad_token_id = tokenizer.pad_token_id
+        return model.to(self.device).eval(), tokenizer
+
+    def _logits(self, texts: Sequence[str], **options: Any) -> tuple[Any, Any]:
+        """A padded batch of tokens, texts cut to ``max_length``, and the logits of the model with labels last; None
+        where no text has a token: models take no empty rows."""
+        import torch
+
+        model, tokenizer = self._load()
+        # a question mark for every lone surrogate, which no tokenizer takes; lengths stay
+        texts = [text.encode(errors="replace").decode() for text in texts]
         with _LOCK:
-            return tokenizer(
-                texts, padding=True, truncation=True, max_length=max_length, return_tensors="pt", **options
+            batch = tokenizer(
+                texts, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt", **options
             )
+        if batch.input_ids.shape[1] == 0:
+            return batch, None
+        names = [name for name in tokenizer.model_input_names if name in batch]
+        with torch.inference_mode():
+            logits = model(**{name: batch[name].to(self.device) for name in names}).logits.float()
+        if self.label >= logits.shape[-1]:
+            raise ValueError(f"label {self.label} of {self.model!r}: the model has only {logits.shape[-1]} labels.")
+        return batch, logits
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loaded": None}
@@ -67,10 +107,10 @@ class ModelReward(LoadsModel):
     completion has a token, the score is ``None``.
     """
 
+    model_class: ClassVar[str] = "AutoModelForSequenceClassification"
+    tokenizer_options: ClassVar[Mapping[str, Any]] = {"truncation_side": "left"}
     name: str = "model"
     """Key of this reward in metrics, tables and files."""
-    model: str
-    """Hub name or local folder of a model with a sequence-classification head."""
     label: int = 0
     """Which logit is the reward."""
     activation: Literal["none", "sigmoid", "softmax"] = "none"
@@ -79,22 +119,15 @@ class ModelReward(LoadsModel):
     """Texts per forward pass."""
     max_length: int = 1024
     """Most tokens of a text."""
-    device: str = "cpu"
-    """Where the model runs, such as ``cuda``."""
 
     def __post_init__(self) -> None:
         if self.activation not in ("none", "sigmoid", "softmax"):
             raise ValueError(f"activation must be 'none', 'sigmoid' or 'softmax', got {self.activation!r}.")
-        if self.batch_size < 1 or self.max_length < 1:
-            raise ValueError(
-                f"batch_size and max_length must be at least 1, got {self.batch_size} and {self.max_length}."
-            )
+        super().__post_init__()
 
-    def __call__(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[Score]:
+    def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         prompts = columns.get("prompt", [""] * len(completions))
-        texts = [well_formed(f"{prompt}{text}") for prompt, text in zip(prompts, completions, strict=True)]
+        texts = [f"{prompt}{text}" for prompt, text in zip(prompts, completions, strict=True)]
         # Texts of like length share a batch, so that little of it is padding.
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         values: list[float | None] = [None] * len(texts)
@@ -109,16 +142,9 @@ class ModelReward(LoadsModel):
 
     def _forward(self, texts: list[str]) -> list[float | None]:
         """The value of each text; None where it has no tokens."""
-        import torch
-
-        model, tokenizer = self._load()
-        batch = self._tokens(tokenizer, texts, max_length=self.max_length)
-        if batch.input_ids.shape[1] == 0:
+        batch, logits = self._logits(texts)  # (texts, labels)
+        if logits is None:
             return [None] * len(texts)
-        with torch.inference_mode():
-            logits = model(**batch.to(self.device)).logits.float()  # (texts, labels)
-        if self.label >= logits.shape[1]:
-            raise ValueError(f"label {self.label} of {self.model!r}: the model has only {logits.shape[1]} labels.")
         if self.activation == "softmax":
             logits = logits.softmax(dim=1)
         elif self.activation == "sigmoid":
@@ -128,16 +154,3 @@ class ModelReward(LoadsModel):
             raise ValueError(f"reward model {self.model!r} returned a value that is not finite.")
         empty = (batch.attention_mask.sum(dim=1) == 0).tolist()
         return [None if nothing else value for value, nothing in zip(values, empty, strict=True)]
-
-    def _from_folder(self) -> tuple[Any, Any]:
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(self.model, truncation_side="left", trust_remote_code=False)
-        model = AutoModelForSequenceClassification.from_pretrained(
-            self.model, trust_remote_code=False, use_safetensors=True
-        )
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        if model.config.pad_token_id is None:  # decoder models find the last token by it
-            model.config.pad_token_id = tokenizer.pad_token_id
-        return model.to(self.device).eval(), tokenizer

@@ -7,11 +7,11 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from grpo_pl.rewards.base import Reward, Score, StepScores
+from grpo_pl.rewards.base import Columns, Reward, Score, StepScores
 from grpo_pl.rewards.mathematics.answer_text import BOX, last_boxed
-from grpo_pl.rewards.model import LoadsModel, well_formed
+from grpo_pl.rewards.model import LoadsModel
 
 
 class ProcessReward(Reward):
@@ -22,17 +22,13 @@ class ProcessReward(Reward):
     """
 
     @abstractmethod
-    def steps(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[StepScores | None]:
+    def steps(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[StepScores | None]:
         """The steps of each completion; ``None`` where it cannot be judged for no fault of its own.
 
         A completion without any step has empty ``values`` and ``ends``.
         """
 
-    def __call__(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[Score]:
+    def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         return [_mean(scored) for scored in self.steps(completions, answers, columns)]
 
 
@@ -90,9 +86,7 @@ class ColumnArithmeticReward(ProcessReward):
     name: str = "columns"
     """Key of this reward in metrics, tables and files."""
 
-    def steps(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[StepScores | None]:
+    def steps(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[StepScores | None]:
         prompts = columns["question"] if "question" in columns else columns["prompt"]
         return [self._one(*row) for row in zip(completions, answers, prompts, strict=True)]
 
@@ -125,32 +119,23 @@ class ProcessModelReward(LoadsModel, ProcessReward):
 
     The value of a step is the probability of ``label`` at the last token of the step, as process reward models in the
     manner of Math-Shepherd (arXiv 2312.08935) and PRM800K are trained. Steps are the lines that are not blank. The
-    prompt goes in front of the completion; a step beyond ``max_length`` tokens leaves its completion without a score.
+    prompt goes in front of the completion, and the tokenizer must be a fast one;
+    a step beyond ``max_length`` tokens leaves its completion without a score.
     Weights are read from safetensors files only, and classes of the model's own are refused.
     """
 
+    model_class: ClassVar[str] = "AutoModelForTokenClassification"
+    tokenizer_options: ClassVar[Mapping[str, Any]] = {"padding_side": "right", "truncation_side": "right"}
     name: str = "process"
     """Key of this reward in metrics, tables and files."""
-    model: str
-    """Hub name or local folder of a model with a token-classification head and a fast tokenizer."""
     label: int = 1
     """Which label means that a step is good."""
     batch_size: int = 8
     """Texts per forward pass."""
     max_length: int = 2048
     """Most tokens of prompt and completion together."""
-    device: str = "cpu"
-    """Where the model runs, such as ``cuda``."""
 
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.max_length < 1:
-            raise ValueError(
-                f"batch_size and max_length must be at least 1, got {self.batch_size} and {self.max_length}."
-            )
-
-    def steps(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[StepScores | None]:
+    def steps(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[StepScores | None]:
         prompts = [str(p) for p in columns.get("prompt", [""] * len(completions))]
         rows = list(zip(prompts, completions, strict=True))
         scored: list[StepScores | None] = []
@@ -159,38 +144,21 @@ class ProcessModelReward(LoadsModel, ProcessReward):
         return scored
 
     def _forward(self, rows: list[tuple[str, str]]) -> list[StepScores | None]:
-        import torch
-
-        model, tokenizer = self._load()
-        texts = [well_formed(prompt + completion) for prompt, completion in rows]
-        batch = self._tokens(tokenizer, texts, max_length=self.max_length, return_offsets_mapping=True)
-        offsets = batch.pop("offset_mapping").tolist()
-        if batch.input_ids.shape[1] == 0:  # models take no empty rows
-            return [_at_step_ends([], [], completion, shift=len(prompt)) for prompt, completion in rows]
-        with torch.inference_mode():
-            logits = model(**batch.to(self.device)).logits.float()  # (rows, tokens, labels)
-        if self.label >= logits.shape[2]:
-            raise ValueError(f"label {self.label} of {self.model!r}: the model has only {logits.shape[2]} labels.")
-        good = logits.softmax(dim=2)[:, :, self.label].tolist()  # (rows, tokens)
+        texts = [prompt + completion for prompt, completion in rows]
+        batch, logits = self._logits(texts, return_offsets_mapping=True)  # (rows, tokens, labels)
+        good = (
+            [[]] * len(rows) if logits is None else logits.softmax(dim=2)[:, :, self.label].tolist()
+        )  # (rows, tokens)
         return [
             _at_step_ends(values, spans, completion, shift=len(prompt))
-            for values, spans, (prompt, completion) in zip(good, offsets, rows, strict=True)
+            for values, spans, (prompt, completion) in zip(good, batch["offset_mapping"].tolist(), rows, strict=True)
         ]
 
     def _from_folder(self) -> tuple[Any, Any]:
-        from transformers import AutoModelForTokenClassification, AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(
-            self.model, padding_side="right", truncation_side="right", trust_remote_code=False
-        )
+        model, tokenizer = super()._from_folder()
         if not tokenizer.is_fast:
             raise ValueError(f"{self.model!r} has no fast tokenizer, which is needed to find the ends of steps.")
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        model = AutoModelForTokenClassification.from_pretrained(
-            self.model, trust_remote_code=False, use_safetensors=True
-        )
-        return model.to(self.device).eval(), tokenizer
+        return model, tokenizer
 
 
 def _at_step_ends(
