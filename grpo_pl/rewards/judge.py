@@ -6,15 +6,15 @@ import os
 import re
 import threading
 import unicodedata
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
 
-from grpo_pl.rewards.base import Reward, Score
-from grpo_pl.rewards.format import answer_block
-from grpo_pl.rewards.mathematics.answer_text import last_boxed
+from grpo_pl.rewards.base import Columns, Reward, Score
+from grpo_pl.rewards.format import boxed_or_block
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -87,10 +87,7 @@ class JudgeReward(Reward):
     cache_size: int = 65_536
     """Verdicts remembered; 0 is off."""
 
-    _cache: OrderedDict[Key, bool] = field(init=False, repr=False, compare=False, default_factory=OrderedDict)
-    _lock: threading.Lock = field(init=False, repr=False, compare=False)
-    _client: OpenAI | None = field(init=False, repr=False, compare=False)
-    _client_pid: int = field(init=False, repr=False, compare=False)
+    _cache: dict[Key, Score] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         try:
@@ -106,29 +103,23 @@ class JudgeReward(Reward):
             )
         if self.base_url is None and not os.environ.get(self.api_key_variable):
             raise ValueError(f"set base_url, or put a key into the environment variable {self.api_key_variable}.")
-        self._forget_connections()
 
-    def __call__(
-        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[Score]:
+    def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         questions = columns.get("question", columns.get("prompt", [""] * len(completions)))
-        found = [self._answer_of(completion) for completion in completions]
-        keys = [(str(q), gold, answer) for q, gold, answer in zip(questions, answers, found, strict=True)]
+        rows = zip(questions, answers, completions, strict=True)
+        keys = [(str(question), gold, boxed_or_block(text).strip()) for question, gold, text in rows]
         scores = {key: self._without_judge(key) for key in dict.fromkeys(keys)}
         open_keys = [key for key, score in scores.items() if score is None]
         if open_keys:
-            with ThreadPoolExecutor(min(self.concurrency, len(open_keys))) as threads:
-                scores.update(zip(open_keys, threads.map(self._ask, open_keys), strict=True))
+            count = min(self.concurrency, len(open_keys))
+            with self._client() as client, ThreadPoolExecutor(count) as threads:
+                asked = dict(zip(open_keys, threads.map(partial(self._ask, client), open_keys), strict=True))
+            scores.update(asked)
+            with _LOCK:
+                self._cache.update((key, score) for key, score in asked.items() if score in (_SAME, _DIFFERENT))
+                for oldest in list(islice(self._cache, max(0, len(self._cache) - self.cache_size))):
+                    del self._cache[oldest]
         return [score for key in keys if (score := scores[key]) is not None]
-
-    def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-        self._forget_connections()
-
-    @staticmethod
-    def _answer_of(completion: str) -> str:
-        return (last_boxed(completion) or answer_block(completion) or "").strip()
 
     def _without_judge(self, key: Key) -> Score | None:
         _, gold, answer = key
@@ -140,17 +131,15 @@ class JudgeReward(Reward):
             return Score(0.0, "too_long", f"{len(answer)} characters")
         if answer == gold.strip():
             return Score(1.0, "ok", "same text")
-        with self._lock:
-            known = self._cache.get(key)
-        return None if known is None else _score(known)
+        return self._cache.get(key)
 
-    def _ask(self, key: Key) -> Score:
+    def _ask(self, client: OpenAI, key: Key) -> Score:
         from openai import APIStatusError, OpenAIError
 
         problem, replied = "", False
         for _ in range(self.retries + 1):
             try:
-                reply = self._request(key)
+                reply = self._request(client, key)
             except APIStatusError as error:
                 problem, replied = f"{type(error).__name__} {error.status_code}", False
                 if error.status_code in (400, 401, 403, 404, 422):
@@ -159,12 +148,12 @@ class JudgeReward(Reward):
                 problem, replied = type(error).__name__, False  # unreachable, too slow, or no chat completion
             else:
                 if verdict := _VERDICT.fullmatch(reply):
-                    return self._keep(key, verdict[1].upper() == "SAME")
+                    return _SAME if verdict[1].upper() == "SAME" else _DIFFERENT
                 problem, replied = f"the judge said neither SAME nor DIFFERENT: {reply[:40]!r}", True
         return Score(0.0, "wrong", problem) if replied else Score(None, "unavailable", problem)
 
-    def _request(self, key: Key) -> str:
-        response = self._connection().chat.completions.create(
+    def _request(self, client: OpenAI, key: Key) -> str:
+        response = client.chat.completions.create(
             model=self.model,
             messages=[
                 {"role": "system", "content": INSTRUCTIONS},
@@ -175,35 +164,13 @@ class JudgeReward(Reward):
         )
         return response.choices[0].message.content or ""
 
-    def _keep(self, key: Key, same: bool) -> Score:
-        with self._lock:
-            self._cache[key] = same
-            while len(self._cache) > self.cache_size:
-                self._cache.popitem(last=False)
-        return _score(same)
+    def _client(self) -> OpenAI:
+        from openai import OpenAI
 
-    def _connection(self) -> OpenAI:
-        with self._lock:
-            if self._client is None or self._client_pid != os.getpid():  # sockets do not outlive a fork
-                from openai import OpenAI
-
-                key = os.environ.get(self.api_key_variable) or "none"
-                self._client = OpenAI(api_key=key, base_url=self.base_url, timeout=self.time_limit_s, max_retries=0)
-                self._client_pid = os.getpid()
-            return self._client
-
-    def _forget_connections(self) -> None:
-        self._lock = threading.Lock()
-        self._client = None
-        self._client_pid = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_client", "_client_pid")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget_connections()
+        key = os.environ.get(self.api_key_variable) or "none"
+        return OpenAI(api_key=key, base_url=self.base_url, timeout=self.time_limit_s, max_retries=0)
 
 
-def _score(same: bool) -> Score:
-    return Score(1.0, "ok", "judged the same") if same else Score(0.0, "wrong", "judged different")
+_LOCK = threading.Lock()
+"""Of all judges together: several threads of a server may score, and a lock cannot be copied with a reward."""
+_SAME, _DIFFERENT = Score(1.0, "ok", "judged the same"), Score(0.0, "wrong", "judged different")
