@@ -9,7 +9,7 @@ from typing import Literal
 
 from grpo_pl.rewards.mathematics import answer_text as text
 from grpo_pl.rewards.mathematics import notation, units
-from grpo_pl.rewards.mathematics.number_lists import read_number_list, same_list
+from grpo_pl.rewards.mathematics.number_lists import NumberList, read_number_list, same_list
 from grpo_pl.rewards.sandbox.pool import Verdict
 
 _ASSIGNED = re.compile(
@@ -111,14 +111,13 @@ class AnswerRules:
 
     def _is_plain(self, side: str) -> bool:
         """True for a written-out number, a list of them, and words."""
-        return (
-            self._number(side) is not None
-            or text.as_words(side) is not None
-            or read_number_list(side, percent_is_hundredth=self.percent == "hundredth") is not None
-        )
+        return any(read(side) is not None for read in (self._number, text.as_words, self._list))
 
     def _number(self, side: str) -> text.Number | None:
         return text.read_number(side, percent_is_hundredth=self.percent == "hundredth")
+
+    def _list(self, side: str) -> NumberList | None:
+        return read_number_list(side, percent_is_hundredth=self.percent == "hundredth")
 
     def _compare(self, gold: str, mine: str) -> Verdict | Job:
         """The verdict on two canonical answers that differ in their symbols."""
@@ -196,9 +195,7 @@ class AnswerRules:
         gold_number, number = self._number(gold), self._number(answer)
         if gold_number is not None and number is not None:
             return Verdict("ok" if self._same_number(gold_number, number) else "wrong")
-        hundredth = self.percent == "hundredth"
-        gold_list = read_number_list(gold, percent_is_hundredth=hundredth)
-        numbers = read_number_list(answer, percent_is_hundredth=hundredth)
+        gold_list, numbers = self._list(gold), self._list(answer)
         if gold_list is not None and numbers is not None:
             same = same_list(gold_list, numbers, self._same_number)
             return None if same is None else Verdict("ok" if same else "wrong")

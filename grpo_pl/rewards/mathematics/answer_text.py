@@ -7,6 +7,7 @@ import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 ABSOLUTE_TOLERANCE = Fraction(5, 10**7)
@@ -51,13 +52,9 @@ def last_boxed(text: str) -> str | None:
 
 def has_balanced_braces(text: str) -> bool:
     """True if ``text`` stays the inside of a pair of braces that is put around it."""
-    depth = 0
-    for brace in _BRACES.finditer(text):
-        if brace.group() in "{}":
-            depth += 1 if brace.group() == "{" else -1
-            if depth < 0:
-                return False
-    return depth == 0 and not re.search(r"(?<!\\)(?:\\\\)*\\$", text)
+    braces = _BRACES.findall(text)
+    depths = [0, *accumulate((brace == "{") - (brace == "}") for brace in braces)]
+    return min(depths) == depths[-1] == 0 and not re.search(r"(?<!\\)(?:\\\\)*\\$", text)
 
 
 def has_compatibility_markup(text: str) -> bool:
@@ -70,13 +67,7 @@ def oversize(text: str, max_chars: int) -> str:
     """Why ``text`` is too large to be worth parsing, or an empty string."""
     if len(text) > max_chars:
         return f"{len(text)} characters, at most {max_chars} are judged"
-    depth = deepest = 0
-    for char in text:
-        if char in "([{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in ")]}":
-            depth -= 1
+    deepest = max(accumulate((char in "([{") - (char in ")]}") for char in text), default=0)
     if deepest > MAX_NESTING:
         return f"nested {deepest} deep, at most {MAX_NESTING} is judged"
     if re.search(rf"\d{{{MAX_DIGIT_RUN + 1}}}", text):
@@ -120,8 +111,7 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
         (r"\\(?:mathrm|rm|mathit|text|operatorname)\s*(?:\{\s*([ei])\s*\}|\s([ei])(?![a-zA-Z]))", r"\1\2"),
         (r"\\mathrm\s*([ei])(?![a-zA-Z])", r" \1"),
         (r"\\(?:textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|mathsf)(?=\s*\{)", r"\\text"),
-        (r"\\(?:leq|leqslant)(?![a-zA-Z])", r"\\le"),
-        (r"\\(?:geq|geqslant)(?![a-zA-Z])", r"\\ge"),
+        (r"\\([lg]e)q(?:slant)?(?![a-zA-Z])", r"\\\1"),
         (r"\s+", " "),  # before the next ones, which would try every length of a run of white space
         (r"\\(?:neq|not\s*=)(?![a-zA-Z])|(?<![\d)!])!=|(?<=\s)!=", r"\\ne "),
         (r"\\(?:thickapprox|approxeq|simeq|doteq)(?![a-zA-Z])", r"\\approx"),
@@ -279,7 +269,7 @@ _TOKENS = re.compile(
     rf"|[+-]?\s*(?:{_DEC}\s*(?:\\times|\\cdot|\*)\s*)?{_POWER}|[+-]?\s*{_DEC}(?:[eE][+-]?\d+)?)"
     r"|(?P<gap>\s+|\\%|\^\s*\{?\s*\\circ\s*\}?)"
     r"|(?P<open>\\begin\s*\{[a-z]+\}(?:\s*\{[lcr|\s]*\})?|\\?[{(\[])|(?P<close>\\end\s*\{[a-z]+\}|\\?[})\]])"
-    r"|(?P<separator>[,;&=<>|]|\\\\|[+-]?\\infty|\\(?:le|ge|ne|lt|gt|cup|cap|in|emptyset)(?![a-zA-Z])|:)"
+    r"|(?P<listed>[,;&=<>|]|\\\\|[+-]?\\infty|\\(?:le|ge|ne|lt|gt|cup|cap|in|emptyset)(?![a-zA-Z])|:)"
     r"|(?P<sign>[+-](?=\s*[A-Za-z\\]))"
     r"|(?P<word>\\text\s*\{[^{}]*\}|[A-Za-z]+(?:_\{?\w+\}?)?)"
 )
@@ -288,18 +278,7 @@ _TOKENS = re.compile(
 def is_worked_out(text: str) -> bool:
     """True if canonical ``text`` holds numbers, names and separators only: nothing is left to be computed."""
     text = " ".join(text.split())  # as in read_number
-    position, after = 0, ""
-    while position < len(text):
-        match = _TOKENS.match(text, position)
-        if match is None:
-            return False
-        kind = match.lastgroup or ""
-        position = match.end()
-        if kind == "gap":
-            continue
-        if kind == "open" and after in ("number", "close"):
-            return False  # 2(3), (2)(3)
-        if kind in ("number", "word", "sign") and after and (after != "word" or kind != "word"):
-            return False  # 3-2, 2x, (2)+3, 3-x
-        after = "" if kind in ("open", "separator", "sign") else kind
-    return True
+    kinds = _TOKENS.sub(lambda token: (token.lastgroup or "")[0], text).replace("g", "")
+    if not re.fullmatch("[noclsw]*", kinds):
+        return False  # something that is no token is left
+    return not re.search("[nc][onsw]|w[ns]", kinds)  # 2(3), (2)(3), 3-2, 2x, (2)+3, 3-x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 _SPACES = re.compile(r"(?<![A-Za-z\d])\s+|\s+(?![A-Za-z\d])")
@@ -182,8 +183,8 @@ def align_assignments(gold: str, answer: str) -> tuple[str, str] | None:
     return _tuple(split_top(inside)), _tuple(value for _, value in sorted(named))
 
 
-def _tuple(values: object) -> str:
-    return "(" + ", ".join(value.strip() for value in values) + ")"  # type: ignore[attr-defined]
+def _tuple(values: Iterable[str]) -> str:
+    return "(" + ", ".join(value.strip() for value in values) + ")"
 
 
 def decimal_comma(text: str) -> str | None:

@@ -38,10 +38,8 @@ def read_number_list(text: str, *, percent_is_hundredth: bool = True) -> NumberL
         if number is None:
             return None
         numbers.append(number)
-    brackets = (match["open"] or "") + (match["close"] or "")
-    if brackets in ("\\{\\}", ""):
-        brackets = ""
-    elif "\\" in brackets:
+    brackets = ((match["open"] or "") + (match["close"] or "")).replace("\\{\\}", "")
+    if "\\" in brackets:
         return None
     return NumberList(brackets, tuple(numbers)) if len(numbers) > 1 else None
 

@@ -61,7 +61,6 @@ _BARE = [unit for unit in _UNITS if len(unit) > 1 and (unit.islower() or unit in
 _WORDS = "|".join(sorted(map(re.escape, _BARE), key=len, reverse=True))
 _LETTERS = "|".join(u for u in _UNITS if len(u) == 1)
 _RAISE = r"(?:\^\s*\{?\s*(?P<raise>[23])\s*\}?)?"
-_END_OF_QUANTITY = r"(?P<core>.*(?:[\d}).]|\\pi|\\circ|(?<![A-Za-z])[a-z]))"
 _UNIT_ENDINGS = [
     re.compile(rf"(?P<core>[^\s].*?)\s*\\text\s*\{{(?P<unit>[^{{}}]*)\}}\s*{_RAISE}"),
     re.compile(r"(?P<core>.*[^\s^])\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\s*\{\s*)?(?P<unit>[CFcf])\s*\}?"),
@@ -84,23 +83,21 @@ _NO_NOUN = frozenset(
     re.findall(
         r"\S+",
         """
-    and or nor xor but if then else than not no none never neither nothing nope without except unless isn't
-    wrong false incorrect right correct true maybe perhaps possibly probably either both between approximately
-    approx about around nearly almost roughly more less fewer greater most least over under above below times
-    plus minus divided multiplied squared cubed half halves quarter quarters third thirds double twice triple
-    is are was equals equal be to in of the mod modulo base factorial root sqrt log pi infinity inf undefined
-    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
-    seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety dozen dozens score gross
-    hundred thousand million billion trillion quadrillion quintillion sextillion googol lakh lakhs crore
-    crores myriad k M B bn mn tn mln mld bln mio mrd tsd mil bil tril hundreds thousands millions billions
-    trillions tenth tenths hundredth hundredths thousandth thousandths millionth millionths percent percentage
-    pct permille oder und nicht kein keine nein nie falsch richtig vielleicht etwa hundert tausend million
-    millionen milliarde milliarden billion billionen dutzend ou et pas non ne jamais faux cent mille mille
-    million millions milliard milliards billion billions douzaine o y no nunca jamás falso quizás cien ciento
-    mil miles millón millones billón billones docena oppure non mai falso forse cento mila milione milioni
-    miliardo miliardi dozzina e não nunca talvez milhão milhões bilhão bilhões dúzia of en niet geen nooit
-    honderd duizend miljoen miljard lub i nie nigdy sto tysiąc tysiące tysięcy milion miliony miliard или и не
-    нет никогда сто тысяча тысячи тысяч миллион миллиона миллионов миллиард миллиарда миллиардов дюжина
+    and or nor xor but if then else than not no none never neither nothing nope without except unless isn't wrong false
+    incorrect right correct true maybe perhaps possibly probably either both between approximately approx about around
+    nearly almost roughly more less fewer greater most least over under above below times plus minus divided multiplied
+    squared cubed half halves quarter quarters third thirds double twice triple is are was equals equal be to in of the
+    mod modulo base factorial root sqrt log pi infinity inf undefined zero one two three four five six seven eight nine
+    ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty
+    seventy eighty ninety dozen dozens score gross hundred thousand million billion trillion quadrillion quintillion
+    sextillion googol lakh lakhs crore crores myriad k M B bn mn tn mln mld bln mio mrd tsd mil bil tril hundreds
+    thousands millions billions trillions tenth tenths hundredth hundredths thousandth thousandths millionth millionths
+    percent percentage pct permille oder und nicht kein keine nein nie falsch richtig vielleicht etwa hundert tausend
+    millionen milliarde milliarden billionen dutzend ou et pas non ne jamais faux cent mille milliard milliards douzaine
+    o y nunca jamás falso quizás cien ciento miles millón millones billón billones docena oppure mai forse cento mila
+    milione milioni miliardo miliardi dozzina e não talvez milhão milhões bilhão bilhões dúzia en niet geen nooit
+    honderd duizend miljoen miljard lub i nigdy sto tysiąc tysiące tysięcy milion miliony miliard или и не нет никогда
+    сто тысяча тысячи тысяч миллион миллиона миллионов миллиард миллиарда миллиардов дюжина
     """,
     )
 )
