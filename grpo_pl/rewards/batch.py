@@ -13,7 +13,7 @@ from typing import Any
 from grpo_pl.functional.exact_sums import total_reward
 from grpo_pl.rewards.background import call_together
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score, correctness_index
-from grpo_pl.rewards.notes import Notes, pick
+from grpo_pl.rewards.notes import Notes
 from grpo_pl.rewards.process import ProcessReward
 
 
@@ -58,7 +58,7 @@ class ScoredBatch:
         return ScoredBatch(
             rewards=self.rewards,
             scores=[[row[i] for i in rows] for row in self.scores],
-            extra=pick(self.extra, rows),
+            extra={name: [cells[i] for i in rows] for name, cells in self.extra.items()},
             metrics=self.metrics,
         )
 

@@ -48,9 +48,9 @@ def format_failures(completion: str, *, require_box: bool = True, allow_text: bo
         failures.append(fault)
     if "no think" in failures or not closed:
         return failures
-    if _tags_in_place(completion) < len(_TAGS):
+    if tuple(_TAG.findall(completion)) != _TAGS:
         failures.append("tags repeated or out of order")
-    elif _tags_in_place(completion, nothing_outside=True) < len(_TAGS):
+    elif _tags_in_place(completion) < len(_TAGS):
         failures.append("text outside the blocks")
     return failures
 
@@ -96,9 +96,9 @@ def has_proper_tags(completion: str) -> bool:
     return tags in ((), _TAGS[:2], _TAGS[2:], _TAGS)
 
 
-def _tags_in_place(completion: str, *, nothing_outside: bool = False) -> int:
-    """How many of the four tags occur exactly once and behind those before them; if wanted, only those with nothing but
-    white space between their block and the next tag, or the end of the text."""
+def _tags_in_place(completion: str) -> int:
+    """How many of the four tags occur exactly once and behind those before them, with nothing but white space between
+    their block and the next tag, or the end of the text."""
     pieces = _TAG.split(completion)  # texts, and a tag between each two of them
     last, kept = 0, 0
     for tag in _TAGS:
@@ -106,7 +106,7 @@ def _tags_in_place(completion: str, *, nothing_outside: bool = False) -> int:
         if place > last:
             last = place
             outside = pieces[place + 1 if tag.startswith("</") else place - 1]
-            kept += not (nothing_outside and outside.strip())
+            kept += not outside.strip()
     return kept
 
 
@@ -141,6 +141,6 @@ class FormatReward(PerCompletionReward):
         if not failures:
             return Score(1.0, "ok")
         lost = not _IN_THE_ANSWER.isdisjoint(failures)
-        tags = _tags_in_place(completion, nothing_outside=True)
+        tags = _tags_in_place(completion)
         value = max(0.0, (tags - lost) / 4) if self.partial else 0.0
         return Score(value, "no_answer" if "no answer" in failures else "wrong", ", ".join(failures))

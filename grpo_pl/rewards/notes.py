@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -82,8 +82,3 @@ def _opened(page: Page) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
-
-
-def pick(extra: Mapping[str, Sequence[Any]], rows: Sequence[int]) -> dict[str, list[Any]]:
-    """Some rows of noted columns."""
-    return {name: [cells[row] for row in rows] for name, cells in extra.items()}

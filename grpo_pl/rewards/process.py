@@ -146,9 +146,9 @@ class ProcessModelReward(LoadsModel, ProcessReward):
     def _forward(self, rows: list[tuple[str, str]]) -> list[StepScores | None]:
         texts = [prompt + completion for prompt, completion in rows]
         batch, logits = self._logits(texts, return_offsets_mapping=True)  # (rows, tokens, labels)
-        good = (
-            [[]] * len(rows) if logits is None else logits.softmax(dim=2)[:, :, self.label].tolist()
-        )  # (rows, tokens)
+        good: list[list[float]] = [[]] * len(rows)
+        if logits is not None:
+            good = logits.softmax(dim=2)[:, :, self.label].tolist()  # (rows, tokens)
         return [
             _at_step_ends(values, spans, completion, shift=len(prompt))
             for values, spans, (prompt, completion) in zip(good, batch["offset_mapping"].tolist(), rows, strict=True)

@@ -37,7 +37,9 @@ def answer_classes(
         B integers: 0 right, 1 … for wrong answers by order of appearance in their group, -1 for no answer.
     """
     stated = [stated_answer(completion) for completion in completions]
-    classes = [_known(score) for score in scores]
+    classes = [  # None: a wrong answer, which others may share
+        RIGHT if score.correct else NO_ANSWER if score.status == "no_answer" else None for score in scores
+    ]
     judged = [score.status not in _COSTLY for score in scores]
     number = 0
     while None in classes:
@@ -64,10 +66,3 @@ def answer_classes(
 def stated_answer(completion: str) -> str:
     r"""What a completion commits to: its last ``\boxed{…}``, else its last ``<answer>``, else all of it."""
     return (boxed_or_block(completion) or completion).strip()
-
-
-def _known(score: Score) -> int | None:
-    """The class that a score alone decides; None for a wrong answer, which others may share."""
-    if score.correct:
-        return RIGHT
-    return NO_ANSWER if score.status == "no_answer" else None

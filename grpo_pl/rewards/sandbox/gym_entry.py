@@ -83,7 +83,6 @@ def check_task(task: str, settings: Mapping[str, Any]) -> None:
         ImportError: reasoning-gym is not installed.
     """
     try:
-        import reasoning_gym  # type: ignore[import-untyped]  # noqa: F401
         from reasoning_gym.factory import DATASETS  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError("reasoning-gym is not installed: pip install 'grpo_pl[reasoning-gym]'.") from error

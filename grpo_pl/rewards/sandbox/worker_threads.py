@@ -95,7 +95,7 @@ class Worker:
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", str(WORKER_FILE)],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 # SymPy's order of terms, hence its verdicts, follow hashes
@@ -127,7 +127,7 @@ class Worker:
             reply: dict[str, Any] = json.loads(self.link.recv_bytes())
         except (EOFError, OSError):
             returncode = self.stop()
-            raise OverHardLimit if returncode == -signal.SIGVTALRM else WorkerDied(returncode) from None
+            raise OverHardLimit() if returncode == -signal.SIGVTALRM else WorkerDied(returncode) from None
         return reply
 
     def stop(self) -> int:
