@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
@@ -95,10 +95,8 @@ class LengthReward(Reward):
             scores = self.correct(completions, answers, columns)
             return [self._cosine(n, score) for n, score in zip(lengths, scores, strict=True)]
         if self.shape == "overlong":
-            values = [
-                overlong_punishment(n, max_length=self.max_length, cache_length=self.cache_length) for n in lengths
-            ]
-            return [_score(value, 0.0, f"{n} tokens") for n, value in zip(lengths, values, strict=True)]
+            punish = partial(overlong_punishment, max_length=self.max_length, cache_length=self.cache_length)
+            return [_score(punish(n), 0.0, f"{n} tokens") for n in lengths]
         given = columns.get("token_budget", [self.max_length] * len(lengths))
         budgets = [self._tokens("token_budget", n, fewest=1) for n in given]
         pairs = zip(lengths, budgets, strict=True)
