@@ -21,6 +21,7 @@ class LoadsModel(Reward):
     model_class: ClassVar[str]
     """Class of transformers that reads the model."""
     tokenizer_options: ClassVar[Mapping[str, Any]]
+    """How its tokenizer pads and cuts."""
     model: str
     """Hub name or local folder of a model with the head that this reward reads."""
     label: int
@@ -108,7 +109,9 @@ class ModelReward(LoadsModel):
     """
 
     model_class: ClassVar[str] = "AutoModelForSequenceClassification"
+    """Class of transformers that reads the model."""
     tokenizer_options: ClassVar[Mapping[str, Any]] = {"truncation_side": "left"}
+    """How its tokenizer pads and cuts."""
     name: str = "model"
     """Key of this reward in metrics, tables and files."""
     label: int = 0

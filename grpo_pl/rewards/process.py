@@ -119,13 +119,15 @@ class ProcessModelReward(LoadsModel, ProcessReward):
 
     The value of a step is the probability of ``label`` at the last token of the step, as process reward models in the
     manner of Math-Shepherd (arXiv 2312.08935) and PRM800K are trained. Steps are the lines that are not blank. The
-    prompt goes in front of the completion, and the tokenizer must be a fast one;
-    a step beyond ``max_length`` tokens leaves its completion without a score.
-    Weights are read from safetensors files only, and classes of the model's own are refused.
+    prompt goes in front of the completion, and the tokenizer must be a fast one; a step beyond ``max_length`` tokens
+    leaves its completion without a score. Weights are read from safetensors files only, and classes of the model's own
+    are refused.
     """
 
     model_class: ClassVar[str] = "AutoModelForTokenClassification"
+    """Class of transformers that reads the model."""
     tokenizer_options: ClassVar[Mapping[str, Any]] = {"padding_side": "right", "truncation_side": "right"}
+    """How its tokenizer pads and cuts."""
     name: str = "process"
     """Key of this reward in metrics, tables and files."""
     label: int = 1

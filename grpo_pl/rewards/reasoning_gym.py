@@ -31,6 +31,7 @@ class ReasoningGymReward(SandboxedReward):
     """
 
     judge: ClassVar[str] = "gym_judge.py"
+    """File in ``sandbox`` that judges."""
     name: str = "reasoning_gym"
     """Key of this reward in metrics, tables and files."""
     correctness: bool = True

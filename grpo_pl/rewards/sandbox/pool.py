@@ -9,6 +9,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from grpo_pl.rewards.sandbox.worker_threads import Job, SandboxSettings, Verdict, WorkerStartError, WorkerThreads
 
@@ -26,6 +27,10 @@ class WorkerPool:
     Workers start on first use or with `start`, end when their parent ends, however it ends, and never import
     torch, so they may be started under CUDA, in daemonic processes and in data loader workers.
     """
+
+    _threads: WorkerThreads | None
+    _cache: OrderedDict[Job, Verdict]
+    _finalizer: weakref.finalize[Any, WorkerPool]
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self.settings = settings or SandboxSettings()
@@ -93,8 +98,8 @@ class WorkerPool:
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._threads: WorkerThreads | None = None
-        self._cache: OrderedDict[Job, Verdict] = OrderedDict()
+        self._threads = None
+        self._cache = OrderedDict()
 
     def _after_fork(self) -> None:
         """Leaves the parent's workers to the parent: this process has copies of their links, and no threads."""

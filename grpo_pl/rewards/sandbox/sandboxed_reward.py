@@ -14,6 +14,7 @@ class SandboxedReward(Reward):
     """A reward with limits, and the workers of this process that keep to them."""
 
     judge: ClassVar[str] = SandboxSettings.judge
+    """File in ``sandbox`` that judges."""
     workers: int = 2
     """Worker processes; rewards with the same limits share them."""
     soft_limit_s: float = 1.0
