@@ -6,24 +6,15 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import Any, Protocol
 
+from grpo_pl.policy.trained import ServedModel
+from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.rollout.texts import TextStream
 from serve.dispatch import Chunk
-from serve.errors import to_json
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-
-@dataclass
-class Token:
-    """One token with its log-probability and the likeliest alternatives."""
-
-    id: int
-    logprob: float | None
-    """None for the first token of an echoed prompt."""
-    top: tuple[tuple[int, float], ...]
+from serve.errors import ApiError, to_json
+from serve.schemas import ChatRequest, CompletionRequest
 
 
 @dataclass
@@ -35,94 +26,114 @@ class Choice:
     prompt: Sequence[int]
     stop_token_ids: Sequence[int] = ()
     """Tokens that end it without being part of its text."""
-    echoed: list[Token] = field(default_factory=list)
+    echoed: list[ScoredToken] = field(default_factory=list)
     """The prompt's tokens, where they are to be reported."""
-    tokens: list[Token] = field(default_factory=list)
+    tokens: list[ScoredToken] = field(default_factory=list)
     finish: str | None = None
+    offset: int = 0
+    """Characters of the tokens whose log-probabilities have been told."""
 
-    def push(self, chunk: Chunk) -> tuple[str, list[Token]]:
+    def push(self, chunk: Chunk) -> tuple[str, list[ScoredToken]]:
         """Takes a chunk and returns the text and the tokens that are new with it."""
-        before = len(self.stream.tokens)
-        silent = chunk.finish == "stop" and chunk.tokens[-1] in self.stop_token_ids
-        text = self.stream.push(chunk.tokens[:-1] if silent else chunk.tokens)
+        before, tokens = len(self.stream.tokens), chunk.tokens
+        silent = chunk.finish == "stop" and tokens[-1] in self.stop_token_ids
+        text = self.stream.push(tokens[:-1] if silent else tokens)
         if chunk.finish is not None:
             text += self.stream.finish()
         if silent and not self.stream.stopped:
-            self.stream.tokens.append(chunk.tokens[-1])
-        kept = len(self.stream.tokens) - before
-        tops = chunk.top or [()] * len(chunk.tokens)
-        new = [Token(*t) for t in zip(chunk.tokens[:kept], chunk.logprobs[:kept], tops[:kept], strict=True)]
+            self.stream.tokens.append(tokens[-1])
+        new = chunk.drawn[: len(self.stream.tokens) - before]
         self.tokens += new
         if self.finish is None:
             self.finish = "stop" if self.stream.stopped else chunk.finish
         return text, new
 
 
-class Shape:
-    """How one route writes its answers."""
+class Shape(Protocol):
+    """How one route writes its answers, whole or as the events of a stream; an event may be empty."""
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """The answer to a request without streaming."""
+
+    def opening(self, choice: Choice) -> str:
+        """What comes before the first token of a choice, with the text that the server begins with itself."""
+
+    def chunk(self, choice: Choice, text: str, tokens: Sequence[ScoredToken], choices: Sequence[Choice]) -> str:
+        """What is new in one of the choices."""
+
+    def closing(self, choices: Sequence[Choice]) -> str:
+        """What comes when all choices are finished."""
+
+    def failure(self, error: ApiError) -> str:
+        """The last event of a stream that broke off: a client must not take it for a short answer."""
+
+
+class ChoicesShape:
+    """What chat and completions have in common."""
 
     object_name: str
     chunk_name: str
     id_prefix: str
     prompt_in_choice = False
 
-    def __init__(
-        self, model: str, tokenizer: PreTrainedTokenizerBase, *, logprobs: bool, token_ids: bool = False
-    ) -> None:
-        self._model, self._tokenizer, self._logprobs, self._token_ids = model, tokenizer, logprobs, token_ids
+    def __init__(self, model: ServedModel, request: ChatRequest | CompletionRequest) -> None:
+        self._model, self._request = model, request
         self._id, self._created = f"{self.id_prefix}-{uuid.uuid4().hex}", int(time.time())
 
-    def whole(self, choices: Sequence[Choice], usage: dict[str, int]) -> dict[str, Any]:
-        """The answer to a request without streaming."""
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        usage = usage_of(choices, self._request.n)
         answer = {**self._head(self.object_name), "choices": [self._choice(c) for c in choices], "usage": usage}
         return answer | self._prompt_ids(choices[0], of_choice=False)
 
-    def chunk(
-        self,
-        choice: Choice,
-        text: str,
-        tokens: Sequence[Token],
-        finish: str | None,
-        *,
-        offset: int = 0,
-        usage: dict[str, int] | None = None,
-    ) -> str:
-        """One event of a stream."""
-        part = {"index": choice.index, **self._delta(text), "logprobs": None, "finish_reason": finish}
-        if self._logprobs and tokens:
-            part["logprobs"] = self._log_probabilities(tokens, offset)
-        if self._token_ids:
-            part["token_ids"] = [token.id for token in tokens]
-        return self._event(part, {} if usage is None else {"usage": usage})
+    def chunk(self, choice: Choice, text: str, tokens: Sequence[ScoredToken], choices: Sequence[Choice]) -> str:
+        if not text and not tokens and choice.finish is None:
+            return ""
+        told = {"logprobs": self._told(choice, tokens), "finish_reason": choice.finish}
+        part = {"index": choice.index, **self._delta(text), **told}
+        if self._request.return_token_ids:
+            part["token_ids"] = [token.token for token in tokens]
+        continuous = self._request.stream_options.continuous_usage_stats
+        return self._event(part, {"usage": usage_of(choices, self._request.n)} if continuous else {})
 
-    def opening(self, choice: Choice) -> str | None:
-        """The first event of a choice."""
-        raise NotImplementedError
+    def closing(self, choices: Sequence[Choice]) -> str:
+        end = "data: [DONE]\n\n"
+        if not self._request.stream_options.include_usage:
+            return end
+        usage = {"choices": [], "usage": usage_of(choices, self._request.n)}
+        return event({**self._head(self.chunk_name), **usage}) + end
 
-    def usage_chunk(self, usage: dict[str, int]) -> str:
-        return event({**self._head(self.chunk_name), "choices": [], "usage": usage})
+    def failure(self, error: ApiError) -> str:
+        return event(error.body())
 
     def _event(self, choice: dict[str, Any], further: dict[str, Any]) -> str:
         return event({**self._head(self.chunk_name), "choices": [choice], **further})
 
     def _prompt_ids(self, choice: Choice, *, of_choice: bool) -> dict[str, Any]:
         """The prompt's tokens, which chat has beside the choices and completions in each."""
-        here = self._token_ids and of_choice == self.prompt_in_choice
+        here = self._request.return_token_ids and of_choice == self.prompt_in_choice
         return {"prompt_token_ids": list(choice.prompt)} if here else {}
 
-    def token_text(self, token: int) -> str:
-        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+    def _text(self, token: int) -> str:
+        return str(self._model.tokenizer.decode([token], skip_special_tokens=False))
 
     def _head(self, name: str) -> dict[str, Any]:
-        return {"id": self._id, "object": name, "created": self._created, "model": self._model}
+        return {"id": self._id, "object": name, "created": self._created, "model": self._model.name}
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
-        logprobs = self._log_probabilities(choice.echoed + choice.tokens, 0) if self._logprobs else None
-        answer = {"index": choice.index, **self._content(choice.stream.text)}
-        answer |= {"logprobs": logprobs, "finish_reason": choice.finish}
-        if self._token_ids:
+        told = {"logprobs": self._told(choice, choice.echoed + choice.tokens), "finish_reason": choice.finish}
+        answer = {"index": choice.index, **self._content(choice.stream.text), **told}
+        if self._request.return_token_ids:
             answer |= {"token_ids": list(choice.stream.tokens), **self._prompt_ids(choice, of_choice=True)}
         return answer
+
+    def _told(self, choice: Choice, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
+        """The log-probabilities of a choice's next tokens, if anybody asked for them."""
+        if self._request.alternatives is None or not tokens:
+            return None
+        texts = [self._text(token.token) for token in tokens]
+        told = self._log_probabilities(tokens, texts, choice.offset)
+        choice.offset += sum(map(len, texts))
+        return told
 
     def _content(self, text: str) -> dict[str, Any]:
         raise NotImplementedError
@@ -130,16 +141,16 @@ class Shape:
     def _delta(self, text: str) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _log_probabilities(self, tokens: Sequence[Token], offset: int) -> dict[str, Any]:
+    def _log_probabilities(self, tokens: Sequence[ScoredToken], texts: Sequence[str], offset: int) -> dict[str, Any]:
         raise NotImplementedError
 
 
-class ChatShape(Shape):
+class ChatShape(ChoicesShape):
     """``/v1/chat/completions``."""
 
     object_name, chunk_name, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def opening(self, choice: Choice) -> str | None:
+    def opening(self, choice: Choice) -> str:
         delta = {"role": "assistant", "content": choice.stream.prefix}
         part = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._event(part, self._prompt_ids(choice, of_choice=False))
@@ -150,31 +161,25 @@ class ChatShape(Shape):
     def _delta(self, text: str) -> dict[str, Any]:
         return {"delta": {"content": text} if text else {}}
 
-    def _log_probabilities(self, tokens: Sequence[Token], offset: int) -> dict[str, Any]:
-        return {
-            "content": [
-                {**self._entry(t.id, t.logprob), "top_logprobs": [self._entry(*pair) for pair in t.top]} for t in tokens
-            ],
-            "refusal": None,
-        }
-
-    def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
-        text = self.token_text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "surrogatepass"))}
+    def _log_probabilities(self, tokens: Sequence[ScoredToken], texts: Sequence[str], offset: int) -> dict[str, Any]:
+        content = [
+            {**_entry(text, token.logprob), "top_logprobs": [_entry(self._text(i), p) for i, p in token.top]}
+            for token, text in zip(tokens, texts, strict=True)
+        ]
+        return {"content": content, "refusal": None}
 
 
-class CompletionShape(Shape):
+class CompletionShape(ChoicesShape):
     """``/v1/completions``."""
 
     object_name, chunk_name, id_prefix = "text_completion", "text_completion", "cmpl"
     prompt_in_choice = True
 
-    def opening(self, choice: Choice) -> str | None:
-        if not choice.stream.prefix and not self._token_ids:
-            return None
-        part = {"index": choice.index, "text": choice.stream.prefix, "logprobs": None, "finish_reason": None}
-        if self._logprobs and choice.echoed:
-            part["logprobs"] = self._log_probabilities(choice.echoed, 0)
+    def opening(self, choice: Choice) -> str:
+        if not choice.stream.prefix and not self._request.return_token_ids:
+            return ""
+        told = {"logprobs": self._told(choice, choice.echoed), "finish_reason": None}
+        part = {"index": choice.index, "text": choice.stream.prefix, **told}
         return self._event(part | self._prompt_ids(choice, of_choice=True), {})
 
     def _content(self, text: str) -> dict[str, Any]:
@@ -182,19 +187,20 @@ class CompletionShape(Shape):
 
     _delta = _content
 
-    def _log_probabilities(self, tokens: Sequence[Token], offset: int) -> dict[str, Any]:
-        texts = [self.token_text(t.id) for t in tokens]
-        offsets = [offset]
-        for text in texts[:-1]:
-            offsets.append(offsets[-1] + len(text))
+    def _log_probabilities(self, tokens: Sequence[ScoredToken], texts: Sequence[str], offset: int) -> dict[str, Any]:
         return {
             "tokens": texts,
-            "token_logprobs": [t.logprob for t in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [
-                None if t.logprob is None else {self.token_text(i): logprob for i, logprob in t.top} for t in tokens
+                None if token.logprob is None else {self._text(i): logprob for i, logprob in token.top}
+                for token in tokens
             ],
-            "text_offset": offsets,
+            "text_offset": list(accumulate(map(len, texts[:-1]), initial=offset)),
         }
+
+
+def _entry(text: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "surrogatepass"))}
 
 
 def event(value: Any) -> str:
@@ -202,7 +208,8 @@ def event(value: Any) -> str:
     return f"data: {to_json(value)}\n\n"
 
 
-def usage_of(prompts: Sequence[Sequence[int]], choices: Sequence[Choice]) -> dict[str, int]:
-    """Prompt tokens once per prompt, completion tokens of all choices, the end token included."""
-    prompt, completion = sum(map(len, prompts)), sum(len(choice.stream.tokens) for choice in choices)
+def usage_of(choices: Sequence[Choice], n: int) -> dict[str, int]:
+    """Prompt tokens once per prompt, of which each has ``n`` choices; completion tokens of all, end tokens included."""
+    prompt = sum(len(choice.prompt) for choice in choices[::n])
+    completion = sum(len(choice.stream.tokens) for choice in choices)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

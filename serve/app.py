@@ -21,7 +21,7 @@ from grpo_pl.policy.trained import ServedModel, find_model
 from grpo_pl.rewards.base import needs_of
 from serve.completions import CompletionRoutes
 from serve.dispatch import Generator, Scorer, WorkerLine
-from serve.errors import ApiError, install_handlers, json_response, shutting_down, worker_lost
+from serve.errors import ApiError, check_model, install_handlers, json_response, shutting_down, worker_lost
 from serve.evaluation import EvaluateRoute
 from serve.generate_worker import GenerateWorker
 from serve.guard import Guard
@@ -105,7 +105,7 @@ class Application:
         prompts = self._prompts
         shared: dict[str, Any] = {"metrics": self.metrics, "deadline_s": self._settings.deadline_s}
         completions = CompletionRoutes(generator=self.generator, prompts=prompts, **shared)
-        responses = ResponsesRoute(completions=completions, prompts=prompts, metrics=self.metrics)
+        responses = ResponsesRoute(completions, self._model.name)
         tokens = TokenRoutes(prompts)
         score = ScoreRoute(
             model=self._model, needs=self._needs, scorer=self.scorer, max_queue=self._settings.max_queue, **shared
@@ -174,7 +174,7 @@ class Application:
         return json_response({"object": "list", "data": [self._model_entry()]})
 
     async def _one_model(self, id: str) -> Response:
-        self._prompts.check_model(id)
+        check_model(id, self._model.name)
         return json_response(self._model_entry())
 
     def _model_entry(self) -> dict[str, Any]:

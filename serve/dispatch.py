@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence, Set
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
-from grpo_pl.rollout.native.continuous import ScoredToken, SequenceOptions
+from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.types import FinishReason
 from serve.errors import ApiError, bad_request
 from serve.generate_worker import Generate, ScorePrompt, Started, Step
-from serve.grammars import Grammar
 from serve.score_worker import ScoreItems
 from serve.worker import Answer, Cancel, Frames, Refusal, packed
 
@@ -24,13 +23,29 @@ _GAP_S = 0.001
 
 
 class Deadline:
-    """A point in time by which a request must be done."""
+    """When a request began, and by when it must be done."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._at = seconds, time.monotonic() + seconds
+        self._seconds, self._began = seconds, time.monotonic()
+
+    def spent(self) -> float:
+        return time.monotonic() - self._began
 
     def left(self) -> float:
-        return self._at - time.monotonic()
+        return self._seconds - self.spent()
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """Ends what still waits inside when the time is up.
+
+        Raises:
+            ApiError: it is (504).
+        """
+        try:
+            async with asyncio.timeout(self.left()):
+                yield
+        except TimeoutError:
+            raise self.passed() from None
 
     def passed(self) -> ApiError:
         message = f"not finished within {self._seconds:g} s: ask for less at once, or later."
@@ -42,16 +57,15 @@ class Chunk:
     """New tokens of one completion of a request."""
 
     index: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    drawn: list[ScoredToken] = field(default_factory=list)
     finish: FinishReason | None = None
 
-    def add(self, token: int, logprob: float, top: Any = (), finish: FinishReason | None = None) -> None:
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        if top:
-            self.top.append(top)
+    @property
+    def tokens(self) -> list[int]:
+        return [drawn.token for drawn in self.drawn]
+
+    def add(self, token: int, logprob: float, top: Any, finish: FinishReason | None) -> None:
+        self.drawn.append(ScoredToken(token, logprob, top))
         self.finish = finish
 
 
@@ -78,10 +92,9 @@ class Call:
         self._failure: ApiError | None = None
 
     def add(self, index: int, *drawn: Any) -> None:
-        chunk = self._chunks.get(index)
-        if chunk is None:
-            chunk = self._chunks[index] = Chunk(index)
-        chunk.add(*drawn)
+        if index not in self._chunks:
+            self._chunks[index] = Chunk(index)
+        self._chunks[index].add(*drawn)
 
     def wake(self) -> None:
         """Lets the reader have what has come."""
@@ -350,17 +363,7 @@ class Generator:
         self.places = Places(max_batch_size, max_waiting=max_queue)
 
     async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        keys: Sequence[int],
-        options: SequenceOptions,
-        *,
-        live: bool,
-        deadline: Deadline,
-        bounded: bool = True,
-        stopped: set[int] | None = None,
-        grammar: Grammar | None = None,
-        evaluation: bool = False,
+        self, job: Generate, *, live: bool, deadline: Deadline, bounded: bool, stopped: Set[int] = frozenset()
     ) -> AsyncGenerator[list[Chunk], None]:
         """Draws one completion per key; more than fit in the batch are drawn in turns.
 
@@ -368,16 +371,15 @@ class Generator:
             live: yield tokens as they come rather than all at the end.
             bounded: be refused when the queue is full, instead of waiting in it.
             stopped: the caller adds the indices of completions that it wants no more of.
-            grammar: what the completions must match.
-            evaluation: give way to others, see :class:`Places`.
         """
-        size = self.places.share if evaluation else self.places.size
-        for first in range(0, len(keys), size):
-            job = Generate(list(prompt_ids), list(keys[first : first + size]), options, grammar, evaluation)
-            places = len(job.keys)
-            await self._take(places, deadline, bounded=bounded, evaluation=evaluation)
-            on_end = partial(self.places.give_back, places, evaluation=evaluation)
-            with self.line.ask(job, deadline=deadline, completions=places, live=live, on_end=on_end) as call:
+        size = self.places.share if job.evaluation else self.places.size
+        for first in range(0, len(job.keys), size):
+            part = job._replace(keys=job.keys[first : first + size])
+            places = len(part.keys)
+            async with deadline.limit():
+                await self.places.take(places, bounded=bounded, evaluation=job.evaluation)
+            on_end = partial(self.places.give_back, places, evaluation=job.evaluation)
+            with self.line.ask(part, deadline=deadline, completions=places, live=live, on_end=on_end) as call:
                 async for chunks in call:
                     for chunk in chunks:
                         chunk.index += first
@@ -385,21 +387,12 @@ class Generator:
                     if stopped:
                         self.line.stop(call, {i - first for i in stopped})
 
-    async def score_prompt(
-        self, prompt_ids: Sequence[int], *, top: int, deadline: Deadline, bounded: bool
-    ) -> list[ScoredToken]:
+    async def score_prompt(self, job: ScorePrompt, *, deadline: Deadline, bounded: bool) -> list[ScoredToken]:
         """The log-probabilities of a prompt's own tokens, in turn with those who wait for a place."""
-        await self._take(1, deadline, bounded=bounded)
-        job = ScorePrompt(list(prompt_ids), top)
+        async with deadline.limit():
+            await self.places.take(1, bounded=bounded)
         with self.line.ask(job, deadline=deadline, on_end=lambda: self.places.give_back(1)) as call:
             return list(await call.result())
-
-    async def _take(self, count: int, deadline: Deadline, *, bounded: bool, evaluation: bool = False) -> None:
-        try:
-            async with asyncio.timeout(deadline.left()):
-                await self.places.take(count, bounded=bounded, evaluation=evaluation)
-        except TimeoutError:
-            raise deadline.passed() from None
 
 
 class Scorer:
@@ -410,7 +403,7 @@ class Scorer:
         self._max_queue = max_queue
         self._asking = 0
 
-    async def score(self, items: ScoreItems, *, deadline: Deadline, bounded: bool = True) -> list[Any]:
+    async def score(self, items: ScoreItems, *, deadline: Deadline, bounded: bool) -> list[Any]:
         """What the worker says about each item, in order; ``bounded`` requests may be refused when many wait."""
         if bounded and self._asking >= self._max_queue:
             raise QueueFull(self._asking)

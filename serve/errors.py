@@ -45,8 +45,15 @@ def bad_request(message: str, *, param: str | None, code: str = "invalid_value")
     return ApiError(400, message, param=param, code=code)
 
 
-def model_not_found(name: str, mine: str) -> ApiError:
-    return ApiError(404, f"there is no model {name!r} here, only {mine!r}.", code="model_not_found", param="model")
+def check_model(asked: str | None, served: str) -> None:
+    """Refuses a model that is not the one that is served; None is that one.
+
+    Raises:
+        ApiError: another name (404).
+    """
+    if asked not in (None, served):
+        message = f"there is no model {asked!r} here, only {served!r}."
+        raise ApiError(404, message, code="model_not_found", param="model")
 
 
 def worker_lost() -> ApiError:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from grpo_pl.config.rewards import build_rewards
 from grpo_pl.policy.trained import ServedModel
-from grpo_pl.rollout.engine import row_keys
 from grpo_pl.rollout.native.continuous import batch_of
 from serve.dispatch import Chunk
 from serve.errors import ApiError
 from serve.evaluation import items_of, result_of
-from serve.prompts import Prompts, sample_keys
+from serve.prompts import Prompts
 from serve.schemas import EvalProblem, Sampling
 from serve.score_worker import score_items
 
@@ -32,36 +32,27 @@ def evaluate_locally(
     Raises:
         ValueError: a problem that the model cannot read or hold.
     """
-    prompts, n = Prompts(model), sampling.n
+    evaluations = Prompts(model).evaluations(problems, sampling, seed=seed, name=lambda i: f"line {i + 1}")
     try:
-        ids = [asyncio.run(prompts.from_problem(p.problem, f"line {i + 1}")) for i, p in enumerate(problems)]
-        logits = prompts.logits(sampling)
-        options = [prompts.options(tokens, sampling, logits=logits) for tokens in ids]
+        waiting = deque(enumerate(asyncio.run(evaluations)))
     except ApiError as error:
         raise ValueError(error.message) from error
-    policy = model.load_policy(device)
-    batch = batch_of(model, policy, max(max_rows, n))
+    batch = batch_of(model, model.load_policy(device), max(max_rows, sampling.n))
     rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)
-    waiting = list(range(len(problems)))
-    owner: dict[int, tuple[int, Chunk]] = {}  # by sequence: problem and completion
-    groups: dict[int, list[Chunk]] = {}
+    owner: dict[int, tuple[int, list[Chunk], Chunk]] = {}  # by sequence: problem, its completions, the sequence's own
     try:
         while waiting or len(batch):
-            while waiting and len(batch) + n <= batch.max_rows:
-                i = waiting.pop(0)
-                keys = row_keys([sample_keys(ids[i], seed=seed, n=n, prompt_id=problems[i].id)])
-                groups[i] = [Chunk(sample) for sample in range(n)]
-                sequences = batch.add(ids[i], keys, options[i])
-                owner |= {s: (i, chunk) for s, chunk in zip(sequences, groups[i], strict=True)}
+            while waiting and len(batch) + sampling.n <= batch.max_rows:
+                i, job = waiting.popleft()
+                group = [Chunk(sample) for sample in range(sampling.n)]
+                sequences = batch.add(job.prompt_ids, job.keys, job.options)
+                owner |= {s: (i, group, chunk) for s, chunk in zip(sequences, group, strict=True)}
             for drawn in batch.step():
-                i, chunk = owner[drawn.sequence]
-                chunk.add(drawn.token, drawn.logprob, finish=drawn.finish)
-                if drawn.finish is not None:
-                    del owner[drawn.sequence]
-                    if all(c.finish is not None for c in groups[i]):
-                        finished = groups.pop(i)
-                        texts, job = items_of(problems[i], finished, model)
-                        yield i, result_of(problems[i], texts, finished, score_items(rewards, job, slice(None)))
+                i, group, chunk = owner[drawn.sequence]
+                chunk.add(drawn.token, drawn.logprob, drawn.top, drawn.finish)
+                if all(chunk.finish is not None for chunk in group):
+                    items = items_of(problems[i], group, model)
+                    yield i, result_of(problems[i], items, group, score_items(rewards, items, slice(None)))
     finally:
         for reward in rewards:
             reward.close()

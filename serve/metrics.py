@@ -36,8 +36,8 @@ class ServerMetrics:
 
         self._requests = counter("requests", "Requests answered.", ["route", "code"])
         self._latency = seconds("request_seconds", "From a request to the last byte of its answer.", ["route"])
-        self._first_token = seconds("time_to_first_token_seconds", "Until a stream's first token.")
-        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens, once per request.")
+        self.first_token = seconds("time_to_first_token_seconds", "Until a stream's first token.")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens, once per request.")
         self._tokens = counter("generated_tokens", "Completion tokens.")
         self._rewards = counter("reward_statuses", "Scores given.", ["reward", "status"])
         self.running = gauge("running_sequences", "Completions that have a place in the batch.")
@@ -51,16 +51,10 @@ class ServerMetrics:
         self._requests.labels(route, str(status)).inc()
         self._latency.labels(route).observe(seconds)
 
-    def count_prompt(self, tokens: int) -> None:
-        self._prompt_tokens.inc(tokens)
-
     def count_tokens(self, tokens: int) -> None:
         self._tokens.inc(tokens)
         self._recent.append((time.monotonic(), tokens))
         self._forget_old()
-
-    def first_token(self, seconds: float) -> None:
-        self._first_token.observe(seconds)
 
     def count_scores(self, items: Sequence[Mapping[str, Any]]) -> None:
         tally = Tally((name, score["status"]) for item in items for name, score in item["rewards"].items())

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.template import Example
 from grpo_pl.policy.trained import ServedModel
+from grpo_pl.rollout.engine import row_keys
 from grpo_pl.rollout.native.continuous import SequenceOptions
 from grpo_pl.rollout.processors import LogitOptions
 from grpo_pl.types import SampleKey, SamplingParams
-from serve.errors import ApiError, bad_request, model_not_found
-from serve.schemas import Message, Sampling
+from serve.errors import ApiError, bad_request
+from serve.generate_worker import Generate
+from serve.schemas import EvalProblem, Message, Sampling
 
 _SCALARS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "min_tokens")
 _MOST_LOGPROBS = 1 << 20  # in one answer: each takes some hundred bytes
@@ -60,11 +63,26 @@ class Prompts:
             prefill=template.prefill if prefill else "",
         )
         text = "".join(m.text for m in messages)
-        return await self._encode(text, lambda: template.encode(question, self.model.tokenizer), "messages")
+        return await self._encode(text, partial(template.encode, question, self.model.tokenizer), "messages")
 
-    async def from_problem(self, problem: str, param: str) -> list[int]:
-        """Prompt tokens of a question, as in training."""
-        return await self._encode(problem, lambda: self.model.template.encode(problem, self.model.tokenizer), param)
+    async def evaluations(
+        self, problems: Sequence[EvalProblem], sampling: Sampling, *, seed: int, name: Callable[[int], str]
+    ) -> list[Generate]:
+        """What to draw for each problem, whose question becomes a prompt as in training.
+
+        Args:
+            name: what the problem of an index is called where it is refused.
+
+        Raises:
+            ApiError: a problem that the model cannot read or hold, or a token that it does not have.
+        """
+        logits, jobs, tokenizer = self.logits(sampling), [], self.model.tokenizer
+        for i, problem in enumerate(problems):
+            text = problem.problem
+            ids = await self._encode(text, partial(self.model.template.encode, text, tokenizer), name(i))
+            jobs.append(self.job(ids, sampling, logits, seed=seed, prompt_id=problem.id)._replace(evaluation=True))
+            await asyncio.sleep(0)  # others get their turn of the event loop
+        return jobs
 
     async def from_raw(self, prompt: str | Sequence[int]) -> list[int]:
         """Tokens of a prompt that is continued as it is: no template."""
@@ -86,25 +104,25 @@ class Prompts:
         options = LogitOptions(logit_bias=bias, bad_words=words, **{n: getattr(request, n) for n in _SCALARS})
         return None if options == LogitOptions() else options
 
-    def options(
+    def job(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: list[int],
         request: Sampling,
+        logits: LogitOptions | None,
         *,
-        logits: LogitOptions | None = None,
-        stop_token_ids: Sequence[int] = (),
-        ignore_eos: bool = False,
-        top: int = 0,
-    ) -> SequenceOptions:
-        """How to draw, with the model's own defaults where the client left them.
+        seed: int,
+        prompt_id: int | str | None = None,
+    ) -> Generate:
+        """What to draw for a prompt, with the model's own defaults where the client left them.
 
         Args:
             logits: from ``logits``, which is the same for all prompts of a request.
+            seed: names the samples, with ``prompt_id``; see ``sample_keys``.
 
         Raises:
             ApiError: the completion would not fit the model's context behind the prompt.
         """
-        context, wanted = self.model.context, request.length
+        context, wanted, trained = self.model.context, request.length, self.model.sampling
         room = (context or 1 << 30) - len(prompt_ids)
         if wanted is not None and wanted > room:
             raise bad_request(
@@ -112,21 +130,19 @@ class Prompts:
                 param="max_tokens",
                 code="context_length_exceeded",
             )
-        length = min(self.model.sampling.max_completion_length, room) if wanted is None else max(1, wanted)
+        length = min(trained.max_completion_length, room) if wanted is None else max(1, wanted)
         if request.min_tokens > length:
             raise bad_request(
                 f"min_tokens: {request.min_tokens} are more than a completion may have, {length}.", param="min_tokens"
             )
-        temperature = self.model.sampling.temperature if request.temperature is None else request.temperature
-        return SequenceOptions(
-            sampling=SamplingParams(
-                max_completion_length=length, temperature=temperature, top_k=request.top_k, top_p=request.top_p
-            ),
-            ignore_eos=ignore_eos,
-            top_logprobs=top,
-            stop_token_ids=tuple(stop_token_ids),
-            logits=logits,
+        sampling = SamplingParams(
+            max_completion_length=length,
+            temperature=trained.temperature if request.temperature is None else request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
         )
+        keys = row_keys([sample_keys(prompt_ids, seed=seed, n=request.n, prompt_id=prompt_id)])
+        return Generate(prompt_ids, keys, SequenceOptions(sampling=sampling, logits=logits))
 
     def check_logprobs(self, tokens: int, top: int) -> None:
         """Refuses an answer that would not fit into memory.
@@ -140,15 +156,6 @@ class Prompts:
                 "log-probabilities: ask for less at once.",
                 param="logprobs",
             )
-
-    def check_model(self, name: str | None) -> None:
-        """Refuses a model that is not the one that is served.
-
-        Raises:
-            ApiError: another name (404).
-        """
-        if name is not None and name != self.model.name:
-            raise model_not_found(name, self.model.name)
 
     def check_ids(self, tokens: Sequence[int], param: str) -> None:
         """Refuses token ids that the model does not have.

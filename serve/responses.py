@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
 from pydantic import Field, ValidationError
 
+from grpo_pl.rollout.native.continuous import ScoredToken
 from serve import fields
 from serve.answers import Choice, usage_of
-from serve.completions import CompletionRoutes, Job, failure
-from serve.connection import EventStream, while_connected
-from serve.errors import ApiError, from_fault, json_response, to_json
-from serve.metrics import ServerMetrics
-from serve.prompts import Prompts
+from serve.completions import CompletionRoutes
+from serve.errors import ApiError, from_fault, to_json
 from serve.schemas import Body, ChatRequest, Message, Seed, StreamOptions, Text
 from serve.settings import MAX_ITEMS
 
@@ -76,63 +73,35 @@ class ResponsesRequest(Body):
 
 
 class ResponsesRoute:
-    """Asks the chat route for one completion and writes it as a response."""
+    """Asks the chat route for one completion, to be written as a response."""
 
-    def __init__(self, *, completions: CompletionRoutes, prompts: Prompts, metrics: ServerMetrics) -> None:
-        self._completions, self._prompts, self._metrics = completions, prompts, metrics
+    def __init__(self, completions: CompletionRoutes, model: str) -> None:
+        self._completions, self._model = completions, model
 
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
-        began = time.monotonic()
-        self._prompts.check_model(body.model)
         try:
             chat = body.chat()
-            job = await self._completions.chat_job(chat, began)
+            return await self._completions.answer_chat(chat, request, ResponseShape(body, chat, self._model))
         except ValidationError as error:
             raise _renamed(from_fault(error.errors(include_url=False, include_input=False)[0])) from None
         except ApiError as error:
             raise _renamed(error) from None
-        answer = _Answer(body, chat, self._prompts.model.name)
-        if body.stream:
-            return EventStream(request, self._events(job, answer))
-        choices = await while_connected(request, self._completions.finish(job))
-        return json_response(answer.whole(choices[0], usage_of(job.prompts, choices)))
-
-    async def _events(self, job: Job, answer: _Answer) -> AsyncGenerator[str, None]:
-        choices, started = job.choices(self._prompts), False
-        try:
-            async with aclosing(self._completions.grow(job, choices)) as steps:
-                async for (growth,) in steps:
-                    events: list[str] = []
-                    if not started:
-                        started = True
-                        self._metrics.first_token(time.monotonic() - job.began)
-                        events += answer.opening(growth.choice)
-                    if growth.text:
-                        events.append(answer.delta(growth.text))
-                    if events:
-                        yield "".join(events)
-        except Exception as error:
-            if not started:
-                raise
-            yield answer.error(failure(error))
-            return
-        yield "".join(answer.closing(choices[0], usage_of(job.prompts, choices)))
 
 
-class _Answer:
-    """The shapes of one response: whole, and as events."""
+class ResponseShape:
+    """One response, whole or as events; a ``Shape``."""
 
     def __init__(self, body: ResponsesRequest, chat: ChatRequest, model: str) -> None:
         self._body, self._chat, self._model = body, chat, model
         self._id, self._item = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
         self._created, self._events = int(time.time()), 0
 
-    def whole(self, choice: Choice, usage: dict[str, int]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        (choice,) = choices
         status = "completed" if choice.finish == "stop" else "incomplete"
-        return self._response(status, [self._message(choice.stream.text, status)], usage)
+        return self._response(status, [self._message(choice.stream.text, status)], usage_of(choices, 1))
 
-    def opening(self, choice: Choice) -> list[str]:
-        """What comes before the text, and the text that the server begins with itself."""
+    def opening(self, choice: Choice) -> str:
         empty = self._response("in_progress", [], None)
         item = {**self._message("", "in_progress"), "content": []}
         events = [
@@ -140,25 +109,30 @@ class _Answer:
             self._event("response.in_progress", response=empty),
             self._event("response.output_item.added", output_index=0, item=item),
             self._event("response.content_part.added", **self._place(), part=_part("")),
+            self._delta(choice.stream.prefix),
         ]
-        return [*events, self.delta(choice.stream.prefix)] if choice.stream.prefix else events
+        return "".join(events)
 
-    def delta(self, text: str) -> str:
-        return self._event("response.output_text.delta", **self._place(), delta=text, logprobs=[])
+    def chunk(self, choice: Choice, text: str, tokens: Sequence[ScoredToken], choices: Sequence[Choice]) -> str:
+        return self._delta(text)
 
-    def closing(self, choice: Choice, usage: dict[str, int]) -> list[str]:
-        whole, text = self.whole(choice, usage), choice.stream.text
-        return [
+    def closing(self, choices: Sequence[Choice]) -> str:
+        whole, text = self.whole(choices), choices[0].stream.text
+        events = [
             self._event("response.output_text.done", **self._place(), text=text, logprobs=[]),
             self._event("response.content_part.done", **self._place(), part=_part(text)),
             self._event("response.output_item.done", output_index=0, item=whole["output"][0]),
             self._event(f"response.{whole['status']}", response=whole),
         ]
+        return "".join(events)
 
-    def error(self, error: ApiError) -> str:
+    def failure(self, error: ApiError) -> str:
         """With ``error`` beside OpenAI's fields: that is what makes the client raise."""
         told = error.body()["error"]
         return self._event("error", code=told["code"], message=told["message"], param=told["param"], error=told)
+
+    def _delta(self, text: str) -> str:
+        return self._event("response.output_text.delta", **self._place(), delta=text, logprobs=[]) if text else ""
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._item, "output_index": 0, "content_index": 0}

@@ -14,7 +14,7 @@ from grpo_pl.functional.advantages import masked_mean_std, rescale, subtract_bas
 from grpo_pl.policy.trained import ServedModel
 from serve.connection import while_connected
 from serve.dispatch import Deadline, Places, Scorer
-from serve.errors import bad_request, json_response, model_not_found
+from serve.errors import bad_request, check_model, json_response
 from serve.metrics import ServerMetrics
 from serve.schemas import ScoreRequest
 from serve.score_worker import ScoreItems
@@ -45,26 +45,22 @@ class ScoreRoute:
         self._preparing = Places(1, max_waiting=max_queue)  # what one request takes, several at once would multiply
 
     async def score(self, body: ScoreRequest, request: Request) -> Response:
-        if body.model not in (None, self._model.name):
-            raise model_not_found(str(body.model), self._model.name)
+        check_model(body.model, self._model.name)
         scored = await while_connected(request, self._scored(body))
         self._metrics.count_scores(scored)
         return json_response(_as_group(scored) if body.group else {"items": scored})
 
     async def _scored(self, body: ScoreRequest) -> list[Any]:
         deadline = Deadline(self._deadline_s)
-        try:
-            async with asyncio.timeout(deadline.left()):
-                await self._preparing.take(1, bounded=True)
-        except TimeoutError:
-            raise deadline.passed() from None
+        async with deadline.limit():
+            await self._preparing.take(1, bounded=True)
         items = [{**item.__dict__, **(item.model_extra or {})} for item in body.items]
         try:
             columns = await asyncio.to_thread(self._columns, items)
         finally:
             self._preparing.give_back(1)
         completions, answers = ([item[name] for item in items] for name in ("completion", "answer"))
-        return await self._scorer.score(ScoreItems(completions, answers, columns), deadline=deadline)
+        return await self._scorer.score(ScoreItems(completions, answers, columns), deadline=deadline, bounded=True)
 
     def _columns(self, items: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         """Every further field of the items, and what training puts beside them unless the client gives it."""
@@ -73,8 +69,7 @@ class ScoreRoute:
         questions = [item.get("question", item.get("problem", "")) for item in items]
         columns.setdefault("question", questions)
         columns.setdefault("prompt", [self._prompt(question) for question in questions])
-        missing = self._needs - columns.keys()
-        if missing:
+        if missing := self._needs - columns.keys():
             tokens = self._tokens([item["completion"] for item in items], missing)
             if "completion_ids" in missing:
                 columns["completion_ids"] = tokens

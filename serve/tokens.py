@@ -9,7 +9,7 @@ from fastapi import Response
 from pydantic import Field, model_validator
 
 from serve import fields
-from serve.errors import bad_request, json_response
+from serve.errors import bad_request, check_model, json_response
 from serve.prompts import Prompts
 from serve.schemas import Body, Message, Text, TokenId
 from serve.settings import MAX_ITEMS
@@ -52,7 +52,7 @@ class TokenRoutes:
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
         model = self._prompts.model
-        self._prompts.check_model(body.model)
+        check_model(body.model, self._prompts.model.name)
         if body.messages is not None:
             ids = await self._prompts.from_messages(body.messages)
         else:
@@ -67,7 +67,7 @@ class TokenRoutes:
         return await asyncio.to_thread(answer)
 
     async def detokenize(self, body: DetokenizeRequest) -> Response:
-        self._prompts.check_model(body.model)
+        check_model(body.model, self._prompts.model.name)
         self._prompts.check_ids(body.tokens, "tokens")
         tokenizer = self._prompts.model.tokenizer
         text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
