@@ -10,25 +10,26 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.errors import ApiError
 from serve.login import LOGIN, LOGIN_BYTES, Sessions, login_page
 from serve.logs import log_request
-from serve.origins import Origins, require_json
+from serve.origins import Origins
 
 _OPEN = frozenset({"/health"})
 _BODY_SECONDS = 30.0
 _SMALL_BODY = 1 << 16
 _LARGE_BODIES = 8  # of the largest size, or as many bytes in smaller ones, are in hand at once
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 _CLIENT_GONE = 499
 
 _HEADERS = {
-    b"x-content-type-options": b"nosniff",
-    b"x-frame-options": b"DENY",
-    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
-    b"cache-control": b"no-store",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cache-control": "no-store",
 }
 """Of every answer that has none of its own."""
 
@@ -71,7 +72,10 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = _completed(message.get("headers", []), request_id)
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         try:
@@ -80,7 +84,7 @@ class Guard:
             seconds = time.monotonic() - began
             self._observe(getattr(scope.get("route"), "path", "other"), status, seconds)
             log_request(
-                request_id=request_id.decode(),
+                request_id=request_id,
                 client=(scope.get("client") or ("",))[0],
                 method=method,
                 path=scope["path"],
@@ -101,7 +105,6 @@ class Guard:
             if self._sessions is not None and logs_in:
                 await self._sessions.open(body, secure=scope["scheme"] == "https")(scope, receive, send)
                 return
-            require_json(scope)
             await self._app(scope, _replay(body, receive), send)
         except _Hangup:
             pass
@@ -113,20 +116,20 @@ class Guard:
 
     def _check_size(self, scope: Scope) -> None:
         """Refuses what says of itself that it is too large, before any of it is read."""
-        declared = int(_header(scope, b"content-length") or b"0")
-        if declared > self._max_body:
+        headers = Headers(scope=scope)
+        if int(headers.get("content-length", "0")) > self._max_body:
             # a client that asked first sends nothing more; from others the HTTP layer takes the rest and drops it
-            raise _too_large(self._max_body, close=_header(scope, b"expect") is not None)
+            raise _too_large(self._max_body, close="expect" in headers)
 
     def _check_key(self, scope: Scope) -> None:
         if self._key is None or scope["path"] in _OPEN:
             return
-        header = _header(scope, b"authorization")
-        cookies = [value for name, value in scope["headers"] if name == b"cookie"]
+        headers = Headers(scope=scope)
+        header, cookies = headers.get("authorization"), headers.getlist("cookie")
         if header is None and self._sessions is not None and self._sessions.holds(cookies):
             return
-        kind, _, given = (header or b"").partition(b" ")
-        if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._key):
+        kind, _, given = (header or "").partition(" ")
+        if kind.lower() != "bearer" or not hmac.compare_digest(given.encode("latin-1").strip(), self._key):
             raise ApiError(
                 401,
                 "give the server's API key as `Authorization: Bearer <key>`.",
@@ -183,19 +186,13 @@ def _too_large(limit: int, *, close: bool = False) -> ApiError:
 
 
 def _wants_page(scope: Scope) -> bool:
-    return scope["method"] == "GET" and scope["path"] == "/" and b"text/html" in (_header(scope, b"accept") or b"")
+    return scope["method"] == "GET" and scope["path"] == "/" and "text/html" in Headers(scope=scope).get("accept", "")
 
 
-def _request_id(scope: Scope) -> bytes:
+def _request_id(scope: Scope) -> str:
     """The client's own name for the request if it is a plain word, or else a new one."""
-    given = _header(scope, b"x-request-id") or b""
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
-
-
-def _completed(headers: Any, request_id: bytes) -> list[tuple[bytes, bytes]]:
-    given = [(bytes(name).lower(), bytes(value)) for name, value in headers]
-    names = {name for name, _ in given}
-    return [*given, (b"x-request-id", request_id), *(pair for pair in _HEADERS.items() if pair[0] not in names)]
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
@@ -210,7 +207,3 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return dict(await receive())
 
     return again
-
-
-def _header(scope: Scope, name: bytes) -> bytes | None:
-    return next((value for key, value in scope["headers"] if key == name), None)

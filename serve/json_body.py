@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from serve.errors import ApiError
+from serve.origins import require_json
 
 MAX_ELEMENTS = 1 << 17
 """Most commas, colons and opening brackets outside of strings: 8 MB of them would take gigabytes once parsed."""
@@ -27,6 +28,8 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
+            if request.method == "POST":
+                require_json(request.scope)
             return await handle(_JsonRequest(request.scope, request.receive))
 
         return handle_json

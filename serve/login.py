@@ -40,10 +40,10 @@ class Sessions:
     def __init__(self, key: bytes, port: int) -> None:
         self._key, self._secret, self._name = key, secrets.token_bytes(32), f"grpo_pl_{port}"
 
-    def holds(self, cookies: list[bytes]) -> bool:
+    def holds(self, cookies: list[str]) -> bool:
         """Whether the ``Cookie`` headers of a request hold a session that has not run out."""
         try:
-            jar = SimpleCookie(b"; ".join(cookies).decode("latin-1"))
+            jar = SimpleCookie("; ".join(cookies))
         except CookieError:
             return False
         if self._name not in jar:

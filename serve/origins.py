@@ -15,7 +15,7 @@ from starlette.types import Scope
 from serve.errors import ApiError
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
-_OWN_SITES = (b"same-origin", b"none")  # the server's own page, and what a person typed or opened
+_OWN_SITES = ("same-origin", "none")  # the server's own page, and what a person typed or opened
 
 
 class Origins:
@@ -44,23 +44,21 @@ class Origins:
         Raises:
             ApiError: 400 without one valid ``Host``, 403 for a foreign one or a foreign page.
         """
-        hosts = _values(scope, b"host")
-        if len(hosts) != 1 or not (match := _HOST.fullmatch(hosts[0].decode("latin-1").strip().lower())):
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not (match := _HOST.fullmatch(hosts[0].strip().lower())):
             raise ApiError(400, "send one `Host` header with the server's name.", code="invalid_host")
         name = match[1].rstrip(".")
         if not self._is_own(name):
             message = f"this server is not called {name!r}; if it should be, start it with --allowed-host {name}."
             raise ApiError(403, message, code="host_not_allowed")
-        self._check_page(scope, match[0])
-
-    def _check_page(self, scope: Scope, host: str) -> None:
-        origins = [value.decode("latin-1").lower() for value in _values(scope, b"origin")]
-        if any(origin not in self._cors and origin.partition("://")[2] != host for origin in origins):
+        origins = [value.lower() for value in headers.getlist("origin")]
+        if any(origin not in self._cors and origin.partition("://")[2] != match[0] for origin in origins):
             message = f"pages of {origins[0]} may not use this server; if they should, start it with --cors-origin."
             raise ApiError(403, message, code="origin_not_allowed")
-        if origins or all(site in _OWN_SITES for site in _values(scope, b"sec-fetch-site")):
+        if origins or all(site in _OWN_SITES for site in headers.getlist("sec-fetch-site")):
             return
-        if _values(scope, b"sec-fetch-mode") != [b"navigate"] or scope["method"] != "GET" or scope["path"] != "/":
+        if headers.getlist("sec-fetch-mode") != ["navigate"] or scope["method"] != "GET" or scope["path"] != "/":
             raise ApiError(403, "pages of other sites may link to `/` and to nothing else.", code="origin_not_allowed")
 
     def _is_own(self, name: str) -> bool:
@@ -90,14 +88,9 @@ def require_json(scope: Scope) -> None:
     Raises:
         ApiError: 415.
     """
-    if scope["method"] != "POST":
-        return
-    kinds = [value.partition(b";")[0].strip().lower() for value in _values(scope, b"content-type")]
-    if kinds != [b"application/json"]:
+    headers = Headers(scope=scope)
+    kinds = [value.partition(";")[0].strip().lower() for value in headers.getlist("content-type")]
+    if kinds != ["application/json"]:
         raise ApiError(415, "send the header `Content-Type: application/json`.", code="unsupported_media_type")
-    if any(value.strip().lower() != b"identity" for value in _values(scope, b"content-encoding")):
+    if any(value.strip().lower() != "identity" for value in headers.getlist("content-encoding")):
         raise ApiError(415, "send the body as it is, without `Content-Encoding`.", code="unsupported_media_type")
-
-
-def _values(scope: Scope, name: bytes) -> list[bytes]:
-    return [value for key, value in scope["headers"] if key == name]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from grpo_pl.config.rewards import build_rewards
 from grpo_pl.rewards.base import MissingColumn, Reward, correctness_index
-from grpo_pl.rewards.batch import ScoredBatch, score_completions
+from grpo_pl.rewards.batch import score_completions
 from grpo_pl.rewards.mathematics.answer_text import last_boxed
 from grpo_pl.rewards.sandbox.worker_environment import worker_environment
 from grpo_pl.rewards.voting import answer_classes
@@ -88,12 +88,17 @@ class ScoreWorker(Worker):
 
 
 def score_items(rewards: Sequence[Reward], job: ScoreItems, part: slice) -> list[dict[str, Any]]:
-    """What the rewards say about some completions of a job; whole groups, if it has groups."""
+    """Per completion of a part of a job (whole groups, if it has groups): weighted sum, what the correctness reward
+    says, the scores of all rewards, and the last boxed answer, cut where it is longer than anything worth showing."""
     began = time.perf_counter()
     completions = job.completions[part]
     columns = {name: column[part] for name, column in job.columns.items()}
     scored = score_completions(rewards, completions=completions, answers=job.answers[part], columns=columns)
-    items = verdicts(scored)
+    items = []
+    for row, (score, total) in enumerate(zip(scored.judged(), scored.totals(), strict=True)):
+        answer = last_boxed(completions[row])
+        item = {"value": total, "status": score.status, "correct": score.correct, "rewards": scored.described(row)}
+        items.append({**item, "extracted": None if answer is None else answer.strip()[:_SHOWN]})
     if job.group_size:
         classes = answer_classes(
             rewards[correctness_index(rewards)],
@@ -104,26 +109,4 @@ def score_items(rewards: Sequence[Reward], job: ScoreItems, part: slice) -> list
         )
         items = [{**item, "answer_class": number} for item, number in zip(items, classes, strict=True)]
     milliseconds = round((time.perf_counter() - began) * 1000, 3)
-    return [
-        {**item, "extracted": extracted(completion), "ms": milliseconds}
-        for item, completion in zip(items, completions, strict=True)
-    ]
-
-
-def verdicts(scored: ScoredBatch) -> list[dict[str, Any]]:
-    """Per completion: weighted sum, what the correctness reward says, and the scores of all rewards."""
-    return [
-        {
-            "value": total,
-            "status": score.status,
-            "correct": score.correct,
-            "rewards": scored.described(row),
-        }
-        for row, (score, total) in enumerate(zip(scored.judged(), scored.totals(), strict=True))
-    ]
-
-
-def extracted(completion: str) -> str | None:
-    """The last boxed answer, cut where it is longer than anything worth showing; None if there is none."""
-    answer = last_boxed(completion)
-    return None if answer is None else answer.strip()[:_SHOWN]
+    return [{**item, "ms": milliseconds} for item in items]
