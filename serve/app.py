@@ -21,7 +21,7 @@ from grpo_pl.policy.trained import ServedModel, find_model
 from grpo_pl.rewards.base import needs_of
 from serve.completions import CompletionRoutes
 from serve.dispatch import Generator, Scorer, WorkerLine
-from serve.errors import ApiError, check_model, install_handlers, json_response, shutting_down, worker_lost
+from serve.errors import ApiError, check_model, install_handlers, json_response
 from serve.evaluation import EvaluateRoute
 from serve.generate_worker import GenerateWorker
 from serve.guard import Guard
@@ -37,7 +37,7 @@ from serve.prompts import Prompts
 from serve.responses import ResponsesRoute
 from serve.score_worker import ScoreWorker
 from serve.scoring import ScoreRoute
-from serve.server import Server, WorkerFailed, bind
+from serve.server import Server, bind
 from serve.settings import ServeSettings
 from serve.tokens import TokenRoutes
 
@@ -55,45 +55,29 @@ class Route(NamedTuple):
 class Application:
     """The front process: all routes and what they share."""
 
-    def __init__(
-        self, settings: ServeSettings, model: ServedModel, *, needs: Collection[str] = (), began: float
-    ) -> None:
+    def __init__(self, settings: ServeSettings, model: ServedModel, *, needs: Collection[str], began: float) -> None:
         self._settings, self._model, self._needs, self._began = settings, model, needs, began
         self.metrics = ServerMetrics()
         self.generator = Generator(max_batch_size=settings.max_batch_size, max_queue=settings.max_queue)
         self.scorer = Scorer(max_queue=settings.max_queue)
         self._lines = [self.generator.line, self.scorer.line]
         self._prompts = Prompts(model)
-        self._refused = 0  # of what was accepted, because the server ends
         self._sockets = bind(settings.addresses)
         self.server = Server(
             self._workers(),
             warm_up=self._warm_up,
             on_ready=self._say_ready,
-            on_stop=lambda: self.generator.places.close(self._refuse),
-            on_time_up=lambda: self._fail_all(self._refuse),
-            on_lost=lambda: self._fail_all(worker_lost),
+            on_stop=self.generator.places.close,
         )
         self._routes = self._all_routes()
         self._set_up(self.server.app)
 
-    def run(self) -> int:
-        """Serves until told to stop; the exit status."""
+    def run(self) -> None:
+        """Serves until told to stop; raises as ``Server.serve`` does."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` makes it
                 signal.signal(number, lambda number, frame: self.server.stop())
-        try:
-            self.server.serve(self._sockets, **self._settings.tls)
-        except WorkerFailed as error:
-            print(f"serve: error: {error}", file=sys.stderr)
-            return 1
-        if self.server.worker_lost:
-            print("serve: error: a worker process was lost. Start the server again.", file=sys.stderr)
-            return 1
-        if self._refused:
-            print(f"serve: error: ended with {self._refused} requests or parts of them refused.", file=sys.stderr)
-            return 1
-        return 0
+        self.server.serve(self._sockets, **self._settings.tls)
 
     def _workers(self) -> list[tuple[Worker, WorkerLine]]:
         settings, model = self._settings, self._model
@@ -143,7 +127,6 @@ class Application:
         settings, port = self._settings, self._sockets[0].getsockname()[1]
         app.add_middleware(
             Guard,
-            api_key=settings.api_key,
             origins=Origins(
                 [address[0] for _, address in settings.addresses],
                 hosts=settings.allowed_hosts,
@@ -214,14 +197,6 @@ class Application:
         if self._settings.access_log:
             open_access_log()
 
-    def _refuse(self) -> ApiError:
-        self._refused += 1
-        return shutting_down()
-
-    def _fail_all(self, reason: Callable[[], ApiError]) -> None:
-        for line in self._lines:
-            line.fail_all(reason)
-
     def _say_ready(self, port: int) -> None:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._settings.host, self._settings.host)
         scheme = "http" if self._settings.ssl_certfile is None else "https"
@@ -237,11 +212,12 @@ class Application:
         print("\n".join(lines), flush=True)
 
 
-def run_server(settings: ServeSettings) -> int:
-    """Loads what the front process needs, starts the workers and serves; the exit status.
+def run_server(settings: ServeSettings) -> None:
+    """Loads what the front process needs, starts the workers and serves.
 
     Raises:
         ValueError: a model, reward or device that cannot be served.
+        ChildProcessError: it did not end well, see ``Server.serve``.
     """
     began = time.time()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -255,4 +231,4 @@ def run_server(settings: ServeSettings) -> int:
         reward.close()
     sys.setswitchinterval(0.001)  # the event loop gets its turn sooner while threads read large bodies
     sys.set_int_max_str_digits(640)  # a body may hold thousands of long numbers, which cost the square of their length
-    return Application(settings, model, needs=needs, began=began).run()
+    Application(settings, model, needs=needs, began=began).run()

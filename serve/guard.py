@@ -41,7 +41,7 @@ class Guard:
     """Wraps the application; knows nothing about what the routes do.
 
     Args:
-        sessions: of browsers, where there is a key.
+        sessions: of browsers, with the key; None asks for none.
         observe: told of every request.
     """
 
@@ -49,14 +49,12 @@ class Guard:
         self,
         app: ASGIApp,
         *,
-        api_key: str | None,
         origins: Origins,
         sessions: Sessions | None,
         max_body: int,
         observe: ObserveFn,
     ) -> None:
         self._app, self._origins, self._sessions, self._observe = app, origins, sessions, observe
-        self._key = None if api_key is None else api_key.encode()
         self._max_body, self._bytes_left = max_body, _LARGE_BODIES * max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,14 +120,14 @@ class Guard:
             raise _too_large(self._max_body, close="expect" in headers)
 
     def _check_key(self, scope: Scope) -> None:
-        if self._key is None or scope["path"] in _OPEN:
+        if self._sessions is None or scope["path"] in _OPEN:
             return
         headers = Headers(scope=scope)
         header, cookies = headers.get("authorization"), headers.getlist("cookie")
-        if header is None and self._sessions is not None and self._sessions.holds(cookies):
+        if header is None and self._sessions.holds(cookies):
             return
         kind, _, given = (header or "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(given.encode("latin-1").strip(), self._key):
+        if kind.lower() != "bearer" or not hmac.compare_digest(given.encode("latin-1").strip(), self._sessions.key):
             raise ApiError(
                 401,
                 "give the server's API key as `Authorization: Bearer <key>`.",

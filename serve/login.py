@@ -33,12 +33,12 @@ class Sessions:
     """Signed cookies; a restart of the server ends all sessions.
 
     Args:
-        key: the server's API key.
+        key: the server's API key, which opens one.
         port: part of the cookie's name, because browsers do not keep the cookies of two ports apart.
     """
 
     def __init__(self, key: bytes, port: int) -> None:
-        self._key, self._secret, self._name = key, secrets.token_bytes(32), f"grpo_pl_{port}"
+        self.key, self._secret, self._name = key, secrets.token_bytes(32), f"grpo_pl_{port}"
 
     def holds(self, cookies: list[str]) -> bool:
         """Whether the ``Cookie`` headers of a request hold a session that has not run out."""
@@ -59,7 +59,7 @@ class Sessions:
             given = parse_qs(form.decode("latin-1"), max_num_fields=4, encoding="utf-8").get("key", [""])[0]
         except ValueError:
             given = ""
-        if not hmac.compare_digest(given.encode("utf-8", "replace"), self._key):
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), self.key):
             return login_page("This is not the key.")
         expires = str(int(time.time()) + _SESSION_S)
         answer = RedirectResponse("/", status_code=303)

@@ -181,11 +181,12 @@ class Prompts:
         context = self.model.context
         if context is not None and len(text) > context * _CHARS_PER_TOKEN:
             raise self._too_long(f"{len(text)} characters", param)
-        if len(text) > _LONG:
-            await asyncio.to_thread(self.check_characters, text, param)
-            return self._check_tokens(await asyncio.to_thread(encode), param)
-        self.check_characters(text, param)
-        return self._check_tokens(encode(), param)
+
+        def work() -> list[int]:
+            self.check_characters(text, param)
+            return self._check_tokens(encode(), param)
+
+        return await asyncio.to_thread(work) if len(text) > _LONG else work()
 
     def check_characters(self, text: str, param: str) -> None:
         """Refuses a text that would lose something on the way to tokens.
@@ -236,10 +237,8 @@ def _characters(text: str) -> set[str]:
 
 def _joined(messages: Sequence[Message]) -> list[tuple[str, str]]:
     """(role, text) of the turns; neighbours of one role become one, with an empty line between."""
-    turns: list[tuple[str, str]] = []
-    for role, group in groupby(messages, key=lambda m: m.role):
-        turns.append((role, "\n\n".join(m.text for m in group)))
-    return turns
+    by_role = groupby(messages, key=lambda m: m.role)
+    return [(role, "\n\n".join(m.text for m in group)) for role, group in by_role]
 
 
 def sample_keys(prompt_ids: Sequence[int], *, seed: int, n: int, prompt_id: int | str | None = None) -> list[SampleKey]:

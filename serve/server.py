@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from serve.dispatch import WorkerLine
+from serve.errors import ApiError, shutting_down, worker_lost
 from serve.litserve_adapter import Launcher, Worker, WorkerSetupStatus
 from serve.protocol import ACCEPTED_AT_ONCE, BoundedProtocol, Crowd, connection_limit
 
@@ -36,9 +37,7 @@ class Server:
         workers: each with the line on which the routes talk to it.
         warm_up: run on the front's event loop before the server counts as ready.
         on_ready: called then, with the port.
-        on_stop: called on the loop when the server is told to stop.
-        on_time_up: called on the loop when requests that were in flight have had their time.
-        on_lost: called on the loop when a worker is gone.
+        on_stop: called on the loop when the server is told to stop, with what to answer to those who must go.
     """
 
     def __init__(
@@ -47,26 +46,24 @@ class Server:
         *,
         warm_up: Callable[[], Coroutine[Any, Any, None]],
         on_ready: Callable[[int], None],
-        on_stop: Callable[[], None],
-        on_time_up: Callable[[], None],
-        on_lost: Callable[[], None],
+        on_stop: Callable[[Callable[[], ApiError]], None],
     ) -> None:
         self._launcher = Launcher([worker for worker, _ in workers])
         self._lines = [line for _, line in workers]
         self.app = FastAPI(openapi_url="")
-        self._warm_up, self._on_ready = warm_up, on_ready
-        self._on_stop, self._on_time_up, self._on_lost = on_stop, on_time_up, on_lost
+        self._warm_up, self._on_ready, self._on_stop = warm_up, on_ready, on_stop
         self._stopping, self._warm = threading.Event(), False
         self._told_to_stop: threading.Event | None = None
         self._front: threading.Thread | None = None
         self._processes: list[Any] = []
         self._ends: list[socket.socket] = []
-        self.worker_lost = False
+        self._worker_lost = False
+        self._refused = 0  # of what was accepted, because the server ends
 
     @property
     def ready(self) -> bool:
         """Whether every worker is up and running, and the server is warm and not on its way down."""
-        if self.worker_lost or not self._warm or self._stopping.is_set():
+        if self._worker_lost or not self._warm or self._stopping.is_set():
             return False
         return not any(_is_stopped(worker.pid) for worker in self._processes)
 
@@ -84,7 +81,7 @@ class Server:
         """Starts the workers, serves on ``sockets`` until told to stop, and ends the workers.
 
         Raises:
-            WorkerFailed: one did not start.
+            ChildProcessError: a worker did not start or was lost, or requests were refused at the end.
         """
         self._told_to_stop = threading.Event()
         try:
@@ -94,12 +91,16 @@ class Server:
             self._told_to_stop.wait()
         finally:
             self._end()
+        if self._worker_lost:
+            raise ChildProcessError("a worker process was lost. Start the server again.")
+        if self._refused:
+            raise ChildProcessError(f"ended with {self._refused} requests or parts of them refused.")
 
     def _await_workers(self, told_to_stop: threading.Event) -> None:
         status = self._launcher.workers_setup_status
         while status.states != {WorkerSetupStatus.READY}:
             if WorkerSetupStatus.ERROR in status.states or not all(process.is_alive() for process in self._processes):
-                raise WorkerFailed("a worker could not start; its message is above.")
+                raise ChildProcessError("a worker could not start; its message is above.")
             if told_to_stop.wait(0.02):
                 raise KeyboardInterrupt
 
@@ -125,9 +126,7 @@ class Server:
         while not self._http.started and self._front.is_alive():
             time.sleep(0.01)
         for listener in sockets:
-            listener.listen(
-                _BACKLOG
-            )  # asyncio's `backlog` is also how many it takes at once; this is only the kernel's
+            listener.listen(_BACKLOG)  # asyncio's is also how many it takes at once; this is only the kernel's
         threading.Thread(target=self._watch_workers, name="worker-watch", daemon=True).start()
         asyncio.run_coroutine_threadsafe(self._warm_up(), self._loop).result()
         self._warm = True
@@ -158,8 +157,16 @@ class Server:
 
     def _wind_up(self) -> None:
         self._crowd.close()
-        self._on_stop()
-        self._loop.call_later(_GRACE_S, self._on_time_up)
+        self._on_stop(self._refuse)
+        self._loop.call_later(_GRACE_S, self._fail_all, self._refuse)
+
+    def _refuse(self) -> ApiError:
+        self._refused += 1
+        return shutting_down()
+
+    def _fail_all(self, reason: Callable[[], ApiError]) -> None:
+        for line in self._lines:
+            line.fail_all(reason)
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
@@ -167,11 +174,11 @@ class Server:
         closed = wait([process.sentinel for process in self._processes])
         if self._stopping.is_set():
             return
-        self.worker_lost = True
+        self._worker_lost = True
         gone = next(process for process in self._processes if process.sentinel in closed)
         gone.join(5.0)  # its pipe closes a little before it counts as ended
         log.error("worker process %s ended with code %s; the server ends too.", gone.pid, gone.exitcode)
-        self._loop.call_soon_threadsafe(self._on_lost)
+        self._loop.call_soon_threadsafe(self._fail_all, worker_lost)
         time.sleep(_LAST_WORDS_S)
         self.stop()
 
@@ -218,7 +225,3 @@ def _is_stopped(pid: int) -> bool:
     except psutil.NoSuchProcess:
         return True
     return state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-
-
-class WorkerFailed(RuntimeError):
-    """A worker process did not come up."""

@@ -56,7 +56,7 @@ class TokenRoutes:
         if body.messages is not None:
             ids = await self._prompts.from_messages(body.messages)
         else:
-            ids = await self._text(str(body.prompt), special=body.add_special_tokens)
+            ids = await asyncio.to_thread(self._text, str(body.prompt), special=body.add_special_tokens)
 
         def answer() -> Response:
             names = model.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
@@ -73,10 +73,8 @@ class TokenRoutes:
         text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
         return json_response({"prompt": str(text)})
 
-    async def _text(self, text: str, *, special: bool) -> list[int]:
+    def _text(self, text: str, *, special: bool) -> list[int]:
         if len(text) > _MOST_TOKENS:
             raise bad_request(f"prompt: give at most {_MOST_TOKENS:,} characters.", param="prompt")
-        await asyncio.to_thread(self._prompts.check_characters, text, "prompt")
-        tokenizer = self._prompts.model.tokenizer
-        encoded = await asyncio.to_thread(tokenizer, text, add_special_tokens=special)
-        return list(encoded.input_ids)
+        self._prompts.check_characters(text, "prompt")
+        return list(self._prompts.model.tokenizer(text, add_special_tokens=special).input_ids)

@@ -77,7 +77,8 @@ def serve(
         max_body_mb=max_body_mb,
         trust_rewards=trust_rewards,
     )
-    return run_server(settings)
+    run_server(settings)
+    return 0
 
 
 def _parts(text: str) -> list[str]:
