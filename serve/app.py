@@ -20,13 +20,12 @@ from grpo_pl.policy.loading import choose_device
 from grpo_pl.policy.trained import ServedModel, find_model
 from grpo_pl.rewards.base import needs_of
 from serve.completions import CompletionRoutes
-from serve.dispatch import Generator, Scorer, WorkerLine
+from serve.dispatch import Generator, Scorer
 from serve.errors import ApiError, check_model, install_handlers, json_response
 from serve.evaluation import EvaluateRoute
 from serve.generate_worker import GenerateWorker
 from serve.guard import Guard
 from serve.json_body import JsonRoute
-from serve.litserve_adapter import Worker
 from serve.login import Sessions
 from serve.logs import configure_logs, open_access_log
 from serve.metrics import ServerMetrics
@@ -62,9 +61,11 @@ class Application:
         self.scorer = Scorer(max_queue=settings.max_queue)
         self._lines = [self.generator.line, self.scorer.line]
         self._prompts = Prompts(model)
+        generate = GenerateWorker(model, device=choose_device(settings.device), max_batch_size=settings.max_batch_size)
+        score = ScoreWorker(model.rewards, trust_rewards=model.trust_rewards)
         self._sockets = bind(settings.addresses)
         self.server = Server(
-            self._workers(),
+            [(generate, self.generator.line), (score, self.scorer.line)],
             warm_up=self._warm_up,
             on_ready=self._say_ready,
             on_stop=self.generator.places.close,
@@ -78,12 +79,6 @@ class Application:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` makes it
                 signal.signal(number, lambda number, frame: self.server.stop())
         self.server.serve(self._sockets, **self._settings.tls)
-
-    def _workers(self) -> list[tuple[Worker, WorkerLine]]:
-        settings, model = self._settings, self._model
-        generate = GenerateWorker(model, device=choose_device(settings.device), max_batch_size=settings.max_batch_size)
-        score = ScoreWorker(model.rewards, trust_rewards=model.trust_rewards)
-        return [(generate, self.generator.line), (score, self.scorer.line)]
 
     def _all_routes(self) -> list[Route]:
         prompts = self._prompts

@@ -73,30 +73,21 @@ class EventStream(Response):
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     """The items of all streams as they come; the first failure ends them all."""
-    items: asyncio.Queue[tuple[T | None, BaseException | None]] = asyncio.Queue()
-
-    async def forward(stream: AsyncGenerator[T, None]) -> None:
-        failure = None
-        try:
-            async with aclosing(stream):
-                async for item in stream:
-                    items.put_nowait((item, None))
-        except Exception as error:
-            failure = error
-        items.put_nowait((None, failure))
-
-    tasks = [asyncio.ensure_future(forward(stream)) for stream in streams]
+    waiting = {asyncio.ensure_future(anext(stream)): stream for stream in streams}
     try:
-        going = len(tasks)
-        while going:
-            item, failure = await items.get()
-            if failure is not None:
-                raise failure
-            if item is None:
-                going -= 1
-            else:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                stream = waiting.pop(task)
+                try:
+                    item = task.result()
+                except StopAsyncIteration:
+                    continue
+                waiting[asyncio.ensure_future(anext(stream))] = stream
                 yield item
     finally:
-        for task in tasks:
+        for task in waiting:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()

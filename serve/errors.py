@@ -87,24 +87,21 @@ def from_fault(fault: Mapping[str, Any]) -> ApiError:
 def install_handlers(app: FastAPI) -> None:
     """Makes every error take the common shape, the framework's own (unknown route, wrong method, a bug) included."""
 
-    async def on_http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
         if not isinstance(error, ApiError):
             code = {404: "route_not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
             message = f"{request.method} {request.url.path}: {error.detail}"
             error = ApiError(error.status_code, message, code=code, headers=error.headers)
         return error.response()
 
-    async def on_invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(request: Request, error: RequestValidationError) -> Response:
         fault = error.errors()[0]
         if (fault["loc"], fault["type"]) == (("body",), "missing"):
             return bad_request("the body must be a JSON object.", param=None, code="invalid_json").response()
         return from_fault({**fault, "loc": fault["loc"][1:]}).response()
 
+    @app.exception_handler(Exception)
     async def on_bug(request: Request, error: Exception) -> Response:
         return ApiError(500, "internal error; the server's log has the details.", code="internal_error").response()
-
-    app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(RequestValidationError, on_invalid)
-    app.add_exception_handler(Exception, on_bug)

@@ -126,7 +126,7 @@ class GenerateWorker(Worker):
             if compiled.done():
                 del self._compiling[uid]
                 try:
-                    masks = Grammars.masks(compiled.result(), len(job.keys))
+                    masks = [GrammarMask(compiled.result().deep_copy()) for _ in job.keys]
                 except GrammarError as error:
                     self._fail(uid, Refusal(f"the grammar cannot be used: {error}.", _GRAMMAR, "invalid_value"))
                 except Exception:  # a library read what a client wrote: whatever it trips over is not the server's end

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -66,23 +66,10 @@ class Grammars:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer, self._eos = tokenizer, sorted(eos_token_ids)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._compiled: OrderedDict[Grammar, Future[Any]] = OrderedDict()
+        thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._vocabulary: Any = None
-
-    def compile(self, grammar: Grammar) -> Future[Any]:
-        """What ``masks`` takes, in a while. The future raises ``GrammarError``."""
-        if grammar not in self._compiled:
-            self._compiled[grammar] = self._thread.submit(self._compile, grammar)
-            while len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
-        return self._compiled[grammar]
-
-    @staticmethod
-    def masks(compiled: Any, count: int) -> list[GrammarMask]:
-        """One mask for each of ``count`` sequences."""
-        return [GrammarMask(compiled.deep_copy()) for _ in range(count)]
+        self.compile: Callable[[Grammar], Future[Any]] = lru_cache(_KEPT)(partial(thread.submit, self._compile))
+        """What a ``GrammarMask`` takes a copy of, in a while. The future raises ``GrammarError``."""
 
     def _compile(self, grammar: Grammar) -> Any:
         from llguidance import LLMatcher, LLParserLimits

@@ -15,7 +15,7 @@ from serve import fields
 from serve.answers import Choice, usage_of
 from serve.completions import CompletionRoutes
 from serve.errors import ApiError, from_fault, to_json
-from serve.schemas import Body, ChatRequest, Message, Seed, StreamOptions, Text
+from serve.schemas import Asked, Body, ChatRequest, Message, Seed, StreamOptions, Text
 from serve.settings import MAX_ITEMS
 
 
@@ -39,14 +39,13 @@ class TextOptions(Body):
     format: TextFormat | None = None
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(Asked):
     """``POST /v1/responses``."""
 
     passing = fields.RESPONSES
     input: Text | Annotated[list[Message], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
     instructions: Text | None = None
     """Takes the place of the template's system text."""
-    model: Text | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     """Most tokens of the answer; by default the number of training."""
     temperature: float | None = Field(None, ge=0.0, le=100.0)

@@ -71,7 +71,14 @@ class StreamOptions(Body):
     """Put the usage so far into every chunk."""
 
 
-class Sampling(Body):
+class Asked(Body):
+    """What every request for the model may name."""
+
+    model: Text | None = None
+    """The model's name, as `/v1/models` gives it."""
+
+
+class Sampling(Asked):
     """How completions are drawn; what chat, completions and evaluate share."""
 
     n: int = Field(1, ge=1, le=MAX_SAMPLES)
@@ -195,8 +202,6 @@ def json_grammar(schema: dict[str, Any] | str) -> Grammar:
 
 
 class _Completions(Sampling):
-    model: Text | None = None
-    """The model's name, as `/v1/models` gives it."""
     stop: Annotated[
         list[_Short],
         Field(max_length=16, fail_fast=True),
@@ -332,8 +337,6 @@ class EvaluateRequest(Sampling):
     """``POST /v1/evaluate``."""
 
     passing = fields.EVALUATION
-    model: Text | None = None
-    """The model's name, as `/v1/models` gives it."""
     items: list[EvalProblem] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
 
 
@@ -345,12 +348,10 @@ class ScoreItem(Body):
     answer: AnyText
 
 
-class ScoreRequest(Body):
+class ScoreRequest(Asked):
     """``POST /v1/score``."""
 
     passing = fields.EVALUATION
-    model: Text | None = None
-    """The model's name, as `/v1/models` gives it."""
     items: list[ScoreItem] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
     group: bool = False
     """Take the items as samples of one problem, and tell their advantages."""

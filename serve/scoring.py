@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import torch
@@ -23,35 +24,29 @@ _EPS = 1e-5  # the objective's default
 _LONGEST, _TOGETHER = 1 << 17, 1 << 20  # characters that are tokenised: the tokenizer takes 500 bytes for each
 
 
+@dataclass(kw_only=True)
 class ScoreRoute:
-    """Hands items to the reward worker.
+    """Hands items to the reward worker."""
 
-    Args:
-        needs: columns that some reward reads and that only a tokenizer can fill, see ``Reward.needs``.
-    """
+    model: ServedModel
+    needs: Collection[str]
+    """Columns that some reward reads and that only a tokenizer can fill, see ``Reward.needs``."""
+    scorer: Scorer
+    metrics: ServerMetrics
+    deadline_s: float
+    max_queue: InitVar[int]
 
-    def __init__(
-        self,
-        *,
-        model: ServedModel,
-        needs: Collection[str],
-        scorer: Scorer,
-        metrics: ServerMetrics,
-        deadline_s: float,
-        max_queue: int,
-    ) -> None:
-        self._model, self._needs = model, frozenset(needs)
-        self._scorer, self._metrics, self._deadline_s = scorer, metrics, deadline_s
+    def __post_init__(self, max_queue: int) -> None:
         self._preparing = Places(1, max_waiting=max_queue)  # what one request takes, several at once would multiply
 
     async def score(self, body: ScoreRequest, request: Request) -> Response:
-        check_model(body.model, self._model.name)
+        check_model(body.model, self.model.name)
         scored = await while_connected(request, self._scored(body))
-        self._metrics.count_scores(scored)
+        self.metrics.count_scores(scored)
         return json_response(_as_group(scored) if body.group else {"items": scored})
 
     async def _scored(self, body: ScoreRequest) -> list[Any]:
-        deadline = Deadline(self._deadline_s)
+        deadline = Deadline(self.deadline_s)
         async with deadline.limit():
             await self._preparing.take(1, bounded=True)
         items = [{**item.__dict__, **(item.model_extra or {})} for item in body.items]
@@ -60,7 +55,7 @@ class ScoreRoute:
         finally:
             self._preparing.give_back(1)
         completions, answers = ([item[name] for item in items] for name in ("completion", "answer"))
-        return await self._scorer.score(ScoreItems(completions, answers, columns), deadline=deadline, bounded=True)
+        return await self.scorer.score(ScoreItems(completions, answers, columns), deadline=deadline, bounded=True)
 
     def _columns(self, items: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         """Every further field of the items, and what training puts beside them unless the client gives it."""
@@ -69,7 +64,7 @@ class ScoreRoute:
         questions = [item.get("question", item.get("problem", "")) for item in items]
         columns.setdefault("question", questions)
         columns.setdefault("prompt", [self._prompt(question) for question in questions])
-        if missing := self._needs - columns.keys():
+        if missing := set(self.needs) - columns.keys():
             tokens = self._tokens([item["completion"] for item in items], missing)
             if "completion_ids" in missing:
                 columns["completion_ids"] = tokens
@@ -79,7 +74,7 @@ class ScoreRoute:
 
     def _prompt(self, question: Any) -> str:
         rendered = isinstance(question, str) and question
-        return self._model.template.render(question, self._model.tokenizer) if rendered else ""
+        return self.model.template.render(question, self.model.tokenizer) if rendered else ""
 
     def _tokens(self, completions: Sequence[str], missing: Collection[str]) -> list[list[int]]:
         """The tokens that the policy would have written, the end token included.
@@ -95,7 +90,7 @@ class ScoreRoute:
                 param="items",
                 code="too_long",
             )
-        tokenizer, prefill = self._model.tokenizer, self._model.template.prefill
+        tokenizer, prefill = self.model.tokenizer, self.model.template.prefill
         texts = (text.removeprefix(prefill).encode("utf-8", "replace").decode() for text in completions)
         return [[*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id] for text in texts]
 

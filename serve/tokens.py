@@ -11,17 +11,16 @@ from pydantic import Field, model_validator
 from serve import fields
 from serve.errors import bad_request, check_model, json_response
 from serve.prompts import Prompts
-from serve.schemas import Body, Message, Text, TokenId
+from serve.schemas import Asked, Message, Text, TokenId
 from serve.settings import MAX_ITEMS
 
 _MOST_TOKENS = 1 << 17
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(Asked):
     """``POST /tokenize``: a text, or a conversation as the chat route would render it."""
 
     passing = fields.TOKENIZE
-    model: Text | None = None
     prompt: Text | None = None
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_ITEMS, fail_fast=True)
     add_special_tokens: bool = True
@@ -36,11 +35,10 @@ class TokenizeRequest(Body):
         return self
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(Asked):
     """``POST /detokenize``."""
 
     passing = fields.TOKENIZE
-    model: Text | None = None
     tokens: list[TokenId] = Field(max_length=_MOST_TOKENS, fail_fast=True)
 
 
