@@ -26,11 +26,10 @@ from serve.evaluation import EvaluateRoute
 from serve.generate_worker import GenerateWorker
 from serve.guard import Guard
 from serve.json_body import JsonRoute
-from serve.login import Sessions
 from serve.logs import configure_logs, open_access_log
 from serve.metrics import ServerMetrics
 from serve.openapi import Refusal, docs, openapi
-from serve.origins import CrossOrigin, Origins
+from serve.origins import CrossOrigin
 from serve.page import page
 from serve.prompts import Prompts
 from serve.responses import ResponsesRoute
@@ -120,17 +119,7 @@ class Application:
             )
         install_handlers(app)
         settings, port = self._settings, self._sockets[0].getsockname()[1]
-        app.add_middleware(
-            Guard,
-            origins=Origins(
-                [address[0] for _, address in settings.addresses],
-                hosts=settings.allowed_hosts,
-                cors=settings.cors_origins,
-            ),
-            sessions=None if settings.api_key is None else Sessions(settings.api_key.encode(), port),
-            max_body=settings.max_body_mb << 20,
-            observe=self.metrics.observe,
-        )
+        app.add_middleware(Guard, settings=settings, port=port, observe=self.metrics.observe)
         if settings.cors_origins:
             app.add_middleware(
                 CrossOrigin,
@@ -156,12 +145,13 @@ class Application:
         return json_response(self._model_entry())
 
     def _model_entry(self) -> dict[str, Any]:
-        entry = {"id": self._model.name, "object": "model", "created": int(self._began), "owned_by": "grpo_pl"}
-        context = self._model.context
         return {
-            **entry,
-            "context_length": context,
-            "max_model_len": context,  # vLLM's name
+            "id": self._model.name,
+            "object": "model",
+            "created": int(self._began),
+            "owned_by": "grpo_pl",
+            "context_length": self._model.context,
+            "max_model_len": self._model.context,  # vLLM's name
             "max_completion_length": self._model.sampling.max_completion_length,
         }
 

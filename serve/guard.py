@@ -17,6 +17,7 @@ from serve.errors import ApiError
 from serve.login import LOGIN, LOGIN_BYTES, Sessions, login_page
 from serve.logs import log_request
 from serve.origins import Origins
+from serve.settings import ServeSettings
 
 _OPEN = frozenset({"/health"})
 _BODY_SECONDS = 30.0
@@ -41,21 +42,15 @@ class Guard:
     """Wraps the application; knows nothing about what the routes do.
 
     Args:
-        sessions: of browsers, with the key; None asks for none.
+        port: that the server listens on.
         observe: told of every request.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        origins: Origins,
-        sessions: Sessions | None,
-        max_body: int,
-        observe: ObserveFn,
-    ) -> None:
-        self._app, self._origins, self._sessions, self._observe = app, origins, sessions, observe
-        self._max_body, self._bytes_left = max_body, _LARGE_BODIES * max_body
+    def __init__(self, app: ASGIApp, *, settings: ServeSettings, port: int, observe: ObserveFn) -> None:
+        self._app, self._origins, self._observe = app, Origins(settings), observe
+        self._sessions = None if settings.api_key is None else Sessions(settings.api_key.encode(), port)
+        self._max_body = settings.max_body_mb << 20
+        self._bytes_left = _LARGE_BODIES * self._max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Collection, Sequence
 from ipaddress import ip_address
 
 from starlette.datastructures import Headers
@@ -13,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from serve.errors import ApiError
+from serve.settings import ServeSettings
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 _OWN_SITES = ("same-origin", "none")  # the server's own page, and what a person typed or opened
@@ -23,20 +23,15 @@ class Origins:
 
     Without a check of ``Host``, a page can give its own name the server's address (DNS rebinding) and read answers;
     without one of ``Origin``, it can make the browser send requests whose answers it does not read.
-
-    Args:
-        addresses: those that the server listens on; a wildcard means all of the machine's.
-        hosts: further names of the server.
-        cors: origins of pages that may use the server, such as ``https://example.org``.
     """
 
-    def __init__(self, addresses: Sequence[str], *, hosts: Collection[str] = (), cors: Collection[str] = ()) -> None:
-        listening = [ip_address(address.partition("%")[0]) for address in addresses]
+    def __init__(self, settings: ServeSettings) -> None:
+        listening = [ip_address(address[0].partition("%")[0]) for _, address in settings.addresses]
         self._anywhere = any(address.is_unspecified for address in listening)
         own = [socket.gethostname()] if any(not address.is_loopback for address in listening) else []
-        self._names = {name.lower().rstrip(".") for name in ("localhost", *own, *hosts)}
+        self._names = {name.lower().rstrip(".") for name in ("localhost", *own, *settings.allowed_hosts)}
         self._addresses = {*listening, ip_address("127.0.0.1"), ip_address("::1")}
-        self._cors = frozenset(origin.rstrip("/").lower() for origin in cors)
+        self._cors = frozenset(origin.rstrip("/").lower() for origin in settings.cors_origins)
 
     def check(self, scope: Scope) -> None:
         """Refuses what a page of another site may have sent.
