@@ -34,7 +34,7 @@ class Job:
 
     request: ChatRequest | CompletionRequest
     draws: Sequence[Generate]  # per prompt
-    prefixes: Sequence[str]  # per prompt: text before what is drawn
+    choices: Sequence[Choice]  # empty at first; those of a prompt side by side
     shape: Shape
     deadline: Deadline
 
@@ -54,8 +54,8 @@ class CompletionRoutes:
         check_model(body.model, model.name)
         plain = body.grammar is None
         ids = await self._prompts.from_messages(body.messages, prefill=plain)
-        job = self._job(body, [ids], [model.template.prefill if plain else ""], shape, deadline)
-        return await self._answer(request, job)
+        prefill = model.template.prefill if plain else ""
+        return await self._answer(request, self._job(body, [ids], [prefill], shape, deadline))
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         deadline, model = Deadline(self._deadline_s), self._prompts.model
@@ -88,8 +88,8 @@ class CompletionRoutes:
             )
         logits, seed = self._prompts.logits(body), body.seed_or_random()
         self._prompts.check_ids(body.stop_token_ids, "stop_token_ids")
-        draws = []
-        for ids in prompts:
+        draws, choices = [], []
+        for ids, prefix in zip(prompts, prefixes, strict=True):
             draw = self._prompts.job(ids, body, logits, seed=seed)
             options = replace(
                 draw.options,
@@ -98,33 +98,31 @@ class CompletionRoutes:
                 stop_token_ids=tuple(body.stop_token_ids),
             )
             draws.append(draw._replace(options=options, grammar=body.grammar))
+            for _ in range(body.n):
+                stream = TextStream(self._prompts.model.tokenizer, body.stop, prefix=prefix, min_tokens=body.min_tokens)
+                choices.append(Choice(len(choices), stream, ids, body.stop_token_ids))
         if body.alternatives is not None:
             drawn = body.n * sum(draw.options.sampling.max_completion_length for draw in draws)
             echoed = body.n * sum(map(len, prompts)) if isinstance(body, CompletionRequest) and body.echo else 0
             self._prompts.check_logprobs(drawn + echoed, body.alternatives)
-        return Job(request=body, draws=draws, prefixes=prefixes, shape=shape, deadline=deadline)
+        return Job(request=body, draws=draws, choices=choices, shape=shape, deadline=deadline)
 
     async def _answer(self, request: Request, job: Job) -> Response:
-        body, choices = job.request, []
-        for draw, prefix in zip(job.draws, job.prefixes, strict=True):
-            for _ in range(body.n):
-                stream = TextStream(self._prompts.model.tokenizer, body.stop, prefix=prefix, min_tokens=body.min_tokens)
-                choices.append(Choice(len(choices), stream, draw.prompt_ids, body.stop_token_ids))
-        if body.stream:
-            return EventStream(request, self._events(job, choices))
-        return await while_connected(request, self._whole(job, choices))
+        if job.request.stream:
+            return EventStream(request, self._events(job))
+        return await while_connected(request, self._whole(job))
 
-    async def _whole(self, job: Job, choices: list[Choice]) -> Response:
-        async with aclosing(self._grow(job, choices)) as steps:
+    async def _whole(self, job: Job) -> Response:
+        async with aclosing(self._grow(job)) as steps:
             async for _ in steps:
                 pass
-        return json_response(job.shape.whole(choices))
+        return json_response(job.shape.whole(job.choices))
 
-    async def _events(self, job: Job, choices: list[Choice]) -> AsyncGenerator[str, None]:
+    async def _events(self, job: Job) -> AsyncGenerator[str, None]:
         """The events of a stream. A failure before the first is raised, a later one becomes the last event."""
-        shape, started = job.shape, False
+        shape, choices, started = job.shape, job.choices, False
         try:
-            async with aclosing(self._grow(job, choices)) as steps:
+            async with aclosing(self._grow(job)) as steps:
                 async for grown in steps:
                     events = []
                     if not started:
@@ -144,12 +142,12 @@ class CompletionRoutes:
                 raise
             yield shape.failure(_failure(error))
 
-    async def _grow(self, job: Job, choices: list[Choice]) -> AsyncGenerator[list[Growth], None]:
-        """Fills ``choices`` and yields what is new, together what came together."""
-        body = job.request
+    async def _grow(self, job: Job) -> AsyncGenerator[list[Growth], None]:
+        """Fills the choices and yields what is new, together what came together."""
+        body, choices = job.request, job.choices
         self._metrics.prompt_tokens.inc(sum(len(draw.prompt_ids) for draw in job.draws))
         if isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None:
-            await self._echo(job, choices)
+            await self._echo(job)
         if body.length == 0:
             for choice in choices:
                 choice.finish = "length"
@@ -171,12 +169,12 @@ class CompletionRoutes:
                 if grown:
                     yield grown
 
-    async def _echo(self, job: Job, choices: Sequence[Choice]) -> None:
+    async def _echo(self, job: Job) -> None:
         """Puts the prompts' own tokens and log-probabilities into the choices."""
         for p, draw in enumerate(job.draws):
             ask = ScorePrompt(draw.prompt_ids, draw.options.top_logprobs)
             scored = await self._generator.score_prompt(ask, deadline=job.deadline, bounded=p == 0)
-            for choice in choices[p * job.request.n : (p + 1) * job.request.n]:
+            for choice in job.choices[p * job.request.n : (p + 1) * job.request.n]:
                 choice.echoed = scored
 
     async def _one_prompt(self, job: Job, p: int, stopped: Set[int]) -> AsyncGenerator[tuple[int, list[Chunk]], None]:
