@@ -28,7 +28,7 @@ from serve.guard import Guard
 from serve.json_body import JsonRoute
 from serve.logs import configure_logs, open_access_log
 from serve.metrics import ServerMetrics
-from serve.openapi import Refusal, docs, openapi
+from serve.openapi import docs, openapi
 from serve.origins import CrossOrigin
 from serve.page import page
 from serve.prompts import Prompts
@@ -109,14 +109,9 @@ class Application:
 
     def _set_up(self, app: FastAPI) -> None:
         """The routes, and the guard around them."""
-        app.title = "grpo_pl"
-        app.router.redirect_slashes = False
         app.router.route_class = JsonRoute
-        refused: dict[int | str, dict[str, Any]] = {"4XX": {"model": Refusal}}
         for route in self._routes:
-            app.add_api_route(
-                route.path, route.handler, methods=[route.method], summary=route.summary, responses=refused
-            )
+            app.add_api_route(route.path, route.handler, methods=[route.method], summary=route.summary)
         install_handlers(app)
         settings, port = self._settings, self._sockets[0].getsockname()[1]
         app.add_middleware(Guard, settings=settings, port=port, observe=self.metrics.observe)

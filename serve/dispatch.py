@@ -222,8 +222,10 @@ class WorkerLine(asyncio.Protocol):
                 if isinstance(message, Answer):
                     call.answer = message.data
                     call.end()
+                elif isinstance(message.reason, Refusal):
+                    call.end(bad_request(message.reason.message, param=message.reason.param, code=message.reason.code))
                 else:
-                    call.end(_failure(message.reason))
+                    call.end(ApiError(500, message.reason, code="worker_error"))
 
     def _hand_out(self, columns: Sequence[tuple[Any, ...]]) -> None:
         for sequence, token, logprob, top, finish in zip(*columns, strict=True):
@@ -252,12 +254,6 @@ class WorkerLine(asyncio.Protocol):
         for call in self._unread:
             call.wake()
         self._unread.clear()
-
-
-def _failure(reason: str | Refusal) -> ApiError:
-    if isinstance(reason, Refusal):
-        return bad_request(reason.message, param=reason.param, code=reason.code)
-    return ApiError(500, reason, code="worker_error")
 
 
 class QueueFull(ApiError):

@@ -100,9 +100,12 @@ class GenerateWorker(Worker):
                 drawn = self._batch.step()
             except Exception:  # one batch is lost, the server is not: the model's own faults are beyond control here
                 log.exception("decoding failed; its requests are answered with 500")
-                self._fail_all()
-                continue
-            self._hand_out(drawn)
+                for uid in {request.uid for request in self._owner.values()}:
+                    self._fail(uid, "decoding failed; the server's log has the details.")
+                self._owner.clear()
+                self._batch = self._new_batch()
+            else:
+                self._hand_out(drawn)
 
     def _new_batch(self) -> ContinuousBatch:
         from grpo_pl.policy.loading import eos_ids
@@ -168,9 +171,7 @@ class GenerateWorker(Worker):
         self._compiling.pop(uid, None)
         self._aside = deque(item for item in self._aside if item[0] != uid)
         mine = {s: r.sequences.index(s) for s, r in self._owner.items() if r.uid == uid}
-        self._remove([s for s, i in mine.items() if indices is None or i in indices])
-
-    def _remove(self, sequences: Sequence[int]) -> None:
+        sequences = [s for s, i in mine.items() if indices is None or i in indices]
         self._batch.remove(sequences)
         for sequence in sequences:
             del self._owner[sequence]
@@ -187,12 +188,6 @@ class GenerateWorker(Worker):
 
     def _fail(self, uid: int, reason: str | Refusal) -> None:
         self._mailbox.send(Failure(uid, reason))
-
-    def _fail_all(self) -> None:
-        for uid in {request.uid for request in self._owner.values()}:
-            self._fail(uid, "decoding failed; the server's log has the details.")
-        self._owner.clear()
-        self._batch = self._new_batch()
 
 
 def _why_nothing_is_left(request: _Request) -> str | Refusal:

@@ -7,10 +7,10 @@ import hmac
 import re
 import time
 import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.errors import ApiError
@@ -99,7 +99,7 @@ class Guard:
                 await self._sessions.open(body, secure=scope["scheme"] == "https")(scope, receive, send)
                 return
             await self._app(scope, _replay(body, receive), send)
-        except _Hangup:
+        except ClientDisconnect:
             pass
         except ApiError as error:
             page = error.status == 401 and _wants_page(scope)
@@ -140,18 +140,13 @@ class Guard:
         size = 0
         try:
             async with asyncio.timeout(_BODY_SECONDS):
-                more = True
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise _Hangup
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
+                async for part in Request(scope, receive).stream():
+                    parts.append(part)
+                    size += len(part)
                     if size > limit:
                         raise _too_large(limit)
                     if size > _SMALL_BODY:
                         self._hold(size, held)
-                    more = message.get("more_body", False)
         except TimeoutError:
             raise ApiError(
                 408,
@@ -167,10 +162,6 @@ class Guard:
         if self._bytes_left < 0:
             message = "too many large bodies at once; try again shortly."
             raise ApiError(429, message, code="too_many_bodies", headers={"Retry-After": "1"})
-
-
-class _Hangup(Exception):
-    """The client left before its request was complete."""
 
 
 def _too_large(limit: int, *, close: bool = False) -> ApiError:
@@ -190,13 +181,9 @@ def _request_id(scope: Scope) -> str:
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """Hands out ``body`` as one message; then passes through, which is how a disconnect is noticed."""
-    given = False
+    whole: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
 
-    async def again() -> dict[str, Any]:
-        nonlocal given
-        if not given:
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
-        return dict(await receive())
+    async def again() -> Message:
+        return next(whole, None) or await receive()
 
     return again

@@ -317,14 +317,7 @@ class EvalProblem(Body):
     passing = None
     problem: Text
     answer: Annotated[Text, Field(max_length=MAX_TEXT)]
-    id: int | Text | None = None
-
-    @field_validator("id")
-    @classmethod
-    def _names_something(cls, value: int | str | None) -> int | str | None:
-        if isinstance(value, int) and not -(2**63) <= value < 2**64:
-            raise ValueError("give a number of at most 64 bits, or a string")
-        return value
+    id: Seed | Text | None = None
 
     @model_validator(mode="after")
     def _few_columns(self) -> Self:

@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from serve.dispatch import WorkerLine
 from serve.errors import ApiError, shutting_down, worker_lost
 from serve.litserve_adapter import Launcher, Worker, WorkerSetupStatus
+from serve.openapi import Refusal
 from serve.protocol import ACCEPTED_AT_ONCE, BoundedProtocol, Crowd, connection_limit
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,8 @@ class Server:
     ) -> None:
         self._launcher = Launcher([worker for worker, _ in workers])
         self._lines = [line for _, line in workers]
-        self.app = FastAPI(openapi_url="")
+        refusals: dict[int | str, dict[str, Any]] = {"4XX": {"model": Refusal}}
+        self.app = FastAPI(title="grpo_pl", openapi_url="", redirect_slashes=False, responses=refusals)
         self._warm_up, self._on_ready, self._on_stop = warm_up, on_ready, on_stop
         self._stopping, self._warm = threading.Event(), False
         self._told_to_stop: threading.Event | None = None
