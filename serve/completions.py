@@ -124,7 +124,7 @@ class CompletionRoutes:
         try:
             async with aclosing(self._grow(job)) as steps:
                 async for grown in steps:
-                    events = []
+                    events: list[str] = []
                     if not started:
                         started = True
                         self._metrics.first_token.observe(job.deadline.spent())
@@ -147,7 +147,11 @@ class CompletionRoutes:
         body, choices = job.request, job.choices
         self._metrics.prompt_tokens.inc(sum(len(draw.prompt_ids) for draw in job.draws))
         if isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None:
-            await self._echo(job)
+            for p, draw in enumerate(job.draws):
+                ask = ScorePrompt(draw.prompt_ids, draw.options.top_logprobs)
+                scored = await self._generator.score_prompt(ask, deadline=job.deadline, bounded=p == 0)
+                for choice in choices[p * body.n : (p + 1) * body.n]:
+                    choice.echoed = scored
         if body.length == 0:
             for choice in choices:
                 choice.finish = "length"
@@ -157,7 +161,7 @@ class CompletionRoutes:
         streams = [self._one_prompt(job, p, stopped[p]) for p in range(len(job.draws))]
         async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as parts:
             async for p, chunks in parts:
-                grown = []
+                grown: list[Growth] = []
                 for chunk in chunks:
                     choice = choices[p * body.n + chunk.index]
                     if choice.finish is not None:
@@ -168,14 +172,6 @@ class CompletionRoutes:
                 self._metrics.count_tokens(sum(len(tokens) for _, _, tokens in grown))
                 if grown:
                     yield grown
-
-    async def _echo(self, job: Job) -> None:
-        """Puts the prompts' own tokens and log-probabilities into the choices."""
-        for p, draw in enumerate(job.draws):
-            ask = ScorePrompt(draw.prompt_ids, draw.options.top_logprobs)
-            scored = await self._generator.score_prompt(ask, deadline=job.deadline, bounded=p == 0)
-            for choice in job.choices[p * job.request.n : (p + 1) * job.request.n]:
-                choice.echoed = scored
 
     async def _one_prompt(self, job: Job, p: int, stopped: Set[int]) -> AsyncGenerator[tuple[int, list[Chunk]], None]:
         chunks = self._generator.generate(

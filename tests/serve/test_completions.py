@@ -100,6 +100,14 @@ def test_a_stream_of_four_adds_up_to_the_whole_answer(client: openai.OpenAI) -> 
     assert usage == [whole.usage]
 
 
+def test_a_stream_ends_once(server: Any) -> None:
+    for path, prompt in (("chat/completions", {"messages": QUESTION}), ("completions", {"prompt": ["12", "3"]})):
+        body = {**prompt, "stream": True, "max_tokens": 4, "n": 2, "stream_options": {"include_usage": True}}
+        text = server.call("POST", f"/v1/{path}", body)[1]
+        assert text.count('"choices":[]') == text.count("[DONE]") == 1
+        assert text.endswith("data: [DONE]\n\n")
+
+
 def test_a_stream_comes_in_pieces(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
         model="tiny", messages=QUESTION, seed=1, stream=True, max_tokens=2000, extra_body={"ignore_eos": True}

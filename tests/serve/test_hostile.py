@@ -197,6 +197,9 @@ def test_unknown_routes_and_methods_have_the_same_shape(server: Any) -> None:
     error_of(server.call("GET", CHAT)[:2], 405)
     error_of(server.call("GET", "/info")[:2], 404)
     error_of(server.post("/health", {}), 405)
+    for path, status in (("/health", 405), ("/v1/nothing", 404), (CHAT, 415)):
+        bare = raw(server, f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        assert bare.startswith(f"HTTP/1.1 {status}".encode()), bare
 
 
 def test_an_unknown_model_is_404(server: Any) -> None:
