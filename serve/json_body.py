@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -49,7 +49,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """
     check_outline(body)
     try:
-        value = json.loads(body.decode(), parse_constant=_refuse_constant, parse_float=_finite)
+        value = json.loads(body.decode(), parse_constant=_finite, parse_float=_finite)
     except ValueError as error:
         raise _invalid(f"the body is not valid JSON: {error}.") from None
     if not isinstance(value, dict):
@@ -96,12 +96,8 @@ def _invalid(message: str) -> ApiError:
     return ApiError(400, message, code="invalid_json")
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
-
-
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} … is larger than any 64-bit number")
+        raise ValueError(f"{text[:20]} is no finite 64-bit number")
     return value

@@ -24,26 +24,18 @@ class ServerMetrics:
     def reset(self) -> None:
         """Begins to count anew: what the server asks itself while it starts is no request."""
         self.registry = CollectorRegistry()
-
-        def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
-            return Counter(name, text, labels, namespace=_SPACE, registry=self.registry)
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(name, text, namespace=_SPACE, registry=self.registry)
-
-        def seconds(name: str, text: str, labels: Sequence[str] = ()) -> Histogram:
-            return Histogram(name, text, labels, namespace=_SPACE, registry=self.registry, buckets=_SECONDS)
-
-        self._requests = counter("requests", "Requests answered.", ["route", "code"])
-        self._latency = seconds("request_seconds", "From a request to the last byte of its answer.", ["route"])
-        self.first_token = seconds("time_to_first_token_seconds", "Until a stream's first token.")
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens, once per request.")
-        self._tokens = counter("generated_tokens", "Completion tokens.")
-        self._rewards = counter("reward_statuses", "Scores given.", ["reward", "status"])
-        self.running = gauge("running_sequences", "Completions that have a place in the batch.")
-        self.waiting = gauge("waiting_requests", "Requests in line for a place in the batch.")
-        self.open = gauge("open_buffers", "Requests that a worker is busy with or has answers for.")
-        self._rate = gauge("tokens_per_second", f"Completion tokens over the last {_RATE_WINDOW_S:g} s.")
+        counted: dict[str, Any] = {"namespace": _SPACE, "registry": self.registry}
+        timed = {**counted, "buckets": _SECONDS}
+        self._requests = Counter("requests", "Requests answered.", ["route", "code"], **counted)
+        self._latency = Histogram("request_seconds", "From a request to its answer's last byte.", ["route"], **timed)
+        self.first_token = Histogram("time_to_first_token_seconds", "Until a stream's first token.", **timed)
+        self.prompt_tokens = Counter("prompt_tokens", "Prompt tokens, once per request.", **counted)
+        self._tokens = Counter("generated_tokens", "Completion tokens.", **counted)
+        self._rewards = Counter("reward_statuses", "Scores given.", ["reward", "status"], **counted)
+        self.running = Gauge("running_sequences", "Completions that have a place in the batch.", **counted)
+        self.waiting = Gauge("waiting_requests", "Requests in line for a place in the batch.", **counted)
+        self.open = Gauge("open_buffers", "Requests that a worker is busy with or has answers for.", **counted)
+        self._rate = Gauge("tokens_per_second", f"Completion tokens over the last {_RATE_WINDOW_S:g} s.", **counted)
         self._rate.set_function(self._tokens_per_second)
         self._recent: deque[tuple[float, int]] = deque()
 

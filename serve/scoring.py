@@ -66,10 +66,8 @@ class ScoreRoute:
         columns.setdefault("prompt", [self._prompt(question) for question in questions])
         if missing := set(self.needs) - columns.keys():
             tokens = self._tokens([item["completion"] for item in items], missing)
-            if "completion_ids" in missing:
-                columns["completion_ids"] = tokens
-            if "completion_length" in missing:
-                columns["completion_length"] = [len(ids) for ids in tokens]
+            filled: dict[str, list[Any]] = {"completion_ids": tokens, "completion_length": [len(ids) for ids in tokens]}
+            columns |= {name: filled[name] for name in missing & filled.keys()}
         return columns
 
     def _prompt(self, question: Any) -> str:
