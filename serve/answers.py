@@ -24,7 +24,7 @@ class Choice:
     index: int
     stream: TextStream
     prompt: Sequence[int]
-    stop_token_ids: Sequence[int] = ()
+    stop_token_ids: Sequence[int]
     """Tokens that end it without being part of its text."""
     echoed: list[ScoredToken] = field(default_factory=list)
     """The prompt's tokens, where they are to be reported."""
@@ -44,8 +44,7 @@ class Choice:
             self.stream.tokens.append(tokens[-1])
         new = chunk.drawn[: len(self.stream.tokens) - before]
         self.tokens += new
-        if self.finish is None:
-            self.finish = "stop" if self.stream.stopped else chunk.finish
+        self.finish = "stop" if self.stream.stopped else chunk.finish
         return text, new
 
 

@@ -46,15 +46,16 @@ class Prompts:
         system = [m for m in messages if m.role in ("system", "developer")]
         if len(system) > 1 or (system and messages[0] is not system[0]):
             raise bad_request("messages: give at most one system message, as the first.", param="messages")
-        turns = _joined([m for m in messages if m.role in ("user", "assistant")])
+        asked = (m for m in messages if m.role in ("user", "assistant"))  # neighbours of one role become one turn
+        turns = [(role, "\n\n".join(m.text for m in group)) for role, group in groupby(asked, key=lambda m: m.role)]
         if not turns or turns[-1][0] != "user":
             raise bad_request("messages: the last message must be the user's.", param="messages")
         if turns[0][0] != "user":
             raise bad_request("messages: the first message after the system's must be the user's.", param="messages")
         template, question = self.model.template, turns[-1][1]
         earlier = [
-            Example(question=asked, completion=answered)
-            for (_, asked), (_, answered) in zip(turns[:-1:2], turns[1::2], strict=True)
+            Example(question=before, completion=answered)
+            for (_, before), (_, answered) in zip(turns[:-1:2], turns[1::2], strict=True)
         ]
         template = replace(
             template,
@@ -233,12 +234,6 @@ class Prompts:
 def _characters(text: str) -> set[str]:
     """The different ones; in slices, because no other thread runs while a set is made of one text."""
     return set().union(*(set(text[first : first + _SLICE]) for first in range(0, len(text), _SLICE)))
-
-
-def _joined(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """(role, text) of the turns; neighbours of one role become one, with an empty line between."""
-    by_role = groupby(messages, key=lambda m: m.role)
-    return [(role, "\n\n".join(m.text for m in group)) for role, group in by_role]
 
 
 def sample_keys(prompt_ids: Sequence[int], *, seed: int, n: int, prompt_id: int | str | None = None) -> list[SampleKey]:
