@@ -88,7 +88,8 @@ class CompletionRoutes:
             )
         logits, seed = self._prompts.logits(body), body.seed_or_random()
         self._prompts.check_ids(body.stop_token_ids, "stop_token_ids")
-        draws, choices = [], []
+        draws: list[Generate] = []
+        choices: list[Choice] = []
         for ids, prefix in zip(prompts, prefixes, strict=True):
             draw = self._prompts.job(ids, body, logits, seed=seed)
             options = replace(

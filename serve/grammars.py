@@ -6,7 +6,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -68,7 +68,7 @@ class Grammars:
         self._tokenizer, self._eos = tokenizer, sorted(eos_token_ids)
         thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._vocabulary: Any = None
-        self.compile: Callable[[Grammar], Future[Any]] = lru_cache(_KEPT)(partial(thread.submit, self._compile))
+        self.compile: Callable[[Grammar], Future[Any]] = lru_cache(_KEPT)(lambda asked: thread.submit(self._compile, asked))
         """What a ``GrammarMask`` takes a copy of, in a while. The future raises ``GrammarError``."""
 
     def _compile(self, grammar: Grammar) -> Any:
