@@ -68,7 +68,7 @@ class Grammars:
         self._tokenizer, self._eos = tokenizer, sorted(eos_token_ids)
         thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._vocabulary: Any = None
-        self.compile: Callable[[Grammar], Future[Any]] = lru_cache(_KEPT)(lambda asked: thread.submit(self._compile, asked))
+        self.compile: Callable[[Grammar], Future[Any]] = lru_cache(_KEPT)(lambda g: thread.submit(self._compile, g))
         """What a ``GrammarMask`` takes a copy of, in a while. The future raises ``GrammarError``."""
 
     def _compile(self, grammar: Grammar) -> Any:
