@@ -98,7 +98,7 @@ class CompletionRoutes:
                 top_logprobs=body.alternatives or 0,
                 stop_token_ids=tuple(body.stop_token_ids),
             )
-            draws.append(draw._replace(options=options, grammar=body.grammar))
+            draws.append(replace(draw, options=options, grammar=body.grammar))
             for _ in range(body.n):
                 stream = TextStream(self._prompts.model.tokenizer, body.stop, prefix=prefix, min_tokens=body.min_tokens)
                 choices.append(Choice(len(choices), stream, ids, body.stop_token_ids))

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence, Set
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -370,7 +370,7 @@ class Generator:
         """
         size = self.places.share if job.evaluation else self.places.size
         for first in range(0, len(job.keys), size):
-            part = job._replace(keys=job.keys[first : first + size])
+            part = replace(job, keys=job.keys[first : first + size])
             places = len(part.keys)
             async with deadline.limit():
                 await self.places.take(places, bounded=bounded, evaluation=job.evaluation)

@@ -25,7 +25,8 @@ _GRAMMAR = "response_format"
 _DIVERGED = "the policy's logits are not finite: its weights have diverged."
 
 
-class Generate(NamedTuple):
+@dataclass(frozen=True)
+class Generate:
     """Draw one completion per key."""
 
     prompt_ids: list[int]

@@ -81,7 +81,8 @@ class Prompts:
         for i, problem in enumerate(problems):
             text = problem.problem
             ids = await self._encode(text, partial(self.model.template.encode, text, tokenizer), name(i))
-            jobs.append(self.job(ids, sampling, logits, seed=seed, prompt_id=problem.id)._replace(evaluation=True))
+            job = self.job(ids, sampling, logits, seed=seed, prompt_id=problem.id)
+            jobs.append(replace(job, evaluation=True))
             await asyncio.sleep(0)  # others get their turn of the event loop
         return jobs
 
