@@ -22,9 +22,9 @@ from grpo_pl.policy.template import Fits
 from grpo_pl.rewards.base import Reward, correctness_index
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
-from grpo_pl.training.cold_start import ColdStart, cache_root
+from grpo_pl.training.cold_start import MADE_UP, ColdStart, cache_root
 from grpo_pl.training.module import GRPOModule
-from grpo_pl.training.vocabulary import MADE_UP, check_vocabulary, first_prompts
+from grpo_pl.training.vocabulary import check_vocabulary, first_prompts
 from grpo_pl.types import Problem
 
 if TYPE_CHECKING:
@@ -169,8 +169,8 @@ def _check_demonstrations(cold_start: ColdStart, data: RolloutDataModule, say: C
     file = cold_start.demonstrations
     if file is not None and not Path(file).is_file():
         return  # a resumed run does without it
-    questions = enumerate(cold_start.asked(data.source, MADE_UP))
-    asked = (Problem(id=number, question=question, answer="") for number, question in questions)
+    shown = enumerate(cold_start.shown(data.source, MADE_UP))
+    asked = (Problem(id=number, question=each.question, answer="") for number, each in shown)
     overlaps = find_overlaps(asked, data.held_out())
     refuse_repeats(overlaps, what=f"shown by the cold start's demonstrations{f' ({file})' if file else ''}")
     for name, overlap in overlaps.items():

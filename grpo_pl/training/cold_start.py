@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 RECIPE = 1
 """Counts up when the training below changes, so that caches made by an older recipe are not taken."""
+
+MADE_UP = 500
+"""Prompts or demonstrations that are looked at before a run where there is no list of them."""
 
 Example = tuple[list[int], list[int]]
 """Prompt tokens and completion tokens, EOS included."""
@@ -95,28 +100,26 @@ class ColdStart:
             tokenizer.save_pretrained(staging)
         return folder
 
-    def asked(self, source: PromptSource, count: int) -> Iterator[str]:
-        """The questions of all demonstrations of the file, or of about the first ``count`` of the source's own."""
+    def shown(self, source: PromptSource, first: int | None = None) -> Iterator[Demonstration]:
+        """All demonstrations of the file, or the source's own, made step by step: the ``first`` ones, or all."""
         if self.demonstrations is not None:
-            yield from (each.question for each in read_demonstrations(self.demonstrations))
-            return
-        for step in range(min(self.steps, -(-count // self.batch_size))):
-            yield from (prompt.question for prompt in source.prompts(-1 - step, count=self.batch_size))
-
-    def all_demonstrations(self, source: PromptSource) -> list[Demonstration]:
-        """All of the file, or all that the source gives, step by step."""
-        if self.demonstrations is not None:
-            return read_demonstrations(self.demonstrations)
-        return [each for step in range(self.steps) for each in self._from_source(source, step)]
+            return iter(read_demonstrations(self.demonstrations))
+        made = map(partial(self._from_source, source), range(self.steps))
+        return islice(chain.from_iterable(made), first)
 
     def _batches(self, template: PromptTemplate, source: PromptSource, tokenizer: Any) -> Iterator[list[Example]]:
-        shown = self.all_demonstrations(source)
-        _check_characters(shown, tokenizer)
-        for step in range(self.steps):
-            if self.demonstrations is None:
-                batch = shown[step * self.batch_size : (step + 1) * self.batch_size]
-            else:
-                batch = draw_demonstrations(shown, step=step, count=self.batch_size, seed=self.seed)
+        known, tags = known_characters(tokenizer), tokenizer.get_added_vocab()
+        if self.demonstrations is not None:
+            early = read_demonstrations(self.demonstrations)
+            draw = partial(draw_demonstrations, early, count=self.batch_size, seed=self.seed)
+            batches: Iterator[list[Demonstration]] = (draw(step=step) for step in range(self.steps))
+        else:
+            made = map(partial(self._from_source, source), range(self.steps))
+            first = list(islice(made, -(-MADE_UP // self.batch_size)))
+            early, batches = list(chain.from_iterable(first)), chain(first, made)
+        _check_characters(early, known, tags)  # before the training, as far as that is known
+        for batch in batches:
+            _check_characters(batch, known, tags)
             yield [_example(demonstration, template, tokenizer) for demonstration in batch]
 
     def _from_source(self, source: PromptSource, step: int) -> list[Demonstration]:
@@ -133,12 +136,10 @@ class ColdStart:
         return shown
 
 
-def _check_characters(shown: Sequence[Demonstration], tokenizer: Any) -> None:
+def _check_characters(shown: Sequence[Demonstration], known: frozenset[str] | None, tags: Iterable[str]) -> None:
     """Refuses completions with characters that a vocabulary of single characters would drop."""
-    known = known_characters(tokenizer)
     if known is None:
         return
-    tags = tokenizer.get_added_vocab()
     lacking = [lacking_characters(each.completion, known, tags) for each in shown]
     characters = sorted(set().union(*lacking))
     if characters:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -22,7 +22,7 @@ from grpo_pl.policy.tokenizer import (
     lacking_characters,
     shown_characters,
 )
-from grpo_pl.training.cold_start import ColdStart
+from grpo_pl.training.cold_start import MADE_UP, ColdStart
 from grpo_pl.types import Problem
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
-MADE_UP = 500
-"""Prompts that are looked at where there is no list of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +42,10 @@ class _Text:
     prompt: int = 0
 
 
+_Lacking = tuple[_Text, set[str]]
+"""A text and its characters that are lacking."""
+
+
 def with_collected_characters(
     policy: PolicyConfig, template: PromptTemplate, data: RolloutDataModule, cold_start: ColdStart | None
 ) -> PolicyConfig:
@@ -53,13 +55,13 @@ def with_collected_characters(
     """
     if policy.characters != FROM_DATA or policy.from_scratch is None:
         return policy
-    found = set[str]()
-    for text in _texts(template, character_tokenizer(policy.tags), data, cold_start):
-        found |= lacking_characters(text.text, found.union(CHARACTERS), policy.tags)
+    texts: Iterator[str] = (text.text for text in _texts(template, character_tokenizer(policy.tags), data, cold_start))
     if cold_start is not None and cold_start.demonstrations is None:
-        for shown in cold_start.all_demonstrations(data.source):
-            found |= lacking_characters(shown.completion, found.union(CHARACTERS), policy.tags)
-    further = sorted(c for c in found if not _is_surrogate(c))
+        texts = chain(texts, (shown.completion for shown in cold_start.shown(data.source)))
+    found = set[str]()
+    for text in texts:
+        found |= lacking_characters(text, found.union(CHARACTERS), policy.tags)
+    further = sorted(c for c in found if not "\ud800" <= c <= "\udfff")  # JSON can write half a character, no text can
     return replace(policy, characters=CHARACTERS + "".join(further))
 
 
@@ -83,7 +85,8 @@ def check_vocabulary(
         return
     tags = tokenizer.get_added_vocab()
     totals: Counter[str] = Counter()
-    refused, dropped = _Lacking(), _Lacking()
+    refused: list[_Lacking] = []
+    dropped: list[_Lacking] = []
     unwanted: dict[int, tuple[PromptSource, dict[Split, set[int]]]] = {}
     for text in _texts(template, tokenizer, data, cold_start):
         totals[text.place] += 1
@@ -91,42 +94,29 @@ def check_vocabulary(
         if not lacking:
             continue
         if text.source is None or getattr(text.source, "bad_rows", "refuse") == "refuse":
-            refused.add(text, lacking)
+            refused.append((text, lacking))
             continue
-        dropped.add(text, lacking)
+        dropped.append((text, lacking))
         _, ids = unwanted.setdefault(id(text.source), (text.source, {"train": set(), "val": set()}))
         ids[text.split].add(text.prompt)
-    if refused.characters:
+    if refused:
         fix = "add them to model.policy.characters, or set that to from_data"
         if policy.from_scratch is None:
             fix = "a trained model's vocabulary is fixed"
-        drop = ", or set data.source.bad_rows to drop" if refused.listed else ""
-        raise ValueError(f"{refused.describe(totals)}: {fix}{drop}.")
+        drop = ", or set data.source.bad_rows to drop" if any(text.source is not None for text, _ in refused) else ""
+        raise ValueError(f"{_described(refused, totals)}: {fix}{drop}.")
     for source, ids in unwanted.values():
         source.leave_out(ids)
-    if dropped.characters:
-        say(f"{dropped.describe(totals)}; left out.")
+    if dropped:
+        say(f"{_described(dropped, totals)}; left out.")
 
 
-class _Lacking:
-    """Characters that are lacking, and where."""
-
-    def __init__(self) -> None:
-        self.characters: Counter[str] = Counter()
-        self.places: dict[str, list[str]] = defaultdict(list)
-        self.listed = False
-        """Whether some are in rows that could be left out."""
-
-    def add(self, text: _Text, lacking: set[str]) -> None:
-        self.characters.update(lacking)
-        self.listed |= text.source is not None
-        self.places[text.place].append(text.text)
-
-    def describe(self, totals: Counter[str]) -> str:
-        often = sorted(self.characters, key=lambda character: (-self.characters[character], character))
-        where = ", ".join(f"{len(texts)} of {totals[place]} {place}" for place, texts in self.places.items())
-        example = next(iter(self.places.values()))[0]
-        return f"the vocabulary lacks {shown_characters(often)}, in {where}, such as {example[-80:]!r}"
+def _described(found: Sequence[_Lacking], totals: Counter[str]) -> str:
+    characters = Counter(character for _, lacking in found for character in lacking)
+    often = sorted(characters, key=lambda character: (-characters[character], character))
+    places = Counter(text.place for text, _ in found)
+    where = ", ".join(f"{count} of {totals[place]} {place}" for place, count in places.items())
+    return f"the vocabulary lacks {shown_characters(often)}, in {where}, such as {found[0][0].text[-80:]!r}"
 
 
 def _texts(
@@ -173,8 +163,3 @@ def first_prompts(data: RolloutDataModule) -> Iterator[Problem]:
     """The first prompts that a source without a list trains on."""
     for step in range(min(data.steps, -(-MADE_UP // data.prompts_per_step))):
         yield from data.source.prompts(step, count=data.prompts_per_step)
-
-
-def _is_surrogate(character: str) -> bool:
-    """Half of a character, which no text holds; JSON can write it."""
-    return "\ud800" <= character <= "\udfff"

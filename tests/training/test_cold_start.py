@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.data.sources import PromptSource
@@ -15,6 +16,7 @@ from grpo_pl.data.tables import TablePrompts
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.training import cold_start
 from grpo_pl.training.cold_start import ColdStart, demonstration_loss
 from grpo_pl.types import Problem
 
@@ -58,6 +60,29 @@ def test_the_second_call_finds_the_first_ones_result(cache: Path) -> None:
     assert SHORT.ensure(POLICY, TEMPLATE, source, device=CPU) == folder
     assert len(source.shown) == 12
     assert [path.name for path in cache.iterdir()] == [folder.name]
+
+
+def test_demonstrations_are_made_while_it_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_start, "MADE_UP", 1)  # looked at before
+    source, made = Recording(), []
+
+    def loss(*arguments: Any, **more: Any) -> Tensor:
+        made.append(len(source.shown))
+        return demonstration_loss(*arguments, **more)
+
+    monkeypatch.setattr(cold_start, "demonstration_loss", loss)
+    SHORT.ensure(POLICY, TEMPLATE, source, device=CPU)
+    assert made == [4, 8, 12]
+
+
+def test_a_character_that_only_a_late_demonstration_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(Recording):
+        def demonstration(self, prompt: Problem, rng: random.Random) -> str:
+            return super().demonstration(prompt, rng) + ("✓" if len(self.shown) > 8 else "")
+
+    monkeypatch.setattr(cold_start, "MADE_UP", 1)
+    with pytest.raises(ValueError, match=r"lacks '✓' \(U\+2713\), in 4 of 4 demonstrations"):
+        SHORT.ensure(POLICY, TEMPLATE, Late(), device=CPU)
 
 
 def test_the_result_is_a_hugging_face_folder_with_trained_weights() -> None:
