@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,11 @@ def trainer_state(step: int, steps: int, rank: int) -> TrainerState:
     )
 
 
+def gathered_values(scored: ScoredBatch, device: torch.device, collective: Collective) -> Tensor:
+    """(R, B) float64 over the global batch, NaN where a reward is None."""
+    return collective.gather_rows(torch.tensor(scored.values(), dtype=torch.float64, device=device).T).T
+
+
 def reward_weights(rewards: Sequence[Reward], device: torch.device) -> Tensor:
     """(R,) float64."""
     return torch.tensor([reward.weight for reward in rewards], dtype=torch.float64, device=device)
@@ -54,13 +59,13 @@ class Collected:
 
     samples: Samples
     scored: ScoredBatch
-    greedy: ScoredBatch | None
-    """Of one greedy completion per prompt, if the objective's baseline asks for it."""
-    steps: tuple[Tensor, Tensor] | None
-    """Rewards of steps and the tokens they end at, both (B, K), under process supervision."""
     attempts: int
     """Rollouts that dynamic sampling added; 0 without it."""
-    seconds: dict[str, float]
+    greedy: ScoredBatch | None = None
+    """Of one greedy completion per prompt, if the objective's baseline asks for it."""
+    steps: tuple[Tensor, Tensor] | None = None
+    """Rewards of steps and the tokens they end at, both (B, K), under process supervision."""
+    seconds: dict[str, float] = field(default_factory=dict)
     """Wall time per stage."""
 
 
@@ -160,9 +165,9 @@ class Collector:
     def _informative(self, samples: Samples, scored: ScoredBatch) -> Tensor:
         """(P,) bool over the global batch."""
         device = samples.rollout.completion_ids.device  # the one that ranks exchange tensors on
-        values = self.collective.gather_rows(torch.tensor(scored.values(), dtype=torch.float64, device=device).T)
+        values = gathered_values(scored, device, self.collective)
         return self.algorithm.informative_groups(
-            values=values.T.unflatten(1, (-1, self.algorithm.group_size)),  # (R, P, G)
+            values=values.unflatten(1, (-1, self.algorithm.group_size)),  # (R, P, G)
             reward_weights=reward_weights(self.rewards, device),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,7 @@ from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import Advantages, GRPOAlgorithm
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.lora import adapters_off
-from grpo_pl.rewards.batch import ScoredBatch
-from grpo_pl.rollout.sampler import Samples
-from grpo_pl.training.collect import Collected, reward_weights
+from grpo_pl.training.collect import Collected, gathered_values, reward_weights
 from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.stopwatch import stopwatch
 from grpo_pl.types import Rollout, SamplingParams
@@ -25,13 +23,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experience:
+class Experience(Collected):
     """What one rollout offers to the update: this rank's rows, and the statistics of the whole batch."""
 
-    samples: Samples
-    scored: ScoredBatch
-    attempts: int
-    """Rollouts that dynamic sampling added."""
     statistics: Advantages
     """Over the global batch, (P, G)."""
     lengths: Tensor  # (P, G) over the global batch
@@ -45,21 +39,15 @@ class Experience:
     old_logprobs: Tensor | None  # (B, T)
     ref_logprobs: Tensor | None  # (B, T)
     entropy_mask: Tensor | None  # (B, T)
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Wall time per stage."""
 
     @property
     def rollout(self) -> Rollout:
         return self.samples.rollout
 
 
-@dataclass(frozen=True, kw_only=True)
-class _TeacherForced:
-    """Log-probabilities of a rollout's tokens, each only if the objective asks for it; (B, T)."""
-
-    old: Tensor | None
-    entropy: Tensor | None
-    ref: Tensor | None
+_TeacherForced = dict[str, Tensor | None]
+"""``old_logprobs``, ``ref_logprobs`` and ``entropy`` of a rollout's tokens, each only if the objective asks for it;
+(B, T)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +61,11 @@ class ExperienceMaker:
 
     def make(self, policy: PreTrainedModel, reference: PreTrainedModel | None, collected: Collected) -> Experience:
         """Scores the samples under policy and reference where the objective needs it, and assesses them."""
-        samples, rollout = collected.samples, collected.samples.rollout
+        rollout = collected.samples.rollout
         with stopwatch(collected.seconds, "logprobs"):
             forced = self._teacher_forced(policy, reference, rollout)
-        lengths, values = self._grouped(rollout.lengths), self._values(collected.scored, rollout)
+        lengths = self._grouped(rollout.lengths)
+        values = gathered_values(collected.scored, lengths.device, self.collective).unflatten(1, (len(lengths), -1))
         truncated = self._grouped(rollout.lengths.new_tensor([r == "length" for r in rollout.finish_reasons]).bool())
         statistics = self._statistics(collected, forced, values=values, lengths=lengths, truncated=truncated)
         rows = len(rollout.finish_reasons)
@@ -88,9 +77,7 @@ class ExperienceMaker:
             width = rollout.completion_ids.shape[1]
             advantages = self.algorithm.process_advantages(step_values=step_values, step_ends=step_ends, width=width)
         return Experience(
-            samples=samples,
-            scored=collected.scored,
-            attempts=collected.attempts,
+            **vars(collected),
             statistics=statistics,
             lengths=lengths,
             values=values,
@@ -99,10 +86,9 @@ class ExperienceMaker:
             advantages=advantages,
             keep=keep,
             active=statistics.active.flatten()[mine],
-            old_logprobs=forced.old,
-            ref_logprobs=forced.ref,  # logged as `kl` even where the loss has no such term
-            entropy_mask=self._entropy_mask(forced.entropy, rollout.completion_mask & keep.unsqueeze(1)),
-            seconds=collected.seconds,
+            old_logprobs=forced["old_logprobs"],
+            ref_logprobs=forced["ref_logprobs"],  # logged as `kl` even where the loss has no such term
+            entropy_mask=self._entropy_mask(forced["entropy"], rollout.completion_mask & keep.unsqueeze(1)),
         )
 
     def _statistics(
@@ -114,10 +100,11 @@ class ExperienceMaker:
         if algorithm.needs_correct:
             extra["correct"] = self._grouped(rollout.lengths.new_tensor([bool(c) for c in scored.correct()]).bool())
         if collected.greedy is not None:
-            extra["greedy_values"] = self._values(collected.greedy, rollout).squeeze(2)
-        if algorithm.needs_sequence_kl and forced.old is not None and forced.ref is not None:
-            extra["sequence_kl"] = self._grouped(((forced.old - forced.ref) * mask).sum(dim=1))
-        for name, tensor in (("old_logprobs", forced.old), ("ref_logprobs", forced.ref), ("entropy", forced.entropy)):
+            extra["greedy_values"] = gathered_values(collected.greedy, lengths.device, self.collective)
+        old, ref = forced["old_logprobs"], forced["ref_logprobs"]
+        if algorithm.needs_sequence_kl and old is not None and ref is not None:
+            extra["sequence_kl"] = self._grouped(((old - ref) * mask).sum(dim=1))
+        for name, tensor in forced.items():
             if tensor is not None and getattr(algorithm.baseline, f"needs_{name}", False):
                 counts = rollout.lengths.clamp(min=1) if name == "entropy" else 1
                 extra[name] = self._grouped((tensor * mask).sum(dim=1) / counts)
@@ -134,13 +121,6 @@ class ExperienceMaker:
         """(P, G) over the global batch, of this rank's (B,)."""
         return self.collective.gather_rows(rows).view(-1, self.algorithm.group_size)
 
-    def _values(self, scored: ScoredBatch, rollout: Rollout) -> Tensor:
-        """(R, P, G) float64 over the global batch, NaN where a reward is None; G is 1 for greedy completions."""
-        values = torch.tensor(scored.values(), dtype=torch.float64, device=rollout.completion_ids.device)  # (R, B)
-        prompts = len(rollout.finish_reasons) // rollout.group_size
-        everyone: Tensor = self.collective.gather_rows(values.T).T.unflatten(1, (-1, values.shape[1] // prompts))
-        return everyone
-
     def _entropy_mask(self, entropy: Tensor | None, kept: Tensor) -> Tensor | None:
         """(B, T) bool: the tokens of highest entropy over the global batch, which alone carry the policy term."""
         if entropy is None or not self.algorithm.needs_entropy_mask:
@@ -156,7 +136,8 @@ class ExperienceMaker:
         if reference is not None:
             with adapters_off(reference):
                 ref, _ = self._score(reference, rollout, with_entropy=False)
-        return _TeacherForced(old=old if self.algorithm.needs_old_logprobs else None, entropy=entropy, ref=ref)
+        old = old if self.algorithm.needs_old_logprobs else None
+        return {"old_logprobs": old, "ref_logprobs": ref, "entropy": entropy}
 
     def _score(self, model: PreTrainedModel, rollout: Rollout, *, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
         """(B, T) log-probabilities under ``model``, no gradient, a micro-batch at a time."""

@@ -23,10 +23,11 @@ def experience_metrics(
 ) -> dict[str, float]:
     """Rewards, groups, lengths, statuses. A mean over nothing is left out."""
     statistics, lengths = experience.statistics, experience.lengths.double()
-    spread = torch.stack([row[valid].std(correction=int(valid.sum() > 1)) for row, valid in _groups(experience)])
+    groups = zip(statistics.rewards, statistics.valid, strict=True)
+    spread = [row[valid].std(correction=int(valid.sum() > 1)).item() for row, valid in groups if valid.any()]
     metrics = {
         "reward": _mean(statistics.rewards[statistics.valid]),
-        "reward_std": _mean(spread),
+        "reward_std": fmean(spread or [0.0]),
         "frac_reward_zero_std": 1.0 - statistics.informative.double().mean().item(),
         "samples/dropped": float((~statistics.keep).sum()),
         "samples/resample_attempts": float(experience.attempts),
@@ -114,11 +115,6 @@ def broken_share(metrics: Mapping[str, float], rewards: Sequence[Reward], comple
         / completions
         for reward in rewards
     )
-
-
-def _groups(experience: Experience) -> list[tuple[Tensor, Tensor]]:
-    rows = zip(experience.statistics.rewards, experience.statistics.valid, strict=True)
-    return [(row, valid) for row, valid in rows if valid.any()] or [(torch.zeros(1), torch.ones(1, dtype=torch.bool))]
 
 
 def _mean(values: Tensor) -> float:
