@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from grpo_pl.callbacks.lightning_loops import completed_rollouts, set_progress
 from grpo_pl.files.checkpoints import LAST, PATTERN, CheckpointError, annotate, checkpoint_path, facts_of, remove, seal
 from grpo_pl.files.writing import dispensable, link_atomically
+from grpo_pl.functional.choices import check_at_least
 from grpo_pl.rewards.base import RewardFailed
 from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted
 from grpo_pl.training.optimization import TrainingDiverged
@@ -46,11 +47,8 @@ class RolloutCheckpoint(Checkpoint):
         monitor: str = "val/pass@1",
     ) -> None:
         super().__init__()
-        if every_n_rollouts < 0 or keep < 1 or keep_best < 0:
-            raise ValueError(
-                "checkpoint needs every_n_rollouts >= 0, keep >= 1 and keep_best >= 0, got "
-                f"{every_n_rollouts}, {keep} and {keep_best}."
-            )
+        check_at_least(0, "checkpoint", every_n_rollouts=every_n_rollouts, keep_best=keep_best)
+        check_at_least(1, "checkpoint", keep=keep)
         if every_n_minutes is not None and not every_n_minutes > 0:
             raise ValueError(f"checkpoint.every_n_minutes must be positive or null, got {every_n_minutes}.")
         self.every_n_rollouts, self.every_n_minutes = every_n_rollouts, every_n_minutes
@@ -130,7 +128,11 @@ class RolloutCheckpoint(Checkpoint):
             problem = _describe(error, path)
             trainer.strategy.barrier()  # the one that ends save_checkpoint, where processes that write nothing wait
         if trainer.is_global_zero:
-            problem = problem or self._seal(path, trainer)
+            try:
+                if problem is None:
+                    seal(path, {"rollouts": completed, "world_size": trainer.world_size})
+            except OSError as error:
+                problem = _describe(error, path)
             if problem is not None:
                 with suppress(OSError):  # it has no marker that says it were whole
                     remove(path)
@@ -143,14 +145,6 @@ class RolloutCheckpoint(Checkpoint):
             with dispensable(self.folder / LAST):
                 link_atomically(self.folder / LAST, path.name)
             self._tidy()
-        return None
-
-    @staticmethod
-    def _seal(path: Path, trainer: Trainer) -> str | None:
-        try:
-            seal(path, {"rollouts": completed_rollouts(trainer), "world_size": trainer.world_size})
-        except OSError as error:
-            return _describe(error, path)
         return None
 
     def _metrics(self) -> dict[int, float]:

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from grpo_pl.callbacks.lightning_loops import completed_rollouts
 from grpo_pl.files.rows import Row, append_rows, json_line, read_lines, row_writer
 from grpo_pl.files.writing import dispensable
+from grpo_pl.functional.choices import check_at_least
 from grpo_pl.training.experience import Experience
 
 
@@ -28,11 +29,9 @@ class CompletionsLog(Callback):
 
     def __init__(self, groups_per_rollout: int = 4, max_megabytes: float = 32.0) -> None:
         super().__init__()
-        if groups_per_rollout < 0 or not max_megabytes > 0:
-            raise ValueError(
-                "completions needs groups_per_rollout >= 0 and max_megabytes > 0, got "
-                f"{groups_per_rollout} and {max_megabytes}."
-            )
+        check_at_least(0, "completions", groups_per_rollout=groups_per_rollout)
+        if not max_megabytes > 0:
+            raise ValueError(f"completions needs max_megabytes > 0, got {max_megabytes}.")
         self.groups_per_rollout, self.max_megabytes = groups_per_rollout, max_megabytes
         self.path: Path | None = None
         """Set by the command line to a file of the run's folder; None writes nothing."""

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from grpo_pl.callbacks.completions import completion_rows, flat_row, shortened
 from grpo_pl.files.rows import Row
+from grpo_pl.functional.choices import check_at_least
 
 
 class SampleTable(Callback):
@@ -32,11 +33,8 @@ class SampleTable(Callback):
         self, every_n_rollouts: int = 20, groups: int = 2, completions: int = 3, characters: int = 300
     ) -> None:
         super().__init__()
-        if min(every_n_rollouts, groups) < 0 or min(completions, characters) < 1:
-            raise ValueError(
-                "samples needs every_n_rollouts and groups >= 0, completions and characters >= 1, got "
-                f"{every_n_rollouts}, {groups}, {completions} and {characters}."
-            )
+        check_at_least(0, "samples", every_n_rollouts=every_n_rollouts, groups=groups)
+        check_at_least(1, "samples", completions=completions, characters=characters)
         self.every_n_rollouts, self.groups = every_n_rollouts, groups
         self.completions, self.characters = completions, characters
 
@@ -95,10 +93,7 @@ def log_table(logger: Logger, rows: Sequence[Row], step: int) -> None:
 def _ends_first(group: Sequence[Row]) -> list[Row]:
     """Highest, lowest, second highest, second lowest … reward; a reward that is missing counts as lowest."""
     ordered = sorted(group, key=lambda row: -1e30 if row["reward"] is None else row["reward"], reverse=True)
-    half = (len(ordered) + 1) // 2
-    top, bottom = ordered[:half], ordered[half:][::-1]
-    mixed = [row for pair in zip(top, bottom, strict=False) for row in pair]
-    return mixed + top[len(bottom) :]
+    return [ordered[i // 2] if i % 2 == 0 else ordered[-1 - i // 2] for i in range(len(ordered))]
 
 
 def _number(value: float | None, sign: str = "") -> str:

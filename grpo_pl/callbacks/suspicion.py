@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,12 +25,17 @@ class CompletionAudit:
     row: int
     """Among this process's completions."""
     rewarded: bool
-    strict: Score | None
-    lenient: Score | None
+    judges: Mapping[str, Score]
+    """What ``strict`` and ``lenient`` said; a judge that is not there or failed said nothing."""
     repeated: float
     tokens: int
     forms: tuple[str, str]
     """Skeletons of all of it and of its end."""
+
+    @property
+    def verdicts(self) -> dict[str, bool]:
+        """Whether each judge accepts it, of those that could say."""
+        return {name: score.correct for name, score in self.judges.items() if score.correct is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +55,11 @@ def sample_rows(count: int, size: int, *, seed: int, step: int) -> list[int]:
 
 def judge_metrics(audits: Sequence[CompletionAudit]) -> dict[str, float]:
     """Shares of a sample that the judges accept or refuse; a share of nothing is left out."""
-    pairs = [(_accepted(audit.strict), _accepted(audit.lenient)) for audit in audits]
-    shares = {
-        "watch/agreement": [a == b for a, b in pairs if a is not None and b is not None],
-        "watch/rewarded_but_strict_wrong": _refusals(audits, lambda audit: audit.strict),
-        "watch/rewarded_but_lenient_wrong": _refusals(audits, lambda audit: audit.lenient),
-    }
+    both = [audit.verdicts for audit in audits if len(audit.verdicts) == 2]
+    shares = {"watch/agreement": [verdicts["strict"] == verdicts["lenient"] for verdicts in both]}
+    for name in ("strict", "lenient"):
+        judged = [audit.verdicts for audit in audits if audit.rewarded and name in audit.verdicts]
+        shares[f"watch/rewarded_but_{name}_wrong"] = [not verdicts[name] for verdicts in judged]
     return {name: sum(cases) / len(cases) for name, cases in shares.items() if cases}
 
 
@@ -75,8 +79,7 @@ def suspicions(
     """
     found = []
     for audit, form in zip(audits, new_forms or [None] * len(audits), strict=True):
-        judges = {"strict": audit.strict, "lenient": audit.lenient}
-        refusing = [name for name, score in judges.items() if _accepted(score) is False]
+        refusing = [name for name, accepted in audit.verdicts.items() if not accepted]
         if audit.rewarded and refusing:
             reason = f"rewarded, but refused by the {' and the '.join(refusing)} judge"
             found.append(Suspicion(row=audit.row, sign="disagreement", weight=float(len(refusing)), reason=reason))
@@ -93,13 +96,3 @@ def suspicions(
             reason = f"{form.share:.0%} of the completions have this form, {form.share_at_first:.1%} at first: {shape}"
             found.append(Suspicion(row=audit.row, sign="form", weight=form.share, reason=reason))
     return found
-
-
-def _accepted(score: Score | None) -> bool | None:
-    """The verdict of a judge; None if there is none."""
-    return None if score is None else score.correct
-
-
-def _refusals(audits: Sequence[CompletionAudit], judge: Callable[[CompletionAudit], Score | None]) -> list[bool]:
-    verdicts = [_accepted(judge(audit)) for audit in audits if audit.rewarded]
-    return [not accepted for accepted in verdicts if accepted is not None]

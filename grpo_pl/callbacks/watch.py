@@ -15,12 +15,15 @@ from grpo_pl.callbacks.skeletons import FirstForms, forms_of
 from grpo_pl.callbacks.suspicion import CompletionAudit, Sign, Suspicion, judge_metrics, sample_rows, suspicions
 from grpo_pl.files.rows import Row, row_writer
 from grpo_pl.files.writing import dispensable
+from grpo_pl.functional.choices import check_at_least, check_choice
 from grpo_pl.rewards.base import Reward, Score, needs_of
 from grpo_pl.rewards.length import repeated_share
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.stopwatch import stopwatch
+
+Unit = Literal["word", "character"]
 
 MIN_REWARDED = 8
 """Rewarded completions in a sample that are enough to warn of."""
@@ -67,21 +70,18 @@ class RewardWatch(StepCallback):
         completions: int = 32,
         first_rollouts: int = 10,
         ngram: int = 4,
-        unit: Literal["word", "character"] = "word",
+        unit: Unit = "word",
         keep: int = 20,
         characters: int = 8000,
         warn_above: float = 0.5,
     ) -> None:
         super().__init__()
-        if min(completions, keep) < 0 or min(first_rollouts, ngram, characters) < 1:
-            raise ValueError(
-                "watch needs completions and keep >= 0, first_rollouts, ngram and characters >= 1, got "
-                f"{completions}, {keep}, {first_rollouts}, {ngram} and {characters}."
-            )
-        if unit not in ("word", "character"):
-            raise ValueError(f"watch.unit must be 'word' or 'character', got {unit!r}.")
-        self.strict, self.lenient, self.completions = strict, lenient, completions
-        self.first_rollouts, self.ngram, self.unit = first_rollouts, ngram, unit
+        check_at_least(0, "watch", completions=completions, keep=keep)
+        check_at_least(1, "watch", first_rollouts=first_rollouts, ngram=ngram, characters=characters)
+        check_choice("watch.unit", unit, Unit)
+        judges = {"strict": strict, "lenient": lenient}
+        self.judges = {name: judge for name, judge in judges.items() if judge is not None}
+        self.completions, self.first_rollouts, self.ngram, self.unit = completions, first_rollouts, ngram, unit
         self.keep, self.characters, self.warn_above = keep, characters, warn_above
         self.path: Path | None = None
         """Set by the command line to a file of the run's folder; None writes nothing."""
@@ -104,9 +104,8 @@ class RewardWatch(StepCallback):
             self._write()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        for judge in (self.strict, self.lenient):
-            if judge is not None:
-                judge.close()
+        for judge in self.judges.values():
+            judge.close()
 
     def state_dict(self) -> dict[str, Any]:
         first = {
@@ -156,48 +155,40 @@ class RewardWatch(StepCallback):
         rows = sample_rows(len(samples.completions), self.completions, seed=seed, step=samples.step)
         texts = [samples.completions[row] for row in rows]
         prompts, lengths = samples.per_row, samples.rollout.lengths.tolist()
-        columns = samples.columns(needs_of([judge for judge in (self.strict, self.lenient) if judge is not None]))
-
+        columns = samples.columns(needs_of(self.judges.values()))
         few = {name: [column[row] for row in rows] for name, column in columns.items()}
         golds = [prompts[row].answer for row in rows]
-        strict = self._ask("strict", self.strict, texts, golds, few)
-        lenient = self._ask("lenient", self.lenient, texts, golds, few)
+        told = {name: self._ask(name, texts, golds, few) for name in self.judges}
         correct = experience.scored.correct()
         return [
             CompletionAudit(
                 row=row,
                 rewarded=correct[row] is True,
-                strict=strict_score,
-                lenient=lenient_score,
+                judges={name: scores[number] for name, scores in told.items() if scores},
                 repeated=repeated_share(text, n=self.ngram, unit=self.unit),
                 tokens=lengths[row],
                 forms=forms_of(text),
             )
-            for row, text, strict_score, lenient_score in zip(rows, texts, strict, lenient, strict=True)
+            for number, (row, text) in enumerate(zip(rows, texts, strict=True))
         ]
 
     def _ask(
-        self,
-        name: str,
-        judge: Reward | None,
-        texts: Sequence[str],
-        golds: Sequence[str],
-        columns: Mapping[str, Sequence[Any]],
-    ) -> Sequence[Score | None]:
+        self, name: str, texts: Sequence[str], golds: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> Sequence[Score]:
         """What the judge says; nothing where it fails, as the watch is no part of training."""
         try:
-            scores = [] if judge is None else judge(texts, golds, columns)
-            if judge is not None and len(scores) != len(texts):
+            scores = self.judges[name](texts, golds, columns)
+            if len(scores) != len(texts):
                 raise ValueError(f"{len(scores)} scores for {len(texts)} completions.")
+            return scores
         except Exception as error:
-            scores = []
             if name not in self._failed:
                 self._failed.add(name)
                 rank_zero_warn(
                     f"The {name} judge of the watch failed and is left out of this rollout and of every other one on "
                     f"which it fails: {type(error).__name__}: {error}"
                 )
-        return scores or [None] * len(texts)
+            return []
 
     def _warn(self, metrics: Mapping[str, float], audits: Sequence[CompletionAudit]) -> None:
         shares = {name: metrics.get(f"watch/rewarded_but_{name}_wrong", 0.0) for name in ("strict", "lenient")}
@@ -238,7 +229,6 @@ class RewardWatch(StepCallback):
 
     def _row(self, experience: Experience, audit: CompletionAudit, suspicion: Suspicion) -> Row:
         (row,) = rows_of(experience, [audit.row])
-        judges = {"strict": audit.strict, "lenient": audit.lenient}
         return {
             "sign": suspicion.sign,
             "weight": suspicion.weight,
@@ -246,7 +236,7 @@ class RewardWatch(StepCallback):
             **row,
             **{key: shortened(row[key], self.characters) for key in ("prompt", "question", "completion")},
             "repeated": audit.repeated,
-            "judges": {name: score.to_dict() for name, score in judges.items() if score is not None},
+            "judges": {name: score.to_dict() for name, score in audit.judges.items()},
         }
 
     def _write(self) -> None:

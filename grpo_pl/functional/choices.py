@@ -1,8 +1,19 @@
-"""One check for every argument that names a choice: a name that does not exist is refused, never another formula."""
+"""Checks of arguments: a choice that does not exist is refused, never another formula, and so is too small a number."""
 
 from __future__ import annotations
 
 from typing import Any, get_args
+
+
+def check_at_least(least: int, section: str, **values: float) -> None:
+    """Refuses values of a section of the configuration that are below ``least``.
+
+    Raises:
+        ValueError: the first one, by its name.
+    """
+    for name, value in values.items():
+        if value < least:
+            raise ValueError(f"{section} needs {name} >= {least}, got {value}.")
 
 
 def check_choice(argument: str, value: object, choices: Any, classes: tuple[type, ...] = ()) -> None:
