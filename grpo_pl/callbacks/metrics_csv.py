@@ -97,22 +97,18 @@ class EventFiles(TensorBoardLogger):
         if not isinstance(threading.excepthook, _WithoutWriters):
             threading.excepthook = _WithoutWriters(threading.excepthook)
 
-    @rank_zero_only
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:  # type: ignore[override]
         with self._dispensable():
             super().log_metrics(metrics, step)
 
-    @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         with self._dispensable():
             super().log_hyperparams(*args, **kwargs)
 
-    @rank_zero_only
     def save(self) -> None:
         with self._dispensable():
             super().save()
 
-    @rank_zero_only
     def finalize(self, status: str) -> None:
         with self._dispensable():
             super().finalize(status)

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from rich.table import Table
 
+from grpo_pl.evaluation.report import number_table
 from grpo_pl.functional.gemm import product
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.module import GRPOModule
@@ -87,9 +88,8 @@ class StageProfile(Callback):
             self._start = time.perf_counter()
             return
         metrics = trainer.callback_metrics
-        for stage in ("step", *STAGES):
-            value = metrics.get("step_time" if stage == "step" else f"time/{stage}")
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + (float(value) if value is not None else 0.0)
+        for stage, key in {"step": "step_time", **{stage: f"time/{stage}" for stage in STAGES}}.items():
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + float(metrics.get(key, 0.0))
         self.steps += 1
         self.work += work_of(outputs["experience"], passes=pl_module.algorithm.num_iterations)
         self.wall = time.perf_counter() - self._start
@@ -107,9 +107,8 @@ class StageProfile(Callback):
 
     def table(self, **bounds: float) -> Table:
         """Seconds per step, share of the time, and the ``bounds`` of all steps over the time that their stage took."""
-        table = Table(title=f"time of a step, mean of {self.steps}", title_justify="left")
-        for heading in ("", "seconds", "share", "of the machine's limit"):
-            table.add_column(heading, justify="right" if heading else "left")
+        title = f"time of a step, mean of {self.steps}"
+        table = number_table(title, "seconds", "share", "of the machine's limit")
         step, stages = self.seconds["step"], sum(self.seconds[stage] for stage in STAGES)
         rows = {stage: self.seconds[stage] for stage in STAGES}
         rows |= {"idle": step - stages, "between steps": max(0.0, self.wall - step)}

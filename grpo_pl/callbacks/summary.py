@@ -8,8 +8,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
-from rich.table import Table
 
+from grpo_pl.evaluation.report import number_table
 from grpo_pl.files.runs import RunFolder
 
 SHOWN = {"val/pass@1": "pass@1 (sampled)", "val/greedy": "greedy"}
@@ -44,9 +44,7 @@ class ClosingTable(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        table = Table(title="held-out problems", title_justify="left")
-        for heading in ("", "before", "after"):
-            table.add_column(heading, justify="left" if not heading else "right")
+        table = number_table("held-out problems", "before", "after")
         for name, title in SHOWN.items():
             if name in self._last:
                 table.add_row(title, f"{self._first[name]:.3f}", f"{self._last[name]:.3f}")

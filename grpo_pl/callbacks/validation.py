@@ -32,7 +32,8 @@ class ValidateAtBothEnds(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSV):
                 logger.resume(completed, validated_at=self._validated_at)
-        if self._validated_at != completed and _due(trainer, completed):
+        due = completed % (trainer.val_check_batch or 1) == 0  # between this rollout and the next
+        if self._validated_at != completed and due:
             validate_now(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -41,8 +42,3 @@ class ValidateAtBothEnds(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._validated_at != completed_rollouts(trainer):
             validate_now(trainer)
-
-
-def _due(trainer: Trainer, completed: int) -> bool:
-    """Whether a validation belongs between this rollout and the next."""
-    return completed == 0 or completed % (trainer.val_check_batch or 1) == 0

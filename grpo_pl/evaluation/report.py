@@ -100,7 +100,7 @@ def questions_of(sets: Mapping[str, Sequence[Problem]]) -> dict[str, dict[int, s
 
 def report_table(report: EvaluationReport) -> Table:
     """One row a metric: its mean and interval."""
-    table = _table("held-out problems", ["value", "95 % interval", "problems"])
+    table = number_table("held-out problems", "value", "95 % interval", "problems")
     for key, found in report.measured.items():
         estimate, places = found.estimate(), _places(key)
         table.add_row(key, f"{estimate.value:.{places}f}", _interval(estimate, places), str(estimate.problems))
@@ -110,7 +110,7 @@ def report_table(report: EvaluationReport) -> Table:
 def difference_table(report: EvaluationReport, baseline: EvaluationReport) -> Table:
     """One row a metric that both have: the baseline's mean, and the paired difference to it with its interval."""
     differences = report.differences(baseline)
-    table = _table("difference to the baseline", ["baseline", "difference", "95 % interval", "problems"])
+    table = number_table("difference to the baseline", "baseline", "difference", "95 % interval", "problems")
     for key in report.measured:
         if key in differences:
             gap, places = differences[key], _places(key)
@@ -134,7 +134,8 @@ def comparability_warnings(report: EvaluationReport, baseline: EvaluationReport)
     return lines
 
 
-def _table(title: str, headings: Sequence[str]) -> Table:
+def number_table(title: str, *headings: str) -> Table:
+    """An empty table of numbers under these headings; the first column, without one, says what they are of."""
     table = Table(title=title, title_justify="left")
     table.add_column("", no_wrap=True)
     for heading in headings:
