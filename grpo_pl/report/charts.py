@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from grpo_pl.evaluation.curves import Points
@@ -31,16 +31,12 @@ class Chart:
     smooth: bool = True
     """Also draw a running mean: single rollouts are noisy."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for the page's script."""
-        return asdict(self)
-
 
 def charts(columns: Mapping[str, Points]) -> list[Chart]:
     """The charts for which there are numbers, in reading order."""
     rewards = {name: name.split("/")[1] for name in columns if name.startswith("rewards/") and name.endswith("/mean")}
     times = {name: name.removeprefix("time/") for name in columns if name.startswith("time/")}
-    clipped = {name: _clip_label(name) for name in columns if name.startswith("clip_ratio/") and "region" not in name}
+    clipped = {"clip_ratio/low_mean": "low", "clip_ratio/high_mean": "high"}
     stages = ["rollout", "reward", "logprobs", "backward", "optimizer", "update"]
     ordered = dict(sorted(times.items(), key=lambda item: (*[item[1] != stage for stage in stages], item[1])))
     wanted = [
@@ -109,7 +105,3 @@ def _held_out(columns: Mapping[str, Points]) -> Iterable[Chart]:
 def _chart(columns: Mapping[str, Points], title: str, note: str, names: Mapping[str, str], **options: Any) -> Chart:
     series = [Series(label=label, points=columns[name]) for name, label in names.items() if name in columns]
     return Chart(title=title, note=note, series=series, **options)
-
-
-def _clip_label(name: str) -> str:
-    return name.removeprefix("clip_ratio/").removesuffix("_mean")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterable
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -44,22 +46,18 @@ def build_page(run: RunFolder) -> str:
         "name": name,
         "warning": no_signal(columns),
         "tiles": _tiles(columns),
-        "charts": [chart.to_dict() for chart in charts(columns)],
+        "charts": [asdict(chart) for chart in charts(columns)],
         "samples": _rollouts(_thinned(samples)),
         "config": run.config.read_text(errors="replace") if run.config.is_file() else "",
     }
-    page = _asset("page.html")
     parts = {
         "{{title}}": html.escape(f"{name} – grpo-pl"),
         "{{style}}": _asset("style.css"),
         "{{script}}": "\n".join(_asset(file) for file in ("charts.js", "samples.js", "page.js")),
         "{{data}}": _json_in_html(data),
     }
-    before, *rest = page.split("{{")
-    for piece in rest:  # one pass: data that looks like a placeholder stays as it is
-        key, _, text = piece.partition("}}")
-        before += parts["{{" + key + "}}"] + text
-    return before
+    # one pass: data that looks like a placeholder stays as it is
+    return re.sub(r"\{\{\w+\}\}", lambda placeholder: parts[placeholder.group()], _asset("page.html"))
 
 
 def _json_in_html(data: Any) -> str:
@@ -71,13 +69,10 @@ def _json_in_html(data: Any) -> str:
 def _tiles(columns: dict[str, Points]) -> list[dict[str, str]]:
     """The few numbers at the top of the page."""
     tiles = []
-    for name, label in (("val/pass@1", "pass@1, sampled"), ("val/greedy", "greedy")):
+    for name, label in {"val/pass@1": "pass@1, sampled", "val/greedy": "greedy", "reward": "reward"}.items():
         if name in columns:
             first, last = columns[name][0][1], columns[name][-1][1]
             tiles.append({"label": label, "value": f"{last:.3f}", "note": f"from {first:.3f}"})
-    if "reward" in columns:
-        first, last = columns["reward"][0][1], columns["reward"][-1][1]
-        tiles.append({"label": "reward", "value": f"{last:.3f}", "note": f"from {first:.3f}"})
     if "step_time" in columns:
         seconds = sum(value for _, value in columns["step_time"])
         rollouts = len(columns["step_time"])
