@@ -13,7 +13,7 @@ from torchmetrics import SumMetric
 from grpo_pl.evaluation.metrics import AverageAtK, GroupMetric, PassAtK, correctness_metrics
 from grpo_pl.functional.estimates import Estimate, estimate_mean
 from grpo_pl.rewards.base import Reward, correctness_index, needs_of
-from grpo_pl.rewards.batch import ScoredBatch, score_completions
+from grpo_pl.rewards.batch import score_completions
 from grpo_pl.rewards.notes import Notes
 from grpo_pl.rewards.voting import answer_classes
 from grpo_pl.rollout.sampler import Samples
@@ -79,7 +79,11 @@ def grade(
         trainer_state: see ``score_completions``.
     """
     columns, n = samples.columns(needs_of(rewards)), samples.rollout.group_size
-    reward, scored = _correctness_scores(rewards, samples, columns, trainer_state)
+    reward = rewards[correctness_index(rewards)]
+    answers = [prompt.answer for prompt in samples.per_row]
+    scored = score_completions(
+        [reward], completions=samples.completions, answers=answers, columns=columns, trainer_state=trainer_state
+    )
     scores = scored.scores[0]
     correct = [score.correct is True for score in scores]
     classes = [0 if c else row + 1 for row, c in enumerate(correct)]
@@ -98,26 +102,6 @@ def grade(
         truncated=torch.tensor(truncated, device=device).view(-1, n),
         noted=scored.metrics,
     )
-
-
-def correctness(rewards: Sequence[Reward], samples: Samples) -> list[bool | None]:
-    """Whether each completion is right, in order; None where the reward could not say."""
-    _, scored = _correctness_scores(rewards, samples, samples.columns(needs_of(rewards)))
-    return scored.correct()
-
-
-def _correctness_scores(
-    rewards: Sequence[Reward],
-    samples: Samples,
-    columns: Mapping[str, Sequence[Any]],
-    trainer_state: Callable[[], Any] | None = None,
-) -> tuple[Reward, ScoredBatch]:
-    reward = rewards[correctness_index(rewards)]
-    answers = [prompt.answer for prompt in samples.per_row]
-    scored = score_completions(
-        [reward], completions=samples.completions, answers=answers, columns=columns, trainer_state=trainer_state
-    )
-    return reward, scored
 
 
 @dataclass(frozen=True, kw_only=True)
