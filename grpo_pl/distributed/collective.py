@@ -15,6 +15,7 @@ from grpo_pl.rewards.base import RewardFailed
 from grpo_pl.rollout.engine import RolloutInterrupted
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,24 +66,14 @@ class Collective:
 
     def interruptible(self, draw: Callable[[], T], device: torch.device) -> T:
         """What ``draw`` returns; if it was told to stop on any rank, every rank raises ``RolloutInterrupted``."""
-        drawn: T | None = None
-        interrupted: RolloutInterrupted | None = None
-        try:
-            drawn = draw()
-        except RolloutInterrupted as error:
-            interrupted = error
+        drawn, interrupted = _attempt(draw, RolloutInterrupted)
         if self.any(interrupted is not None, device):
             raise interrupted or RolloutInterrupted("another process was told to stop")
         return cast(T, drawn)
 
     def scored(self, score: Callable[[], T], device: torch.device) -> T:
         """What ``score`` returns; if a reward fails on any rank, every rank raises ``RewardFailed``."""
-        result: T | None = None
-        error: Exception | None = None
-        try:
-            result = score()
-        except Exception as raised:  # a reward is a user's code
-            error = raised
+        result, error = _attempt(score, Exception)  # a reward is a user's code
         if self.any(error is not None, device):
             told = next(line for line in self.gather_objects(error and _described(error)) if line)
             raise RewardFailed(told) from error
@@ -98,6 +89,14 @@ class Collective:
         packed = torch.stack([torch.stack([s.double(), c.double()]) for s, c in sums.values()])  # (names, 2)
         totals = self.sum(packed).tolist()
         return {name: total / count for name, (total, count) in zip(sums, totals, strict=True) if count}
+
+
+def _attempt(act: Callable[[], T], kind: type[E]) -> tuple[T | None, E | None]:
+    """What ``act`` returns, or the error of that kind that it raises."""
+    try:
+        return act(), None
+    except kind as error:
+        return None, error
 
 
 def _described(error: Exception) -> str:

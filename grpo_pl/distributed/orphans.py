@@ -26,10 +26,7 @@ def end_with_launcher() -> None:
     """
     if not _was_launched() or any(thread.name == WATCH for thread in threading.enumerate()):
         return
-    try:
-        launcher = _launcher()
-    except OSError:
-        launcher = None
+    launcher = _launcher()
     if launcher is None:  # it ended while this process started
         _end()
     threading.Thread(target=_watch, args=(launcher,), daemon=True, name=WATCH).start()
@@ -43,15 +40,16 @@ def _was_launched() -> bool:
 
 def _launcher() -> int | None:
     """The nearest Python process that this one descends from, for a shell script may stand between; where the system
-    does not say (no ``/proc``), the parent, if it is not the first process of all."""
+    does not say (no ``/proc``), the parent, if it is not the first process of all. None once it has ended."""
     pid = os.getppid()
     if not Path("/proc/self/stat").exists():
         return pid if pid != 1 else None
-    while pid > 0:
-        with suppress(PermissionError):  # it is another user's
-            if "python" in Path(os.readlink(f"/proc/{pid}/exe")).name:
-                return pid
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    with suppress(OSError):  # one of them ends just now
+        while pid > 0:
+            with suppress(PermissionError):  # it is another user's
+                if "python" in Path(os.readlink(f"/proc/{pid}/exe")).name:
+                    return pid
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return None
 
 
@@ -59,10 +57,7 @@ def _watch(launcher: int) -> None:
     missed = 0
     while missed < 2:  # once may be a script that has just ended
         time.sleep(LOOK_EVERY_S)
-        try:
-            missed = 0 if _launcher() == launcher else missed + 1
-        except OSError:
-            missed += 1
+        missed = 0 if _launcher() == launcher else missed + 1
     _end()
 
 

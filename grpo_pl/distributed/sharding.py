@@ -33,25 +33,12 @@ class Sharding:
     cpu_offload: bool
     """Keep shards, gradients and optimiser state in main memory."""
 
-    def apply(self, model: nn.Module) -> None:
-        """Cuts every transformer block, and what is left as one more unit, in place."""
-        offload: OffloadPolicy = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
-        precision = MixedPrecisionPolicy(param_dtype=self.param_dtype, reduce_dtype=self.reduce_dtype)
-        for block in transformer_blocks(model):
-            fully_shard(block, mesh=self.mesh, mp_policy=precision, offload_policy=offload)
-        fully_shard(model, mesh=self.mesh, mp_policy=precision, offload_policy=offload)
-
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     """The largest list of modules inside a model."""
-    lists: list[nn.Module] = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    if not lists:
-        return []
-    return list(max(lists, key=_size).children())
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    largest = max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()), default=nn.ModuleList())
+    return list(largest.children())
 
 
 def build_once(build: Callable[..., PreTrainedModel]) -> PreTrainedModel:
@@ -67,7 +54,8 @@ def build_once(build: Callable[..., PreTrainedModel]) -> PreTrainedModel:
 
 
 def shard(model: PreTrainedModel, sharding: Sharding) -> None:
-    """Cuts ``model`` in place and gives every process its part of the first one's weights and all of its buffers."""
+    """Cuts every transformer block, and what is left as one more unit, in place, and gives every process its part of
+    the first one's weights and all of its buffers."""
     weights = model.state_dict() if dist.get_rank() == 0 else {}
     device = torch.device(sharding.mesh.device_type)
     for name, buffer in model.named_buffers():
@@ -78,17 +66,19 @@ def shard(model: PreTrainedModel, sharding: Sharding) -> None:
     generation = [model.generation_config]  # names the tokens that end a completion
     dist.broadcast_object_list(generation, src=0)
     model.generation_config = generation[0]
-    sharding.apply(model)
+    offload: OffloadPolicy = CPUOffloadPolicy() if sharding.cpu_offload else OffloadPolicy()
+    precision = MixedPrecisionPolicy(param_dtype=sharding.param_dtype, reduce_dtype=sharding.reduce_dtype)
+    for unit in (*transformer_blocks(model), model):
+        fully_shard(unit, mesh=sharding.mesh, mp_policy=precision, offload_policy=offload)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(model, weights, options=options)
 
 
 @contextmanager
-def gathered(*models: nn.Module | None) -> Iterator[None]:
+def gathered(model: nn.Module) -> Iterator[None]:
     """Whole parameters on every process, gathered once: inside, processes may make different numbers of forward passes
-    without waiting for each other. Does nothing for models that are not sharded."""
-    units = [unit for model in models if model is not None for unit in model.modules() if isinstance(unit, FSDPModule)]
-    roots = [model for model in models if isinstance(model, FSDPModule)]
+    without waiting for each other. Does nothing for a model that is not sharded."""
+    units = [unit for unit in model.modules() if isinstance(unit, FSDPModule)]
     for unit in units:
         unit.set_reshard_after_forward(False, recurse=False)
         unit.unshard()
@@ -96,7 +86,7 @@ def gathered(*models: nn.Module | None) -> Iterator[None]:
         yield
     finally:
         for unit in units:
-            unit.set_reshard_after_forward(unit not in roots, recurse=False)
+            unit.set_reshard_after_forward(unit is not model, recurse=False)
             unit.reshard()
 
 

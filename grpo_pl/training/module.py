@@ -265,7 +265,7 @@ class GRPOModule(LightningModule):
             progress=lambda tokens, finished: self._report("validate", finished, rows, f"{tokens} tokens"),
             should_stop=self._should_stop,
         )
-        with gathered(self.policy):
+        with gathered(self.require_policy()):
             drawn = self.collective.interruptible(draw, self.device)
         state = partial(trainer_state, self._data.completed_rollouts, self._data.steps, self.collective.rank)
         answers = self.collective.scored(
