@@ -79,11 +79,9 @@ def estimate(estimator: Estimator, logprobs: Tensor, ref_logprobs: Tensor, ratio
         ValueError: there is no estimator of that name.
     """
     check_choice("estimator", estimator, Estimator)
-    if estimator == "k1":
-        return k1(logprobs, ref_logprobs)
-    if estimator == "k2":
-        return k2(logprobs, ref_logprobs)
-    return k3(logprobs, ref_logprobs) if estimator == "k3" else k3_weighted(logprobs, ref_logprobs, ratio)
+    if estimator == "k3_weighted":
+        return k3_weighted(logprobs, ref_logprobs, ratio)
+    return {"k1": k1, "k2": k2, "k3": k3}[estimator](logprobs, ref_logprobs)
 
 
 def clamp_log_ratio(log_ratio: Tensor) -> Tensor:

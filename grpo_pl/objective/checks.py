@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from grpo_pl.functional.choices import check_choice
 from grpo_pl.objective.fields import Objective
@@ -25,14 +25,11 @@ def _check_choices(a: Objective) -> None:
     hints = get_type_hints(type(a))
     for field in fields(a):
         value, hint = getattr(a, field.name), hints[field.name]
-        choices = hint if get_origin(hint) is Literal else next((h for h in get_args(hint) if _is_literal(h)), None)
-        classes = tuple(h for h in get_args(hint) if isinstance(h, type))
+        parts = (hint, *get_args(hint))
+        choices = next((part for part in parts if get_origin(part) is Literal), None)
+        classes = tuple(part for part in parts if isinstance(part, type))
         if choices is not None and not isinstance(value, classes):
             check_choice(field.name, value, choices, classes)
-
-
-def _is_literal(hint: Any) -> bool:
-    return get_origin(hint) is Literal
 
 
 def _check_ranges(a: Objective) -> None:
