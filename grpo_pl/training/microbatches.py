@@ -52,38 +52,23 @@ def micro_batches(rollout: Rollout, rows: Tensor, budget: int, *, share_prompts:
             f"model.max_tokens_per_microbatch is {budget}, but a prompt with its completion has {longest} tokens: set "
             f"it to {longest} at least."
         )
-    if not share_prompts:
-        order = sorted(range(len(rows)), key=lambda i: (-completions[i] - prompts[i], i))
-        return [rows[part] for part in _cut_padded(order, prompts, completions, budget)]
     same = _same_prompt_as_before(rollout, rows).tolist()
-    return [rows[part] for part in _cut_shared(prompts, completions, same, budget)]
-
-
-def _cut_shared(prompts: list[int], completions: list[int], same: list[bool], budget: int) -> list[list[int]]:
+    order = range(len(rows)) if share_prompts else sorted(range(len(rows)), key=lambda i: -completions[i] - prompts[i])
     parts: list[list[int]] = []
-    tokens = 0
-    for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        cost = completion if parts and same[i] else prompt + completion
-        if parts and tokens + cost <= budget:
-            parts[-1].append(i)
-            tokens += cost
-        else:
-            parts.append([i])
-            tokens = prompt + completion
-    return parts
-
-
-def _cut_padded(order: list[int], prompts: list[int], completions: list[int], budget: int) -> list[list[int]]:
-    parts: list[list[int]] = []
-    prompt = completion = 0
+    tokens = prompt = completion = 0  # of the last part: all that count, and its longest ones
     for i in order:
         prompt, completion = max(prompt, prompts[i]), max(completion, completions[i])
-        if parts and (len(parts[-1]) + 1) * (prompt + completion) <= budget:
+        if share_prompts:
+            tokens += completions[i] + (0 if same[i] else prompts[i])
+        elif parts:
+            tokens = (len(parts[-1]) + 1) * (prompt + completion)
+        if parts and tokens <= budget:
             parts[-1].append(i)
         else:
             parts.append([i])
             prompt, completion = prompts[i], completions[i]
-    return parts
+            tokens = prompt + completion
+    return [rows[part] for part in parts]
 
 
 def _same_prompt_as_before(rollout: Rollout, rows: Tensor) -> Tensor:
