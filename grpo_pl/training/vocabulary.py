@@ -129,34 +129,21 @@ def _texts(
     for number, source in enumerate((data.source, *data.validation_sets.values())):
         splits = SPLITS if number == 0 else ("val",)
         leaves = list(source.leaves().values())
-        for leaf, split in product(leaves, splits):
-            for prompt in leaf.problems(split) or ():
-                yield from _prompt_texts(prompt, split, template, tokenizer, leaf)
+        read: list[tuple[Split, Iterable[Problem], PromptSource | None]]
+        read = [(split, leaf.problems(split) or (), leaf) for leaf, split in product(leaves, splits)]
         if any(leaf.problems("train") is None for leaf in leaves):
-            made_up: dict[Split, Iterable[Problem]] = {
-                "train": first_prompts(data) if number == 0 else (),
-                "val": source.validation(data.val_prompts),
-            }
-            for split, prompts in made_up.items():
-                for prompt in prompts:
-                    yield from _prompt_texts(prompt, split, template, tokenizer)
+            read.append(("train", first_prompts(data) if number == 0 else (), None))
+            read.append(("val", source.validation(data.val_prompts), None))
+        for split, prompts, leaf in read:
+            for prompt in prompts:
+                rendered = template.render(prompt.asked, tokenizer)
+                gold = "".join(prompt.answer.split())  # its white space need not be written to answer right
+                for kind, text in (("prompts", rendered), ("gold answers", gold)):
+                    yield _Text(place=f"{split} {kind}", text=text, source=leaf, split=split, prompt=prompt.id)
     if cold_start is not None and cold_start.demonstrations and Path(cold_start.demonstrations).is_file():
         for shown in read_demonstrations(cold_start.demonstrations):  # a run that goes on does without the file
             prompt_text = template.render(shown.question, tokenizer)
             yield _Text(place="demonstrations", text=f"{prompt_text}{shown.completion}")
-
-
-def _prompt_texts(
-    prompt: Problem,
-    split: Split,
-    template: PromptTemplate,
-    tokenizer: PreTrainedTokenizerBase,
-    source: PromptSource | None = None,
-) -> Iterator[_Text]:
-    rendered = template.render(prompt.asked, tokenizer)
-    yield _Text(place=f"{split} prompts", text=rendered, source=source, split=split, prompt=prompt.id)
-    gold = "".join(prompt.answer.split())  # white space in a gold answer need not be written to answer right
-    yield _Text(place=f"{split} gold answers", text=gold, source=source, split=split, prompt=prompt.id)
 
 
 def first_prompts(data: RolloutDataModule) -> Iterator[Problem]:
