@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -141,27 +140,25 @@ class ExperienceMaker:
 
     def _score(self, model: PreTrainedModel, rollout: Rollout, *, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
         """(B, T) log-probabilities under ``model``, no gradient, a micro-batch at a time."""
-        run = partial(self._score_rows, model, rollout, with_entropy=with_entropy)
-        return self.budget.within_memory(run, rollout, self.collective)
 
-    @torch.no_grad()
-    def _score_rows(
-        self, model: PreTrainedModel, rollout: Rollout, *, with_entropy: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        logprobs = torch.zeros_like(rollout.sampling_logprobs)
-        entropies = torch.zeros_like(logprobs) if with_entropy else None
-        parts = self.budget.cut(rollout, torch.arange(len(logprobs), device=logprobs.device), model)
-        # every rank makes equally many forwards, or collectives inside them would hang: the last part again
-        for number in range(self.collective.max(len(parts), logprobs.device)):
-            rows = parts[min(number, len(parts) - 1)]
-            part = rollout_rows(rollout, rows)
-            width = part["completion_ids"].shape[1]
-            logprobs[rows, :width], entropy = completion_logprobs(
-                model, **part, temperature=self.sampling.temperature, with_entropy=with_entropy
-            )
-            if entropies is not None and entropy is not None:
-                entropies[rows, :width] = entropy
-        return logprobs, entropies
+        @torch.no_grad()
+        def run() -> tuple[Tensor, Tensor | None]:
+            logprobs = torch.zeros_like(rollout.sampling_logprobs)
+            entropies = torch.zeros_like(logprobs) if with_entropy else None
+            parts = self.budget.cut(rollout, torch.arange(len(logprobs), device=logprobs.device), model)
+            # every rank makes equally many forwards, or collectives inside them would hang: the last part again
+            for number in range(self.collective.max(len(parts), logprobs.device)):
+                rows = parts[min(number, len(parts) - 1)]
+                part = rollout_rows(rollout, rows)
+                width = part["completion_ids"].shape[1]
+                logprobs[rows, :width], entropy = completion_logprobs(
+                    model, **part, temperature=self.sampling.temperature, with_entropy=with_entropy
+                )
+                if entropies is not None and entropy is not None:
+                    entropies[rows, :width] = entropy
+            return logprobs, entropies
+
+        return self.budget.within_memory(run, rollout, self.collective)
 
 
 def rollout_rows(rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
