@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import timeit
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -172,12 +173,10 @@ def measure_limits(policy: PreTrainedModel) -> Limits:
     )
 
 
-def _fastest(run: Callable[[], object], device: torch.device, repetitions: int = 5) -> float:
-    seconds = []
-    for _ in range(repetitions):
-        start = time.perf_counter()
+def _fastest(run: Callable[[], object], device: torch.device) -> float:
+    def finished() -> None:
         run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+
+    return min(timeit.repeat(finished, number=1, repeat=5))
