@@ -90,12 +90,6 @@ def gathered(model: nn.Module) -> Iterator[None]:
             unit.reshard()
 
 
-def set_gradient_sync(model: nn.Module, enabled: bool) -> None:
-    """Whether the next backward pass adds up gradients over processes; without, each keeps its own sum."""
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(enabled)
-
-
 def whole_state_dict(model: nn.Module) -> dict[str, Any]:
     """The whole weights on the CPU, in the first process; elsewhere an empty dict. Every process must call it."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)

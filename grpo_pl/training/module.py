@@ -11,12 +11,13 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.orphans import end_with_launcher
-from grpo_pl.distributed.sharding import build_once, gathered, is_sharded, set_gradient_sync, shard
+from grpo_pl.distributed.sharding import build_once, gathered, is_sharded, shard
 from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, Validation, grade
 from grpo_pl.objective.algorithm import GRPOAlgorithm
@@ -222,7 +223,8 @@ class GRPOModule(LightningModule):
         gradients would take too much memory, in every one."""
         strategy = self.trainer.strategy
         if isinstance(strategy, FSDP2Strategy):
-            set_gradient_sync(self.require_policy(), last or not strategy.defer_gradient_sync)
+            policy = cast(FSDPModule, self.require_policy())
+            policy.set_requires_gradient_sync(last or not strategy.defer_gradient_sync)
         wrapped = strategy.model
         with nullcontext() if last or not isinstance(wrapped, DistributedDataParallel) else wrapped.no_sync():
             self.manual_backward(loss)
