@@ -10,13 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 
 from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.evaluation.report import (
-    EvaluationReport,
-    comparability_warnings,
-    difference_table,
-    questions_of,
-    report_table,
-)
+from grpo_pl.evaluation.report import EvaluationReport, comparability_warnings, difference_table, report_table
 from grpo_pl.training.module import GRPOModule
 
 
@@ -41,7 +35,7 @@ class ReportEvaluation(Callback):
         data = cast(RolloutDataModule, trainer.datamodule)  # type: ignore[attr-defined]
         report = EvaluationReport(
             measured=module.held_out,
-            questions=questions_of(data.held_out()),
+            questions={name: {each.id: each.question for each in prompts} for name, prompts in data.held_out().items()},
             facts={
                 "rollouts": data.completed_rollouts,
                 "samples": module.validation.samples,

@@ -114,7 +114,8 @@ def draw_curves(path: Path, runs: Mapping[str, RunCurves], title: str) -> None:
     panels = _panels(figure)
     handles = []
     for number, (algorithm, run) in enumerate(runs.items()):
-        colour, dashes = _look(number)
+        colour = PALETTE[number % len(PALETTE)]
+        dashes = SOLID if number < len(PALETTE) else DASHED  # once the colours have been used
         for name, ax in panels.items():
             _draw(ax, run.curves[name], colour, DOTTED if name == "length_wrong" else dashes)
         handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=2, label=algorithm))
@@ -151,11 +152,6 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#0
 
 Dashes = tuple[float, tuple[float, ...]]
 SOLID, DASHED, DOTTED = (0.0, ()), (0.0, (5.0, 2.0)), (0.0, (1.0, 1.5))
-
-
-def _look(number: int) -> tuple[str, Dashes]:
-    """Colour of the ``number``-th run, and how its line is dashed once the colours have been used."""
-    return PALETTE[number % len(PALETTE)], SOLID if number < len(PALETTE) else DASHED
 
 
 def _draw(ax: Axes, points: Sequence[tuple[int, float]], colour: str, dashes: Dashes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from grpo_pl.evaluation.held_out import MetricResult
 from grpo_pl.files.rows import read_object
 from grpo_pl.files.writing import staged
 from grpo_pl.functional.estimates import Estimate, paired_difference
-from grpo_pl.types import Problem
 
 FORMAT = "grpo_pl validation 1"
 
@@ -91,11 +90,6 @@ class EvaluationReport:
         if not differences:
             raise ValueError("the baseline has no metric of a common problem: it was measured on different problems.")
         return differences
-
-
-def questions_of(sets: Mapping[str, Sequence[Problem]]) -> dict[str, dict[int, str]]:
-    """Set -> problem id -> question."""
-    return {name: {prompt.id: prompt.question for prompt in prompts} for name, prompts in sets.items()}
 
 
 def report_table(report: EvaluationReport) -> Table:
