@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,11 +48,7 @@ class SampleTable(Callback):
         if not rows:
             return
         table = sample_table(rows, number, completions=self.completions, characters=self.characters)
-        bar = trainer.progress_bar_callback
-        if bar is not None:
-            bar.print(table)
-        else:
-            Console(file=sys.stderr).print(table)
+        (trainer.progress_bar_callback or Console(stderr=True)).print(table)
         for logger in trainer.loggers:
             log_table(logger, [flat_row(row) for row in rows], number)
 
