@@ -131,7 +131,7 @@ class TokenBudget:
         number of processes; the same on every rank.
 
         A dry forward pass counts the bytes that wait for the backward pass, per token. The budget is the largest power
-        of two, at most ``most_tokens``, that takes up half of the memory that is free.
+        of two, at most ``MOST_TOKENS``, that takes up half of the memory that is free.
 
         Args:
             trained_before: gradients' and optimiser's memory is in use already.
@@ -144,7 +144,8 @@ class TokenBudget:
         free = free_memory(policy.device, processes=int(os.environ.get("LOCAL_WORLD_SIZE", collective.world)))
         if not trained_before:
             free -= 3 * sum(_local_bytes(p) for p in policy.parameters() if p.requires_grad)
-        fitting = int(max(1.0, min(float(most_tokens(policy.device)), _SHARE_OF_FREE_MEMORY * free / each)))
+        most = MOST_TOKENS_ON_CPU if policy.device.type == "cpu" else MOST_TOKENS
+        fitting = int(max(1.0, min(float(most), _SHARE_OF_FREE_MEMORY * free / each)))
         power = fitting.bit_length() - 1
         self.tokens, self.found_for = 2 ** -collective.max(-power, policy.device), found_for
         log.info("Micro-batches of up to %d tokens, of which each keeps %.0f KiB.", self.tokens, each / 1024)
@@ -173,11 +174,6 @@ class TokenBudget:
         """Takes over what was found or halved, unless the run has been told otherwise since."""
         if state["configured"] == self.configured:
             self.tokens, self.found_for = state["tokens"], state["found_for"]
-
-
-def most_tokens(device: torch.device) -> int:
-    """Tokens beyond which larger micro-batches no longer pay."""
-    return MOST_TOKENS_ON_CPU if device.type == "cpu" else MOST_TOKENS
 
 
 def _local_bytes(parameter: Tensor) -> int:
