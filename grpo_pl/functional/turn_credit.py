@@ -151,7 +151,7 @@ def gigpo_advantages(
     penalty = torch.zeros_like(returns)
     if invalid_actions is not None:
         penalty = invalid_action_penalty * (invalid_actions.cpu() & here).double()
-    step = _relative(returns - penalty, here, anchors.cpu(), here, norm=norm, eps=eps)
+    step = _relative(returns - penalty, returns - penalty, here, anchors.cpu(), here, norm=norm, eps=eps)
     episode_returns = returns_to_go(rewards.cpu(), here)[:, :1]  # undiscounted
     groups = _group_numbers(here, group_size)
     sample = here.clone()
@@ -159,7 +159,7 @@ def gigpo_advantages(
         sample[:, 1:] = False
     scores = episode_returns.expand_as(returns) - penalty
     compared = scores if statistics == "steps" else episode_returns.expand_as(returns)
-    episode = _relative(scores, here, groups, sample, norm=norm, eps=eps, compared=compared)
+    episode = _relative(scores, compared, here, groups, sample, norm=norm, eps=eps)
     return (episode + step_weight * step).to(rewards.device)
 
 
@@ -216,21 +216,13 @@ def spread_over_tokens(advantages: Tensor, turn_index: Tensor) -> Tensor:
 
 
 def _relative(
-    values: Tensor,
-    here: Tensor,
-    groups: Tensor,
-    sample: Tensor,
-    *,
-    norm: TurnNorm,
-    eps: float,
-    compared: Tensor | None = None,
+    values: Tensor, compared: Tensor, here: Tensor, groups: Tensor, sample: Tensor, *, norm: TurnNorm, eps: float
 ) -> Tensor:
     """(value − mean) / (std + eps) within groups, mean and std (ddof 1) of ``compared`` where ``sample`` is true.
 
     0 where the group's sample has a single member. Undivided where all of the sample is equal; its mean is then that
     value, without the dust of a rounded sum. All (B, K).
     """
-    compared = values if compared is None else compared
     size = int(groups.max()) + 1 if groups.numel() else 0
     members, inside = groups[sample], groups.clamp(min=0)
     low, high = (
