@@ -169,8 +169,8 @@ def _check_demonstrations(cold_start: ColdStart, data: RolloutDataModule, say: C
     file = cold_start.demonstrations
     if file is not None and not Path(file).is_file():
         return  # a resumed run does without it
-    shown = enumerate(cold_start.shown(data.source, MADE_UP))
-    asked = (Problem(id=number, question=each.question, answer="") for number, each in shown)
+    questions = enumerate(cold_start.asked(data.source, MADE_UP))
+    asked = (Problem(id=number, question=question, answer="") for number, question in questions)
     overlaps = find_overlaps(asked, data.held_out())
     refuse_repeats(overlaps, what=f"shown by the cold start's demonstrations{f' ({file})' if file else ''}")
     for name, overlap in overlaps.items():

@@ -100,12 +100,17 @@ class ColdStart:
             tokenizer.save_pretrained(staging)
         return folder
 
-    def shown(self, source: PromptSource, first: int | None = None) -> Iterator[Demonstration]:
-        """All demonstrations of the file, or the source's own, made step by step: the ``first`` ones, or all."""
+    def asked(self, source: PromptSource, count: int) -> Iterator[str]:
+        """The questions of all demonstrations of the file, or of about the first ``count`` of the source's own."""
         if self.demonstrations is not None:
-            return iter(read_demonstrations(self.demonstrations))
-        made = map(partial(self._from_source, source), range(self.steps))
-        return islice(chain.from_iterable(made), first)
+            yield from (each.question for each in read_demonstrations(self.demonstrations))
+            return
+        for step in range(min(self.steps, -(-count // self.batch_size))):
+            yield from (prompt.question for prompt in source.prompts(-1 - step, count=self.batch_size))
+
+    def made(self, source: PromptSource) -> Iterator[list[Demonstration]]:
+        """The source's own demonstrations, one step after the other."""
+        return map(partial(self._from_source, source), range(self.steps))
 
     def _batches(self, template: PromptTemplate, source: PromptSource, tokenizer: Any) -> Iterator[list[Example]]:
         known, tags = known_characters(tokenizer), tokenizer.get_added_vocab()
@@ -114,7 +119,7 @@ class ColdStart:
             draw = partial(draw_demonstrations, early, count=self.batch_size, seed=self.seed)
             batches: Iterator[list[Demonstration]] = (draw(step=step) for step in range(self.steps))
         else:
-            made = map(partial(self._from_source, source), range(self.steps))
+            made = self.made(source)
             first = list(islice(made, -(-MADE_UP // self.batch_size)))
             early, batches = list(chain.from_iterable(first)), chain(first, made)
         _check_characters(early, known, tags)  # before the training, as far as that is known

@@ -57,7 +57,7 @@ def with_collected_characters(
         return policy
     texts: Iterator[str] = (text.text for text in _texts(template, character_tokenizer(policy.tags), data, cold_start))
     if cold_start is not None and cold_start.demonstrations is None:
-        texts = chain(texts, (shown.completion for shown in cold_start.shown(data.source)))
+        texts = chain(texts, (shown.completion for batch in cold_start.made(data.source) for shown in batch))
     found = set[str]()
     for text in texts:
         found |= lacking_characters(text, found.union(CHARACTERS), policy.tags)
