@@ -49,7 +49,7 @@ def test_a_run_is_free_again_at_the_end_of_its_block(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="is in use by"):
             open_run(tmp_path, "sums", resume=True)
     with open_run(tmp_path, "sums", resume=True) as again:
-        assert again.folder == run.folder
+        assert again.folder.path == run.folder.path
     with open_run(tmp_path, "sums") as other:
         assert other.folder.path == tmp_path / "sums-2"
 
