@@ -16,13 +16,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 
 Split = Literal["train", "val", "predict"]
 """Which problems a completion answers: those of training, held-out ones, or those of a user."""
 Draw = Literal["sampled", "greedy"]
 """How its tokens are drawn: each by a uniform number, or each the most likely one."""
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal[
+    "stop",  # the policy ended the completion itself
+    "length",  # it has as many tokens as a completion may have
+    "turns",  # an episode has had as many turns as it may have
+    "tokens",  # an episode has as many tokens as it may have, or as the model's context holds
+    "environment",  # the environment ended the episode, by its own rules or because something in it went wrong
+]
+NO_TURN = -1
+"""Stands for the turn where there is none: at tokens that the policy did not write, and behind an episode's last."""
 Message = Mapping[str, Any]
 """One turn of a conversation: ``role`` (system, user, assistant) and ``content``, a text."""
 Conversation = tuple[Message, ...]
@@ -67,24 +76,43 @@ class SampleKey:
     """0 … G-1 inside the group."""
     draw: Draw = "sampled"
     """A greedy completion needs no uniform numbers; this tells it from the sample of that number."""
+    turn: int = 0
+    """Which of the episode's actions this is, so that each can be drawn again from its context alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """What an engine returns: completions as tokens, with the log-probabilities they were drawn with."""
+    """What an engine returns: completions as tokens, with the log-probabilities they were drawn with.
+
+    An episode of many turns is one row: prompt, then action, observation, action, … A completion of a single turn is
+    all action.
+    """
 
     group_size: int
     prompt_ids: Tensor  # (B, S) int64, left-padded
     prompt_mask: Tensor  # (B, S) bool
     completion_ids: Tensor  # (B, T) int64, right-padded
-    completion_mask: Tensor  # (B, T) bool: everything up to and including the first EOS
-    sampling_logprobs: Tensor  # (B, T) float32, 0 where masked
+    completion_mask: Tensor  # (B, T) bool: the tokens that exist; of a single turn all up to the first EOS, inclusive
+    sampling_logprobs: Tensor  # (B, T) float32, 0 where the policy wrote nothing
     finish_reasons: Sequence[FinishReason]  # B
+    action_mask: Tensor = None  # type: ignore[assignment]  # (B, T) bool: what the policy wrote; by default all there is
+    turn_index: Tensor = None  # type: ignore[assignment]  # (B, T) int64: which action; NO_TURN outside; by default 0
+
+    def __post_init__(self) -> None:
+        if self.action_mask is None:
+            object.__setattr__(self, "action_mask", self.completion_mask)
+        if self.turn_index is None:
+            object.__setattr__(self, "turn_index", torch.where(self.action_mask, 0, NO_TURN))
 
     @property
     def lengths(self) -> Tensor:
-        """Completion tokens per row, shape (B,)."""
+        """Completion tokens per row, observations among them, shape (B,)."""
         return self.completion_mask.sum(dim=1)
+
+    @property
+    def action_lengths(self) -> Tensor:
+        """Tokens per row that the policy wrote, shape (B,)."""
+        return self.action_mask.sum(dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)

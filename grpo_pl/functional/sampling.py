@@ -11,6 +11,8 @@ import hashlib
 import torch
 from torch import Tensor
 
+from grpo_pl.types import SampleKey
+
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # splitmix64's increment and multipliers, as signed 64-bit integers
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
@@ -23,6 +25,12 @@ def row_key(*parts: int | str) -> int:
     """Hashes what names a sample into a signed 64-bit integer, the same on every machine and Python run."""
     digest = hashlib.blake2b("\x1f".join(str(part) for part in parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
+
+
+def sample_key(key: SampleKey) -> int:
+    """The ``row_key`` of a sample: each turn of an episode has one of its own, a single turn the one of turn 0."""
+    parts = (key.seed, key.split, key.step, key.attempt, key.prompt_id, key.sample)
+    return row_key(*parts, *([key.turn] if key.turn else []))
 
 
 def uniforms(keys: Tensor, positions: Tensor | int) -> Tensor:

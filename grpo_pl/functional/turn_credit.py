@@ -18,12 +18,11 @@ from torch import Tensor
 
 from grpo_pl.functional.choices import check_choice
 from grpo_pl.functional.exact_sums import as_written, from_float32
+from grpo_pl.types import NO_TURN
 
 TurnNorm = Literal["mean", "mean_std"]
 EpisodeStatistics = Literal["episodes", "steps"]
 TurnBaseline = Literal["leave_one_out", "group_mean"]
-NO_TURN = -1
-"""Stands in ``anchors`` where an episode has no such turn, and in ``turn_index`` at tokens of no turn."""
 
 
 def returns_to_go(rewards: Tensor, present: Tensor, *, gamma: float = 1.0) -> Tensor:

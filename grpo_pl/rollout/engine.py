@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_pl.functional.sampling import row_key
+from grpo_pl.functional.sampling import sample_key
 from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.texts import TextStream
 from grpo_pl.types import Rollout, SampleKey, SamplingParams
@@ -125,7 +125,7 @@ class DecodeMonitor:
 
 def row_keys(keys: Sequence[Sequence[SampleKey]]) -> list[int]:
     """One 64-bit sampling key a row, from (P, G) sample names to (B,) integers."""
-    return [row_key(k.seed, k.split, k.step, k.attempt, k.prompt_id, k.sample) for group in keys for k in group]
+    return [sample_key(key) for group in keys for key in group]
 
 
 def check_request(prompt_ids: Sequence[Sequence[int]], keys: Sequence[Sequence[SampleKey]]) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from grpo_pl.rollout.sampler import Samples
+from grpo_pl.types import NO_TURN
 
 PADDED = {
     "prompt_ids": "left",
@@ -18,6 +19,8 @@ PADDED = {
     "completion_ids": "right",
     "completion_mask": "right",
     "sampling_logprobs": "right",
+    "action_mask": "right",
+    "turn_index": "right",
 }
 """Tensors of a `Rollout`, a row for each completion, and the side on which their rows are padded."""
 
@@ -43,7 +46,7 @@ def select_groups(samples: Samples, groups: Sequence[int]) -> Samples:
 def join_samples(parts: Sequence[Samples], pad_token_id: int) -> Samples:
     """Samples of equal group size one after the other, padded to the longest prompt and completion among them."""
     rollouts = [part.rollout for part in parts]
-    fill = {"prompt_ids": pad_token_id, "completion_ids": pad_token_id}
+    fill = {"prompt_ids": pad_token_id, "completion_ids": pad_token_id, "turn_index": NO_TURN}
     tensors: dict[str, Any] = {
         name: _stack([getattr(r, name) for r in rollouts], left=side == "left", value=fill.get(name, 0))
         for name, side in PADDED.items()

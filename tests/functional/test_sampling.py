@@ -1,17 +1,26 @@
 """Tests of the keyed, inverted-CDF sampler."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from grpo_pl.functional.sampling import draw_tokens, row_key, truncate_logits, uniforms
+from grpo_pl.functional.sampling import draw_tokens, row_key, sample_key, truncate_logits, uniforms
+from grpo_pl.types import SampleKey
 
 
 def test_row_key_tells_every_part_apart_and_is_stable_across_processes():
     assert row_key(0, "train", 1) == row_key(0, "train", 1)
     assert len({row_key(0, "train", 1), row_key(0, "train", 11), row_key(0, "val", 1), row_key("0t", "rain", 1)}) == 4
     assert row_key(7, "val", 3, 0, 12, 5) == -4934428914534442802  # blake2b, not Python's salted hash
+
+
+def test_turns_have_keys_of_their_own_and_the_first_that_of_a_single_turn():
+    key = SampleKey(seed=7, split="val", step=3, attempt=0, prompt_id=12, sample=5)
+    assert sample_key(key) == -4934428914534442802  # as before there were turns
+    turns = [replace(key, turn=turn) for turn in range(40)] + [replace(key, sample=51), replace(key, sample=53)]
+    assert len({sample_key(turn) for turn in turns}) == 42
 
 
 def test_uniforms_follow_splitmix64():

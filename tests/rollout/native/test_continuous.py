@@ -6,17 +6,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from grpo_pl.functional.sampling import row_key
+from grpo_pl.functional.sampling import sample_key
 from grpo_pl.rollout.native import continuous, slots
 from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import Rollout, SampleKey, SamplingParams
 
 EOS = [0, 1]
-
-
-def _number(key: SampleKey) -> int:
-    return row_key(key.seed, key.split, key.step, key.attempt, key.prompt_id, key.sample)
 
 
 def _expected(
@@ -68,7 +64,7 @@ def test_sequences_that_join_at_different_times_draw_what_the_engine_draws(
     run = Collector(ContinuousBatch(model, eos_token_ids=EOS, max_rows=12))
     sequences = []
     for prompt, group in zip(prompts, keys, strict=True):
-        sequences += run.batch.add(prompt, [_number(key) for key in group], options)
+        sequences += run.batch.add(prompt, [sample_key(key) for key in group], options)
         for _ in range(3):
             run.step()
     run.drain()
@@ -92,7 +88,7 @@ def test_removing_sequences_changes_nothing_for_the_others(
     sequences = [
         s
         for prompt, group in zip(prompts, keys, strict=True)
-        for s in run.batch.add(prompt, [_number(k) for k in group], options)
+        for s in run.batch.add(prompt, [sample_key(k) for k in group], options)
     ]
     run.batch.remove([sequences[1]])  # before its first token
     run.step()
@@ -120,7 +116,7 @@ def test_sequences_with_unlike_sampling_share_a_batch(
     sequences = [
         run.batch.add(
             prompt,
-            [_number(k) for k in group],
+            [sample_key(k) for k in group],
             SequenceOptions(sampling=SamplingParams(max_completion_length=16, **setting)),
         )
         for prompt, group, setting in zip(prompts, keys, settings, strict=True)
@@ -140,9 +136,9 @@ def test_a_cache_that_grows_keeps_what_it_held(
     expected = _rows(_expected(model, prompts, keys, max_completion_length=40))
     run = Collector(ContinuousBatch(model, eos_token_ids=EOS, max_rows=4))
     options = SequenceOptions(sampling=SamplingParams(max_completion_length=40))
-    first = run.batch.add(prompts[0], [_number(k) for k in keys[0]], options)
+    first = run.batch.add(prompts[0], [sample_key(k) for k in keys[0]], options)
     run.step()
-    second = run.batch.add(prompts[1], [_number(k) for k in keys[1]], options)
+    second = run.batch.add(prompts[1], [sample_key(k) for k in keys[1]], options)
     run.drain()
     assert [run.tokens(s) for s in [*first, *second]] == expected
 
@@ -159,7 +155,8 @@ def test_prompts_of_all_lengths_that_join_at_once_draw_what_the_engine_draws(
     run = Collector(ContinuousBatch(model, eos_token_ids=EOS, max_rows=12))
     options = SequenceOptions(sampling=SamplingParams(max_completion_length=30))
     sequences = [
-        run.batch.add(prompt, [_number(k) for k in group], options) for prompt, group in zip(prompts, keys, strict=True)
+        run.batch.add(prompt, [sample_key(k) for k in group], options)
+        for prompt, group in zip(prompts, keys, strict=True)
     ]
     run.drain()
     assert [run.tokens(s) for group in sequences for s in group] == expected
