@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from grpo_pl.environments.base import Observation
+from grpo_pl.environments.base import Observation, Step
 
 
 class Call(NamedTuple):
@@ -107,3 +107,38 @@ class TagCalls(CallParser):
 
     def observation(self, results: Sequence[Result]) -> Observation:
         return "\n".join((self.error if r.failed else self.result).replace("{text}", r.text) for r in results)
+
+
+def answered(
+    action: str,
+    tools: Mapping[str, Callable[..., Any]],
+    parser: CallParser,
+    run: Callable[[Call], Result],
+    finish: Callable[[], float],
+) -> Step:
+    """A turn with tools: the results of its calls, or errors for those that cannot be made; without any, the end.
+
+    Args:
+        run: makes a call.
+        finish: the reward of an episode that ends.
+    """
+    calls = parser.calls(action, tools)
+    if not calls:
+        return "", finish(), True, False, {}
+    faults = [call.fault or _unknown(call, tools) for call in calls]
+    results = [
+        Result(call.name, fault, failed=True) if fault else run(call) for call, fault in zip(calls, faults, strict=True)
+    ]
+    info = {"invalid_action": any(call.fault for call in calls), "calls": [call.name for call in calls]}
+    return parser.observation(results), 0.0, False, False, info
+
+
+def _unknown(call: Call, tools: Mapping[str, Callable[..., Any]]) -> str:
+    """What is wrong with the name or arguments of a call; empty where it can be made."""
+    if call.name not in tools:
+        return f"there is no tool {call.name[:100]!r}; tools: {', '.join(tools)}"
+    try:
+        inspect.signature(tools[call.name]).bind(**call.arguments)
+    except TypeError as error:
+        return f"{call.name}: {error}"[:300]
+    return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_pl.environments.base import Environment, Observation, Step, Unavailable, resolved
-from grpo_pl.environments.tool_calls import Call, CallParser, HermesCalls, Result
+from grpo_pl.environments.tool_calls import Call, CallParser, HermesCalls, Result, answered
 from grpo_pl.rewards.function import reference_of
 from grpo_pl.rewards.sandbox.pool import SandboxSettings, WorkerPool, shared_pool
 
@@ -69,17 +68,9 @@ class ToolEnvironment(Environment):
         return "", {}
 
     def step(self, action: str) -> Step:
-        calls = self.parser.calls(action, self._functions)
-        if not calls:
-            return "", 0.0, True, False, {}
-        results = [self._result(call) for call in calls]
-        info = {"invalid_action": any(call.fault for call in calls), "calls": [call.name for call in calls]}
-        return self.parser.observation(results), 0.0, False, False, info
+        return answered(action, self._functions, self.parser, self._result, self.finish)
 
     def _result(self, call: Call) -> Result:
-        fault = call.fault or unknown(call, self._functions)
-        if fault:
-            return Result(call.name, fault, failed=True)
         job = {"arguments": dict(call.arguments), "path": sys.path, "longest": self.longest_result}
         (verdict,) = self._workers().run([(self._references[call.name], json.dumps(job))])
         if verdict.status == "unavailable":
@@ -115,17 +106,6 @@ def schema(function: Callable[..., Any]) -> Mapping[str, Any]:
         return get_json_schema(function)  # type: ignore[no-any-return]
     except Exception as error:  # of classes of transformers' own
         raise ValueError(f"tool {function.__name__!r} has no schema: {' '.join(str(error).split())}") from error
-
-
-def unknown(call: Call, functions: Mapping[str, Callable[..., Any]]) -> str:
-    """What is wrong with the name or arguments of a call; empty where it can be made."""
-    if call.name not in functions:
-        return f"there is no tool {call.name[:100]!r}; tools: {', '.join(functions)}"
-    try:
-        inspect.signature(functions[call.name]).bind(**call.arguments)
-    except TypeError as error:
-        return f"{call.name}: {error}"[:300]
-    return ""
 
 
 def _reference(tool: str | Callable[..., Any]) -> str:

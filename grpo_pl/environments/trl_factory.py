@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_pl.environments.base import Environment, Observation, Step, resolved
-from grpo_pl.environments.tool_calls import Call, CallParser, HermesCalls, Result
-from grpo_pl.environments.tools import schema, unknown
+from grpo_pl.environments.tool_calls import Call, CallParser, HermesCalls, Result, answered
+from grpo_pl.environments.tools import schema
 
 
 @dataclass(kw_only=True)
@@ -63,12 +63,7 @@ class TRLEnvironment(Environment):
         return "" if observation is None else observation, {}
 
     def step(self, action: str) -> Step:
-        calls = self.parser.calls(action, self._tools)
-        if not calls:
-            return "", self.finish(), True, False, {}
-        results = [self._result(call) for call in calls]
-        info = {"invalid_action": any(call.fault for call in calls), "calls": [call.name for call in calls]}
-        return self.parser.observation(results), 0.0, False, False, info
+        return answered(action, self._tools, self.parser, self._result, self.finish)
 
     def finish(self) -> float:
         reward = getattr(self._object, "get_reward", None)
@@ -79,9 +74,6 @@ class TRLEnvironment(Environment):
             self._loop.close()
 
     def _result(self, call: Call) -> Result:
-        fault = call.fault or unknown(call, self._tools)
-        if fault:
-            return Result(call.name, fault, failed=True)
         try:
             return Result(call.name, str(self._await(self._tools[call.name](**call.arguments))))
         except Exception as error:  # TRL tells the policy as well
