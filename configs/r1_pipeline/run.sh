@@ -33,7 +33,7 @@ grpo-pl fit --config "$base" --config "$here/1_sft_and_reasoning.yaml" \
 
 echo "--- 3: rejection sampling"
 grpo-pl predict --model "$out/1-reasoning" --split train --prompts "$problems" --samples "$samples" \
-    --keep_correct true --output "$out/2-kept.jsonl"
+    --keep-correct --output "$out/2-kept.jsonl"
 
 echo "--- 4, 5: SFT of the base model on what was kept, RL for more than correctness"
 grpo-pl fit --config "$base" --config "$here/3_sft_and_all_round.yaml" \

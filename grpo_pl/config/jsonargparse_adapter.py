@@ -1,4 +1,5 @@
-"""The one file that knows jsonargparse's private parts and the wording of its errors; written against 4.53."""
+"""The parser of every command, with what it needs of jsonargparse's private parts and of the wording of its errors
+(4.53); the order of its help page is in ``cli/trainer.py``."""
 
 from __future__ import annotations
 

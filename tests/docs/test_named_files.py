@@ -1,12 +1,14 @@
-"""Files and modules that the pages name are there."""
+"""Files and modules that the pages name are there, and the reference shows each once."""
 
 import re
+from collections import Counter
 from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 PLACES = (ROOT, ROOT / "grpo_pl", ROOT / "docs")
 ENDINGS = "py|md|sh|json|jsonl|csv|yaml|html"
@@ -25,7 +27,7 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
         assert (page.parent / link).exists(), f"{page.name} links to {link}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES + REFERENCE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_module_that_a_page_names_is_there(page: Path) -> None:
     if page.name == "CHANGELOG.md":
         return  # which tells of modules that are no more
@@ -34,3 +36,8 @@ def test_every_module_that_a_page_names_is_there(page: Path) -> None:
             resolve_name(name)
         except (ImportError, AttributeError):
             pytest.fail(f"{page.name} names {name}")
+
+
+def test_the_reference_shows_each_module_once() -> None:
+    shown = Counter(name for page in REFERENCE for name in re.findall(r"^::: (.*)", page.read_text(), re.MULTILINE))
+    assert shown and [name for name, times in shown.items() if times > 1] == []

@@ -38,7 +38,7 @@ def predict(
     """Answers problems with a trained policy and writes one JSON line per completion, with every reward.
 
     Lines are in the chat form that TRL and `model.cold_start.demonstrations` read: prompt and completion as messages.
-    With --keep_correct true only right completions are written, each text once per problem, and none that was cut off
+    With --keep-correct only right completions are written, each text once per problem, and none that was cut off
     at the length limit: rejection sampling, for supervised fine-tuning afterwards.
 
     Args:

@@ -314,3 +314,9 @@ def test_a_gold_answer_that_cannot_be_read_is_blamed_whatever_the_completion_is(
 def test_an_empty_gold_answer_is_blamed_by_the_exact_rule_too() -> None:
     assert [score.status for score in ExactReward()(["no box", r"\boxed{}"], ["", " "], {})] == ["bad_gold"] * 2
     assert ExactReward()(["no box"], ["5"], {})[0].status == "no_answer"
+
+
+def test_rewards_with_equal_limits_share_their_workers() -> None:
+    one, two, other = MathReward(), MathReward(name="again"), MathReward(memory_limit_mb=1024)
+    assert one.pool is two.pool
+    assert one.pool is not other.pool

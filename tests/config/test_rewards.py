@@ -1,3 +1,5 @@
+"""Every reward comes from YAML and goes back as plain values, and says what its arguments are."""
+
 import itertools
 import json
 import sys
@@ -9,7 +11,7 @@ from jsonargparse import ArgumentParser
 
 import grpo_pl.rewards as rewards_module
 from grpo_pl.config.objects import build
-from grpo_pl.rewards import ExactReward, LengthReward, MathReward, ProcessReward, Reward
+from grpo_pl.rewards import ExactReward, LengthReward, ProcessReward, Reward
 
 NEEDED: dict[str, dict[str, Any]] = {
     "JudgeReward": {"model": "m", "base_url": "http://127.0.0.1:1/v1"},
@@ -89,9 +91,3 @@ def test_every_argument_explains_itself() -> None:
                 field = ast.unparse(statement.target)
                 is_text = isinstance(follower, ast.Expr) and isinstance(follower.value, ast.Constant)
                 assert is_text or field == "pool", f"{name}.{field} has no docstring"
-
-
-def test_rewards_with_equal_limits_share_their_workers() -> None:
-    one, two, other = MathReward(), MathReward(name="again"), MathReward(memory_limit_mb=1024)
-    assert one.pool is two.pool
-    assert one.pool is not other.pool

@@ -1,4 +1,4 @@
-"""One line for a mistake, with the nearest right spelling."""
+"""Every mistake on the command line is one line, with the nearest right spelling."""
 
 import contextlib
 import importlib.util
