@@ -11,8 +11,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from grpo_pl.callbacks.lightning_loops import completed_rollouts
-from grpo_pl.files.rows import Row, append_rows, json_line, read_lines, row_writer
-from grpo_pl.files.writing import dispensable
+from grpo_pl.files.rows import Row, json_line, read_lines, row_writer
+from grpo_pl.files.writing import append_lines, dispensable
 from grpo_pl.functional.choices import check_at_least
 from grpo_pl.training.experience import Experience
 
@@ -56,10 +56,10 @@ class CompletionsLog(Callback):
         experience: Experience = outputs["experience"]
         if self.path is None or not trainer.is_global_zero or experience.samples.step % self._stride:
             return
-        rows = completion_rows(experience, groups=self.groups_per_rollout)
+        text = "".join(map(json_line, completion_rows(experience, groups=self.groups_per_rollout)))
         with dispensable(self.path):
-            if rows and self._make_room(sum(len(json_line(row).encode()) for row in rows)):
-                append_rows(self.path, rows)
+            if text and self._make_room(len(text.encode())):
+                append_lines(self.path, text)
 
     def _make_room(self, size: int) -> bool:
         """Thins the file out until ``size`` more bytes fit; false where nothing is left to thin out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from codecs import BOM_UTF8
@@ -145,17 +146,17 @@ def row_writer(path: Path | None) -> Iterator[Callable[[Mapping[str, Any]], obje
         path: the file; None writes nothing.
 
     Raises:
-        ValueError: there can be no such file.
+        OSError: there can be no such file, or it could not be written; an earlier one is as it was.
     """
     if path is None:
         yield lambda row: None
         return
     if path.is_dir():
-        raise ValueError(f"cannot write {path}: it is a folder.")
+        raise IsADirectoryError(errno.EISDIR, "it is a folder; name a file", str(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}.") from error
+        raise OSError(error.errno, f"its folder cannot be made: {error.strerror}", str(path)) from error
     with staged(path) as staging, staging.open("w", encoding="utf-8") as file:
         yield lambda row: file.write(json_line(row))
 

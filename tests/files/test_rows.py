@@ -17,6 +17,7 @@ from grpo_pl.files.rows import (
     resume_rows,
     row_writer,
 )
+from grpo_pl.files.writing import dispensable
 
 
 def _file(folder: Path, content: bytes) -> Path:
@@ -108,9 +109,20 @@ def test_an_error_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) -> No
 
 def test_a_place_where_no_file_can_be_is_named_before_the_work(tmp_path: Path) -> None:
     file = _file(tmp_path, b"")
-    for path in (tmp_path, file / "inside.jsonl"):
-        with pytest.raises(ValueError, match="cannot write "), row_writer(path):
+    for path, reason in (
+        (tmp_path, "it is a folder"),
+        (file / "inside.jsonl", "its folder cannot be made: File exists"),
+    ):
+        with pytest.raises(OSError, match=reason) as caught, row_writer(path):
             raise AssertionError("the block must not begin")
+        assert caught.value.filename == str(path)
+
+
+def test_a_run_goes_on_where_the_folder_of_a_dispensable_file_cannot_be_made(tmp_path: Path) -> None:
+    path = _file(tmp_path, b"") / "inside.jsonl"
+    complaint = r"inside\.jsonl cannot be written: its folder cannot be made"
+    with pytest.warns(UserWarning, match=complaint), dispensable(path), row_writer(path) as write:
+        write({})
 
 
 def test_an_interrupted_file_is_appended_to_after_its_last_whole_line(tmp_path: Path) -> None:
