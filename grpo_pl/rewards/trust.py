@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -87,9 +86,9 @@ def _check(spec: Any, allowed: frozenset[str], what: str) -> None:
         if further or level > _LEVELS or not isinstance(arguments, Mapping):
             raise Untrusted(f"the {what} {class_path!r} has more than class_path and init_args: it needs {FLAG}.")
         for name, value in arguments.items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if (number and value > LIMITS.get(str(name), math.inf)) or not _is_plain(value):
-                raise Untrusted(f"the {what} {class_path!r} has {name}={_short(value)}: that needs {FLAG}.")
+            # a dotted name would set an argument of an argument, such as the class of one
+            if not (isinstance(name, str) and name.isidentifier()) or not _is_plain(value) or _exceeds(name, value):
+                raise Untrusted(f"the {what} {class_path!r} has {_short(name)}={_short(value)}: that needs {FLAG}.")
 
 
 def _specs(value: Any, level: int = 0) -> Iterator[tuple[int, Any]]:
@@ -120,13 +119,22 @@ def _named(value: Any, level: int) -> Iterator[Any]:
             yield from _named(inner, level + 1)
 
 
+def _exceeds(name: str, value: Any) -> bool:
+    """Whether an argument costs more than its limit, or is no number and may become one that does."""
+    if name not in LIMITS or value is None:
+        return False
+    return isinstance(value, bool) or not isinstance(value, int | float) or not value <= LIMITS[name]
+
+
 def _is_plain(value: Any, level: int = 0) -> bool:
+    """Whether a value is what JSON can say, without names that jsonargparse would take apart."""
     if value is None or isinstance(value, bool | int | float | str):
         return True
     if level > 2 * _LEVELS:
         return False
     if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(inner, level + 1) for key, inner in value.items())
+        names_itself = (isinstance(key, str) and "." not in key and not key.endswith("+") for key in value)
+        return all(names_itself) and all(_is_plain(inner, level + 1) for inner in value.values())
     return isinstance(value, list | tuple) and all(_is_plain(inner, level + 1) for inner in value)
 
 

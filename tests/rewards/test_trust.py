@@ -9,9 +9,10 @@ import pytest
 
 import grpo_pl.rewards as rewards_module
 from grpo_pl.config.objects import build
+from grpo_pl.config.rewards import build_rewards
 from grpo_pl.rewards import ExactReward, Reward
 from grpo_pl.rewards.process import ProcessReward
-from grpo_pl.rewards.trust import REWARDS, SOURCES, check_rewards_trusted, check_source_trusted
+from grpo_pl.rewards.trust import REWARDS, SOURCES, Untrusted, check_rewards_trusted, check_source_trusted
 
 NEEDS_TRUST = {"FunctionReward", "JudgeReward", "ModelReward", "ProcessModelReward"}
 EXACT = {"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"name": "x"}}
@@ -100,13 +101,51 @@ def test_everything_else_is_refused_by_name_wherever_it_stands(class_path: Any, 
         {"workers": 10_000},
         {"memory_limit_mb": 10**9},
         {"soft_limit_s": 1e6, "hard_limit_s": 2e6},
+        {"workers": "4096"},
+        {"workers": True},
+        {"workers": [1]},
+        {"hard_limit_s": "1e9"},
+        {"hard_limit_s": float("nan")},
         {"name": ExactReward},
         {"name": b"bytes"},
+        {1: "a"},
     ],
 )
 def test_arguments_that_cost_too_much_or_are_not_plain_are_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="--trust-rewards"):
-        check_rewards_trusted([_spec("grpo_pl.rewards.MathReward", **arguments)])
+    with pytest.raises(Untrusted, match="--trust-rewards"):
+        build_rewards([{"class_path": "grpo_pl.rewards.MathReward", "init_args": arguments}])
+
+
+DOTTED: list[tuple[str, dict[str, Any]]] = [
+    ("LengthReward", {"correct": EXACT, "correct.class_path": "imported_by_name.X"}),
+    ("LengthReward", {"correct.init_args.function": "imported_by_name.X"}),
+    ("LengthReward", {"correct+": [{"class_path": "imported_by_name.X"}]}),
+    ("PerSource", {"rewards": {"a": EXACT, "a.class_path": "imported_by_name.X"}}),
+    ("PerSource", {"rewards.a.class_path": "imported_by_name.X"}),
+    ("PerSource", {"rewards": {"a": EXACT, "a+": EXACT}}),
+    ("ReasoningGymReward", {"settings": {"a.class_path": "imported_by_name.X"}}),
+    ("ExactReward", {"": 1}),
+    ("ExactReward", {"name ": "a"}),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), DOTTED, ids=str)
+@pytest.mark.parametrize("inside", [False, True])
+def test_names_that_the_parser_would_take_apart_are_refused_and_nothing_is_imported(
+    name: str, arguments: dict[str, Any], inside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_by_name.py").write_text("class X: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = _spec(f"grpo_pl.rewards.{name}", **arguments)
+    with pytest.raises(Untrusted, match="--trust-rewards"):
+        build_rewards([_spec("grpo_pl.rewards.PerSource", rewards={"outer": spec}) if inside else spec])
+    assert "imported_by_name" not in sys.modules
+
+
+def test_a_source_with_a_dotted_argument_is_refused() -> None:
+    spec = _spec("grpo_pl.data.curriculum.CurriculumPrompts", **{"source.class_path": "imported_by_name.X"})
+    with pytest.raises(Untrusted, match="--trust-rewards"):
+        check_source_trusted(spec)
 
 
 @pytest.mark.parametrize(("name", "argument"), [("PerSource", "rewards"), ("LengthReward", "correct")])
