@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import Namespace, get_loader
 
 from grpo_pl.config.jsonargparse_adapter import Parser, explain, option_names, subclasses_allowed
 from grpo_pl.config.shipped import values_of
@@ -28,6 +28,17 @@ from grpo_pl.rewards.trust import SOURCES
 T = TypeVar("T")
 OWN_CLASSES = {"model.algorithm": "grpo_pl.objective.algorithm.GRPOAlgorithm"}
 """Keys whose fields are given directly, or else a ``class_path`` of a subclass with its ``init_args``."""
+
+
+_load_yaml = get_loader("yaml")
+"""The parser's own reading of YAML, so that a value means the same in a file of a run and on its way to the parser."""
+
+
+class _Quoting(yaml.SafeDumper):
+    """Writes every text in quotes: the parser takes more texts for numbers, such as 1e3, than PyYAML does."""
+
+
+_Quoting.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
 
 
 class ConfigError(ValueError):
@@ -52,7 +63,7 @@ def read_tree(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"no such file: {file}")
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = _load_yaml(file.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
@@ -133,7 +144,7 @@ class Config:
             parser.add_argument(f"--{key}", type=kind, sub_configs=True)
         given = [found for tree in self.trees if (found := _only(tree, key))]
         require_fields(given, parser.groups or ())
-        texts = [yaml.safe_dump(tree, default_flow_style=True, width=10**9) for tree in given]
+        texts = [yaml.dump(tree, Dumper=_Quoting, default_flow_style=True, width=10**9) for tree in given]
         try:
             return parser, parser.parse_args(
                 [*(f"--config={text}" for text in texts), *(o for o in self.options if _concerns(o, key))]

@@ -212,7 +212,7 @@ def test_values_that_the_object_refuses_are_its_own_error() -> None:
     [
         ("", "is empty; a configuration is a mapping such as `data: {steps: 100}`."),
         ("- 1\n", "holds '[1]'; a configuration is a mapping"),
-        ("a: [\n", ", line 2, column 1: expected the node content"),
+        ("a: [\n", ", line 2, column 1: "),  # and the words of libyaml or of PyYAML
         ("a: 1\n---\nb: 2\n", ", line 2, column 1: but found another document"),
     ],
 )
@@ -238,3 +238,20 @@ def test_reading_imports_nothing_that_the_files_name(tmp_path: Path) -> None:
     code = "import sys; from grpo_pl.config.objects import read; c = read(['c.yaml']); print(c.get('model.rewards'))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "[{'class_path': 'trap.X'}]\n"
+
+
+def test_texts_of_plain_values_and_files_stay_texts(tmp_path: Path) -> None:
+    looks = ["1e3", "2020-01-01", "yes", "null", "0x10", "1_000", ".inf", "a: b", "#1", "two\nlines", " x "]
+    for text in looks:
+        (reward,) = build(
+            list[Reward], [{"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"name": text}}], "r"
+        )
+        assert reward.name == text
+    (tmp_path / "c.yaml").write_text("data: {source: {class_path: JsonLinesPrompts, init_args: {path: '1e3'}}}\n")
+    assert read([tmp_path / "c.yaml"]).get("data.source")["init_args"]["path"] == "1e3"
+
+
+def test_numbers_of_a_file_are_read_as_the_command_line_reads_them(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("a: 1e-3\nb: 2020-01-01\nc: .inf\n")
+    config = read([tmp_path / "c.yaml"])
+    assert (config.get("a"), config.get("b"), config.get("c")) == (0.001, "2020-01-01", float("inf"))
