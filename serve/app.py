@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import string
@@ -38,6 +39,8 @@ from serve.scoring import ScoreRoute
 from serve.server import Server, bind
 from serve.settings import ServeSettings
 from serve.tokens import TokenRoutes
+
+log = logging.getLogger(__name__)
 
 CHAT, SCORE = "/v1/chat/completions", "/v1/score"
 _WARM_UP_CHARS = 16
@@ -172,7 +175,9 @@ class Application:
         ) as client:
             for stream in (False, True):
                 for count in (1, min(8, self.generator.places.size)):
-                    await client.post(CHAT, json={**chat, "n": count, "stream": stream})
+                    answer = await client.post(CHAT, json={**chat, "n": count, "stream": stream})
+                    if answer.is_error:
+                        log.warning("a first chat failed with %d: %s", answer.status_code, answer.text[:200])
         self.metrics.reset()
         if self._settings.access_log:
             open_access_log()

@@ -163,15 +163,14 @@ class WorkerLine(asyncio.Protocol):
         call = Call(next(self._numbers), completions=completions, live=live, on_end=on_end)
         self.calls[call.uid] = call
         self._streams += live
-        timer = asyncio.get_running_loop().call_later(deadline.left(), lambda: call.end(deadline.passed()))
+        timer = asyncio.get_running_loop().call_later(deadline.left(), self._expire, call, deadline)
         self._send(call.uid, payload)
         try:
             yield call
         finally:
             timer.cancel()
             self._streams -= live
-            if self._close(call):
-                self._send(call.uid, Cancel())
+            self._cancel(call)
 
     def stop(self, call: Call, indices: set[int]) -> None:
         """Ends some of a call's completions."""
@@ -189,6 +188,15 @@ class WorkerLine(asyncio.Protocol):
         for call in list(self.calls.values()):
             self._close(call)
             call.end(reason())
+
+    def _expire(self, call: Call, deadline: Deadline) -> None:
+        """Ends the work when the time is up, also where nobody reads: a client that stopped reading holds a place."""
+        self._cancel(call)
+        call.end(deadline.passed())
+
+    def _cancel(self, call: Call) -> None:
+        if self._close(call):
+            self._send(call.uid, Cancel())
 
     def _close(self, call: Call) -> bool:
         """The worker owes nothing more; False if that was so before."""

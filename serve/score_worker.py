@@ -62,8 +62,8 @@ class ScoreWorker(Worker):
                         if not isinstance(payload, Cancel):
                             cancelled[uid] = Event()
                             threads.submit(self._answer, uid, payload, mailbox, cancelled)
-                        elif uid in cancelled:
-                            cancelled[uid].set()
+                        elif (event := cancelled.get(uid)) is not None:  # which its thread may remove at any time
+                            event.set()
         finally:
             for reward in self._rewards:
                 reward.close()

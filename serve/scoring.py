@@ -50,10 +50,9 @@ class ScoreRoute:
         async with deadline.limit():
             await self._preparing.take(1, bounded=True)
         items = [{**item.__dict__, **(item.model_extra or {})} for item in body.items]
-        try:
-            columns = await asyncio.to_thread(self._columns, items)
-        finally:
-            self._preparing.give_back(1)
+        preparing = asyncio.ensure_future(asyncio.to_thread(self._columns, items))
+        preparing.add_done_callback(lambda _: self._preparing.give_back(1))
+        columns = await asyncio.shield(preparing)  # a client that leaves does not end the thread: its place is kept
         completions, answers = ([item[name] for item in items] for name in ("completion", "answer"))
         return await self.scorer.score(ScoreItems(completions, answers, columns), deadline=deadline, bounded=True)
 

@@ -86,6 +86,8 @@ class Mailbox:
             data = self._end.recv(_READ, 0 if wait_for_one else socket.MSG_DONTWAIT)
         except BlockingIOError:
             return []
+        except OSError:
+            data = b""  # a front process that was killed may reset the line
         if not data:
             raise SystemExit(0)
         return list(self._frames.feed(data))

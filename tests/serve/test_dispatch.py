@@ -166,3 +166,18 @@ def test_leaving_a_call_cancels_it_and_a_late_one_ends_with_its_reason() -> None
             pass
 
     asyncio.run(scenario())
+
+
+def test_a_late_call_that_nobody_reads_is_cancelled_and_gives_its_place_back() -> None:
+    async def scenario() -> None:
+        worker, ended = Worker(), asyncio.Event()
+        await worker.connect()
+        with worker.line.ask("draw", deadline=Deadline(0.01), completions=1, live=True, on_end=ended.set) as call:
+            async with asyncio.timeout(20):
+                await ended.wait()
+            assert await worker.hears() == [(call.uid, "draw"), (call.uid, Cancel())]
+            await worker.says(Started(call.uid, [0]), _step((0, 1, None)))  # what was on its way is passed over
+            with pytest.raises(ApiError, match="not finished within"):
+                await _next(call)
+
+    asyncio.run(scenario())

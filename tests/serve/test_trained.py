@@ -101,7 +101,7 @@ def test_rewards_inside_rewards_are_rebuilt() -> None:
 
 
 def test_a_reward_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="NoSuch"):
-        build_rewards([{"class_path": "grpo_pl.rewards.NoSuch"}])
+    with pytest.raises(ValueError, match=r"there is no grpo_pl\.rewards\.NoSuch"):
+        build_rewards([{"class_path": "grpo_pl.rewards.NoSuch"}], trust_rewards=True)
     with pytest.raises(ValueError, match="is no Reward"):
         build_rewards([{"class_path": "collections.OrderedDict"}], trust_rewards=True)
