@@ -14,10 +14,10 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from grpo_pl.environments import nursery
-from grpo_pl.environments.base import Environment, EnvironmentMistake, Transition, failed, read_step
+from grpo_pl.environments.base import Blame, Environment, EnvironmentMistake, Status, Transition, failed, read_step
 from grpo_pl.environments.limits import PoolLimits, at_fault, over_time
 from grpo_pl.environments.nursery import LONGEST_INFO, pack, receive
 from grpo_pl.rewards.sandbox.worker_environment import worker_environment
@@ -85,11 +85,11 @@ class Processes:
             self._control.sendall(pack(pickle.dumps(settings)))
             report = json.loads(receive(self._control))
         except (EOFError, OSError) as error:
-            self.close()
+            self._leave_nursery()
             raise ValueError(f"the process for {type(self.pattern).__name__} did not start: {error!r}.") from error
         self._control.settimeout(None)
         if "error" in report:
-            self.close()
+            self._leave_nursery()
             raise ValueError(report["error"])
 
     def submit(self, episode: int, method: str, arguments: dict[str, Any]) -> None:
@@ -164,9 +164,11 @@ class Processes:
         """Leaves a nursery that has ended; the processes of its episodes end with it."""
         if self._control is not None:
             self._control.close()
+            self._control = None
         if self._nursery is not None:
             self._nursery.kill()
             self._nursery.wait()
+            self._nursery = None
 
     def _ask(self, kind: bytes, number: int, channel: socket.socket | None = None) -> bool:
         if self._control is None:
@@ -207,7 +209,9 @@ def _restored(body: bytes) -> Transition:
     try:
         values = json.loads(body)
         if values["status"] != "ok":
-            return failed(values["status"], values["detail"], blame=values["blame"])
+            if values["status"] not in get_args(Status) or values["blame"] not in get_args(Blame):
+                raise ValueError(f"status {values['status']!r}, blame {values['blame']!r}")
+            return failed(values["status"], str(values["detail"]), blame=values["blame"])
         info = values["info"] | {"state": values["state"], "invalid_action": values["invalid_action"]}
         return read_step((values["observation"], values["reward"], values["terminated"], values["truncated"], info))
     except EnvironmentMistake as mistake:

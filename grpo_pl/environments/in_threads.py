@@ -20,7 +20,10 @@ class _Task:
     arguments: dict[str, Any]
     began: float | None = None
     """When a thread took it up; None while it waits for one."""
+    environment: Environment | None = None
+    done: bool = False
     overdue: bool = False
+    """Its episode has ended without it."""
 
 
 class Threads:
@@ -29,6 +32,11 @@ class Threads:
     def __init__(self, pattern: Environment, limits: PoolLimits) -> None:
         self.pattern, self.limits = pattern, limits
         self.environments: dict[int, Environment] = {}
+        self._lock = threading.Lock()  # over what a task has become, and whose its environment is
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begins anew; threads of before keep their own queues."""
         self._running: dict[int, _Task] = {}
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[_Task, Transition]] = queue.SimpleQueue()
@@ -52,21 +60,19 @@ class Threads:
             while True:
                 self._note(self._ended.get_nowait(), ended)
         for episode, task in list(self._running.items()):
-            if self._left(task) <= 0:
-                task.overdue = True
-                del self._running[episode], self.environments[episode]
+            if self._left(task) <= 0 and self._abandon(task):
+                del self._running[episode]
                 self._add_thread()  # in the place of the one that hangs
                 ended.append((episode, over_time(self.pattern, task.method, self.limits)))
         return ended
 
     def discard(self, episode: int) -> None:
-        environment = self.environments.pop(episode, None)
-        if environment is not None:
-            with contextlib.suppress(Exception):  # the episode is over, whatever closing it does
-                environment.close()
+        _close(self.environments.pop(episode, None))
 
     def close(self) -> None:
         """Closes all environments and ends the threads; one that hangs in a step ends with its step."""
+        for task in self._running.values():
+            self._abandon(task)
         for episode in list(self.environments):
             self.discard(episode)
         for _ in self._threads:
@@ -74,7 +80,7 @@ class Threads:
         deadline = time.monotonic() + 2.0
         for thread in self._threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
-        self._threads.clear()
+        self._forget()
         self.pattern.shutdown()
 
     def _left(self, task: _Task) -> float:
@@ -83,25 +89,47 @@ class Threads:
 
     def _note(self, result: tuple[_Task, Transition], ended: list[tuple[int, Transition]]) -> None:
         task, transition = result
-        if not task.overdue:  # else its episode has ended
-            del self._running[task.episode]
-            ended.append((task.episode, transition))
+        del self._running[task.episode]
+        ended.append((task.episode, transition))
+
+    def _abandon(self, task: _Task) -> bool:
+        """Ends an episode without its task, whose thread closes the environment; false if the task is done."""
+        with self._lock:
+            task.overdue = not task.done
+            if task.overdue:
+                self.environments.pop(task.episode, None)
+            return task.overdue
 
     def _add_thread(self) -> None:
         name = f"grpo_pl-environment-{len(self._threads)}"
-        thread = threading.Thread(target=self._serve, daemon=True, name=name)
+        thread = threading.Thread(target=self._serve, args=(self._tasks, self._ended), daemon=True, name=name)
         self._threads.append(thread)
         thread.start()
 
-    def _serve(self) -> None:
-        while (task := self._tasks.get()) is not None:
+    def _serve(
+        self, tasks: queue.SimpleQueue[_Task | None], results: queue.SimpleQueue[tuple[_Task, Transition]]
+    ) -> None:
+        while (task := tasks.get()) is not None:
+            task.environment = self.environments.get(task.episode)
             task.began = time.monotonic()
             done = attempted(self._call, {"task": task}, where=task.method, blame=self.pattern.blame)
-            self._ended.put((task, done))
+            with self._lock:
+                task.done = not task.overdue
             if task.overdue:
+                _close(task.environment)
                 return  # another thread has taken this one's place
+            results.put((task, done))
 
     def _call(self, task: _Task) -> Any:
         if task.method == "reset":
-            self.environments[task.episode] = self.pattern.fresh()
-        return getattr(self.environments[task.episode], task.method)(**task.arguments)
+            task.environment = self.pattern.fresh()
+            with self._lock:
+                if not task.overdue:
+                    self.environments[task.episode] = task.environment
+        return getattr(task.environment, task.method)(**task.arguments)
+
+
+def _close(environment: Environment | None) -> None:
+    if environment is not None:
+        with contextlib.suppress(Exception):  # the episode is over, whatever closing it does
+            environment.close()

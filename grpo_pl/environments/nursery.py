@@ -123,7 +123,7 @@ def _kill(pid: int) -> None:
 
 def live(channel: socket.socket, pattern: Any, memory_bytes: int) -> NoReturn:
     """One episode: answers resets and steps until the channel closes."""
-    from grpo_pl.environments.base import attempted
+    from grpo_pl.environments.base import attempted, failed
 
     os.setpgid(0, 0)
     _die_with_the_nursery()
@@ -143,7 +143,12 @@ def live(channel: socket.socket, pattern: Any, memory_bytes: int) -> NoReturn:
                 environment = pattern.fresh()
             assert environment is not None
             transition = attempted(getattr(environment, method), arguments, where=method, blame=pattern.blame)
-            channel.sendall(pack(json.dumps(_plain(transition)).encode()))
+            try:
+                reply = json.dumps(_plain(transition))
+            except (TypeError, ValueError) as error:
+                fault = f"{method} answered what JSON cannot say: {error}"
+                reply = json.dumps(_plain(failed("malformed", fault, blame="environment")))
+            channel.sendall(pack(reply.encode()))
     except (EOFError, ConnectionError):
         if environment is not None:
             environment.close()

@@ -217,6 +217,35 @@ def test_a_thread_that_hangs_is_replaced() -> None:
     assert threading.active_count() <= before
 
 
+def test_an_episode_that_hung_is_closed_once_its_step_returns() -> None:
+    gate, closed = threading.Event(), threading.Event()
+    with EnvironmentPool(
+        Gated(gate=gate, closed=closed, isolation="thread"), PoolLimits(step_timeout_s=0.3, threads=1)
+    ) as pool:
+        reset(pool, 0)
+        assert step(pool, {0: "wait"})[0].status == "timeout" and not closed.is_set()
+        assert reset(pool, 0)[0].status == "ok"  # the number is free, and the late thread leaves its episode alone
+        gate.set()
+        assert closed.wait(SOON_S)
+        assert step(pool, {0: "-1"})[0].status == "ok"
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_pool_that_was_closed_plays_again(isolation: Any) -> None:
+    pool = EnvironmentPool(Countdown(isolation=isolation))
+    for _ in range(2):
+        assert reset(pool, 0, start=2)[0].observation == "2 (seed 7)"
+        pool.step(0, "-1")  # never collected
+        pool.close()
+
+
+def test_an_answer_that_json_cannot_say_costs_its_episode_alone(pool: EnvironmentPool) -> None:
+    reset(pool, 0, 1)
+    turns = step(pool, {0: "set", 1: "-1"})
+    assert (turns[0].status, turns[0].blame, turns[1].status) == ("malformed", "environment", "ok")
+    assert "JSON" in turns[0].detail
+
+
 def test_settings_that_an_environment_refuses_are_refused_before_the_first_episode() -> None:
     for isolation in ("thread", "process"):
         with pytest.raises(ValueError, match=r"^start must not be negative, got -1\.$"):
@@ -241,6 +270,11 @@ def test_limits_are_positive(field: str) -> None:
 @dataclass(kw_only=True)
 class Gated(Countdown):
     gate: Any = None
+    closed: Any = None
+
+    def close(self) -> None:
+        if self.closed is not None:
+            self.closed.set()
 
     def step(self, action: str) -> Any:
         if action == "wait":

@@ -52,6 +52,7 @@ class Wayward(Countdown):
             "four": lambda: ("", 0.0, False, {}),
             "list state": lambda: ("", 0.0, False, False, {"state": [1]}),
             "no info": lambda: ("", 0.0, False, False, None),
+            "set": lambda: ([{"role": "user", "content": "x", "seen": {1}}], 0.0, False, False, {}),
             "fault": _fault,
             "spawn": lambda: _spawn(),
             "pid": lambda: (str(os.getpid()), 0.0, False, False, {}),
