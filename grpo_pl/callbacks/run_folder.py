@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers import Logger
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
@@ -61,11 +61,11 @@ def trainer_arguments(folder: RunFolder, **others: Any) -> dict[str, Any]:
     Args:
         folder: the run's folder, from :func:`open_run`.
         others: further arguments, and other values for ``TRAINER_DEFAULTS``; ``callbacks``, ``logger`` and ``plugins``
-            add to those of a run, where a callback takes the place of the run's own one of its class.
+            add to those of a run, where a callback takes the place of the run's own one that it is or extends.
     """
     given = as_list(others.pop("callbacks", None))
     own = [StageProgress(), *run_callbacks(folder), RolloutCheckpoint(), CompletionsLog(), SampleTable(), RewardWatch()]
-    callbacks = [*given, *(callback for callback in own if not isinstance(callback, tuple(map(type, given))))]
+    callbacks = [*given, *(callback for callback in own if not any(_takes_place_of(callback, mine) for mine in given))]
     write_into(folder, callbacks)
     arguments = {
         **TRAINER_DEFAULTS,
@@ -79,6 +79,11 @@ def trainer_arguments(folder: RunFolder, **others: Any) -> dict[str, Any]:
     }
     follow_launcher(arguments)
     return arguments
+
+
+def _takes_place_of(own: Callback, given: Callback) -> bool:
+    """A callback stands for the run's own one that it is or extends; there is one progress bar, whatever its class."""
+    return isinstance(given, ProgressBar if isinstance(own, ProgressBar) else type(own))
 
 
 def run_callbacks(folder: RunFolder, next_command: str | None = None) -> list[Callback]:

@@ -40,7 +40,7 @@ def find_overlaps(train: Iterable[Problem], held_out: Mapping[str, Sequence[Prob
     Numbers and punctuation marks are words of their own; questions of fewer than ``WORDS`` can only repeat as a whole.
     """
     everything = [prompt.question for prompts in held_out.values() for prompt in prompts]
-    whole = {normal_question(question) for question in everything}
+    whole = {normal_question(question) for question in everything} - {""}  # asked by an environment, not by a question
     grams = {gram for question in everything for gram in n_grams(question)}
     repeated: set[str] = set()
     shared: set[int] = set()

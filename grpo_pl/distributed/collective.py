@@ -35,6 +35,8 @@ class Collective:
 
     def gather_values(self, values: Tensor) -> Tensor:
         """Concatenates every rank's one-dimensional ``values``, which may differ in length."""
+        if self.world == 1:
+            return values
         return torch.cat([part.to(values.device) for part in self.gather_objects(values.cpu())])
 
     def gather_objects(self, value: T) -> list[T]:

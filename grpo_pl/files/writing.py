@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,9 @@ def staged_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
         yield staging
         for file in filter(Path.is_file, staging.rglob("*")):
             _force_to_disk(file)
-        if replace and folder.exists():
-            os.replace(folder, before)
+        if replace:
+            with suppress(FileNotFoundError):
+                os.replace(folder, before)
         try:
             os.replace(staging, folder)
         except OSError:

@@ -115,16 +115,16 @@ class ColdStart:
     def _batches(self, template: PromptTemplate, source: PromptSource, tokenizer: Any) -> Iterator[list[Example]]:
         known, tags = known_characters(tokenizer), tokenizer.get_added_vocab()
         if self.demonstrations is not None:
-            early = read_demonstrations(self.demonstrations)
-            draw = partial(draw_demonstrations, early, count=self.batch_size, seed=self.seed)
+            shown = read_demonstrations(self.demonstrations)
+            _check_characters(shown, known, tags)
+            draw = partial(draw_demonstrations, shown, count=self.batch_size, seed=self.seed)
             batches: Iterator[list[Demonstration]] = (draw(step=step) for step in range(self.steps))
         else:
             made = self.made(source)
             first = list(islice(made, -(-MADE_UP // self.batch_size)))
-            early, batches = list(chain.from_iterable(first)), chain(first, made)
-        _check_characters(early, known, tags)  # before the training, as far as that is known
+            _check_characters(list(chain.from_iterable(first)), known, tags)  # before the training
+            batches = chain(first, (_check_characters(batch, known, tags) for batch in made))
         for batch in batches:
-            _check_characters(batch, known, tags)
             yield [_example(demonstration, template, tokenizer) for demonstration in batch]
 
     def _from_source(self, source: PromptSource, step: int) -> list[Demonstration]:
@@ -141,10 +141,12 @@ class ColdStart:
         return shown
 
 
-def _check_characters(shown: Sequence[Demonstration], known: frozenset[str] | None, tags: Iterable[str]) -> None:
-    """Refuses completions with characters that a vocabulary of single characters would drop."""
+def _check_characters(
+    shown: list[Demonstration], known: frozenset[str] | None, tags: Iterable[str]
+) -> list[Demonstration]:
+    """The same, unless completions have characters that a vocabulary of single characters would drop."""
     if known is None:
-        return
+        return shown
     lacking = [lacking_characters(each.completion, known, tags) for each in shown]
     characters = sorted(set().union(*lacking))
     if characters:
@@ -152,6 +154,7 @@ def _check_characters(shown: Sequence[Demonstration], known: frozenset[str] | No
             f"the vocabulary lacks {shown_characters(characters)}, in {sum(map(bool, lacking))} of {len(shown)} "
             "demonstrations: add them to model.policy.characters, or set that to from_data."
         )
+    return shown
 
 
 def _example(demonstration: Demonstration, template: PromptTemplate, tokenizer: Any) -> Example:

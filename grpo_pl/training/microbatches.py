@@ -52,7 +52,7 @@ def micro_batches(rollout: Rollout, rows: Tensor, budget: int, *, share_prompts:
             f"model.max_tokens_per_microbatch is {budget}, but a prompt with its completion has {longest} tokens: set "
             f"it to {longest} at least."
         )
-    same = _same_prompt_as_before(rollout, rows).tolist()
+    same = _same_prompt_as_before(rollout, rows).tolist() if share_prompts else []
     order = range(len(rows)) if share_prompts else sorted(range(len(rows)), key=lambda i: -completions[i] - prompts[i])
     parts: list[list[int]] = []
     tokens = prompt = completion = 0  # of the last part: all that count, and its longest ones

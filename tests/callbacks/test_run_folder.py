@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.loggers import CSVLogger
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
@@ -37,6 +38,16 @@ def test_own_callbacks_loggers_and_settings_join_or_win(tmp_path: Path) -> None:
     assert checkpoints == [mine] and mine.folder == tmp_path / "checkpoints"
     assert arguments["logger"][-1] is logger
     assert (arguments["val_check_interval"], arguments["devices"]) == (7, 2)
+
+
+def test_a_callback_that_extends_one_of_the_runs_takes_its_place(tmp_path: Path) -> None:
+    class MyCheckpoint(RolloutCheckpoint):
+        pass
+
+    arguments = trainer_arguments(RunFolder(tmp_path), callbacks=[MyCheckpoint(), RichProgressBar()])
+    kinds = [type(callback) for callback in arguments["callbacks"]]
+    assert RolloutCheckpoint not in kinds and MyCheckpoint in kinds
+    assert [kind for kind in kinds if issubclass(kind, ProgressBar)] == [RichProgressBar]
 
 
 def test_a_strategy_with_checkpoints_of_its_own_keeps_them(tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ def test_repeats_ignore_case_and_spaces_and_near_copies_share_n_grams() -> None:
         refuse_repeats(found)
 
 
+def test_problems_without_a_question_repeat_none() -> None:
+    assert not find_overlaps(_prompts("", " "), {"val": _prompts("", "?")})["val"].repeated
+
+
 ARITHMETIC = "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts"
 
 
