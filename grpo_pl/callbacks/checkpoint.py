@@ -98,8 +98,8 @@ class RolloutCheckpoint(Checkpoint):
             raise CheckpointError(f"the end of the run could not be saved: {problem}.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """A run that was told to stop, or whose reward failed, keeps its last completed rollout: all ranks have agreed
-        on that. After other errors they no longer do."""
+        """Saves the last completed rollout of a run that was told to stop, or whose reward failed: then all ranks end
+        at the same rollout. After any other error they may not, and nothing is saved."""
         if isinstance(exception, RolloutInterrupted | RewardFailed):
             self._save(trainer)
         named = TrainingDiverged | PolicyDiverged | RewardFailed
@@ -119,7 +119,7 @@ class RolloutCheckpoint(Checkpoint):
             return None
         path = checkpoint_path(self.folder, completed)
         if trainer.is_global_zero:
-            with suppress(OSError):  # then it cannot be replaced either, which is told
+            with suppress(OSError):  # what cannot be removed cannot be replaced either: the error of saving is reported
                 remove(path)  # left by an interrupted run
         problem: str | None = None
         try:
@@ -134,7 +134,7 @@ class RolloutCheckpoint(Checkpoint):
             except OSError as error:
                 problem = _describe(error, path)
             if problem is not None:
-                with suppress(OSError):  # it has no marker that says it were whole
+                with suppress(OSError):  # without its marker it is never taken for a whole one
                     remove(path)
         problem = trainer.strategy.broadcast(problem)
         if problem is not None:
@@ -154,7 +154,7 @@ class RolloutCheckpoint(Checkpoint):
         return {fact["rollouts"]: fact[self.monitor] for fact in facts if self.monitor in fact}
 
     def _tidy(self) -> None:
-        """Deletes what is neither new nor good enough to stay."""
+        """Deletes checkpoints that are neither among the newest nor among the best."""
         assert self.folder is not None
         metrics = self._metrics()
         best = sorted(metrics, key=lambda n: (metrics[n], n), reverse=True)[: self.keep_best]

@@ -44,7 +44,7 @@ class CompletionsLog(Callback):
         self._stride = state_dict["stride"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A resumed run writes again what its checkpoint has not seen."""
+        """Drops the rows of rollouts that a resumed run makes again."""
         if self.path is not None and trainer.is_global_zero and self.path.exists():
             completed = completed_rollouts(trainer)
             with dispensable(self.path):
@@ -62,7 +62,7 @@ class CompletionsLog(Callback):
                 append_lines(self.path, text)
 
     def _make_room(self, size: int) -> bool:
-        """Thins the file out until ``size`` more bytes fit; false where nothing is left to thin out."""
+        """Drops every second rollout of the file until ``size`` more bytes fit; false where that does not help."""
         assert self.path is not None
         limit = self.max_megabytes * 1e6
         before = math.inf
@@ -74,7 +74,7 @@ class CompletionsLog(Callback):
         return True
 
     def _keep(self, wanted: Callable[[Row], bool]) -> None:
-        """Writes the file anew with these rows only; a last line that a crash cut short goes as well."""
+        """Rewrites the file with the wanted rows only, without a last line that a crash cut short."""
         assert self.path is not None
         with row_writer(self.path) as write:
             for line in read_lines(self.path, may_be_cut_short=True):

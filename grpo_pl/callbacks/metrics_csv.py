@@ -17,7 +17,7 @@ from grpo_pl.files.writing import append_lines, dispensable, staged
 
 
 class MetricsCSV(Logger):
-    """Lightning's ``CSVLogger`` deletes the file of a resumed run; this one goes on where the checkpoint stood.
+    """Writes ``metrics.csv``. Lightning's ``CSVLogger`` deletes the file of a resumed run; this one continues it.
 
     Args:
         path: the file; a row per call of ``log_metrics``, the first columns ``step`` and then names in order of
@@ -30,7 +30,7 @@ class MetricsCSV(Logger):
         self._columns: list[str] = ["step"]
         self._rows: list[dict[str, Any]] = []
         self._behind = False
-        """Whether rows are missing in the file: it could not be written for a while."""
+        """Whether the file lacks rows that could not be written."""
 
     @property
     def name(self) -> str:
@@ -131,7 +131,8 @@ class EventFiles(TensorBoardLogger):
 
 
 class _WithoutWriters:
-    """``hook``, but for full disks that TensorBoard's writing threads meet: whoever logs next is told of them."""
+    """Calls ``hook`` for what ends a thread, except an ``OSError`` in a writing thread of TensorBoard: the next call
+    that logs raises that one."""
 
     def __init__(self, hook: Callable[[threading.ExceptHookArgs], Any]) -> None:
         self.hook = hook

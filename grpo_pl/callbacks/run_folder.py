@@ -109,7 +109,7 @@ def run_loggers(folder: RunFolder, others: Sequence[Logger] = ()) -> list[Logger
 
 
 def write_into(folder: RunFolder, callbacks: Iterable[Callback]) -> None:
-    """Tells the callbacks that write files where those lie."""
+    """Gives the callbacks that write files their paths in the run's folder."""
     for callback in callbacks:
         if isinstance(callback, RolloutCheckpoint):
             callback.folder = folder.checkpoints

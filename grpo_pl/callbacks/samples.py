@@ -1,4 +1,4 @@
-"""``SampleTable``: now and then a few groups of completions, for people: in the terminal and in loggers with tables."""
+"""``SampleTable``: every so many rollouts a few groups of completions, in the terminal and in loggers with tables."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ FREQUENT, MIN_COMPLETIONS = 0.25, 4
 RARE = 0.02
 """A form of at most this share of the completions of the first rollouts was not there at first."""
 MOST_FORMS = 10_000
-"""Forms of the first rollouts that are remembered; more come from free text only, where none is frequent."""
+"""Most forms of the first rollouts that are kept; more than these come from free text only, where none is frequent."""
 
 _MARKUP = re.compile(r"(</?[A-Za-z_]+>|\\[A-Za-z]+)")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")

@@ -35,7 +35,7 @@ class ClosingTable(Callback):
         return {"first": self._first}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._first = state_dict["first"]  # what stood before the run, not before its resume
+        self._first = state_dict["first"]  # held-out numbers before the run, not before its resume
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last = {name: float(value) for name, value in trainer.callback_metrics.items() if name in SHOWN}

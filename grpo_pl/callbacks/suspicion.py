@@ -26,7 +26,7 @@ class CompletionAudit:
     """Among this process's completions."""
     rewarded: bool
     judges: Mapping[str, Score]
-    """What ``strict`` and ``lenient`` said; a judge that is not there or failed said nothing."""
+    """The scores of ``strict`` and ``lenient``; without those of a judge that is left out or failed."""
     repeated: float
     tokens: int
     forms: tuple[str, str]

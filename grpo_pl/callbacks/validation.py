@@ -14,8 +14,8 @@ from grpo_pl.callbacks.metrics_csv import MetricsCSV
 class ValidateAtBothEnds(Callback):
     """Lightning validates every ``trainer.val_check_interval`` rollouts; this adds rollout 0 and the end of the run.
 
-    After a resume it makes up for a validation that was due at the checkpoint but never finished, and lets
-    ``metrics.csv`` go on where the checkpoint stood.
+    After a resume it repeats a validation that was due at the checkpoint but did not finish, and drops from
+    ``metrics.csv`` what is logged again.
     """
 
     def __init__(self) -> None:

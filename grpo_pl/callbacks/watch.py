@@ -51,8 +51,8 @@ class RewardWatch(StepCallback):
     of a new form. With several processes the sample is of the first.
 
     Args:
-        strict: judge that accepts right answers in the plainest form only; null does without.
-        lenient: judge that accepts whatever may pass for a right answer; null does without.
+        strict: judge that accepts right answers in the plainest form only; null leaves it out.
+        lenient: judge that accepts whatever may pass for a right answer; null leaves it out.
         completions: size of the sample; 0 switches the watch off.
         first_rollouts: rollouts that drift is measured against; there is none while they last.
         ngram: words per n-gram, or characters.
@@ -99,7 +99,7 @@ class RewardWatch(StepCallback):
         return self.audit(experience, seed=cast(GRPOModule, pl_module).seed)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A resumed run goes on with the rows of its checkpoint, not with those that came after."""
+        """Rewrites the file with the rows of the checkpoint; later ones belong to rollouts that are made again."""
         if trainer.is_global_zero and self.path is not None and (self._rows or self.path.exists()):
             self._write()
 
@@ -175,7 +175,7 @@ class RewardWatch(StepCallback):
     def _ask(
         self, name: str, texts: Sequence[str], golds: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> Sequence[Score]:
-        """What the judge says; nothing where it fails, as the watch is no part of training."""
+        """The judge's scores; empty where it fails, because the watch must not end a run."""
         try:
             scores = self.judges[name](texts, golds, columns)
             if len(scores) != len(texts):

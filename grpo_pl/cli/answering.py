@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DRAW = 32
 """Training prompts asked of the source at a time."""
 FRUITLESS = 50
-"""So many draws without a new problem, and the source is taken to have no more."""
+"""After so many draws without a new problem, the source counts as exhausted."""
 
 
 @dataclass(frozen=True, kw_only=True)

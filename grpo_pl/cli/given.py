@@ -1,4 +1,4 @@
-"""What a verb without a Trainer is given by ``--config``, as often as wanted, and by options of the configuration."""
+"""Settings of a verb without a Trainer, from any number of ``--config`` and options of the configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``grpo-pl``: hands each verb to a LightningCLI or to a file of ``commands``, and every mistake one clear line."""
+"""``grpo-pl``: hands each verb to a LightningCLI or to a file of ``commands``; prints a user's mistake as one line."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"grpo-pl {verb}: error: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except Exception as error:  # whatever is not for users to mend is raised again
+    except Exception as error:  # what users cannot put right is raised again
         if os.environ.get(DEBUG) or not _is_for_users(error):
             raise
         print(f"grpo-pl {verb}: error: {_one_line(error)}", file=sys.stderr)
@@ -98,7 +98,7 @@ def _train(verb: str, args: list[str]) -> int:
         print(f"grpo-pl {verb}: stopped by {'Ctrl-C' if by_hand else 'SIGTERM'}; --resume goes on.", file=sys.stderr)
         return INTERRUPTED if by_hand else TERMINATED
     except SystemExit as stop:
-        if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning makes a status of 1 out of it
+        if isinstance(stop.__context__, KeyboardInterrupt):  # which Lightning turns into a status of 1
             raise KeyboardInterrupt from stop
         raise
     return 0
@@ -134,8 +134,8 @@ def _python_names(args: list[str], switches: set[str]) -> list[str]:
 
 
 def _is_for_users(error: Exception) -> bool:
-    """Bad values and files, missing packages, what this package and Lightning have error types of their own for, and
-    errors in functions of the user's own, which carry a note."""
+    """Whether users can put an error right: bad values and files, missing packages, errors of types that this package
+    or Lightning defines, and errors in functions of the user's own, which carry a note."""
     own = type(error).__module__.split(".")[0] in ("grpo_pl", "lightning", "pytorch_lightning")
     return own or isinstance(error, ValueError | OSError | ImportError) or bool(_notes(error))
 

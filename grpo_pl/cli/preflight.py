@@ -1,4 +1,4 @@
-"""What is looked at before a run costs anything: model, prompts, lengths and gold answers."""
+"""Checks before a run starts: its model, prompts, lengths and gold answers."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def check_monitor(monitor: str, module: GRPOModule, data: RolloutDataModule) -> 
 
 
 def _check_need_of_golds(source: PromptSource, name: str, rewards: Sequence[Reward]) -> None:
-    """Problems without gold answers need rewards that do without."""
+    """Refuses problems without gold answers where a reward needs them."""
     if getattr(source, "answer", "") is not None:
         return
     for reward in rewards:
@@ -137,7 +137,7 @@ def _check_source(
 def _check_budget(
     budget: int, module: GRPOModule, prompts: Iterable[Problem], tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """A micro-batch holds every prompt with a completion of full length."""
+    """Refuses a micro-batch that is too small for a prompt with a completion of full length."""
     completion = module.sampling.max_completion_length
     fits = Fits(module.template, tokenizer, context=budget, length=completion)
     too_long = [prompt for prompt in prompts if not fits(prompt.asked)]
@@ -150,7 +150,7 @@ def _check_budget(
 
 
 def _check_splits(data: RolloutDataModule, say: Callable[[str], None]) -> None:
-    """Held-out problems are there, and are not trained on."""
+    """Refuses data without held-out problems, or with held-out problems that are trained on."""
     held_out = data.held_out()
     lists = [leaf.problems("train") for leaf in data.source.leaves().values()]
     overlaps = find_overlaps(chain.from_iterable(rows for rows in lists if rows is not None), held_out)
@@ -165,10 +165,10 @@ def _check_splits(data: RolloutDataModule, say: Callable[[str], None]) -> None:
 
 
 def _check_demonstrations(cold_start: ColdStart, data: RolloutDataModule, say: Callable[[str], None]) -> None:
-    """Held-out problems are not shown to the policy with their answers."""
+    """Refuses demonstrations of held-out problems."""
     file = cold_start.demonstrations
     if file is not None and not Path(file).is_file():
-        return  # a resumed run does without it
+        return  # a resumed run makes no cold start
     questions = enumerate(cold_start.asked(data.source, MADE_UP))
     asked = (Problem(id=number, question=question, answer="") for number, question in questions)
     overlaps = find_overlaps(asked, data.held_out())

@@ -1,4 +1,4 @@
-"""``GRPOCLI``: the verbs that need a Trainer, as a LightningCLI with a folder of its own for every run."""
+"""``GRPOCLI``: ``fit`` and ``validate``, as a LightningCLI that gives every ``fit`` a run folder."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from grpo_pl.training.vocabulary import with_collected_characters
 
 
 class TrainerParser(Parser, LightningArgumentParser):
-    """Lightning's parser, which says in one line what is wrong."""
+    """Lightning's parser, whose errors are one line."""
 
 
 class GRPOCLI(LightningCLI):
-    """``fit`` and ``validate``, with a run folder of one's own for every ``fit``."""
+    """``fit`` and ``validate``; every ``fit`` gets a run folder."""
 
     def __init__(self, args: list[str]) -> None:
         self.run: OpenRun | None = None
@@ -124,24 +124,24 @@ class GRPOCLI(LightningCLI):
         parser._action_groups = sorted(parser._action_groups, key=lambda group: group is trainer)
         for group in parser._action_groups:
             for action in group._group_actions:
-                if action.dest == "ckpt_path":  # of `Trainer.fit`, of whose places to find one ours knows files only
+                if action.dest == "ckpt_path":  # Lightning's help lists forms of it that are refused here
                     group.title = "checkpoint"
                     action.help = "checkpoint of an earlier run: its weights, optimizer and counters are restored."
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        """Checkpoints are read as tensors and plain values, whatever they contain."""
+        """Has Lightning read checkpoints as tensors and plain values only."""
         arguments = super()._prepare_subcommand_kwargs(subcommand)
-        # told now, not by `fit(ckpt_path=…)`: the module asks the trainer before it makes a cold start
+        # set here, not by `fit(ckpt_path=…)`: the module reads it before it makes a cold start
         self.trainer.ckpt_path = arguments.pop("ckpt_path", None)
         if subcommand == "validate":
             arguments["verbose"] = False  # our own table has the intervals as well
         return {**arguments, "weights_only": True}
 
     def _parse_ckpt_path(self) -> None:
-        """Lightning would let hyperparameters inside a checkpoint win over the command line; here they do not."""
+        """Does nothing: Lightning would let hyperparameters inside a checkpoint win over the command line."""
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Lightning warns about ``args`` beside ``sys.argv``; here they are the same."""
+        """Parses without Lightning's warning about ``args`` beside ``sys.argv``, which are the same here."""
         require_fields(self._trees, self._parser(args[0]).groups or ())
         self.config = parser.parse_args(args)
 
@@ -157,12 +157,12 @@ class GRPOCLI(LightningCLI):
 
     @property
     def _given(self) -> Any:
-        """What files and options say, with the defaults."""
+        """The settings of files and options, with defaults."""
         return self.config[str(self.subcommand)]
 
     @property
     def _built(self) -> Any:
-        """The same with objects in the place of their settings."""
+        """The objects built from `_given`."""
         return self.config_init[str(self.subcommand)]
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
@@ -191,7 +191,7 @@ class GRPOCLI(LightningCLI):
         return built
 
     def _open_run(self) -> list[Any]:
-        """Claims the run's folder, writes the resolved configuration, and says what is kept there."""
+        """Claims the run's folder, writes the resolved configuration; returns the callbacks that write there."""
         built, given = self._built, self._given
         if built.checkpoint.keep_best:
             check_monitor(built.checkpoint.monitor, self.model, self.datamodule)
@@ -221,8 +221,8 @@ class GRPOCLI(LightningCLI):
         return str((Path(configs[0]).stem if configs else "run") if self._given.name is None else self._given.name)
 
     def _resolve_characters(self) -> None:
-        """``from_data`` becomes the characters of the run that is resumed, or of the data, for good: the resolved
-        configuration names them, and with it every export and server."""
+        """Replaces ``from_data`` by the characters of the run that is resumed, or else of the data. They stand in the
+        resolved configuration, so that every later resume, export and server has the same ones."""
         policy = self.model.policy_config
         if policy.characters != FROM_DATA:
             return
@@ -236,7 +236,7 @@ class GRPOCLI(LightningCLI):
         self._given.model.policy.characters = resolved.characters
 
     def _earlier_run(self) -> RunFolder | None:
-        """The run whose checkpoint is resumed or measured, if it is known where that lies."""
+        """The run whose checkpoint is resumed or measured; None for a new run."""
         if self._given.ckpt_path:
             return RunFolder(Path(self._given.ckpt_path).absolute().parent.parent)
         if self._given.resume:

@@ -26,12 +26,12 @@ class Parser(ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _set_up_jsonargparse()
-        super().__init__(*args, allow_abbrev=False, **kwargs)  # an abbreviation is a typo that happens to work
+        super().__init__(*args, allow_abbrev=False, **kwargs)  # an abbreviation is mostly a typo
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
-        """Docstrings are written for documentation pages: their roles and Python's own marks go."""
+        """Removes marks of documentation pages (roles, double backquotes) and of Python (``<class …>``)."""
         for group in self._action_groups:
-            group.title = (group.title or "").split(". ")[0]  # jsonargparse takes the first line, cut where it may be
+            group.title = (group.title or "").split(". ")[0]  # the first line, which may end in mid-sentence
         text = super().format_help(*args, **kwargs).replace("``", "`")
         return re.sub(r"<class '([\w.]+)'>", r"\1", re.sub(r":[a-z]+:`~?([^`]*)`", r"`\1`", text))
 
@@ -61,7 +61,7 @@ def option_names(parser: ArgumentParser) -> Iterator[str]:
 
 
 def _set_up_jsonargparse() -> None:
-    """What every parser of ours needs and no parser can be given alone; the second time nothing changes."""
+    """Makes the process-wide settings that every parser of ours needs; may be called again."""
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     set_loader("yaml", _load_argument, exceptions=(YAMLError,))
     _typehints.discard_init_args_on_class_path_change = _forget_another_class
@@ -72,7 +72,7 @@ _keep_what_fits = _typehints.discard_init_args_on_class_path_change
 
 
 def _load_argument(text: str) -> Any:
-    """YAML as jsonargparse reads it, but for ``--data.source.answer_pattern '####(.+)'``, which is no comment."""
+    """YAML as jsonargparse reads it, except that ``####(.+)`` (an ``answer_pattern``) is text and no comment."""
     value = _load_yaml(text)
     return text if value is None and text.lstrip().startswith("#") else value
 
@@ -138,7 +138,7 @@ _NESTED = (
     r"^Unable to load config '.*' - (?P<rest>Parser key (?!.*Unable to load).*)",
     r"^- Expected a path but .* either not accessible or invalid - (?P<rest>.*)",
 )
-"""Reports around the report that matters."""
+"""Reports that wrap the one to show."""
 _UNION = r"^Does not validate against any of the Union subtypes .* ?Errors: - (?P<errors>.*) Given value type:"
 
 
@@ -224,7 +224,7 @@ _RULES: dict[str, str | Say] = {
     r"File does not exist: '?(?P<path>[^']+)'?$": "no such file: {path}",
     r"^the following arguments are required: (?P<names>.*)": _missing,
 }
-"""What a report looks like, and the line made of it; the first that fits."""
+"""Pattern of a report -> the line to print; the first that matches counts."""
 
 
 def _alternatives(types: str) -> str:

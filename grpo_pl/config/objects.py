@@ -42,7 +42,7 @@ _Quoting.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:
 
 
 class ConfigError(ValueError):
-    """Settings that do not amount to the object that is asked for; the message is one line for the user."""
+    """Settings that an object cannot be built from; the message is one line for the user."""
 
 
 def read(files: Sequence[Path | str], options: Sequence[str] = ()) -> Config:
@@ -154,7 +154,7 @@ class Config:
 
 
 def import_shipped_sources() -> None:
-    """Makes the bare name of a shipped source enough, such as ``SortingPrompts``; rewards need no such help."""
+    """Imports all shipped sources, so that a bare name such as ``SortingPrompts`` is found."""
     for module in SOURCES:
         import_module(f"grpo_pl.data.{module}")
 

@@ -86,9 +86,9 @@ _THEIRS = {
     "resume or ckpt_path": "resume_from_checkpoint",
     "--config configs/strategy/fsdp.yaml": "deepspeed fsdp",
 }
-"""Our field, or what stands for one -> the names that others have for it."""
+"""Our field, or what to use in its place -> its names in other libraries."""
 NAMES = {name: ours for ours, names in _THEIRS.items() for name in names.split()}
-"""Their name -> ours, or what stands for it."""
+"""Their name -> our field, or what to use in its place."""
 
 
 def our_name(name: str) -> str:

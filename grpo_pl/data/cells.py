@@ -1,4 +1,4 @@
-"""What sources of rows have in common: golds inside cells, equal questions, and the list of a filter."""
+"""Reading cells of rows: gold answers, conversations, equal questions, and the list that a filter wrote."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def is_conversation(cell: Any) -> bool:
 
 
 def conversation_in(cell: Any) -> Conversation:
-    """The messages in a cell; keys without a value are left out, for tables give every message the keys of all.
+    """The messages in a cell; keys without a value are left out, because a table gives every message all keys.
 
     Raises:
         ValueError: no list of messages, a role or content that cannot be asked with, or turns in a wrong order.
@@ -102,5 +102,5 @@ def conversation_text(messages: Conversation) -> str:
 
 
 def normal_question(question: str) -> str:
-    """A question without what makes no difference: white space and capitals."""
+    """A question in lower case, with single spaces: equal for questions that differ in nothing else."""
     return " ".join(question.split()).casefold()

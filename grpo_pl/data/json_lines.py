@@ -1,4 +1,4 @@
-"""``JsonLinesPrompts``: a JSON Lines file of any size, read line by line from disk when a line's turn comes."""
+"""``JsonLinesPrompts``: a JSON Lines file of any size, of which each line is read from disk when a step needs it."""
 
 from __future__ import annotations
 

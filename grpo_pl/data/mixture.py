@@ -56,7 +56,7 @@ class MixturePrompts(PromptSource):
             for name, share in self.shares(count).items()
             for prompt in self.parts[name].prompts(step, attempt, count=share)
         ]
-        random.Random(row_key(self.seed, "mixture", step, attempt)).shuffle(chosen)  # so that ranks get like mixes
+        random.Random(row_key(self.seed, "mixture", step, attempt)).shuffle(chosen)  # so that ranks get similar mixes
         return chosen
 
     def validation(self, count: int | None = None) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""Do training and held-out problems overlap? Exact repeats are refused, shared n-grams are reported."""
+"""Overlap of training and held-out problems: exact repeats are refused, shared n-grams are reported."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ class RowReader(ABC):
     """The rows of one file or split; none of them stays in memory."""
 
     name: str
-    """What people know it by."""
+    """Name of the file or split in messages."""
     unit: str
-    """What they call one of its rows."""
+    """Name of one of its rows in messages: row, line …"""
 
     @abstractmethod
     def scan(self) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
@@ -61,9 +61,9 @@ class RowPrompts(PromptSource):
     """
 
     path: str
-    """Where the rows are."""
+    """File or data set with the rows."""
     val_path: str | None = None
-    """Where further ones are, to validate on."""
+    """A further file or data set with rows to validate on."""
     val_share: float = 0.05
     """Share of the rows that is held out where nothing else is said about validation."""
     question: str = "question"
@@ -81,7 +81,7 @@ class RowPrompts(PromptSource):
     """Names the order of the rows, and which are held out."""
 
     notes: list[str] = field(init=False, default_factory=list, repr=False, compare=False)
-    """What was left out while loading, for people to read."""
+    """What was left out while loading, as lines to print."""
     _rows: dict[Side, Rows] | None = field(init=False, default=None, repr=False, compare=False)
     _digests: dict[str, str] = field(init=False, default_factory=dict, repr=False, compare=False)
 

@@ -144,7 +144,7 @@ def _read_file(file: Path, text: Sequence[str]) -> Dataset:
 
 
 def check_utf8(file: Path) -> None:
-    """Looks through a file of text for bytes that are none, which readers complain about without saying where.
+    """Finds the line of a text file that is not UTF-8, which readers do not name.
 
     Raises:
         ValueError: the first line that is not UTF-8, by its number.
@@ -161,7 +161,7 @@ def check_utf8(file: Path) -> None:
 
 @contextmanager
 def _without_chatter() -> Iterator[None]:
-    """Reading a file takes a moment and its errors are told in one line; downloads keep their bars."""
+    """Silences the progress bars and messages of ``datasets`` while it reads local files."""
     import datasets
 
     level = datasets.logging.get_verbosity()

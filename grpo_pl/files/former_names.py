@@ -54,7 +54,7 @@ def current_name(path: str) -> str:
 
 
 class _FormerModules(MetaPathFinder, Loader):
-    """Answers the import of a former name with the module itself, and says so once."""
+    """Answers the import of a former name with the module of today, with one line of warning."""
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         return spec_from_loader(fullname, self) if fullname in FORMER else None

@@ -15,7 +15,7 @@ if sys.platform != "win32":
     import fcntl
 
 LOCK = ".lock"
-"""In a run's folder while a process writes there: who it is."""
+"""File in a run's folder while a process writes there; it names the process."""
 
 
 class FolderLock:
@@ -65,7 +65,7 @@ class FolderLock:
         return ""
 
     def release(self) -> None:
-        """Lets go of it, if it is held."""
+        """Frees the lock, if it is held."""
         if self._file is not None:
             self.path.unlink(missing_ok=True)
             self._forget()

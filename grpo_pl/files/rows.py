@@ -52,7 +52,7 @@ def read_lines(file: Path, *, may_be_cut_short: bool = False) -> Generator[Line]
 
 
 def line_name(file: Path | str, number: int) -> str:
-    """What messages call a line."""
+    """How messages name a line."""
     return f"line {number} of {str(file)!r}"
 
 
@@ -171,8 +171,8 @@ def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def resume_rows(path: Path) -> list[Row]:
-    """The rows that an interrupted `append_rows` left, none where there is no file. A line that was cut short goes, so
-    that the next one stands on a line of its own.
+    """The rows that an interrupted `append_rows` left, none where there is no file. Removes a
+    last line that was cut short, so that the next row starts on a line of its own.
 
     Raises:
         ValueError: see `read_lines`.

@@ -68,13 +68,13 @@ def check_name(name: str) -> None:
 class OpenRun:
     """A run folder and, where an earlier process left one, the checkpoint to go on from.
 
-    At the end of a ``with`` block others may write there; after an error a folder without any result goes.
+    The end of a ``with`` block frees the lock, and after an error removes a folder without any result.
     """
 
     folder: RunFolder
     checkpoint: Path | None = None
     note: str = ""
-    """For people, once nothing speaks against the run any more."""
+    """To print once the run can start."""
     lock: FolderLock | None = None
     """Held by the one process that writes there."""
 
@@ -131,7 +131,7 @@ def resume_run(root: Path, name: str, config: str | None, *, first: bool) -> Ope
 
 
 def keep_config(folder: RunFolder, config: str) -> None:
-    """Writes the resolved configuration of a run that goes on; one that differs stays beside it under another name."""
+    """Writes the resolved configuration of a resumed run; an earlier one that differs is kept under another name."""
     before = _config_so_far(folder)
     if config_changes(before, yaml.safe_load(config)):
         if before:

@@ -61,7 +61,7 @@ def write_sharded(folder: Path, tensors: dict[str, Any], meta: dict[str, Any]) -
 
 
 def by_first_process(act: Callable[[], Any]) -> None:
-    """Lets the first process write what the others do not; every process calls it.
+    """Calls ``act`` in the first process only; every process calls this function and waits for it.
 
     Raises:
         OSError: it could not; on every process.
@@ -119,7 +119,7 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 class _PatientFileSystem(FileSystem):
-    """Torch's own loses why a tensor could not be written."""
+    """Torch's file system, but an error of writing keeps its reason."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:  # type: ignore[override]

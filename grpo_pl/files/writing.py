@@ -1,4 +1,4 @@
-"""Writing files that a full disk may meet: whole or not at all, with one kind of error, and without ending a run."""
+"""Writing files on a disk that may be full: whole or not at all, with one kind of error, and without ending a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _failing: set[Path] = set()
-"""Files that could not be written when it was tried last."""
+"""Files whose last write failed."""
 
 
 @contextmanager

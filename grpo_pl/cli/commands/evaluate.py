@@ -124,7 +124,7 @@ def read_problems(file: Path, limit: int | None = None) -> list[EvalProblem]:
 
 
 def _gather(answers: Iterable[tuple[int, dict[str, Any]]], count: int) -> list[dict[str, Any]]:
-    """The answers in the order of the problems; they come as they are ready."""
+    """The answers in the order of the problems, from answers in any order."""
     results: dict[int, dict[str, Any]] = {}
     verdicts: list[bool] = []
     with progress_bar("evaluate", count) as advance:

@@ -1,4 +1,4 @@
-"""``grpo-pl filter``: keeps the training problems that a policy solves now and then, with the rates it measured."""
+"""``grpo-pl filter``: keeps the training problems that a policy solves in some of its tries, with measured rates."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def filter(
     """Answers every training problem a few times and keeps those whose share of right answers lies in a range.
 
     A problem that is always or never solved teaches nothing. The kept ones are written as JSONL with the columns
-    question, answer and pass_rate, for TablePrompts or JsonLinesPrompts. What was measured is written down at once
-    beside the output; the same command continues after an interruption.
+    question, answer and pass_rate, for TablePrompts or JsonLinesPrompts. Measured rates are written at
+    once to a file beside the output; after an interruption the same command continues from it.
 
     Args:
         config: configuration with the problems (data.source) and, unless --model is given, the policy (model).
@@ -127,13 +127,13 @@ def read_range(text: str) -> tuple[float, float]:
 
 
 class _Notes:
-    """The rates measured so far, a line each, flushed at once; they count for one policy and way of measuring only."""
+    """A file of the rates measured so far, one line each; valid for one policy and one way of measuring."""
 
     def __init__(self, output: Path, measured_with: Sequence[Any]) -> None:
         self.path = output.with_name(f"{output.name}.measured")
         self.rates: dict[int, float | None] = {}
         self.unjudged = 0
-        """Completions that could not be judged: they count in no rate."""
+        """Completions that could not be judged; no rate includes them."""
         header = {"measured_with": list(measured_with)}
         before = resume_rows(self.path)
         if before and before[0] != header:
@@ -182,7 +182,7 @@ def _measure(
 
 
 def _load(given: Config, model: str | None, data: RolloutDataModule, device: str, *, trust_rewards: bool) -> Answerer:
-    """What answers: an exported policy or one of a run, else the one that ``fit`` would start from."""
+    """The policy to measure with: an exported one or one of a run, else the one that ``fit`` would start from."""
     from grpo_pl.policy.loading import choose_device
     from grpo_pl.policy.trained import find_model
 

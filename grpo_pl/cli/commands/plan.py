@@ -1,4 +1,4 @@
-"""``grpo-pl plan``: whether a configuration fits into memory, before it is tried."""
+"""``grpo-pl plan``: whether a configuration fits into memory, without loading a model."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def plan(
     parts = resolved_settings(files)
     shape, work = shape_of(meta_model(parts)), workload(parts, gpus=gpus, prompt_tokens=prompt_tokens)
     usable = USABLE * gpu_memory * GIB
-    if parts.model.max_tokens_per_microbatch is None:  # a run would look for one that fits
+    if parts.model.max_tokens_per_microbatch is None:  # a run finds the largest that fits by itself
         work = replace(work, micro_batch_tokens=min(MOST_TOKENS, token_budget(shape, work, usable) or work.longest))
     memory = memory_plan(shape, work)
     console = Console()

@@ -1,4 +1,4 @@
-"""``grpo-pl score``: scores given completions without a model, as a table and as JSONL; a test harness for rewards."""
+"""``grpo-pl score``: scores given completions without a model, as a table and as JSONL; tests rewards."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _message_text(value: Any) -> str | None:
 def _describe(
     batch: Sequence[dict[str, Any]], scored: ScoredBatch, summary: ScoreSummary, first: int, answer_column: str
 ) -> Iterator[dict[str, Any]]:
-    """The rows to write, counted on the way."""
+    """The rows to write; counts each in the summary."""
     for offset, (row, total, judged) in enumerate(zip(batch, scored.totals(), scored.judged(), strict=True)):
         scores = scored.described(offset)
         summary.count(scores, total, judged.correct)

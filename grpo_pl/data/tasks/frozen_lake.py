@@ -1,4 +1,4 @@
-"""Maps for Gymnasium's FrozenLake made up on the spot, with demonstrations that stroll and some that know the way."""
+"""Maps for Gymnasium's FrozenLake made up on the spot, with demonstrations: random walks and some shortest ways."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class FrozenLakePrompts(GeneratedPrompts):
     holes: float = 0.2
     """Chance of each field, but the first and the last, to be a hole."""
     good_share: float = 0.3
-    """Share of demonstrations that go a shortest way; the others stroll, and mostly fall into a hole."""
+    """Share of demonstrations that go a shortest way; the others walk at random, and mostly fall into a hole."""
     longest_stroll: int = 10
-    """Moves after which a demonstration that strolls gives up."""
+    """Most moves of a demonstration that walks at random."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.size <= 7:  # the number of a map has to fit into 64 bits

@@ -1,4 +1,4 @@
-"""Sums of several large numbers, made up on the spot: too much for the head of a tiny policy, nothing for a tool."""
+"""Sums of several large numbers, made up on the spot: too hard for a tiny policy alone, easy with a tool."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SumPrompts(GeneratedPrompts):
         return Problem(id=identity, question="+".join(map(str, numbers)) + "=", answer=str(sum(numbers)))
 
     def identity(self, problem: Problem) -> tuple[str, ...]:
-        """All orders of the terms are held out or none, for who knows one has seen the others."""
+        """The sorted terms: a sum and its reorderings have one answer, so they are held out together."""
         return tuple(sorted(problem.question.rstrip("=").split("+")))
 
     def how_to_get_more(self) -> str:
