@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from grpo_pl.data.sources import PromptSource
+from grpo_pl.environments.base import Player
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 
@@ -68,7 +69,7 @@ class CurriculumPrompts(PromptSource):
     def demonstration(self, prompt: Problem, rng: random.Random) -> str | None:
         return self.source.demonstration(prompt, rng)
 
-    def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> Sequence[str] | None:
+    def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> Sequence[str] | Player | None:
         return self.source.demonstrated_actions(prompt, rng)
 
     def problems(self, split: Literal["train", "val"]) -> Sequence[Problem] | None:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_pl.environments.base import Observation, text_of
 from grpo_pl.files.rows import Row, line_name, read_lines
 from grpo_pl.functional.sampling import row_key
+from grpo_pl.types import Conversation
 
 
 @dataclass(frozen=True)
 class Demonstration:
     """A question as it stands in a data set, before any template, and a whole completion, prefill included."""
 
-    question: str
+    question: str | Conversation
     completion: str
+    further: Sequence[tuple[Observation, str]] = ()
+    """Of an episode: each later observation, and the action that followed it."""
+
+    @property
+    def text(self) -> str:
+        """All that follows the question."""
+        return self.completion + "".join(f"{text_of(observation)}{action}" for observation, action in self.further)
 
 
 def read_demonstrations(path: str | Path) -> list[Demonstration]:

@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Literal
 
 from grpo_pl.data.sources import Problems, PromptSource
+from grpo_pl.environments.base import Player
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 
@@ -88,7 +89,7 @@ class MixturePrompts(PromptSource):
     def demonstration(self, prompt: Problem, rng: random.Random) -> str | None:
         return self.parts[prompt.source].demonstration(replace(prompt, id=prompt.columns[PART_ID]), rng)
 
-    def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> Sequence[str] | None:
+    def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> Sequence[str] | Player | None:
         return self.parts[prompt.source].demonstrated_actions(replace(prompt, id=prompt.columns[PART_ID]), rng)
 
     def problems(self, split: Literal["train", "val"]) -> Sequence[Problem] | None:

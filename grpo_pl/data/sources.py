@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, overload
 
+from grpo_pl.environments.base import Player
 from grpo_pl.types import Problem
 
 
@@ -46,9 +47,10 @@ class PromptSource(ABC):
         """A worked completion for the cold start, or None if this source knows none. Never part of a ``Problem``."""
         return None
 
-    def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> Sequence[str] | None:
-        """The actions of a worked episode for the cold start, to be played in the environment of the run; by default
-        the demonstration is the only one. None if this source knows none."""
+    def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> Sequence[str] | Player | None:
+        """The actions of a worked episode for the cold start, to be played in the environment of the run, or a function
+        that chooses them by what happens; by default the demonstration is the only one. None if this source knows
+        none."""
         text = self.demonstration(prompt, rng)
         return None if text is None else [text]
 

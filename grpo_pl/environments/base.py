@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from grpo_pl.functional.exact_sums import weighted_sum
-from grpo_pl.rewards.function import load_function
+from grpo_pl.rewards.function import load_function, reference_of
 
 Conversation = Sequence[Mapping[str, Any]]
 """Chat messages: ``role`` and ``content``, a text; what else they hold is for the chat template."""
@@ -28,6 +28,8 @@ Status = Literal[
     "unavailable",  # a server could not be reached, or a process not be started
 ]
 Blame = Literal["environment", "policy"]
+Player = Callable[[Sequence["Transition"]], str | None]
+"""The next action after all that has happened, the reset first; None where it gives up."""
 
 
 class EnvironmentMistake(ValueError):
@@ -98,6 +100,14 @@ class Environment(ABC):
         """A new environment with the same settings, for one episode."""
         return dataclasses.replace(self)
 
+    def spec(self) -> dict[str, Any]:
+        """``class_path`` and ``init_args``, as a configuration file holds them; functions by their names.
+
+        Raises:
+            ValueError: a function that has no name another process could import.
+        """
+        return described(self)
+
     def finish(self) -> float:
         """The reward that is still due when a limit of the pipeline, on turns or tokens, ends the episode here."""
         return 0.0
@@ -157,6 +167,18 @@ def attempted(call: Callable[..., Any], arguments: Mapping[str, Any], *, where: 
     except (Exception, SystemExit) as error:  # somebody else's code may raise anything; it must not end a run
         detail = f"{where} raised {type(error).__name__}: {error}"
         return failed("raised", detail, blame=blame if where == "step" else "environment")
+
+
+def described(value: Any) -> Any:
+    """Settings as plain values: objects as ``class_path`` and ``init_args``, functions as what `resolved` takes."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        settings = {f.name: described(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": settings}
+    if isinstance(value, Mapping):
+        return {key: described(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [described(inner) for inner in value]
+    return reference_of(value) if callable(value) else value
 
 
 def resolved(function: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -269,20 +291,24 @@ def episode_value(transitions: Iterable[Transition]) -> float | None:
 
 
 def play(
-    environment: Environment, actions: Iterable[str], *, seed: int = 0, row: Mapping[str, Any] | None = None
+    environment: Environment, actions: Iterable[str] | Player, *, seed: int = 0, row: Mapping[str, Any] | None = None
 ) -> list[Transition]:
     """Plays actions in this process until they or the episode end: the reset's transition, then one an action.
 
     For demonstrations and for trying an environment out: nothing is limited, and errors reach the caller.
 
+    Args:
+        actions: one after the other, or a function that chooses the next.
+
     Raises:
         EnvironmentMistake: the environment returned what is none of an environment's values.
     """
-    episode = environment.fresh()
+    episode, listed = environment.fresh(), None if callable(actions) else iter(actions)
     try:
         turns = [read_reset(episode.reset(seed=seed, row=row or {}))]
-        for action in actions:
-            if turns[-1].done:
+        while not turns[-1].done:
+            action = next(listed, None) if listed is not None else actions(turns)  # type: ignore[operator]
+            if action is None:
                 break
             turns.append(read_step(episode.step(action)))
     finally:

@@ -70,7 +70,7 @@ def reference_of(function: str | Callable[..., Any]) -> str:
     if module not in (None, "__main__") and getattr(sys.modules.get(module), name, None) is function:
         return f"{module}:{name}"
     raise ValueError(
-        f"function {_shown(function)} cannot be found by name in another process, so nothing can rebuild this reward: "
+        f"function {_shown(function)} cannot be found by name in another process, so nothing can be rebuilt with it: "
         "put it at the top of a module or a file and give 'package.module:function' or 'file.py:function'."
     )
 

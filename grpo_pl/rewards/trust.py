@@ -23,10 +23,13 @@ REWARDS: Mapping[str, Sequence[str]] = {
 SOURCES: Mapping[str, Sequence[str]] = {
     "tasks.arithmetic": ["ArithmeticPrompts"],
     "curriculum": ["CurriculumPrompts"],
+    "tasks.frozen_lake": ["FrozenLakePrompts"],
+    "tasks.guess_number": ["GuessNumberPrompts"],
     "json_lines": ["JsonLinesPrompts"],
     "mixture": ["MixturePrompts"],
     "tasks.reasoning_gym": ["ReasoningGymPrompts"],
     "tasks.sorting": ["SortingPrompts"],
+    "tasks.sums": ["SumPrompts"],
     "tables": ["TablePrompts"],
 }
 """Sources by module; they read data and import nothing by name."""

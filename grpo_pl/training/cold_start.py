@@ -7,18 +7,21 @@ import json
 import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from grpo_pl.data.demonstrations import Demonstration, draw_demonstrations, read_demonstrations
+from grpo_pl.environments.base import Environment, Player, PolicyFault, Transition, play
 from grpo_pl.files.writing import staged_folder, system_errors
 from grpo_pl.functional.sampling import row_key
+from grpo_pl.policy.dialogue import Dialogue, PlainTurns, opening
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.template import PromptTemplate
@@ -26,6 +29,7 @@ from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown
 from grpo_pl.rollout.engine import pad_left
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.progress import progress_bar
+from grpo_pl.types import Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,8 +42,15 @@ RECIPE = 1
 MADE_UP = 500
 """Prompts or demonstrations that are looked at before a run where there is no list of them."""
 
-Example = tuple[list[int], list[int]]
-"""Prompt tokens and completion tokens, EOS included."""
+
+class Example(NamedTuple):
+    """A demonstration as tokens."""
+
+    prompt: list[int]
+    completion: list[int]
+    """What follows: the completion with its EOS; of an episode all actions, and the observations between them."""
+    written: list[bool]
+    """Which of these the policy is to write."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +67,16 @@ class ColdStart:
     """Names the demonstrations."""
     demonstrations: str | None = None
     """JSON Lines file of demonstrations (``prompt`` and ``completion``, or chat ``messages``), such as
-    ``grpo-pl predict --keep-correct`` writes; null asks the prompt source for its own."""
+    ``grpo-pl predict --keep-correct`` writes; null asks the prompt source for its own, which in a run with an
+    environment are played there."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch_size < 1:
             raise ValueError(f"cold_start needs steps and batch_size >= 1, got {self.steps} and {self.batch_size}.")
 
-    def folder(self, policy: PolicyConfig, template: PromptTemplate, source: PromptSource) -> Path:
+    def folder(
+        self, policy: PolicyConfig, template: PromptTemplate, source: PromptSource, stage: Stage | None = None
+    ) -> Path:
         """Where the result lives: named by a hash of everything it depends on, under ``$GRPO_PL_CACHE``."""
         policy = replace(policy, lora=None)  # a cold start trains all weights
         recipe = {
@@ -71,30 +85,41 @@ class ColdStart:
             "policy": {**asdict(policy), "folder": _folder_state(policy.path)},
             "template": template.to_dict(),
             "source": [f"{type(source).__module__}.{type(source).__qualname__}", source.init_args()],
+            **({} if stage is None else {"environment": stage.environment.spec(), "plain": asdict(stage.plain)}),
         }
         digest = hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:16]
         return cache_root() / "cold_start" / digest
 
     def ensure(
-        self, policy: PolicyConfig, template: PromptTemplate, source: PromptSource, *, device: torch.device
+        self,
+        policy: PolicyConfig,
+        template: PromptTemplate,
+        source: PromptSource,
+        stage: Stage | None = None,
+        *,
+        device: torch.device,
     ) -> Path:
         """The folder of the cold-started model, trained now if it is not cached. The write is atomic.
 
+        Args:
+            stage: where the source's demonstrations are played; None takes each as a completion.
+
         Raises:
-            ValueError: the source has no demonstrations.
+            ValueError: the source has no demonstrations, or one that the environment refuses.
         """
-        folder = self.folder(policy, template, source)
+        folder = self.folder(policy, template, source, stage)
         if folder.is_dir():
             return folder
         tokenizer = load_tokenizer(policy)
         model = load_model(replace(policy, lora=None), tokenizer).to(device)
-        train_on_demonstrations(
-            model,
-            self._batches(template, source, tokenizer),
-            steps=self.steps,
-            lr=self.lr,
-            pad_token_id=int(tokenizer.pad_token_id),
-        )
+        with nullcontext() if stage is None else stage.open():
+            train_on_demonstrations(
+                model,
+                self._batches(template, source, tokenizer, stage),
+                steps=self.steps,
+                lr=self.lr,
+                pad_token_id=int(tokenizer.pad_token_id),
+            )
         with staged_folder(folder, replace=False) as staging, system_errors():  # another process may be first
             model.save_pretrained(staging)
             tokenizer.save_pretrained(staging)
@@ -103,16 +128,18 @@ class ColdStart:
     def asked(self, source: PromptSource, count: int) -> Iterator[str]:
         """The questions of all demonstrations of the file, or of about the first ``count`` of the source's own."""
         if self.demonstrations is not None:
-            yield from (each.question for each in read_demonstrations(self.demonstrations))
+            yield from (str(each.question) for each in read_demonstrations(self.demonstrations))
             return
         for step in range(min(self.steps, -(-count // self.batch_size))):
             yield from (prompt.question for prompt in source.prompts(-1 - step, count=self.batch_size))
 
-    def made(self, source: PromptSource) -> Iterator[list[Demonstration]]:
+    def made(self, source: PromptSource, stage: Stage | None = None) -> Iterator[list[Demonstration]]:
         """The source's own demonstrations, one step after the other."""
-        return map(partial(self._from_source, source), range(self.steps))
+        return map(partial(self._from_source, source, stage), range(self.steps))
 
-    def _batches(self, template: PromptTemplate, source: PromptSource, tokenizer: Any) -> Iterator[list[Example]]:
+    def _batches(
+        self, template: PromptTemplate, source: PromptSource, tokenizer: Any, stage: Stage | None
+    ) -> Iterator[list[Example]]:
         known, tags = known_characters(tokenizer), tokenizer.get_added_vocab()
         if self.demonstrations is not None:
             shown = read_demonstrations(self.demonstrations)
@@ -120,34 +147,87 @@ class ColdStart:
             draw = partial(draw_demonstrations, shown, count=self.batch_size, seed=self.seed)
             batches: Iterator[list[Demonstration]] = (draw(step=step) for step in range(self.steps))
         else:
-            made = self.made(source)
+            made = self.made(source, stage)
             first = list(islice(made, -(-MADE_UP // self.batch_size)))
             _check_characters(list(chain.from_iterable(first)), known, tags)  # before the training
             batches = chain(first, (_check_characters(batch, known, tags) for batch in made))
+        dialogue = Dialogue(template=template, tokenizer=tokenizer)
+        if stage is not None:
+            dialogue = replace(dialogue, tools=stage.environment.tool_schemas, plain=stage.plain)
         for batch in batches:
-            yield [_example(demonstration, template, tokenizer) for demonstration in batch]
+            yield [_example(demonstration, dialogue) for demonstration in batch]
 
-    def _from_source(self, source: PromptSource, step: int) -> list[Demonstration]:
+    def _from_source(self, source: PromptSource, stage: Stage | None, step: int) -> list[Demonstration]:
         rng = random.Random(row_key(self.seed, "cold_start", step))
         shown = []
         for prompt in source.prompts(-1 - step, count=self.batch_size):  # steps below 0 are never rolled out
-            text = source.demonstration(prompt, rng)
-            if text is None:
+            if stage is None:
+                text = source.demonstration(prompt, rng)
+                found = None if text is None else Demonstration(prompt.question, text)
+            else:
+                seed = row_key(self.seed, "cold_start", step, prompt.id)
+                actions = source.demonstrated_actions(prompt, rng)
+                found = None if actions is None else stage.demonstration(prompt, actions, seed=seed)
+            if found is None:
+                override = "demonstration()" if stage is None else "demonstrated_actions()"
                 raise ValueError(
                     f"{type(source).__name__} has no demonstrations: remove model.cold_start, name a file as its "
-                    "`demonstrations`, or override demonstration()."
+                    f"`demonstrations`, or override {override}."
                 )
-            shown.append(Demonstration(prompt.question, text))
+            shown.append(found)
         return shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Where a source's demonstrations are played."""
+
+    environment: Environment
+    plain: PlainTurns = PlainTurns()  # noqa: RUF009 - frozen
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """The environment, prepared."""
+        self.environment.prepare()
+        try:
+            yield
+        finally:
+            self.environment.shutdown()
+
+    def demonstration(self, prompt: Problem, actions: Sequence[str] | Player, *, seed: int) -> Demonstration:
+        """Plays an episode.
+
+        Raises:
+            ValueError: there is no action, or the environment refuses one.
+        """
+        said: list[str] = []
+
+        def next_action(turns: Sequence[Transition]) -> str | None:
+            listed = () if callable(actions) else actions[len(said) : len(said) + 1]
+            action = actions(turns) if callable(actions) else next(iter(listed), None)
+            said.extend([] if action is None else [action])
+            return action
+
+        row = {"question": prompt.question, "answer": prompt.answer, **prompt.columns}
+        try:
+            turns = play(self.environment, next_action, seed=seed, row=row)
+        except PolicyFault as fault:
+            raise ValueError(
+                f"the demonstration of prompt {prompt.id} breaks a rule of the environment: {fault}"
+            ) from fault
+        if not said:
+            raise ValueError(f"the demonstration of prompt {prompt.id} has no action.")
+        seen = [turn.observation for turn in turns]
+        return Demonstration(opening(prompt.asked, seen[0]), said[0], tuple(zip(seen[1:], said[1:], strict=False)))
 
 
 def _check_characters(
     shown: list[Demonstration], known: frozenset[str] | None, tags: Iterable[str]
 ) -> list[Demonstration]:
-    """The same, unless completions have characters that a vocabulary of single characters would drop."""
+    """The same, unless they have characters that a vocabulary of single characters would drop."""
     if known is None:
         return shown
-    lacking = [lacking_characters(each.completion, known, tags) for each in shown]
+    lacking = [lacking_characters(f"{each.question}{each.text}", known, tags) for each in shown]
     characters = sorted(set().union(*lacking))
     if characters:
         raise ValueError(
@@ -157,12 +237,26 @@ def _check_characters(
     return shown
 
 
-def _example(demonstration: Demonstration, template: PromptTemplate, tokenizer: Any) -> Example:
-    text = demonstration.completion
-    if not text.startswith(template.prefill):
-        raise ValueError(f"a demonstration does not begin with the template's prefill {template.prefill!r}.")
-    completion = tokenizer(text[len(template.prefill) :], add_special_tokens=False).input_ids
-    return template.encode(demonstration.question, tokenizer), [*completion, tokenizer.eos_token_id]
+def _example(demonstration: Demonstration, dialogue: Dialogue) -> Example:
+    """The tokens that a rollout of these actions would have."""
+    prompt = dialogue.prompt_ids(demonstration.question)
+    tokens = _action_ids(demonstration.completion, dialogue)
+    written = [True] * len(tokens)
+    for observation, action in demonstration.further:
+        for ids, own in (
+            (dialogue.observation_ids(observation, tokens[-1]), False),
+            (_action_ids(action, dialogue), True),
+        ):
+            tokens += ids
+            written += [own] * len(ids)
+    return Example(prompt, tokens, written)
+
+
+def _action_ids(text: str, dialogue: Dialogue) -> list[int]:
+    prefill, tokenizer = dialogue.template.prefill, dialogue.tokenizer
+    if not text.startswith(prefill):
+        raise ValueError(f"a demonstration does not begin with the template's prefill {prefill!r}.")
+    return [*tokenizer(text[len(prefill) :], add_special_tokens=False).input_ids, int(tokenizer.eos_token_id)]
 
 
 def train_on_demonstrations(
@@ -185,11 +279,13 @@ def train_on_demonstrations(
 
 
 def demonstration_loss(model: PreTrainedModel, batch: Sequence[Example], *, pad_token_id: int) -> Tensor:
-    """−Σ log π(token) / number of completion tokens over the batch, a scalar."""
+    """−Σ log π(token) / number of tokens, over the tokens of the batch that the policy is to write; a scalar."""
     device = model.device
-    prompt_ids, prompt_mask = pad_left([prompt for prompt, _ in batch], pad_token_id)  # (B, S)
-    flipped_ids, flipped_mask = pad_left([completion[::-1] for _, completion in batch], pad_token_id)
+    prompt_ids, prompt_mask = pad_left([each.prompt for each in batch], pad_token_id)  # (B, S)
+    flipped_ids, flipped_mask = pad_left([each.completion[::-1] for each in batch], pad_token_id)
     completion_ids, completion_mask = flipped_ids.flip(1).to(device), flipped_mask.flip(1).to(device)  # (B, T)
+    flipped_written, _ = pad_left([[int(own) for own in each.written[::-1]] for each in batch], 0)
+    written = flipped_written.flip(1).bool().to(device)  # (B, T)
     logprobs, _ = completion_logprobs(
         model,
         prompt_ids=prompt_ids.to(device),
@@ -198,7 +294,7 @@ def demonstration_loss(model: PreTrainedModel, batch: Sequence[Example], *, pad_
         completion_mask=completion_mask,
         temperature=1.0,
     )
-    return -(logprobs * completion_mask).sum() / completion_mask.sum()
+    return -(logprobs * written).sum() / written.sum()
 
 
 def _content_hash(file: str | None) -> str | None:

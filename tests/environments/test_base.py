@@ -1,12 +1,16 @@
 """What environments return is read with care: every other type is one clear line."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from user_environments import Countdown, Wayward
 
+from grpo_pl.config.objects import build
 from grpo_pl.environments.base import (
+    Environment,
     EnvironmentMistake,
     Transition,
     attempted,
@@ -16,6 +20,9 @@ from grpo_pl.environments.base import (
     read_step,
     state_name,
 )
+from grpo_pl.environments.calculator import calc
+from grpo_pl.environments.tool_calls import TagCalls
+from grpo_pl.environments.tools import ToolEnvironment
 
 
 def test_a_step_is_read_as_gymnasium_has_it() -> None:
@@ -99,6 +106,28 @@ def test_an_episode_is_worth_its_rewards_unless_its_environment_failed() -> None
 def test_playing_ends_with_the_episode_and_leaves_the_pattern_alone() -> None:
     pattern = Countdown(start=2)
     assert len(play(pattern, ["x", "-2", "-2", "-2"])) == 3 and pattern.left == 0
+
+
+def test_a_player_sees_all_that_has_happened_and_may_give_up() -> None:
+    seen: list[int] = []
+
+    def player(turns: Sequence[Transition]) -> str | None:
+        seen.append(len(turns))
+        return "1" if len(turns) < 3 else None
+
+    assert len(play(Countdown(), player, row={"start": 9})) == 3
+    assert seen == [1, 2, 3]
+
+
+def test_settings_are_told_as_a_configuration_holds_them() -> None:
+    environment = ToolEnvironment(tools=[calc], parser=TagCalls(result="{text}"), time_limit_s=2)
+    spec = environment.spec()
+    assert spec["class_path"] == "grpo_pl.environments.tools.ToolEnvironment"
+    assert spec["init_args"]["tools"] == ["grpo_pl.environments.calculator:calc"]
+    assert spec["init_args"]["parser"]["class_path"] == "grpo_pl.environments.tool_calls.TagCalls"
+    assert build(Environment, spec, "environment") == replace(environment, tools=spec["init_args"]["tools"])
+    with pytest.raises(ValueError, match="cannot be found by name in another process"):
+        replace(environment, tools=[lambda x: x]).spec()
 
 
 def test_a_failed_reset_is_never_the_policys_fault() -> None:

@@ -17,7 +17,7 @@ from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.training import cold_start
-from grpo_pl.training.cold_start import ColdStart, demonstration_loss
+from grpo_pl.training.cold_start import ColdStart, Example, demonstration_loss
 from grpo_pl.types import Problem
 
 POLICY = PolicyConfig(
@@ -99,10 +99,10 @@ def test_training_lowers_the_loss_of_new_demonstrations() -> None:
     folder = ColdStart(steps=40, batch_size=16, lr=1e-2).ensure(POLICY, TEMPLATE, source, device=CPU)
     tokenizer = load_tokenizer(POLICY)
     prompts = source.validation(5)
-    batch = [
-        (TEMPLATE.encode(p.question, tokenizer), tokenizer(source.demonstration(p, random.Random(0))).input_ids)
-        for p in prompts
-    ]
+    batch = []
+    for prompt in prompts:
+        ids = tokenizer(source.demonstration(prompt, random.Random(0))).input_ids
+        batch.append(Example(TEMPLATE.encode(prompt.question, tokenizer), ids, [True] * len(ids)))
     before, after = (
         float(demonstration_loss(load_model(POLICY, tokenizer, path), batch, pad_token_id=0).detach())
         for path in (None, str(folder))
@@ -271,11 +271,13 @@ def test_loss_is_the_mean_over_completion_tokens_of_the_batch(
     tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     rows = [("7+5=", "12"), ("1+1+1=", "3!")]
-    batch = [(tokenizer(q).input_ids, [*tokenizer(a).input_ids, tokenizer.eos_token_id]) for q, a in rows]
-    batch[1][1].extend(tokenizer("more").input_ids)  # of unequal length
+    batch = [Example(tokenizer(q).input_ids, [*tokenizer(a).input_ids, tokenizer.eos_token_id], []) for q, a in rows]
+    batch[1].completion.extend(tokenizer("more").input_ids)  # of unequal length
+    for each in batch:
+        each.written.extend([True] * len(each.completion))
     loss = demonstration_loss(tiny_policy, batch, pad_token_id=int(tokenizer.pad_token_id))
     nll, tokens = 0.0, 0
-    for prompt, completion in batch:
+    for prompt, completion, _ in batch:
         logits = tiny_policy(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
         nll -= logits.log_softmax(-1)[range(len(completion)), completion].sum().item()
         tokens += len(completion)

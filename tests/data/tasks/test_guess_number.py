@@ -1,0 +1,60 @@
+"""Demonstrated games of GuessTheNumber, played as TextArena plays them."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from grpo_pl.data.tasks.guess_number import GuessNumberPrompts
+from grpo_pl.environments import play
+from grpo_pl.environments.base import Transition
+from grpo_pl.environments.textarena_games import TextArenaEnvironment
+
+GAME = TextArenaEnvironment(
+    id="GuessTheNumber-v0", kwargs={"max_number": 15, "max_turns": 20}, observe="grpo_pl.environments.guess_number:show"
+)
+
+
+def _play(source: GuessNumberPrompts, count: int) -> list[list[Transition]]:
+    pytest.importorskip("textarena")
+    rng = random.Random(0)
+    return [play(GAME, source.demonstrated_actions(p, rng), seed=p.id) for p in source.prompts(0, count=count)]
+
+
+def _won_within(turns: int, games: Sequence[Sequence[Transition]]) -> float:
+    return sum(len(game) <= turns + 1 and game[-1].reward == 1.0 for game in games) / len(games)
+
+
+def test_every_demonstration_finds_the_number_in_the_end_and_breaks_no_rule() -> None:
+    for share in (0.0, 1.0):
+        games = _play(GuessNumberPrompts(heeding_share=share), 40)
+        assert all(game[-1].terminated and game[-1].reward == 1.0 for game in games)
+        assert not any(turn.invalid_action for game in games for turn in game)
+
+
+def test_heeding_wins_sooner_than_guessing_blindly() -> None:
+    heeding, blind = (_won_within(4, _play(GuessNumberPrompts(heeding_share=share), 150)) for share in (1.0, 0.0))
+    assert blind == pytest.approx(4 / 15, abs=0.12) and heeding > blind + 0.25
+
+
+def test_the_policy_reads_the_range_and_then_a_word_for_each_guess() -> None:
+    pytest.importorskip("textarena")
+    number = next(n for n in range(1, 16) if play(GAME, [f"[{n}]"], seed=5)[-1].reward == 1.0)
+    guesses = [f"[{n}]" for n in (number - 1, number + 1) if 1 <= n <= 15]
+    seen = [turn.observation for turn in play(GAME, guesses, seed=5)]
+    assert seen == ["1-15", "higher", "lower"]
+    broken = play(GAME, [guesses[0], guesses[0]], seed=5)
+    assert broken[-1].observation == "invalid" and broken[-1].invalid_action
+    assert play(GAME, ["what?"], seed=5)[-1].observation == "invalid"
+
+
+def test_games_are_told_apart_and_held_out_by_their_number() -> None:
+    source = GuessNumberPrompts()
+    held_out = {p.id for p in source.validation(50)}
+    assert len(held_out) == 50 and not held_out & {p.id for p in source.prompts(0, count=200)}
+
+
+@pytest.mark.parametrize("settings", [{"most": 1}, {"heeding_share": 1.5}])
+def test_games_that_cannot_be_made_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(settings))} must .* {next(iter(settings.values()))}"):
+        GuessNumberPrompts(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,168 @@
+"""The cold start from worked episodes: played in the environment, and learnt as a rollout would have written them."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from grpo_pl.data.tasks.generated import GeneratedPrompts
+from grpo_pl.environments import Environment, Player, PolicyFault, Transition
+from grpo_pl.policy.dialogue import PlainTurns
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.training.cold_start import ColdStart, Example, Stage, demonstration_loss
+from grpo_pl.types import Problem
+from tests.training.test_cold_start import CPU, POLICY
+
+SHORT = ColdStart(steps=2, batch_size=4)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPO_PL_CACHE", str(tmp_path))
+
+
+@dataclass(kw_only=True)
+class Doors(Environment):
+    """Behind each door named by the row a letter; whoever says it back goes on to the next, three times."""
+
+    marks: str = "abc"
+
+    def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+        self.word, self.at = str(row["word"]), 0
+        return self.word[0], {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Mapping[str, Any]]:
+        if action == "!":
+            raise PolicyFault("nobody shouts here")
+        right = action == self.word[self.at]
+        self.at += 1
+        over = not right or self.at == len(self.word)
+        return "" if over else self.word[self.at], float(right), over, False, {}
+
+
+@dataclass(kw_only=True)
+class Words(GeneratedPrompts):
+    said: Sequence[str] | None = None
+    """What demonstrations say; None repeats what they see."""
+
+    def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> Sequence[str] | Player:
+        return _repeat if self.said is None else self.said
+
+    def draw(self, rng: random.Random) -> Problem:
+        word = "".join(rng.choice("abc") for _ in range(3))
+        number = sum("abc".index(letter) * 3**i for i, letter in enumerate(word))
+        return Problem(id=number, question="?", answer="", columns={"word": word})
+
+    def how_to_get_more(self) -> str:
+        return "ask for fewer."
+
+
+def _repeat(turns: Sequence[Transition]) -> str:
+    return str(turns[-1].observation)
+
+
+def _examples(source: Words, template: PromptTemplate | None = None, **plain: str) -> list[Example]:
+    stage = Stage(environment=Doors(), plain=PlainTurns(**plain))
+    (batch,) = ColdStart(steps=1, batch_size=4)._batches(
+        template or PromptTemplate(), source, load_tokenizer(POLICY), stage
+    )
+    return batch
+
+
+def _text(ids: Sequence[int]) -> str:
+    return str(load_tokenizer(POLICY).decode(list(ids)))
+
+
+def test_an_episode_is_one_sequence_of_which_only_the_actions_are_learnt() -> None:
+    for prompt, completion, written in _examples(Words(), observation="[{observation}]"):
+        a, b, c = _text(completion).replace("<eos>", "").replace("[", "").replace("]", "")[::2]
+        assert _text(prompt) == f"?\n{a}"
+        assert _text(completion) == f"{a}<eos>[{b}]{b}<eos>[{c}]{c}<eos>"
+        own = [token for token, mine in zip(completion, written, strict=True) if mine]
+        assert _text(own) == f"{a}<eos>{b}<eos>{c}<eos>"
+
+
+def test_an_episode_ends_with_the_action_that_ends_it_or_the_last_one_there_is() -> None:
+    right, wrong = _examples(Words(said=["a"])), _examples(Words(said=["x", "y", "z"]))
+    assert {_text(each.completion) for each in right} == {"a<eos>"}
+    assert {_text(each.completion) for each in wrong} == {"x<eos>"}
+
+
+def test_the_prefill_begins_every_action() -> None:
+    (first, *_) = _examples(Words(said=["Go a", "Go b"]), PromptTemplate(prefill="Go "))
+    assert _text(first.prompt).endswith("Go ")
+    assert _text([t for t, own in zip(first.completion, first.written, strict=True) if own]).startswith("a<eos>")
+
+
+def test_the_loss_is_the_mean_over_the_tokens_of_actions() -> None:
+    tokenizer = load_tokenizer(POLICY)
+    model = load_model(POLICY, tokenizer)
+    batch = [*_examples(Words())[:2], *_examples(Words(said=["a"]))[:1]]  # of unequal length
+    loss = demonstration_loss(model, batch, pad_token_id=int(tokenizer.pad_token_id))
+    nll, count = 0.0, 0
+    for prompt, completion, written in batch:
+        logprobs = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        own = [i for i, mine in enumerate(written) if mine]
+        nll -= sum(logprobs[i, completion[i]].item() for i in own)
+        count += len(own)
+    assert loss.item() == pytest.approx(nll / count, rel=1e-5)
+
+
+def test_a_policy_learns_to_answer_what_it_sees() -> None:
+    stage, tokenizer = Stage(environment=Doors()), load_tokenizer(POLICY)
+    folder = ColdStart(steps=150, batch_size=16, lr=2e-2).ensure(POLICY, PromptTemplate(), Words(), stage, device=CPU)
+    model: PreTrainedModel = load_model(POLICY, tokenizer, str(folder))
+    right = 0
+    for prompt, completion, written in _examples(Words()):
+        guessed = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].argmax(-1).tolist()
+        right += all(guess == token for guess, token, own in zip(guessed, completion, written, strict=True) if own)
+    assert right == 4
+
+
+def test_environment_and_plain_form_name_the_cache() -> None:
+    def folder(stage: Stage | None) -> Path:
+        return SHORT.folder(POLICY, PromptTemplate(), Words(), stage)
+
+    stages = [
+        None,
+        Stage(environment=Doors()),
+        Stage(environment=Doors(marks="x")),
+        Stage(environment=Doors(blame="policy")),
+        Stage(environment=Doors(), plain=PlainTurns(observation="{observation}")),
+    ]
+    assert len({folder(stage) for stage in stages}) == len(stages)
+    assert folder(stages[1]) == folder(Stage(environment=Doors()))
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ([], "has no action"),
+        (["!"], "breaks a rule of the environment: nobody shouts here"),
+        (["ß"], r"the vocabulary lacks 'ß' \(U\+00DF\), in 8 of 8 demonstrations"),
+    ],
+)
+def test_demonstrations_that_cannot_be_learnt_are_one_clear_line(said: list[str], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        SHORT.ensure(POLICY, PromptTemplate(), Words(said=said), Stage(environment=Doors()), device=CPU)
+
+
+def test_what_the_policy_would_read_has_to_be_in_the_vocabulary_too() -> None:
+    policy = PolicyConfig(from_scratch=POLICY.from_scratch, characters="?\nab")
+    with pytest.raises(ValueError, match=r"lacks 'c'"):
+        SHORT.ensure(policy, PromptTemplate(), Words(said=["a", "b"]), Stage(environment=Doors()), device=CPU)
+
+
+def test_a_source_without_episodes_is_one_clear_line() -> None:
+    class Silent(Words):
+        def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> None:
+            return None
+
+    with pytest.raises(ValueError, match=r"Silent has no demonstrations: .* override demonstrated_actions\(\)"):
+        SHORT.ensure(POLICY, PromptTemplate(), Silent(), Stage(environment=Doors()), device=CPU)
