@@ -30,6 +30,8 @@ FinishReason = Literal[
     "tokens",  # an episode has as many tokens as it may have, or as the model's context holds
     "environment",  # the environment ended the episode, by its own rules or because something in it went wrong
 ]
+CUT_OFF: frozenset[FinishReason] = frozenset({"length", "turns", "tokens"})
+"""Ends by a limit: nobody knows how the policy would have gone on."""
 NO_TURN = -1
 """Stands for the turn where there is none: at tokens that the policy did not write, and behind an episode's last."""
 Message = Mapping[str, Any]

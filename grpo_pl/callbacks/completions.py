@@ -92,7 +92,7 @@ def rows_of(experience: Experience, numbers: Iterable[int]) -> list[Row]:
     """This process's completions of these numbers."""
     samples = experience.samples
     size = samples.rollout.group_size
-    lengths = samples.rollout.lengths.tolist()
+    lengths = samples.rollout.action_lengths.tolist()
     rewards = experience.statistics.rewards.flatten().tolist()
     advantages = _per_completion(experience)
     correct = experience.scored.correct()
@@ -122,7 +122,7 @@ def rows_of(experience: Experience, numbers: Iterable[int]) -> list[Row]:
 
 def _per_completion(experience: Experience) -> list[float]:
     """The advantage of each of this process's completions; the mean over its tokens where they differ."""
-    mask = experience.rollout.completion_mask  # (B, T)
+    mask = experience.rollout.action_mask  # (B, T)
     advantages = experience.advantages.expand(mask.shape)
     means: list[float] = ((advantages * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)).tolist()
     return means

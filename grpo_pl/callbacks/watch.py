@@ -154,7 +154,7 @@ class RewardWatch(StepCallback):
         samples = experience.samples
         rows = sample_rows(len(samples.completions), self.completions, seed=seed, step=samples.step)
         texts = [samples.completions[row] for row in rows]
-        prompts, lengths = samples.per_row, samples.rollout.lengths.tolist()
+        prompts, lengths = samples.per_row, samples.rollout.action_lengths.tolist()
         columns = samples.columns(needs_of(self.judges.values()))
         few = {name: [column[row] for row in rows] for name, column in columns.items()}
         golds = [prompts[row].answer for row in rows]

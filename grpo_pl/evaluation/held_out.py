@@ -17,7 +17,7 @@ from grpo_pl.rewards.batch import score_completions
 from grpo_pl.rewards.notes import Notes
 from grpo_pl.rewards.voting import answer_classes
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.types import PromptBatch, SamplingParams
+from grpo_pl.types import CUT_OFF, PromptBatch, SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +59,8 @@ class Answers:
     correct: Tensor  # (P, n) bool
     judged: Tensor  # (P, n) bool: the correctness reward is a number; where it is None, `correct` says nothing
     classes: Tensor  # (P, n) int64, see ``answer_classes``
-    lengths: Tensor  # (P, n) tokens
-    truncated: Tensor  # (P, n) bool: cut at the length limit
+    lengths: Tensor  # (P, n) tokens that the policy wrote
+    truncated: Tensor  # (P, n) bool: cut off by a limit
     noted: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """What the reward gave to ``log_metric``."""
 
@@ -93,12 +93,12 @@ def grade(
                 reward, completions=samples.completions, scores=scores, columns=columns, group_size=n
             )
     device = samples.rollout.completion_ids.device
-    truncated = [reason == "length" for reason in samples.rollout.finish_reasons]
+    truncated = [reason in CUT_OFF for reason in samples.rollout.finish_reasons]
     return Answers(
         correct=torch.tensor(correct, device=device).view(-1, n),
         judged=torch.tensor([score.value is not None for score in scores], device=device).view(-1, n),
         classes=torch.tensor(classes, device=device).view(-1, n),
-        lengths=samples.rollout.lengths.view(-1, n),
+        lengths=samples.rollout.action_lengths.view(-1, n),
         truncated=torch.tensor(truncated, device=device).view(-1, n),
         noted=scored.metrics,
     )

@@ -15,8 +15,8 @@ class RewardedGroups:
 
     rewards: Tensor  # (P, G) float64: weighted sum, with the overlong penalty and the KL where these are on
     valid: Tensor  # (P, G) bool: some reward was computed; elsewhere `rewards` says nothing
-    lengths: Tensor  # (P, G) completion tokens
-    truncated: Tensor  # (P, G) bool: ended at the length limit
+    lengths: Tensor  # (P, G) tokens that the policy wrote
+    truncated: Tensor  # (P, G) bool: cut off by a limit
     correct: Tensor | None  # (P, G) bool
     greedy: Tensor | None  # (P,) float64: reward of the prompt's greedy completion
     old_logprobs: Tensor | None  # (P, G) Σ_t log π at collection

@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 ForwardMode = Literal["packed", "chunked", "materialised"]
 """How a model can be scored: on packed tokens; padded, with the head in chunks; from the logits it makes itself."""
 Scores = tuple[Tensor, Tensor | None]
-"""Log-probabilities (B, T) of completion tokens, and the entropy (B, T) of what each was drawn from, if asked for."""
+"""Log-probabilities (B, T) of what the policy wrote, and the entropy (B, T) of what each token was drawn from, if asked
+for."""
 _FOUND = "_grpo_pl_forward_mode"
 """Attribute of a model that keeps what was found out about it, as long as the model itself."""
 
@@ -35,18 +36,20 @@ def completion_logprobs(
     prompt_mask: Tensor,
     completion_ids: Tensor,
     completion_mask: Tensor,
+    action_mask: Tensor | None = None,
     temperature: float,
     with_entropy: bool = False,
 ) -> Scores:
-    """Log-probability (and entropy) of every completion token under ``model``, differentiable.
+    """Log-probability (and entropy) of every completion token that the policy wrote, differentiable.
 
     Positions count unmasked tokens, so the result does not depend on the amount of padding. As far as the model allows,
     nothing is computed twice or in vain: neighbouring rows share equal prompts, padding is left out, and the LM head
-    runs on completion tokens only, in chunks. What a model allows is tried once, on a few tokens.
+    runs on scored tokens only, in chunks. What a model allows is tried once, on a few tokens.
 
     Args:
         prompt_ids, prompt_mask: (B, S), left-padded.
         completion_ids, completion_mask: (B, T), right-padded.
+        action_mask: (B, T), the completion tokens that are scored; the others are only attended to. None: all.
         temperature: divides the logits, as it did while sampling.
 
     Returns:
@@ -57,6 +60,7 @@ def completion_logprobs(
         "prompt_mask": prompt_mask,
         "completion_ids": completion_ids,
         "completion_mask": completion_mask,
+        "action_mask": completion_mask if action_mask is None else action_mask,
     }
     mode = forward_mode(model)
     # the second forward pass of a checkpointed layer would not find the other products
@@ -81,7 +85,7 @@ def _packed(model: PreTrainedModel, rows: dict[str, Tensor], temperature: float,
 
 
 def _chunked(model: PreTrainedModel, rows: dict[str, Tensor], temperature: float, with_entropy: bool) -> Scores:
-    mask = rows["completion_mask"]
+    mask = rows["action_mask"]
 
     def predicting(hidden: Tensor) -> Tensor:
         return hidden[:, -mask.shape[1] - 1 : -1][mask]
@@ -90,7 +94,7 @@ def _chunked(model: PreTrainedModel, rows: dict[str, Tensor], temperature: float
 
 
 def _materialised(model: PreTrainedModel, rows: dict[str, Tensor], temperature: float, with_entropy: bool) -> Scores:
-    mask, ids = rows["completion_mask"], rows["completion_ids"]
+    mask, ids = rows["action_mask"], rows["completion_ids"]
     logits = model(**_padded(rows)).logits[:, -ids.shape[1] - 1 : -1]  # (B, T, V)
     logprobs = token_logprobs(logits, ids, temperature=temperature).masked_fill(~mask, 0.0)
     entropy = token_entropy(logits, temperature=temperature).masked_fill(~mask, 0.0) if with_entropy else None
@@ -119,12 +123,12 @@ def _through_head(
     """Runs the model with scores in place of logits.
 
     Args:
-        predicting: picks the hidden states (N, H) before the N unmasked completion tokens out of all.
+        predicting: picks the hidden states (N, H) before the N scored tokens out of all.
     """
-    head, mask = model.get_output_embeddings(), rows["completion_mask"]
+    head, mask = model.get_output_embeddings(), rows["action_mask"]
 
     def score(hidden: Tensor) -> Tensor:
-        """(N, 1 or 2): log-probability and entropy of the unmasked completion tokens."""
+        """(N, 1 or 2): log-probability and entropy of the scored tokens."""
         logprobs, entropy = head_logprobs(
             predicting(hidden),
             head.weight,
@@ -172,11 +176,13 @@ def _try_modes(model: PreTrainedModel) -> ForwardMode:
     device = model.device
     prompt_mask = torch.tensor([[True] * 3, [True] * 3, [False, True, True], [False, True, True]], device=device)
     ids = torch.arange(4, device=device).unsqueeze(1)
+    completion_mask = torch.tensor([[True] * 3, [True, True, False]] * 2, device=device)
     rows = {
         "prompt_ids": (ids // 2 + torch.arange(3, device=device)).masked_fill(~prompt_mask, 0),
         "prompt_mask": prompt_mask,
         "completion_ids": ids + torch.arange(3, device=device),
-        "completion_mask": torch.tensor([[True] * 3, [True, True, False]] * 2, device=device),
+        "completion_mask": completion_mask,
+        "action_mask": completion_mask,
     }
     with torch.no_grad():
         if not _has_plain_head(model, rows):

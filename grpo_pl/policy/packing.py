@@ -34,14 +34,20 @@ class Packing:
 
     input_ids: Tensor  # (1, N)
     position_ids: Tensor  # (1, N)
-    predicting: Tensor  # (M,) pack index of the token before each unmasked completion token, row by row
+    predicting: Tensor  # (M,) pack index of the token before each scored token, row by row
     buckets: Sequence[Tensor]  # (rows, longest) pack indices of whole sequences, right-padded with 0
     source: Tensor  # (N,) index of each token in the concatenated, flattened buckets
     longest: int
 
 
 def pack(
-    prompt_ids: Tensor, prompt_mask: Tensor, completion_ids: Tensor, completion_mask: Tensor, *, share: bool = True
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    action_mask: Tensor | None = None,
+    *,
+    share: bool = True,
 ) -> Packing:
     """Packs a micro-batch; neighbouring rows with equal prompts share them.
 
@@ -49,6 +55,7 @@ def pack(
         share: false repeats the prompt for every row.
         prompt_ids, prompt_mask: (B, S), left-padded.
         completion_ids, completion_mask: (B, T), right-padded.
+        action_mask: (B, T), those of the completion tokens that are scored; None: all.
     """
     device = prompt_ids.device
     differs = ((prompt_ids != prompt_ids.roll(1, 0)) | (prompt_mask != prompt_mask.roll(1, 0))).any(dim=1)
@@ -75,7 +82,7 @@ def pack(
     return Packing(
         input_ids=torch.cat([distinct_ids[distinct_mask], completion_ids[fed]]).unsqueeze(0),
         position_ids=torch.cat(positions).unsqueeze(0),
-        predicting=before[completion_mask],
+        predicting=before[completion_mask if action_mask is None else action_mask],
         buckets=buckets,
         source=source,
         longest=int(lengths.max()),

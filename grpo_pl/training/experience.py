@@ -15,7 +15,7 @@ from grpo_pl.policy.lora import adapters_off
 from grpo_pl.training.collect import Collected, gathered_values, reward_weights
 from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.stopwatch import stopwatch
-from grpo_pl.types import Rollout, SamplingParams
+from grpo_pl.types import CUT_OFF, Rollout, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,7 +27,7 @@ class Experience(Collected):
 
     statistics: Advantages
     """Over the global batch, (P, G)."""
-    lengths: Tensor  # (P, G) over the global batch
+    lengths: Tensor  # (P, G) tokens that the policy wrote, over the global batch
     values: Tensor  # (R, P, G) float64 over the global batch, NaN where a reward is None
     truncated: Tensor  # (P, G) over the global batch
     first_row: int
@@ -63,13 +63,13 @@ class ExperienceMaker:
         rollout = collected.samples.rollout
         with stopwatch(collected.seconds, "logprobs"):
             forced = self._teacher_forced(policy, reference, rollout)
-        lengths = self._grouped(rollout.lengths)
+        lengths = self._grouped(rollout.action_lengths)
         values = gathered_values(collected.scored, lengths.device, self.collective).unflatten(1, (len(lengths), -1))
-        truncated = self._grouped(rollout.lengths.new_tensor([r == "length" for r in rollout.finish_reasons]).bool())
+        truncated = self._grouped(lengths.new_tensor([r in CUT_OFF for r in rollout.finish_reasons]).bool())
         statistics = self._statistics(collected, forced, values=values, lengths=lengths, truncated=truncated)
         rows = len(rollout.finish_reasons)
         mine = slice(self.collective.rank * rows, (self.collective.rank + 1) * rows)
-        keep = statistics.keep.flatten()[mine]
+        keep, active = (of_all.flatten()[mine] for of_all in (statistics.keep, statistics.active))
         advantages = statistics.advantages.flatten()[mine].unsqueeze(1)
         if collected.steps is not None:
             step_values, step_ends = collected.steps
@@ -84,10 +84,10 @@ class ExperienceMaker:
             first_row=mine.start,
             advantages=advantages,
             keep=keep,
-            active=statistics.active.flatten()[mine],
+            active=active,
             old_logprobs=forced["old_logprobs"],
             ref_logprobs=forced["ref_logprobs"],  # logged as `kl` even where the loss has no such term
-            entropy_mask=self._entropy_mask(forced["entropy"], rollout.completion_mask & keep.unsqueeze(1)),
+            entropy_mask=self._entropy_mask(forced["entropy"], rollout.action_mask & keep.unsqueeze(1)),
         )
 
     def _statistics(
@@ -95,9 +95,9 @@ class ExperienceMaker:
     ) -> Advantages:
         """Advantages over the global batch."""
         algorithm, scored, rollout = self.algorithm, collected.scored, collected.samples.rollout
-        mask, extra = rollout.completion_mask, dict[str, Tensor]()
+        mask, extra = rollout.action_mask, dict[str, Tensor]()
         if algorithm.needs_correct:
-            extra["correct"] = self._grouped(rollout.lengths.new_tensor([bool(c) for c in scored.correct()]).bool())
+            extra["correct"] = self._grouped(lengths.new_tensor([bool(c) for c in scored.correct()]).bool())
         if collected.greedy is not None:
             extra["greedy_values"] = gathered_values(collected.greedy, lengths.device, self.collective)
         old, ref = forced["old_logprobs"], forced["ref_logprobs"]
@@ -105,7 +105,7 @@ class ExperienceMaker:
             extra["sequence_kl"] = self._grouped(((old - ref) * mask).sum(dim=1))
         for name, tensor in forced.items():
             if tensor is not None and getattr(algorithm.baseline, f"needs_{name}", False):
-                counts = rollout.lengths.clamp(min=1) if name == "entropy" else 1
+                counts = rollout.action_lengths.clamp(min=1) if name == "entropy" else 1
                 extra[name] = self._grouped((tensor * mask).sum(dim=1) / counts)
         return algorithm.advantages(
             values=values,
@@ -171,4 +171,5 @@ def rollout_rows(rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
         "prompt_mask": prompt_mask[:, -prompt:],
         "completion_ids": rollout.completion_ids[rows][:, :completion],
         "completion_mask": completion_mask[:, :completion],
+        "action_mask": rollout.action_mask[rows][:, :completion],
     }

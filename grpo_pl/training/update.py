@@ -142,7 +142,7 @@ class PolicyUpdate:
     ) -> tuple[Tensor, Sums]:
         """One micro-batch's share of the loss, which is a sum over ranks, and its metrics; both times ``weight``."""
         part = rollout_rows(experience.rollout, rows)
-        mask = part["completion_mask"]  # (b, t)
+        mask = part["action_mask"]  # (b, t)
         width = mask.shape[1]
         logprobs, entropy = completion_logprobs(policy, **part, temperature=self.temperature, with_entropy=True)
         weights = self.algorithm.token_weights(

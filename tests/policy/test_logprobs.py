@@ -110,6 +110,28 @@ def test_scores_and_gradients_equal_the_materialised_form(builder, rollout, monk
         torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("builder", [_llama, _cohere])
+@pytest.mark.parametrize("way", ["packed", "chunked", "materialised"])
+def test_what_the_policy_did_not_write_is_read_and_not_scored(builder, way, rollout):
+    if builder is _cohere and way != "materialised":
+        pytest.skip("its logits are scaled")
+    model, mask = _build(builder), rollout["completion_mask"]
+    scoring.use_forward_mode(model, way)
+    written = torch.tensor([[1, 0, 0, 1, 1], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]]).bool()
+    logprobs, entropy = completion_logprobs(model, **rollout, action_mask=written, temperature=0.8, with_entropy=True)
+    tables = _reference(model, rollout, 0.8)
+    chosen = written[mask]
+    for ours, expected in zip((logprobs, entropy), tables, strict=True):
+        torch.testing.assert_close(ours[written], expected[chosen], atol=1e-4, rtol=0.0)
+        assert not ours[~written].any()
+    slope = torch.linspace(-1, 2, int(chosen.sum()))
+    flat = [
+        torch.cat([grad.flatten() for grad in torch.autograd.grad((values * slope).sum(), list(model.parameters()))])
+        for values in (logprobs[written], tables[0][chosen])
+    ]
+    assert (flat[0] - flat[1]).norm() <= 1e-4 * flat[1].norm()
+
+
 def test_float32_gradient_agrees_within_1e_5_by_norm(rollout):
     model, mask = _build(_llama), rollout["completion_mask"]
     ours = completion_logprobs(model, **rollout, temperature=1.0)[0][mask]

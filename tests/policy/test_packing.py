@@ -30,6 +30,14 @@ def test_pack_by_hand():
     assert places[packing.source].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_observations_are_fed_and_predicted_by_nobody():
+    rows = _rows([[7, 8], [7, 8]], [[1, 2, 3, 4], [5, 6]])
+    written = torch.tensor([[True, False, False, True], [True, True, False, False]])
+    packing = pack(**rows, action_mask=written)
+    assert packing.input_ids.tolist() == pack(**rows).input_ids.tolist() == [[7, 8, 1, 2, 3, 5]]
+    assert packing.predicting.tolist() == [1, 4, 1, 5]  # before 1 and 4, and before 5 and 6
+
+
 def test_equal_prompts_that_are_no_neighbours_are_packed_twice():
     packing = pack(**_rows([[7], [8], [7]], [[1], [2], [3]]))
     assert packing.input_ids.tolist() == [[7, 8, 7]]

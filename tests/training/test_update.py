@@ -85,12 +85,16 @@ def _experience(
     groups: Sequence[int] = (0, 1, 2),
     old: PreTrainedModel | None = None,
     reference: PreTrainedModel | None = None,
+    written: Callable[[Tensor], Tensor] = torch.ones_like,
 ) -> Experience:
+    """``written`` makes of (B, T) positions which of the tokens there the policy wrote."""
     rows = [_rows()[g * GROUP + i] for g in groups for i in range(GROUP)]
     values = torch.tensor([REWARDS[g] for g in groups], dtype=torch.float64).unsqueeze(0)
     prompt_ids, prompt_mask = pad_left([prompt for prompt, _ in rows], PAD)
     flipped, flipped_mask = pad_left([completion[::-1] for _, completion in rows], PAD)
-    lengths = flipped_mask.sum(1).view(-1, GROUP)
+    completion_mask = flipped_mask.flip(1)
+    action_mask = completion_mask & written(torch.arange(flipped.shape[1]).expand(flipped.shape)).bool()
+    lengths = action_mask.sum(1).view(-1, GROUP)
     truncated = lengths == LIMIT
     statistics = algorithm.advantages(
         values=values,
@@ -104,7 +108,8 @@ def _experience(
         prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
         completion_ids=flipped.flip(1),
-        completion_mask=flipped_mask.flip(1),
+        completion_mask=completion_mask,
+        action_mask=action_mask,
         sampling_logprobs=torch.zeros(len(rows), flipped.shape[1]),
         finish_reasons=["stop"] * len(rows),
     )
@@ -180,7 +185,11 @@ def _relative(a: Tensor, b: Tensor) -> float:
 
 
 def _naive_loss(
-    model: PreTrainedModel, algorithm: GRPOAlgorithm, old: PreTrainedModel, reference: PreTrainedModel | None = None
+    model: PreTrainedModel,
+    algorithm: GRPOAlgorithm,
+    old: PreTrainedModel,
+    reference: PreTrainedModel | None = None,
+    written: Callable[[Tensor], Tensor] = torch.ones_like,
 ) -> Tensor:
     """GRPO written out: a completion at a time, clipped ratio, k3, mean over tokens and then over completions."""
     rows, advantages = _rows(), []
@@ -201,7 +210,7 @@ def _naive_loss(
         token_loss = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
         if target is not None:
             token_loss = token_loss + algorithm.beta * ((target - logprobs).exp() - (target - logprobs) - 1)
-        total = total + token_loss.mean()
+        total = total + token_loss[written(torch.arange(len(token_loss))).bool()].mean()
     return total / kept
 
 
@@ -231,6 +240,49 @@ def test_two_passes_with_clipping_and_kl_are_two_steps_on_the_naive_loss(start: 
     assert result.losses == pytest.approx(losses, rel=1e-6)
     clipped, tokens = result.sums["clip_ratio/region_mean"]
     assert 0 < clipped < tokens  # the clip took part
+
+
+def _own(positions: Tensor) -> Tensor:
+    """Actions of two tokens, observations of one between them."""
+    return positions % 3 != 2
+
+
+@pytest.mark.parametrize("max_tokens", [1000, 20])
+def test_observations_have_no_part_in_the_loss_nor_in_any_of_its_figures(
+    start: PreTrainedModel, max_tokens: int
+) -> None:
+    algorithm = GRPOAlgorithm(group_size=GROUP, beta=0.1, num_iterations=2, epsilon_low=0.05, epsilon_high=0.1)
+    reference, model = _model(1), copy.deepcopy(start)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.05)  # the policy has moved since: ratios are not 1
+    moved = copy.deepcopy(model)
+    loss = _naive_loss(model, algorithm, start, reference, _own)
+    loss.backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    once = replace(algorithm, num_iterations=1)
+    experience = _experience(once, old=start, reference=reference, written=_own)
+    experience = replace(
+        experience,  # what stands at observations must not matter
+        old_logprobs=experience.old_logprobs.masked_fill(~experience.rollout.action_mask, torch.nan),
+        ref_logprobs=experience.ref_logprobs.masked_fill(~experience.rollout.action_mask, torch.nan),
+    )
+    move, result = _step(moved, experience, once, max_tokens=max_tokens)
+    assert _relative(-move, gradient) < 1e-6
+    assert result.losses == pytest.approx([loss.item()], rel=1e-6)
+    tokens = sum(length - length // 3 for i, length in enumerate(LENGTHS) if i != 11)  # one has no reward
+    assert {count.item() for _, count in result.sums.values()} == {tokens}
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "constant"])
+def test_aggregation_counts_what_the_policy_wrote(start: PreTrainedModel, aggregation: Any) -> None:
+    algorithm = replace(PLAIN, aggregation=aggregation, skip_zero_advantage=False)
+    experience = _experience(algorithm, written=_own)
+    _, result = _step(start, experience, algorithm)
+    kept = [(i, length - length // 3) for i, length in enumerate(LENGTHS) if i != 11]
+    total = sum(tokens * experience.advantages[i].item() for i, tokens in kept)
+    divisor = sum(tokens for _, tokens in kept) if aggregation == "token_mean" else len(kept) * LIMIT
+    assert result.losses == pytest.approx([-total / divisor], rel=1e-5)  # every ratio is 1
 
 
 @pytest.mark.parametrize("max_tokens", [13, 20, 40])
@@ -399,6 +451,7 @@ def _large_update(headroom: int, file: Path) -> None:
         small.rollout,
         completion_ids=small.rollout.completion_ids.repeat(1, 64).clamp(min=1),
         completion_mask=small.rollout.completion_mask.new_ones(12, 64 * LIMIT),
+        action_mask=None,
         sampling_logprobs=torch.zeros(12, 64 * LIMIT),
     )
     experience = replace(small, samples=replace(small.samples, rollout=longer), lengths=small.lengths * 0 + 64 * LIMIT)

@@ -118,7 +118,7 @@ def _own_source(model: Path, *, trust: bool) -> PromptSource:
 
 def completion_rows(drawn: Samples, scored: ScoredBatch) -> Iterator[dict[str, Any]]:
     """One row per completion, in order: messages, gold answer, each reward with its status, and whether it is right."""
-    totals, correct, lengths = scored.totals(), scored.correct(), drawn.rollout.lengths.tolist()
+    totals, correct, lengths = scored.totals(), scored.correct(), drawn.rollout.action_lengths.tolist()
     for i, prompt in enumerate(drawn.per_row):
         yield {
             "prompt": list(prompt.messages or [{"role": "user", "content": prompt.question}]),
