@@ -1,4 +1,4 @@
-"""Rewards that wait for something outside, run beside each other: one event loop a process, in a thread of its own."""
+"""Runs rewards that wait for I/O at the same time: a thread for each, and one event loop per process for coroutines."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ T = TypeVar("T")
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of ``coroutine``, from any thread and also where an event loop already runs in this one.
+    """Runs ``coroutine`` and returns its result; may be called from any thread, also from one that runs an event loop.
 
     All coroutines of a process share one loop, so that what they keep between calls, such as the connections of a
-    client, lives on.
+    client, stays usable. If the caller is interrupted while it waits, the coroutine is cancelled.
+
+    Raises:
+        Exception: whatever the coroutine raises.
     """
     with _starting:
         loop, thread = _start_loop(os.getpid())  # a forked process has none of its parent's threads
@@ -33,7 +36,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def in_thread(call: Callable[[], T]) -> Future[T]:
-    """Starts ``call`` in a thread that does not keep the process alive."""
+    """Runs ``call`` in a daemon thread, with a copy of the caller's context variables; the future gets its outcome."""
     future: Future[T] = Future()
     context = contextvars.copy_context()
 
@@ -48,8 +51,15 @@ def in_thread(call: Callable[[], T]) -> Future[T]:
 
 
 def call_together(calls: Sequence[tuple[bool, Callable[[], T]]]) -> list[T]:
-    """The results of ``calls``, in order: those marked as waiting run beside each other and beside the others, which
-    run one after the other in this thread."""
+    """The results of ``calls``, in order.
+
+    Args:
+        calls: pairs (waits, call). Calls with ``waits`` run in threads of their own, all at the same time; the others
+            run meanwhile in this thread, one after another.
+
+    Raises:
+        Exception: whatever a call raises.
+    """
     started = [in_thread(call) if waits and len(calls) > 1 else None for waits, call in calls]
     here = [call() if future is None else None for future, (_, call) in zip(started, calls, strict=True)]
     return [

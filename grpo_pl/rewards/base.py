@@ -1,4 +1,4 @@
-"""``Reward`` and ``Score``: from the text of a completion and its gold answer to a number with a reason."""
+"""``Reward`` and ``Score``: the interface that turns a completion and its gold answer into a number with a status."""
 
 from __future__ import annotations
 
@@ -22,16 +22,20 @@ Status = Literal[
     "unavailable",  # a judge, model or worker could not be reached: the completion is not to blame
 ]
 Columns = Mapping[str, Sequence[Any]]
-"""Further columns of a batch of rows, each with one value per completion."""
+"""Further columns of a batch, by name; each holds one value per completion."""
 
 
 @dataclass(frozen=True)
 class StepScores:
-    """What the steps of one completion are worth, and where each ends.
+    """The values of the steps of one completion, and where each step ends.
 
-    ``ends[k]`` is the offset in characters just behind step k, so that ``completion[: ends[k]]`` is all of the text up
-    to and including it; prefilled text counts. Offsets are text, not tokens: whoever knows the tokenizer maps a step
+    ``ends[k]`` is the offset in characters just after step k: ``completion[: ends[k]]`` is the text up to and including
+    step k, prefilled text included. Offsets count characters because rewards know no tokenizer; the trainer maps step k
     to the token that holds its last character, ``completion[ends[k] - 1]``.
+
+    Raises:
+        ValueError: ``values`` and ``ends`` differ in length, ends are not positive and increasing, or a value is not
+            finite.
     """
 
     values: tuple[float, ...]
@@ -50,45 +54,51 @@ class StepScores:
 class Score:
     """One reward of one completion.
 
-    ``value`` is ``None`` exactly when the completion is not to blame (``bad_gold``, ``unavailable``); such a sample
-    leaves the baseline and the loss. Whatever the completion caused itself (``timeout``, ``crashed``, …) is 0.
+    ``value`` is ``None`` exactly when the completion is not to blame (``bad_gold``, ``unavailable``); such a sample is
+    left out of the baseline and the loss. What the completion caused itself (``timeout``, ``crashed``, …) is 0.
     """
 
     value: float | None
     status: Status
     detail: str = ""
     steps: StepScores | None = None
-    """The parts of ``value``, from a reward that scores steps."""
+    """The values of the steps, from a `ProcessReward`; None from any other reward."""
 
     @property
     def correct(self) -> bool | None:
-        """Whether it has the full value, 1 or more; None where it has no value."""
+        """Whether ``value`` is 1 or more; None if it is None."""
         return None if self.value is None else self.value >= 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """``value``, ``status`` and ``detail``, as every table, file and reply of the server writes them."""
+        """``value``, ``status`` and ``detail``, as written to tables, files and replies of the server."""
         return {"value": self.value, "status": self.status, "detail": self.detail}
 
 
 class MissingColumn(ValueError):
-    """The rows lack a column that a reward needs, or hold something there that it has no rule for."""
+    """The rows lack a column that a reward needs, or the column holds a value that the reward cannot use."""
 
 
 class RewardFailed(RuntimeError):
-    """A reward raised an exception, or returned what are no scores; says which, where, and what was saved."""
+    """A reward raised an exception or returned no valid scores, on any rank.
+
+    The message names the reward, the line that raised, and the checkpoint from which the run can be resumed.
+    """
 
     last_checkpoint: Path | None = None
-    """The state after the last completed rollout, where one was completed."""
+    """Checkpoint of the state after the last completed rollout; None before the first one."""
 
     def __str__(self) -> str:
         saved = self.last_checkpoint and f". Saved: {self.last_checkpoint}; --resume goes on once it is mended."
         return super().__str__() + (saved or "")
 
 
-@dataclass(kw_only=True, init=False, repr=False, eq=False)  # a subclass that is none keeps its own constructor
+@dataclass(kw_only=True, init=False, repr=False, eq=False)  # a subclass that is no dataclass keeps its own constructor
 class Reward(ABC):
-    """Scores a batch of completions. Subclass as a ``@dataclass(kw_only=True)``: its fields are the YAML arguments, and
-    these of all rewards are among them. A subclass gives ``name`` a default."""
+    """Scores a batch of completions.
+
+    A subclass is a ``@dataclass(kw_only=True)``: its fields and the ones below are its arguments in YAML. It gives
+    ``name`` a default.
+    """
 
     name: str
     """Key of this reward in metrics, tables and files."""
@@ -97,19 +107,19 @@ class Reward(ABC):
     correctness: bool = False
     """True for the one reward per config that says whether an answer is right (pass@k, majority, ``expected``)."""
     on_error: str = field(default="raise", init=False)
-    """What follows when calling it raises. ``raise``: the run ends, its last rollout saved first; ``none``: every
-    completion of the call scores None, which is counted as ``unavailable``."""
+    """What happens when a call of the reward raises. ``raise``: the run saves its last rollout and ends; ``none``:
+    every completion of the call scores None with status ``unavailable``."""
 
     @property
     def needs(self) -> frozenset[str]:
-        """Columns that are made only where a reward asks for them: ``completion_length`` (tokens of each completion)
-        and ``completion_ids`` (the tokens). By default what the rewards among its arguments need."""
+        """Names of columns that are computed only if a reward asks for them: ``completion_length`` (tokens per
+        completion) and ``completion_ids`` (their ids). By default what the rewards among its arguments need."""
         return needs_of(held_by(self))
 
     @property
     def asynchronous(self) -> bool:
-        """Whether it mostly waits for something outside, so that it runs beside the others; by default, whether a
-        reward among its arguments does."""
+        """Whether it mostly waits for I/O, such as a server's reply; it then runs at the same time as the other
+        rewards. By default True if one of the rewards among its arguments is asynchronous."""
         return any(reward.asynchronous for reward in held_by(self))
 
     @abstractmethod
@@ -122,27 +132,34 @@ class Reward(ABC):
             columns: further columns of the data set, each as long as ``completions``; always holds ``prompt``,
                 the rendered prompt text.
 
+        Returns:
+            One score per completion, in order.
+
         Raises:
-            MissingColumn: whoever made the rows left something out.
+            MissingColumn: a column is missing, or holds a value that this reward cannot use.
         """
 
     def start(self) -> None:
-        """Starts processes now instead of when they are first needed; by default those of rewards among its
-        arguments."""
+        """Starts worker processes now instead of on first use; by default, starts the rewards among its arguments."""
         for reward in held_by(self):
             reward.start()
 
     def close(self) -> None:
-        """Releases processes and connections; by default those of rewards among its arguments."""
+        """Ends worker processes and closes connections; by default, closes the rewards among its arguments."""
         for reward in held_by(self):
             reward.close()
 
     def gold_faults(self, golds: Sequence[str]) -> list[str]:
-        """What is wrong with each gold answer, empty where it can be judged against; by default nothing is known."""
+        """What is wrong with each gold answer, in order; ``""`` if completions can be judged against it, which is the
+        default for all."""
         return [""] * len(golds)
 
     def init_args(self) -> dict[str, Any]:
-        """The arguments that rebuild this reward, as written next to an exported model; plain JSON values."""
+        """The arguments that rebuild this reward, as JSON types; an export of the model stores them.
+
+        Raises:
+            TypeError: the class is not a dataclass.
+        """
         maker = next(kind for kind in type(self).__mro__ if "__init__" in vars(kind))
         if "__dataclass_params__" not in vars(maker):
             raise TypeError(f"{type(self).__name__} is not a dataclass: make it one, or override init_args().")
@@ -156,11 +173,11 @@ class Reward(ABC):
 
 
 class PerCompletionReward(Reward):
-    """Scores each completion for itself; where the gold answer cannot be judged against, it is ``bad_gold``."""
+    """Scores each completion on its own with `score`; None with ``bad_gold`` where `gold_faults` finds a fault."""
 
     @abstractmethod
     def score(self, completion: str, gold: str) -> Score:
-        """The score of one completion against a gold answer without fault."""
+        """The score of one completion; `gold_faults` has found no fault in ``gold``."""
 
     def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         rows = zip(completions, answers, self.gold_faults(answers), strict=True)
@@ -168,14 +185,14 @@ class PerCompletionReward(Reward):
 
 
 class TextAnswerReward(PerCompletionReward):
-    """Looks for the text of the gold answer, which must not be empty."""
+    """A reward that compares with the text of the gold answer: an empty or blank one is ``bad_gold``."""
 
     def gold_faults(self, golds: Sequence[str]) -> list[str]:
         return ["" if gold.strip() else "empty" for gold in golds]
 
 
 def correctness_index(rewards: Sequence[Reward]) -> int:
-    """The place of the reward that says what a right answer is.
+    """The index of the first reward with ``correctness: true``.
 
     Raises:
         ValueError: there is none; `check_rewards` refuses such a list.
@@ -187,12 +204,12 @@ def correctness_index(rewards: Sequence[Reward]) -> int:
 
 
 def needs_of(rewards: Iterable[Reward]) -> frozenset[str]:
-    """What any of these rewards needs, see `Reward.needs`."""
+    """The union of `Reward.needs` over ``rewards``."""
     return frozenset().union(*(reward.needs for reward in rewards))
 
 
 def held_by(value: Any) -> Iterator[Reward]:
-    """The rewards among the arguments of a reward, in lists and mappings too."""
+    """The rewards among the arguments of a reward, or among the items of a list or mapping, nested ones included."""
     if isinstance(value, Reward):
         arguments = [getattr(value, f.name, None) for f in fields(value)]
     else:
@@ -205,7 +222,7 @@ def held_by(value: Any) -> Iterator[Reward]:
 
 
 def _described(value: Any) -> Any:
-    """``value`` with every reward in it, however deep, as its ``spec``."""
+    """``value`` with every reward in it, at any depth, replaced by its ``spec``."""
     if isinstance(value, Reward):
         return value.spec()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Several rewards over one batch of completions: what training, validation, ``score`` and the server all call."""
+"""Scores one batch of completions with several rewards, for training, validation, ``score`` and the server."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from grpo_pl.rewards.process import ProcessReward
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredBatch:
-    """The scores of every reward, in the order of the rewards, each with one score per completion."""
+    """The scores of R rewards for B completions, in the order of the rewards and completions."""
 
     rewards: Sequence[Reward]
     scores: Sequence[Sequence[Score]]  # (R, B)
     extra: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Columns that reward functions noted by ``log_extra``, one value per completion."""
+    """Columns that reward functions logged with ``log_extra``: one value per completion, None where none was logged."""
     metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Values that reward functions noted by ``log_metric``."""
+    """Values that reward functions logged with ``log_metric``, by metric."""
 
     def values(self) -> list[list[float]]:
         """(R, B) numbers, NaN where a score has none."""
         return [[math.nan if score.value is None else score.value for score in row] for row in self.scores]
 
     def totals(self) -> list[float | None]:
-        """Per completion the weighted sum of its scores; None where the correctness reward has no value, because the
-        sum of the others would look like a low reward."""
+        """Per completion Σ_r weight_r · value_r over the scores with a value; None where the correctness reward has
+        none, because the sum of the others would look like a low reward."""
         weights = [reward.weight for reward in self.rewards]
         return [
             None if judged.value is None else total_reward([score.value for score in row], weights)
@@ -42,7 +42,7 @@ class ScoredBatch:
         ]
 
     def correct(self) -> list[bool | None]:
-        """Per completion, whether the correctness reward gave it its full value; None where it could not say."""
+        """Per completion, whether the correctness reward gave 1 or more; None where it gave no value."""
         return [score.correct for score in self.judged()]
 
     def judged(self) -> Sequence[Score]:
@@ -63,7 +63,8 @@ class ScoredBatch:
         )
 
     def noted(self, row: int) -> dict[str, dict[str, Any]]:
-        """What reward functions noted of one completion, as ``extra`` of the row of a table; empty if nothing."""
+        """``{"extra": …}`` with what reward functions logged for one completion, for its row of a table; ``{}`` if no
+        function logged anything."""
         return {"extra": {name: cells[row] for name, cells in self.extra.items()}} if self.extra else {}
 
     def status_counts(self) -> dict[str, Counter[str]]:
@@ -74,7 +75,7 @@ class ScoredBatch:
 def join_scores(
     rewards: Sequence[Reward], parts: Sequence[ScoredBatch], metrics: Mapping[str, Sequence[float]]
 ) -> ScoredBatch:
-    """The scores of several batches by the same rewards, one batch after the other, with these noted values."""
+    """The scores of several batches by the same rewards, concatenated; ``metrics`` becomes those of the result."""
     scores = [[score for part in parts for score in part.scores[i]] for i in range(len(rewards))]
     names = dict.fromkeys(name for part in parts for name in part.extra)
     extra = {
@@ -91,15 +92,19 @@ def score_completions(
     columns: Columns,
     trainer_state: Callable[[], Any] | None = None,
 ) -> ScoredBatch:
-    """Calls every reward once on the whole batch; asynchronous ones run together, beside the others.
+    """Calls every reward once on the whole batch; asynchronous ones run at the same time as the others.
 
     Args:
-        trainer_state: makes what reward functions get as ``trainer_state``; None outside training.
+        rewards: the rewards, see `check_rewards`.
+        completions: B texts.
+        answers: B gold answers.
+        columns: further columns, B values each; see `Reward.__call__`.
+        trainer_state: returns what reward functions get as ``trainer_state``; None outside training.
 
     Raises:
-        MissingColumn: the rows lack what a reward needs.
-        ValueError: a reward returned another number of scores, or a value that is not finite.
-        TypeError: a reward returned something else than scores.
+        MissingColumn: the rows lack a column that a reward needs.
+        ValueError: a reward returned more or fewer than B scores, or a value that is not finite.
+        TypeError: a reward returned something other than a sequence of scores.
         Exception: whatever a reward raises, with a note that names the reward. All but ``MissingColumn`` only where
             the reward's ``on_error`` is ``raise``; where it is ``none``, its scores are None.
     """
@@ -115,9 +120,9 @@ def score_one(reward: Reward, completions: Sequence[str], answers: Sequence[str]
     try:
         row = reward(completions, answers, columns)
         _check_scores(reward, row, len(completions))
-    except MissingColumn:  # the fault of the rows
+    except MissingColumn:  # the fault is in the rows, not in the reward
         raise
-    except Exception as error:  # a user's code may raise anything
+    except Exception as error:  # a user's reward may raise anything
         if not getattr(error, "__notes__", None):
             error.add_note(f"raised by the reward {reward.name!r}")
         if reward.on_error == "raise":
@@ -146,8 +151,8 @@ def check_rewards(rewards: Sequence[Reward], *, steps_needed: bool = False) -> N
         steps_needed: the objective supervises steps, so some reward must score them.
 
     Raises:
-        ValueError: no rewards, two of one name, a weight that is not finite, weights that are all 0, other than one
-            correctness reward, or none that scores steps where that is needed.
+        ValueError: no rewards; two rewards of one name; an unknown ``on_error``; a weight that is not finite, or only
+            weights of 0; no correctness reward or several; no reward that scores steps where that is needed.
     """
     if not rewards:
         raise ValueError("no rewards: give at least one under model.rewards, such as grpo_pl.rewards.MathReward.")

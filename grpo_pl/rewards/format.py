@@ -1,4 +1,4 @@
-"""``FormatReward``: does a completion keep to ``<think>…</think><answer>…</answer>``?"""
+"""``FormatReward``: rewards completions of the form ``<think>…</think><answer>…</answer>``."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _IN_THE_ANSWER: frozenset[Failure] = frozenset({"no box", "empty answer", "sever
 
 
 def format_failures(completion: str, *, require_box: bool = True, allow_text: bool = False) -> list[Failure]:
-    r"""What keeps a completion from the form ``<think>…</think><answer>\boxed{…}</answer>``; empty if nothing does.
+    r"""How a completion departs from ``<think>…</think><answer>\boxed{…}</answer>``; empty if it has that form.
 
-    ``no think``, ``no answer``, ``unclosed answer``: no such block. ``no box``, ``several boxes``, ``text beside the
-    box``: the last answer block is not one filled box with balanced braces; without ``require_box`` it may be anything
-    but empty (``empty answer``), with ``allow_text`` text may stand beside its box. ``tags repeated or out of order``
-    and ``text outside the blocks`` are looked for where both blocks are there.
+    ``no think``, ``no answer``, ``unclosed answer``: a block is missing or not closed. ``no box``, ``several boxes``,
+    ``text beside the box``: the last answer block is not one filled box with balanced braces. Without ``require_box``
+    any text will do but none at all (``empty answer``); with ``allow_text`` text may stand beside the box. ``tags
+    repeated or out of order`` and ``text outside the blocks`` are checked only where both blocks are complete.
     """
     failures: list[Failure] = []
     think, think_end = completion.find("<think>"), completion.find("</think>")
@@ -56,13 +56,13 @@ def format_failures(completion: str, *, require_box: bool = True, allow_text: bo
 
 
 def answer_block(completion: str) -> str | None:
-    """What the last ``<answer>`` holds, up to its end or the end of the text; ``None`` without one."""
+    """The content of the last ``<answer>``, up to ``</answer>`` or else the end of the text; ``None`` without one."""
     start = completion.rfind("<answer>")
     return None if start < 0 else completion[start + len("<answer>") :].split("</answer>", 1)[0]
 
 
 def boxed_or_block(completion: str) -> str:
-    r"""What the last ``\boxed{…}`` holds, else the last ``<answer>``; empty if there is neither."""
+    r"""The content of the last ``\boxed{…}``, else of the last ``<answer>``; ``""`` if there is neither."""
     return last_boxed(completion) or answer_block(completion) or ""
 
 
@@ -75,7 +75,7 @@ def is_one_box(text: str) -> bool:
 
 
 def after_thinking(completion: str) -> str:
-    """What stands behind the last ``</think>``, or in front of a ``<think>`` that is not closed."""
+    """The text after the last ``</think>`` (the whole text if there is none), up to the next ``<think>``."""
     return completion.rpartition("</think>")[2].partition("<think>")[0]
 
 
@@ -90,15 +90,15 @@ def _answer_fault(block: str, *, require_box: bool, allow_text: bool) -> Failure
 
 
 def has_proper_tags(completion: str) -> bool:
-    """Whether the blocks that ``completion`` has are opened and closed once and follow each other: no tag is nested,
+    """Whether each block of ``completion`` is opened and closed once, the thoughts before the answer: no tag is nested,
     repeated, missing or out of order. Either block may be left out."""
     tags = tuple(_TAG.findall(completion))
     return tags in ((), _TAGS[:2], _TAGS[2:], _TAGS)
 
 
 def _tags_in_place(completion: str) -> int:
-    """How many of the four tags occur exactly once and behind those before them, with nothing but white space between
-    their block and the next tag, or the end of the text."""
+    """How many of the four tags occur exactly once, in order, and with only white space on their outer side: before an
+    opening tag or after a closing one, up to the neighbouring tag or the end of the text."""
     pieces = _TAG.split(completion)  # texts, and a tag between each two of them
     last, kept = 0, 0
     for tag in _TAGS:
@@ -117,20 +117,21 @@ class FormatReward(PerCompletionReward):
     Strict: 1 if the whole text is ``<think>…</think><answer>\boxed{…}</answer>``, each tag exactly once, white space
     around and between allowed, and the answer block is one box with balanced braces and nothing else; else 0. With
     ``allow_text`` text may stand beside the one box in the answer block, without ``require_box`` the block may hold
-    anything but nothing.
+    any text that is not empty.
 
-    Partial: ``(tags that occur exactly once and in order) / 4``, less ¼ for an answer block that is not as the strict
-    form wants it, less ¼ for text outside the blocks where all four tags are in place; not below 0. It gives a policy
-    that knows no format yet something to climb, and full value for exactly what the strict form accepts.
+    Partial: ``max(0, (n − a) / 4)``. n counts the tags that occur exactly once, in order, and with only white space on
+    their outer side, so text between the blocks costs both tags next to it; a is 1 if there is an answer block that is
+    not as the strict form requires. A policy that does not know the format yet is rewarded for each tag, and the value
+    is 1 exactly where the strict one is.
 
-    Both see the text that the template prefilled, so a prompt that ends in ``<think>`` costs nothing. ``detail``
-    names the failures, see `format_failures`.
+    Text that the template prefilled is part of the completion, so a prompt that ends in ``<think>`` costs nothing.
+    ``detail`` names the failures, see `format_failures`.
     """
 
     name: str = "format"
     """Key of this reward in metrics, tables and files."""
     partial: bool = False
-    """Give credit tag by tag instead of all or nothing."""
+    """Give credit for each tag instead of all or nothing."""
     require_box: bool = True
     r"""The answer must hold one ``\boxed{…}`` that is not empty."""
     allow_text: bool = False

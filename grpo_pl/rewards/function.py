@@ -59,10 +59,10 @@ def _module_from_file(path: Path) -> Any:
 
 
 def reference_of(function: str | Callable[..., Any]) -> str:
-    """What `load_function` finds ``function`` by.
+    """The text by which `load_function` finds ``function``.
 
     Raises:
-        ValueError: it has no name that another process could import, such as a lambda or one of a notebook.
+        ValueError: no other process could import it by name: a lambda, or a function defined in a notebook.
     """
     if isinstance(function, str):
         return function
@@ -84,27 +84,28 @@ def _shown(function: str | Callable[..., Any]) -> str:
 
 @dataclass(kw_only=True)
 class FunctionReward(Reward):
-    """Calls ``function(prompts=…, completions=…, <columns by name>) -> list[float | None]``; its range is its own.
+    """Calls ``function(prompts=…, completions=…, <columns by name>) -> list[float | None]``; any finite range.
 
     This is TRL's signature, so functions written for TRL run unchanged, plain or ``async``; asynchronous ones run
-    beside the other rewards. Beside the columns of the data set a function gets, as far as its signature names them, or
-    all if it takes ``**kwargs``:
+    at the same time as the other rewards. A function gets those arguments that its signature names, or all if it takes
+    ``**kwargs``: the columns of the data set, and
 
     - ``answer``: the gold answers, unless the data set has a column of that name;
-    - ``completion_ids``: the tokens of each completion, the end token included (see `needs`);
-    - ``trainer_state``: ``transformers.TrainerState`` with rollouts in ``global_step`` and ``max_steps``; None outside
-      training;
-    - ``log_extra(column, values)``: a column for the table of completions, one value each;
-    - ``log_metric(name, value)``: a metric, averaged over the calls of a rollout and over processes. Outside training
-      both do nothing.
+    - ``completion_ids``: the token ids of each completion, the end token included (see `needs`);
+    - ``trainer_state``: a ``transformers.TrainerState`` whose ``global_step`` and ``max_steps`` count rollouts; None
+      outside training;
+    - ``log_extra(column, values)``: adds a column to the table of completions, and to the rows of ``score`` and
+      ``predict``; one value per completion;
+    - ``log_metric(name, value)``: adds to a metric, which is averaged over the calls of a rollout and over processes;
+      has no effect outside training and validation.
 
-    Prompts and completions are texts, or lists of messages where the data set asks with conversations. ``None`` means
-    that the reward says nothing about a completion: it becomes ``unavailable``. A value of 1 or more has status ``ok``,
-    a lower one ``wrong``.
+    Prompts and completions are texts, or lists of messages if the prompts of the data set are conversations. ``None``
+    means that the function gives a completion no value: its status becomes ``unavailable``. A value of 1 or more has
+    status ``ok``, a lower one ``wrong``.
 
-    An exception inside the function ends the run once its last rollout is saved, with a note that names the function: a
-    training run that goes on with a broken reward is worse than none. ``on_error: none`` is for functions that fail now
-    and then, such as those that ask a service.
+    If the function raises, the run saves its last rollout and ends, with a note that names the function, because going
+    on with a broken reward would spoil the training. ``on_error: none`` is for functions that fail occasionally, such
+    as those that call a service.
     """
 
     name: str = "function"
@@ -113,11 +114,11 @@ class FunctionReward(Reward):
     """``package.module.function``, ``package.module:function`` or ``path/to/file.py:function``; in Python also the
     function itself."""
     on_error: Literal["raise", "none"] = "raise"
-    """What follows when the function raises or returns no scores: ``raise`` ends the run; ``none`` gives None to all
-    completions of the call, with a warning and the status ``unavailable``, which is counted."""
+    """What happens when the function raises or returns no valid values: ``raise`` ends the run; ``none`` warns and
+    gives all completions of the call None with status ``unavailable``, which is counted."""
     conversational: bool | None = None
-    """Hand over prompts and completions as lists of messages, as TRL does for chat data sets; null does so where the
-    data set asks with conversations."""
+    """Pass prompts and completions as lists of messages, as TRL does for chat data sets; null does so if the prompts of
+    the data set are conversations."""
 
     def __post_init__(self) -> None:
         self._call = load_function(self.function) if isinstance(self.function, str) else self.function
@@ -135,7 +136,8 @@ class FunctionReward(Reward):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What its signature names of them; both if it takes ``**kwargs``, because it may read them."""
+        """``completion_length`` and ``completion_ids``, as far as the signature names them; both if it takes
+        ``**kwargs``, because it may read them."""
         columns = {"completion_length", "completion_ids"}
         return frozenset(columns if self._takes_all else columns & self._names)
 

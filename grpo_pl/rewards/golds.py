@@ -1,4 +1,4 @@
-"""Checking all gold answers before training: one that cannot be judged against wastes every rollout spent on it."""
+"""Checks all gold answers before training: completions of a prompt with an unusable gold answer teach nothing."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from grpo_pl.rewards.base import Reward, held_by
 
 @dataclass(frozen=True)
 class BadGold:
-    """A gold answer that the reward cannot use."""
+    """A gold answer that the reward cannot judge against."""
 
     row: int
-    """Its place among the gold answers that were checked."""
+    """Its index among the gold answers that were checked."""
     gold: str
     fault: str
 
@@ -31,7 +31,8 @@ def check_golds(reward: Reward, golds: Sequence[str], *, cache_folder: Path | No
     Args:
         reward: the correctness reward.
         golds: the gold answers of a data set.
-        cache_folder: where the outcome is kept, so that the same check is not made twice; made if it is missing.
+        cache_folder: where the result is stored, so that the same check is not made twice; created if missing. None
+            stores nothing.
     """
     file = cache_folder / f"faults-{_fingerprint(reward, golds)}.json" if cache_folder is not None else None
     if file is not None and file.is_file():
@@ -40,13 +41,13 @@ def check_golds(reward: Reward, golds: Sequence[str], *, cache_folder: Path | No
     faults = dict(zip(distinct, reward.gold_faults(distinct), strict=True))
     bad = [BadGold(row, gold, faults[gold]) for row, gold in enumerate(golds) if faults[gold]]
     if file is not None:
-        with suppress(OSError), staged(file, shared=True) as staging:  # a next start without it takes a moment longer
+        with suppress(OSError), staged(file, shared=True) as staging:  # without the cache, the next start checks again
             staging.write_text(json.dumps({"faults": [(b.row, b.fault) for b in bad]}), encoding="utf-8")
     return bad
 
 
 def needs_golds(reward: Reward) -> bool:
-    """Whether ``reward``, or one inside it, finds fault with a gold answer that is not there."""
+    """Whether ``reward``, or a reward among its arguments, refuses an empty gold answer."""
     return bool(reward.gold_faults([""])[0]) or any(map(needs_golds, held_by(reward)))
 
 

@@ -32,7 +32,7 @@ _VERDICT = re.compile(r"[\s\"'*.`]*(SAME|DIFFERENT)[\s\"'*.`!]*", re.IGNORECASE)
 
 _NAMED = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 _LOOKALIKES = frozenset("‹›«»≪≫≺≻⋖⋗〈〉⟨⟩《》⟪⟫❬❭❮❯❰❱⦑⦒⧼⧽⪡⪢⩹⩺˂˃˱˲ᐸᐳ")
-"""Characters that a reader may take for angle brackets and that NFKC does not turn into them."""
+"""Characters that look like angle brackets and that NFKC does not normalise to them."""
 
 
 def _question_text(question: str, gold: str, answer: str) -> str:
@@ -41,7 +41,8 @@ def _question_text(question: str, gold: str, answer: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    """A character so that text cannot close its tag or open another: brackets, what looks like them, what is unseen."""
+    """``character`` as an entity if text could use it to close its tag or to open another: angle brackets and their
+    look-alikes, ``&``, and invisible characters; else as it is."""
     if character in _NAMED:
         return _NAMED[character]
     if " " <= character <= "~" or character in "\n\t":
@@ -53,15 +54,17 @@ def _escaped(character: str) -> str:
 
 @dataclass(kw_only=True)
 class JudgeReward(Reward):
-    r"""1 if a language model says that the answer and the gold one are the same, else 0; range {0, 1}.
+    r"""1 if a language model says that the answer and the gold answer are the same, else 0; range {0, 1}.
 
-    The judge sees the question (the ``question`` column, else ``prompt``), the gold answer, and the last
-    ``\boxed{…}`` or ``<answer>`` of the completion, never its reasoning: the less a policy can write to the judge, the
-    less it can talk it round; text between tags is escaped, so that an answer cannot forge a reference. Equal strings
-    need no judge. A completion without an answer is ``no_answer``, one with an answer over ``max_answer_chars``
-    ``too_long``, both 0. Where the endpoint refuses, stalls, dies or sends no chat completion after all retries, the
-    score is ``None`` with ``unavailable``: never 0. A judge that replies without a verdict was led astray by the
-    answer, which is ``wrong``: a completion must not escape its judge.
+    The judge sees the question (the ``question`` column, else ``prompt``), the gold answer, and the content of the last
+    ``\boxed{…}``, else of the last ``<answer>``. It never sees the reasoning, so the policy has little text with which
+    to influence it; text between tags is escaped, so that an answer cannot imitate a reference answer. Equal strings
+    are right without a call.
+
+    A completion without an answer is ``no_answer``, one whose answer is over ``max_answer_chars`` long ``too_long``;
+    both are 0. If the last attempt fails (the endpoint refuses, times out, breaks off or sends no chat completion), the
+    score is ``None`` with ``unavailable``, never 0. If its reply is no verdict, the score is 0 with ``wrong``: an
+    answer that confuses the judge must not go unpunished.
 
     Needs the ``judge`` extra (the ``openai`` client).
     """
@@ -73,17 +76,17 @@ class JudgeReward(Reward):
     base_url: str | None = None
     """Address of the endpoint, such as ``http://localhost:8000/v1``; OpenAI's own by default."""
     api_key_variable: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key; an endpoint of your own needs none."""
+    """Environment variable that holds the key; need not be set if ``base_url`` is."""
     time_limit_s: float = 30.0
-    """Seconds for one request."""
+    """Time limit of one request in seconds."""
     retries: int = 2
     """Further requests after one that failed or whose reply is neither SAME nor DIFFERENT."""
     concurrency: int = 8
     """Requests in flight at a time."""
     max_tokens: int = 8
-    """Tokens of a reply."""
+    """Most tokens of a reply."""
     max_answer_chars: int = 1000
-    """Longer answers are not judged."""
+    """Longer answers are not judged (status ``too_long``)."""
     cache_size: int = 65_536
     """Verdicts remembered; 0 is off."""
 
@@ -172,5 +175,5 @@ class JudgeReward(Reward):
 
 
 _LOCK = threading.Lock()
-"""Of all judges together: several threads of a server may score, and a lock cannot be copied with a reward."""
+"""Guards the caches of all judges, as a server scores in several threads; no field, as a lock cannot be pickled."""
 _SAME, _DIFFERENT = Score(1.0, "ok", "judged the same"), Score(0.0, "wrong", "judged different")

@@ -1,4 +1,4 @@
-"""``LanguageConsistencyReward``: does the policy think in one language?"""
+"""``LanguageConsistencyReward``: the share of a completion's words that are in the target language's script."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SCRIPTS: dict[str, frozenset[str]] = {
 }
 _UNSPACED = frozenset({"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "THAI"})
 _CLOSING = {"```": "```", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
-"""What ends a piece of code or a formula, by what begins it."""
+"""Opening delimiter of code or a formula -> its closing delimiter."""
 _NOT_PROSE = re.compile(
     r"(?P<opening>```|\$\$|\\[\[(])"
     r"|\$[^$\n]*\$"  # formulas
@@ -41,7 +41,7 @@ _WORD = re.compile(r"[^\W\d_](?:[\w'’\-]*\w)?")
 def script_of(char: str) -> str:
     """First word of the Unicode name of a letter: ``LATIN``, ``CJK``, ``CYRILLIC`` …; empty for anything else.
 
-    Letters in another width or style, such as ``Ａ`` and ``𝐀``, are of the script of the plain ones.
+    Letters in another width or style, such as ``Ａ`` and ``𝐀``, count as their NFKC form.
     """
     if not char.isalpha():
         return ""
@@ -52,7 +52,7 @@ def script_of(char: str) -> str:
 def prose(text: str) -> str:
     """``text`` without code, formulas, boxes, LaTeX commands and tags, in linear time.
 
-    Code that is not closed ends with the text; an opening bracket of a formula that is not closed hides nothing.
+    Unclosed code extends to the end of the text; of an unclosed formula only the opening delimiter is removed.
     """
     kept: list[str] = []
     position, unclosed = 0, set[str]()
@@ -68,12 +68,12 @@ def prose(text: str) -> str:
         elif opening == "```":
             return " ".join(kept)
         else:
-            unclosed.add(opening)  # nor is any later one: looking again and again would be quadratic
+            unclosed.add(opening)  # later ones are unclosed, too; searching for each would take quadratic time
     return " ".join([*kept, text[position:]])
 
 
 def words_by_script(text: str) -> list[str]:
-    """The script of every word of prose in ``text``; each character counts as a word where words have no spaces.
+    """The script of every word of prose in ``text``; in scripts without spaces each character counts as a word.
 
     Code, formulas, boxes, LaTeX commands, tags, numbers, and single Latin or Greek letters (variables) are left out.
     A word whose letters are of several scripts, such as ``aПривет``, is ``MIXED``.
@@ -94,9 +94,9 @@ class LanguageConsistencyReward(PerCompletionReward):
 
     The second stage of DeepSeek-R1's training rewards the proportion of target-language words in the chain of thought
     (arXiv 2501.12948, section 2.3.2), against answers that mix languages. Words are told apart by script, not by
-    vocabulary: that catches English mixed with Chinese, and cannot tell German from English. A word of letters from
-    several scripts is in no language. A completion without any word of prose is ``no_answer`` and worth 0, so that
-    silence does not pay.
+    vocabulary: this detects English mixed with Chinese, but cannot tell German from English. A word with letters of
+    several scripts counts for no language. A completion without any word of prose is ``no_answer`` and worth 0, so that
+    writing nothing is not rewarded.
     """
 
     name: str = "language"

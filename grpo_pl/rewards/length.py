@@ -1,4 +1,4 @@
-"""``LengthReward`` and ``RepetitionReward``: how much a completion writes, and how often the same."""
+"""``LengthReward`` and ``RepetitionReward``: rewards for the length of a completion, penalties for repetition."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
 
 
 def overlong_punishment(length: int, *, max_length: int, cache_length: int) -> float:
-    """0 up to L − c, then falling linearly, −1 from L on; L is ``max_length`` and c ``cache_length``, in tokens.
+    """``−min(1, max(0, (length − (L − c)) / c))``: 0 up to L − c, then falling linearly, −1 from L on.
 
-    DAPO (arXiv 2503.14476), equation 13.
+    L is ``max_length`` and c is ``cache_length``, both in tokens. DAPO (arXiv 2503.14476), equation 13.
     """
     return -min(1.0, max(0.0, (length - (max_length - cache_length)) / cache_length))
 
@@ -31,28 +31,28 @@ def cosine_scale(length: int, *, max_length: int, at_start: float, at_end: float
 
 
 def budget_share(length: int, *, budget: int) -> float:
-    """1 within the budget, then falling linearly to 0 at twice the budget."""
+    """``min(1, max(0, 2 − length / budget))``: 1 within the budget, then falling linearly to 0 at twice the budget."""
     return min(1.0, max(0.0, 2.0 - length / budget))
 
 
 @dataclass(kw_only=True)
 class LengthReward(Reward):
-    """Rewards or punishes the number of completion tokens n, which the pipeline hands over as ``completion_length``.
+    """Rewards or punishes the number of completion tokens n, which the pipeline passes as ``completion_length``.
 
-    - ``overlong`` (DAPO's soft punishment), range [−1, 0]: 0 up to ``max_length`` − ``cache_length``, −1 from
-      ``max_length`` on, linear in between.
-    - ``cosine``, range between the four ``*_short`` and ``*_long`` values: a right answer is worth
+    - ``overlong`` (DAPO's soft punishment, `overlong_punishment`), range [−1, 0]: 0 up to ``max_length`` −
+      ``cache_length``, −1 from ``max_length`` on, linear in between.
+    - ``cosine`` (`cosine_scale`), range between the four ``*_short`` and ``*_long`` values: a right answer is worth
       ``right_short`` at n = 0 and ``right_long`` at ``max_length``, a wrong one ``wrong_short`` and ``wrong_long``,
-      on half a cosine wave; beyond ``max_length`` nothing changes any more. ``correct`` says which is which, and where
-      it has no value, neither has this reward.
-    - ``budget``, range [0, 1]: 1 up to the budget, 0 from twice the budget on, linear in between. The budget is the
-      row's ``token_budget`` column where the data set has one, else ``max_length``.
+      with half a cosine wave in between and constant beyond ``max_length``. The reward ``correct`` says which answers
+      are right; where it has no value, this reward has none.
+    - ``budget`` (`budget_share`), range [0, 1]: 1 up to the budget, 0 from twice the budget on, linear in between. The
+      budget in tokens is the row's ``token_budget`` column if the data set has one, else ``max_length``.
     """
 
     name: str = "length"
     """Key of this reward in metrics, tables and files."""
     shape: Literal["overlong", "cosine", "budget"] = "overlong"
-    """Which formula."""
+    """The formula, see above."""
     max_length: int = 256
     """Length in tokens where the formula ends: the limit of the sampler, or the budget."""
     cache_length: int = 64
@@ -127,13 +127,13 @@ def _score(value: float, best: float, detail: str) -> Score:
 
 @dataclass(kw_only=True)
 class RepetitionReward(Reward):
-    """``−max_penalty · (1 − distinct n-grams / n-grams)`` over the words of a completion; range [−``max_penalty``, 0].
+    """``−max_penalty · s`` with the repeated share s of a completion, `repeated_share`; range [−``max_penalty``, 0].
 
-    Words are cut at white space and compared in lower case. What is repeated without spaces (``42,42,42…``) is one word
-    to that count, so the share among its n-grams of max(16, 4n) characters, white space aside, takes its place where it
-    is larger; and so does, for texts shorter than any n-gram (``42|42|42``), the share of characters that are a third
-    or later copy in a row. Yeo et al. (arXiv 2502.03373) use such a penalty
-    against length hacking.
+    s is the largest of three shares. (1) 1 − distinct n-grams / n-grams of words, which are split at white space and
+    compared in lower case. (2) The same for runs of max(16, 4n) characters without white space, because repetition
+    without spaces (``42,42,42…``) is a single word. (3) The share of characters that belong to the third or a later
+    copy in a row, because texts can be shorter than an n-gram (``42|42|42``). Yeo et al. (arXiv 2502.03373) use an
+    n-gram penalty against length hacking.
     """
 
     name: str = "repetition"
@@ -141,7 +141,7 @@ class RepetitionReward(Reward):
     ngram: int = 4
     """n: words per n-gram."""
     max_penalty: float = 1.0
-    """Penalty of a text that repeats one n-gram for ever."""
+    """Upper bound of the penalty, approached by a long text that repeats one n-gram."""
     unit: Literal["word", "character"] = "word"
     """What an n-gram is made of; ``character`` is for scripts that do not put spaces between words."""
 
@@ -159,16 +159,17 @@ class RepetitionReward(Reward):
 
 
 _FEWEST_CHARACTERS = 16
-"""Shorter runs of characters are repeated by honest text, too."""
+"""Smallest n of n-grams of characters beside words: shorter ones recur in ordinary text."""
 _FEWEST_COLUMNS = 8
-"""A shorter stretch of the same over and over says nothing: ``(0,0,0)``, ``1+1+1``, ``haha``."""
+"""Smallest width in columns of a counted stretch: shorter ones are ordinary, as ``(0,0,0)``, ``1+1+1``, ``haha``."""
 
 
 def repeated_share(text: str, *, n: int, unit: Literal["word", "character"] = "word") -> float:
-    """1 − (distinct n-grams) / (n-grams) of ``text``, in [0, 1); 0 if it has fewer than n units.
+    """1 − (distinct n-grams) / (n-grams) of ``text``, or a larger share below; in [0, 1).
 
-    With words, the same over runs of max(16, 4n) characters if that is more; and in any case the share of characters
-    that stand in one place for at least the third time in a row, if that is more.
+    ``unit`` says what n-grams are made of: lower-case words, or characters without white space. With words, the share
+    of runs of max(16, 4n) characters counts if it is larger; with either unit, the share of characters in the third or
+    a later copy in a row counts if it is larger. A text with fewer than n units has n-gram share 0.
     """
     words = text.lower().split()
     characters = "".join(words)
@@ -180,8 +181,11 @@ def repeated_share(text: str, *, n: int, unit: Literal["word", "character"] = "w
 
 
 def _third_in_a_row(text: str, longest: int) -> float:
-    """The share of ``text`` that is the third copy, or a later one, of up to ``longest`` characters right in front of
-    it. Up to two separators may be missing behind the last copy. Stretches of few columns, and zeros, do not count."""
+    """The share of characters of ``text`` in the third or a later copy in a row of a piece of up to ``longest`` ones.
+
+    The third copy may lack up to two separators at its end (``42|42|42``). Stretches narrower than ``_FEWEST_COLUMNS``
+    columns do not count, nor do repeated zeros.
+    """
     counted = position = floor = 0
     while twice := _twice(longest).search(text, position):
         start, end, length = twice.start(), twice.end(1) + len(twice[1]), len(twice[1])

@@ -15,23 +15,24 @@ from grpo_pl.rewards.base import Columns, Reward, Score
 class LoadsModel(Reward):
     """A reward that loads a model on first use and may be called from several threads, as the server does.
 
-    Its folder runs no code: weights are read from safetensors files only, and classes of its own are refused.
+    The model's folder cannot run code: weights are read from safetensors files only, and model classes that the folder
+    defines are refused.
     """
 
     model_class: ClassVar[str]
-    """Class of transformers that reads the model."""
+    """Class of transformers that loads the model."""
     tokenizer_options: ClassVar[Mapping[str, Any]]
-    """How its tokenizer pads and cuts."""
+    """Options of the tokenizer: the sides on which it pads and truncates."""
     model: str
     """Hub name or local folder of a model with the head that this reward reads."""
     label: int
-    """Which label of the head is read."""
+    """Index of the label of the head that is read."""
     batch_size: int
     """Texts per forward pass."""
     max_length: int
     """Most tokens of prompt and completion together."""
     device: str = "cpu"
-    """Where the model runs, such as ``cuda``."""
+    """Device on which the model runs, such as ``cuda``."""
     _loaded: tuple[Any, Any] | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
@@ -50,7 +51,7 @@ class LoadsModel(Reward):
             return self._loaded
 
     def _from_folder(self) -> tuple[Any, Any]:
-        """(model, tokenizer), read anew."""
+        """Loads (model, tokenizer) from the hub or folder; the model is in evaluation mode on ``device``."""
         import transformers
 
         tokenizer = transformers.AutoTokenizer.from_pretrained(
@@ -65,12 +66,16 @@ class LoadsModel(Reward):
         return model.to(self.device).eval(), tokenizer
 
     def _logits(self, texts: Sequence[str], **options: Any) -> tuple[Any, Any]:
-        """A padded batch of tokens, texts cut to ``max_length``, and the logits of the model with labels last; None
-        where no text has a token: models take no empty rows."""
+        """(batch, logits): the tokens of B texts, cut to ``max_length`` and padded to (B, S), and the logits in
+        float32, (B, labels) or (B, S, labels) by the head. The logits are None if no text has a token (S = 0).
+
+        Raises:
+            ValueError: the model has no label ``label``.
+        """
         import torch
 
         model, tokenizer = self._load()
-        # a question mark for every lone surrogate, which no tokenizer takes; lengths stay
+        # a lone surrogate, which tokenizers refuse, becomes a question mark; offsets do not change
         texts = [text.encode(errors="replace").decode() for text in texts]
         with _LOCK:
             batch = tokenizer(
@@ -90,8 +95,8 @@ class LoadsModel(Reward):
 
 
 _LOCK = threading.Lock()
-"""Of all model rewards together: while ``from_pretrained`` runs it changes settings of the whole process, and a fast
-tokenizer raises "Already borrowed" when a call changes its padding or truncation during another."""
+"""One lock for all model rewards: ``from_pretrained`` changes settings of the whole process while it runs, and a fast
+tokenizer raises "Already borrowed" if its padding or truncation changes during another call."""
 
 
 @dataclass(kw_only=True)
@@ -99,29 +104,29 @@ class ModelReward(LoadsModel):
     """The score that a sequence-classification model gives to prompt and completion.
 
     With ``activation: none`` the value is the logit of ``label``, range (−∞, ∞); with ``sigmoid`` its logistic, with
-    ``softmax`` its probability among all labels, range [0, 1]. The text is ``prompt + completion``; what is too long
-    for ``max_length`` loses its beginning, so that the end of the completion is always seen. A learnt reward can be
-    fooled: keep a verifiable reward beside it as the ``correctness`` one.
+    ``softmax`` its probability among all labels, range [0, 1]. The text is ``prompt + completion``; a text longer than
+    ``max_length`` loses its beginning, so that the model always sees the end of the completion. A policy can exploit
+    the errors of a learned reward: keep a verifiable reward as the ``correctness`` one.
 
-    The model is loaded on first use and put on ``device``; its folder runs no code: weights are read from safetensors
-    files only, and classes of its own are refused. A logit that is not finite ends the run. Where neither prompt nor
-    completion has a token, the score is ``None``.
+    The model is loaded on first use and put on ``device``. Its folder cannot run code: weights are read from
+    safetensors files only, and model classes that the folder defines are refused. A value that is not finite is an
+    error, which ends the run. Where neither prompt nor completion has a token, the score is ``None``.
     """
 
     model_class: ClassVar[str] = "AutoModelForSequenceClassification"
-    """Class of transformers that reads the model."""
+    """Class of transformers that loads the model."""
     tokenizer_options: ClassVar[Mapping[str, Any]] = {"truncation_side": "left"}
-    """How its tokenizer pads and cuts."""
+    """Options of the tokenizer: the side on which it truncates."""
     name: str = "model"
     """Key of this reward in metrics, tables and files."""
     label: int = 0
-    """Which logit is the reward."""
+    """Index of the logit that is the reward."""
     activation: Literal["none", "sigmoid", "softmax"] = "none"
-    """What is done to the logits."""
+    """Function that is applied to the logits."""
     batch_size: int = 16
     """Texts per forward pass."""
     max_length: int = 1024
-    """Most tokens of a text."""
+    """Most tokens of prompt and completion together."""
 
     def __post_init__(self) -> None:
         if self.activation not in ("none", "sigmoid", "softmax"):
@@ -131,7 +136,7 @@ class ModelReward(LoadsModel):
     def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         prompts = columns.get("prompt", [""] * len(completions))
         texts = [f"{prompt}{text}" for prompt, text in zip(prompts, completions, strict=True)]
-        # Texts of like length share a batch, so that little of it is padding.
+        # sorted by length, so that the texts of a batch need little padding
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         values: list[float | None] = [None] * len(texts)
         for start in range(0, len(order), self.batch_size):

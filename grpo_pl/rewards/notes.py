@@ -1,4 +1,4 @@
-"""What reward functions note beside their rewards: columns and metrics, and the state of the training that asks."""
+"""What reward functions log besides their rewards (columns and metrics), and the trainer state that they may read."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import Any
 
 @dataclass
 class Notes:
-    """Collects over one call of all rewards."""
+    """What all rewards log during one call on a batch."""
 
     rows: int
     """Completions of the call."""
     trainer_state: Callable[[], Any] | None = None
-    """Makes the state that a function asks for as ``trainer_state``; there is none outside training."""
+    """Returns what functions get as ``trainer_state``; None outside training."""
     kept: bool = True
-    """False where a reward is asked for another reason than its score, so that what it notes would be noted twice."""
+    """False if what is logged is dropped: where a reward is called again, not for its score but to compare answers."""
     extra: dict[str, list[Any]] = field(default_factory=dict)
     """Column -> one value per completion, None where no function gave one."""
     metrics: dict[str, list[float]] = field(default_factory=dict)
     """Metric -> the values of all calls of ``log_metric``."""
 
     def taken(self) -> AbstractContextManager[None]:
-        """While the rewards run: what they note is noted here."""
+        """Context manager: rewards that run within it log here."""
         return _opened(Page(self, range(self.rows)))
 
 
 @dataclass(frozen=True)
 class Page:
-    """Where one reward writes: the notes, and the completions that it sees of them."""
+    """Where one reward logs: the notes, and the rows of them that belong to the completions it was given."""
 
     notes: Notes
     rows: Sequence[int]
@@ -41,7 +41,7 @@ class Page:
         """Adds a column to the table of completions.
 
         Raises:
-            ValueError: other than one value per completion, or a column that is there already.
+            ValueError: more or fewer than one value per completion, or the column has values there already.
         """
         if not self.notes.kept:
             return
@@ -65,19 +65,19 @@ _current: ContextVar[Page] = ContextVar("grpo_pl_reward_notes", default=_UNREAD)
 
 
 def current_page() -> Page:
-    """Where the running reward writes; nothing is kept where nobody reads it."""
+    """Where the running reward logs; outside `Notes.taken` a page that drops everything."""
     return _current.get()
 
 
 def page_of(rows: Sequence[int]) -> AbstractContextManager[None]:
-    """While a reward sees only these of the completions that the reward around it sees."""
+    """Context manager: a reward that runs within it was given only ``rows`` of the completions of the current page."""
     page = _current.get()
     return _opened(Page(page.notes, [page.rows[row] for row in rows]))
 
 
 @contextmanager
 def _opened(page: Page) -> Iterator[None]:
-    token = _current.set(page)  # threads of rewards get a copy of it
+    token = _current.set(page)  # threads that run rewards get a copy of the context
     try:
         yield
     finally:

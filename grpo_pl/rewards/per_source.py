@@ -1,4 +1,4 @@
-"""``PerSource``: one reward by name, another rule for each part of a mixture."""
+"""``PerSource``: one reward that uses a different reward for each source of a mixture."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from grpo_pl.rewards.notes import page_of
 
 @dataclass(kw_only=True)
 class PerSource(Reward):
-    """Hands every completion to the reward of the source that its problem comes from; the range is theirs.
+    """Scores each completion with the reward of the source that its problem comes from (column ``source``).
 
-    As the correctness reward of a mixture it says for each part what a right answer is. ``weight`` and ``correctness``
-    are those given here; the parts' own do not count.
+    Its range is that of these rewards. As the correctness reward of a mixture it says for each source what a right
+    answer is. ``weight`` and ``correctness`` are those given here; those of the inner rewards are ignored.
     """
 
     name: str = "per_source"

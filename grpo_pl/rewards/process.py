@@ -1,4 +1,4 @@
-"""``ProcessReward``: a value for every step of a completion, by a rule or by a model."""
+"""``ProcessReward``: a value for every step of a completion, from a rule or from a model."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from grpo_pl.rewards.model import LoadsModel
 
 
 class ProcessReward(Reward):
-    """Scores the steps of a completion; as an outcome reward it is the mean of its steps.
+    """Scores the steps of a completion; its outcome value is the mean of the step values.
 
-    Step values are what process supervision in GRPO works with: normalised over all steps of a group, they give a token
-    the sum of the values of all steps that end at or behind it (DeepSeekMath, arXiv 2402.03300, section 4.1.3).
+    Process supervision in GRPO normalises the step values over all steps of a group; the advantage of a token is the
+    sum of the normalised values of all steps that end at or after it (DeepSeekMath, arXiv 2402.03300, section 4.1.3).
     """
 
     @abstractmethod
     def steps(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[StepScores | None]:
-        """The steps of each completion; ``None`` where it cannot be judged for no fault of its own.
+        """The steps of each completion; ``None`` where it cannot be judged and is not to blame.
 
         A completion without any step has empty ``values`` and ``ends``.
         """
@@ -43,7 +43,8 @@ def _mean(scored: StepScores | None) -> Score:
 
 
 def line_steps(text: str, start: int = 0, end: int | None = None) -> list[tuple[str, int]]:
-    """(text, end) of every line of ``text[start:end]`` that is not blank, ends without trailing space."""
+    """(stripped line, offset in ``text`` just after its last character that is no space) of every non-blank line of
+    ``text[start:end]``."""
     found = []
     position = start
     for line in text[start:end].splitlines(keepends=True):
@@ -57,10 +58,10 @@ _PROBLEM = re.compile(r"(?<!\d)(\d{1,100})\s*([+-])\s*(\d{1,100})(?!\d)")
 
 
 def column_steps(a: int, operator: str, b: int) -> list[str]:
-    """The right lines of column addition or subtraction (a ≥ b), units first.
+    """The correct lines of column addition, or of column subtraction with a ≥ b, units first.
 
-    A line is ``x+y+c=s`` with the digits of the column, the carry into it and their whole sum, or ``x-y-c=d`` with the
-    borrow and the digit written.
+    A line is ``x+y+c=s`` with the digits x and y of the column, the carry c into it and their full sum s, or
+    ``x-y-c=d`` with the borrow c and the resulting digit d.
     """
     lines, carry = [], 0
     for place in range(max(len(str(a)), len(str(b)))):
@@ -79,8 +80,8 @@ class ColumnArithmeticReward(ProcessReward):
     k-th line is worth 1 if it is the k-th column of the problem, as ``7+5+0=12`` or ``3-5-1=7``; the box is worth 1 if
     it holds the gold answer. As an outcome reward it is the share of right steps; range [0, 1].
 
-    The problem, ``347+285``, is the last one in the ``question`` column, else in ``prompt``. A prompt without one, a
-    difference below zero, or numbers of more than 100 digits cannot be judged.
+    The problem, such as ``347+285``, is the last one in the ``question`` column, else in ``prompt``. A prompt without a
+    problem, a difference below zero, or numbers of more than 100 digits cannot be judged.
     """
 
     name: str = "columns"
@@ -119,19 +120,19 @@ class ProcessModelReward(LoadsModel, ProcessReward):
 
     The value of a step is the probability of ``label`` at the last token of the step, as process reward models in the
     manner of Math-Shepherd (arXiv 2312.08935) and PRM800K are trained. Steps are the lines that are not blank. The
-    prompt goes in front of the completion, and the tokenizer must be a fast one; a step beyond ``max_length`` tokens
-    leaves its completion without a score. Weights are read from safetensors files only, and classes of the model's own
-    are refused.
+    model reads ``prompt + completion``, and its tokenizer must be a fast one; a completion with a step beyond
+    ``max_length`` tokens gets no score. Weights are read from safetensors files only, and model classes that the
+    folder defines are refused.
     """
 
     model_class: ClassVar[str] = "AutoModelForTokenClassification"
-    """Class of transformers that reads the model."""
+    """Class of transformers that loads the model."""
     tokenizer_options: ClassVar[Mapping[str, Any]] = {"padding_side": "right", "truncation_side": "right"}
-    """How its tokenizer pads and cuts."""
+    """Options of the tokenizer: the sides on which it pads and truncates."""
     name: str = "process"
     """Key of this reward in metrics, tables and files."""
     label: int = 1
-    """Which label means that a step is good."""
+    """Index of the label which means that a step is good."""
     batch_size: int = 8
     """Texts per forward pass."""
     max_length: int = 2048
@@ -166,7 +167,14 @@ class ProcessModelReward(LoadsModel, ProcessReward):
 def _at_step_ends(
     values: Sequence[float], spans: Sequence[Sequence[int]], completion: str, *, shift: int
 ) -> StepScores | None:
-    """The value of the token that holds the last character of each step; ``None`` if one was cut off."""
+    """The value of the token that holds the last character of each step; ``None`` if truncation cut off such a token.
+
+    Args:
+        values: one per token.
+        spans: (start, end) in characters of each token in prompt + completion.
+        completion: the text whose lines are the steps.
+        shift: characters of the prompt.
+    """
     ends = [end for _, end in line_steps(completion)]
     picked = []
     token = 0

@@ -1,4 +1,4 @@
-"""``ReasoningGymReward``: reasoning-gym's own scorer of each task, in killable worker processes."""
+"""``ReasoningGymReward``: scores answers with reasoning-gym's own scorer of the task, in worker processes."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ from grpo_pl.rewards.sandbox.pool import Verdict
 from grpo_pl.rewards.sandbox.sandboxed_reward import SandboxedReward
 
 COLUMN = "reasoning_gym"
-"""Column in which ``ReasoningGymPrompts`` hands over the task, its settings and the entry, as JSON text."""
+"""Column in which ``ReasoningGymPrompts`` passes the task, its settings and the entry, as JSON text."""
 _TEXT = re.compile(r"\s*\\text\s*\{(?P<words>[^{}]*)\}\s*")
 
 
 @dataclass(kw_only=True)
 class ReasoningGymReward(SandboxedReward):
-    r"""What reasoning-gym's scorer gives the answer; range [0, 1], 1 for a right one.
+    r"""The score of the answer by reasoning-gym's scorer; range [0, 1], 1 for a right answer.
 
-    The answer is the last ``\boxed{…}``, else the last ``<answer>``. Some scorers give part of the value for an answer
-    that is not right; ``partial: false`` makes those 0, ``true`` keeps what exceeds the best of a panel of constants.
-    Answers that a scorer pays in full and no person would accept (``gym_guards``) are ``wrong``. Several scorers
-    evaluate the answer as code, so they run in processes under limits of time and memory that can read literals and
-    arithmetic only and do nothing else.
-    Needs ``pip install 'grpo_pl[reasoning-gym]'``.
+    The answer is the content of the last ``\boxed{…}``, else of the last ``<answer>``. Some scorers give partial credit
+    for an answer that is not right: ``partial: false`` makes it 0, ``true`` keeps it where it exceeds what the best of
+    a panel of constant answers earns. Answers that a scorer accepts although they are wrong (``gym_guards``) are
+    ``wrong``. Several scorers evaluate the answer as code, so scorers run in worker processes with limits on time and
+    memory, in which only literals and arithmetic are evaluated. Needs ``pip install 'grpo_pl[reasoning-gym]'``.
     """
 
     judge: ClassVar[str] = "gym_judge.py"
-    """File in ``sandbox`` that judges."""
+    """File in ``sandbox`` that defines ``judge``."""
     name: str = "reasoning_gym"
     """Key of this reward in metrics, tables and files."""
     correctness: bool = True
     """True for the one reward per config that says whether an answer is right."""
     partial: bool = True
-    """Keep what the scorer gives for answers that are not right."""
+    """Keep the scorer's partial credit for answers that are not right."""
     soft_limit_s: float = 2.0
     """CPU seconds after which a scorer is interrupted (status ``timeout``)."""
     hard_limit_s: float = 5.0
@@ -58,7 +57,12 @@ class ReasoningGymReward(SandboxedReward):
         return [ready if isinstance(ready, Score) else self._score(next(verdicts)) for ready in found]
 
     def _check(self, cells: Sequence[Any]) -> None:
-        """Refuses cells that no source of ours wrote, before any worker sees them; None is a row without a problem."""
+        """Refuses cells that ``ReasoningGymPrompts`` did not write, before a worker gets them; None is a row without a
+        problem, which is ``bad_gold``.
+
+        Raises:
+            MissingColumn: a cell holds something else.
+        """
         for cell in cells:
             try:
                 if cell is not None:

@@ -22,7 +22,7 @@ _LONG = re.compile(rf"\d{{{MAX_DIGIT_RUN + 1}}}")
 
 
 def distance_points(gold: Sequence[int], answer: Sequence[int]) -> int:
-    """Positions where the sorted list and the answer agree: 0 … L."""
+    """Positions where the sorted list and the answer agree: Σ [x_i = y_i]; 0 … L."""
     return sum(x == y for x, y in zip(gold, answer, strict=False))
 
 
@@ -32,7 +32,7 @@ def inclusion_points(gold: Sequence[int], answer: Sequence[int]) -> int:
 
 
 def simple_inclusion_points(gold: Sequence[int], answer: Sequence[int]) -> int:
-    """Numbers of the list that occur in the answer at all; one copy then pays for all of its duplicates. 0 … L."""
+    """Numbers of the list that occur in the answer at all, so that one copy counts for all its duplicates; 0 … L."""
     named = set(answer)
     return sum(x in named for x in gold)
 
@@ -43,7 +43,7 @@ def order_points(answer: Sequence[int]) -> int:
 
 
 def read_numbers(text: str, *, single_digits: bool) -> list[int] | None:
-    """The integers that ``text`` lists; ``None`` if it holds anything beside them that does not separate numbers.
+    """The integers that ``text`` lists; ``None`` if it holds anything but integers and separators.
 
     Numbers are separated by white space, commas, semicolons, brackets, ``<``, arrows, LaTeX spaces or ``and``; a full
     stop may end the list. With ``single_digits`` every digit is a number of its own, so ``0123`` is four.
@@ -56,8 +56,8 @@ def read_numbers(text: str, *, single_digits: bool) -> list[int] | None:
 
 
 def stated_list(completion: str) -> str | None:
-    r"""Where a completion gives its list: behind its thoughts, in the last ``\boxed{…}``, else the last ``<answer>``,
-    else all of it. ``None`` if its last box is not closed."""
+    r"""The part of a completion that gives its list: after its thoughts, the content of the last ``\boxed{…}``, else of
+    the last ``<answer>``, else all of that text. ``None`` if the last box is not closed."""
     said = after_thinking(completion)
     if "\\boxed" in said:
         return last_boxed(said)
@@ -67,22 +67,21 @@ def stated_list(completion: str) -> str | None:
 
 @dataclass(kw_only=True)
 class SortingReward(PerCompletionReward):
-    r"""Partial credit for sorting L numbers, against the sparse signal of right or wrong.
+    r"""Partial credit for sorting L numbers, a denser signal than right or wrong.
 
     - ``distance``: positions that hold the right number.
-    - ``inclusion_order``: numbers of the list that are there, counted as a multiset, plus neighbours in order.
-    - ``inclusion_order_simple``: the same, but one copy of a number stands for all of its duplicates.
+    - ``inclusion_order``: numbers of the list that are present, counted as a multiset, plus neighbours in order.
+    - ``inclusion_order_simple``: the same, but one copy of a number counts for all its duplicates.
 
-    The points are divided by their maximum (L or 2L − 1), so the range is [0, 1] and 1 is the sorted list — or, with
-    the last form, a list that a policy found to pay as well (``0 0 1`` for ``0 1 1``): that is left in as an object of
-    study. ``status`` is ``ok`` for the sorted list only.
+    The points are divided by their maximum (L, or 2L − 1 for the last two), so the range is [0, 1] and the sorted list
+    is worth 1. With ``inclusion_order_simple`` some other lists are worth 1 as well (``0 0 1`` for ``0 1 1``): a policy
+    can learn to exploit this, and the form is kept to study that. ``status`` is ``ok`` for the sorted list only.
 
-    The gold answer is the list as text, ``0 1 2 3``, in any order. The list of a completion is read from the last
-    ``\boxed{…}`` behind its thoughts, else from the last ``<answer>`` there, else from all that stands there: numbers
-    and what separates them. Words, signs or decimal points among them make it no list, worth 0. If no gold number has
-    two digits or a sign, each digit is a number. Numbers after the first L cost a point each, so that a longer list
-    cannot collect more. A number of more than 400 digits is ``too_long``. As the correctness reward only ``distance``
-    is of use.
+    The gold answer is the list as text, ``0 1 2 3``, in any order. The list of a completion is read from the text after
+    its thoughts: from the last ``\boxed{…}``, else from the last ``<answer>``, else from all of it. It may hold numbers
+    and separators only; with words, signs or decimal points it is no list and worth 0. If no gold number has two digits
+    or a sign, each digit is a number. Numbers after the first L cost a point each, so that a longer list cannot earn
+    more. A number of more than 400 digits is ``too_long``. As the correctness reward use ``distance``.
 
     From Stanford CS336 (2025), lecture 17.
     """
@@ -90,7 +89,7 @@ class SortingReward(PerCompletionReward):
     name: str = "sorting"
     """Key of this reward in metrics, tables and files."""
     credit: Credit = "inclusion_order"
-    """What earns points."""
+    """What earns points, see above."""
 
     def __post_init__(self) -> None:
         check_choice("credit", self.credit, Credit)
@@ -121,5 +120,5 @@ class SortingReward(PerCompletionReward):
 
 
 def _gold_numbers(gold: str) -> list[int]:
-    """The numbers of a gold list in order; none if it cannot be read."""
+    """The numbers of a gold list, sorted; empty if it cannot be read."""
     return [] if _LONG.search(gold) else sorted(read_numbers(gold, single_digits=False) or [])

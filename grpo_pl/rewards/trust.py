@@ -1,4 +1,4 @@
-"""Which classes an export, a run folder or a checkpoint of somebody else may name: what reads text and does no more."""
+"""Which rewards and prompt sources an export, run folder or checkpoint may name without ``--trust-rewards``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REWARDS: Mapping[str, Sequence[str]] = {
     "mathematics.second_opinion": ["LenientAnswerReward", "StrictAnswerReward"],
     "sorting": ["SortingReward"],
 }
-"""Rewards by module that import nothing by name, reach no network, load no model and touch no file."""
+"""Trusted rewards by module: they import nothing by name, use no network, load no model and open no file."""
 SOURCES: Mapping[str, Sequence[str]] = {
     "tasks.arithmetic": ["ArithmeticPrompts"],
     "curriculum": ["CurriculumPrompts"],
@@ -32,26 +32,26 @@ SOURCES: Mapping[str, Sequence[str]] = {
     "tasks.sums": ["SumPrompts"],
     "tables": ["TablePrompts"],
 }
-"""Sources by module; they read data and import nothing by name."""
+"""Trusted prompt sources by module: they read data and import nothing by name."""
 LIMITS = {"workers": 64, "memory_limit_mb": 65_536, "soft_limit_s": 60, "hard_limit_s": 120, "max_answer_chars": 10**6}
-"""Largest values of arguments that cost the machine something; beyond them somebody who may decide that must."""
+"""Largest values, without the flag, of arguments that cost processes, memory or time."""
 _LEVELS = 16
 
 
 class Untrusted(ValueError):
-    """Something in an export, run folder or checkpoint that is not used before somebody says that it may be."""
+    """An export, run folder or checkpoint names something that is not used without ``--trust-rewards``."""
 
 
 def check_rewards_trusted(specs: Any) -> None:
-    """Refuses rewards that could do more than read text; imports nothing.
+    """Refuses rewards that could do more than read text; looks at names and arguments only and imports nothing.
 
     Args:
         specs: ``class_path`` and ``init_args`` of each reward, as a manifest or a run's configuration holds them.
 
     Raises:
-        Untrusted: one of them, or one inside of another, is not in ``REWARDS``, or has an argument that is no plain
-            value; one line that names it and the flag.
-        ValueError: no list of such objects.
+        Untrusted: a reward, or one among the arguments of another, is not in ``REWARDS``, or has an argument that is
+            not of JSON types or above ``LIMITS``; one line that names it and the flag.
+        ValueError: ``specs`` is not a list of objects.
     """
     if not isinstance(specs, list | tuple) or not all(isinstance(spec, Mapping) for spec in specs):
         raise ValueError(f"rewards must be a list of objects with class_path and init_args, got {_short(specs)}.")
@@ -61,7 +61,7 @@ def check_rewards_trusted(specs: Any) -> None:
 
 
 def check_source_trusted(spec: Any) -> None:
-    """Refuses a prompt source of a run's own configuration that is none of ours; imports nothing.
+    """Refuses a prompt source in a run's configuration that is not in ``SOURCES``; imports nothing.
 
     Raises:
         Untrusted: see `check_rewards_trusted`.
@@ -70,7 +70,7 @@ def check_source_trusted(spec: Any) -> None:
 
 
 def _paths(package: str, modules: Mapping[str, Sequence[str]]) -> frozenset[str]:
-    """Every way to write the classes: by their module, and by the package that shows them."""
+    """The dotted names of the classes: by their module and, with a ``package``, by the package that re-exports them."""
     inside = {f"{package}.{module}.{name}".strip(".") for module, names in modules.items() for name in names}
     shown = {f"{package}.{name}" for names in modules.values() for name in names} if package else set()
     return frozenset(inside | shown)
@@ -95,26 +95,27 @@ def _check(spec: Any, allowed: frozenset[str], what: str) -> None:
 
 
 def _specs(value: Any, level: int = 0) -> Iterator[tuple[int, Any]]:
-    """``value`` and every class named in it, however deep, with its depth."""
+    """(depth, spec) of ``value`` and of everything in its arguments that names a class, at any depth."""
     yield level, value
     if not isinstance(value, Mapping) or level > _LEVELS:
         return
     arguments = value.get("init_args")
     if isinstance(arguments, Mapping):
         for name, inner in arguments.items():
-            # where a class is expected, its bare name is one, too
+            # where jsonargparse expects a class, a plain text is read as the name of one
             parts: Iterable[Any] = [inner]
             if inner is None or name not in ("source", "correct", "parts", "rewards"):
                 parts = _named(inner, level)
             elif name in ("parts", "rewards") and isinstance(inner, Mapping):
-                # anything but a mapping is refused: a text would be the name of a file with further classes
+                # anything but a mapping is refused: jsonargparse would read a text as a file with further classes
                 parts = inner.values()
             for part in parts:
                 yield from _specs(part, level + 1)
 
 
 def _named(value: Any, level: int) -> Iterator[Any]:
-    """Every object with a ``class_path`` in a value that should hold none, and what lies too deep to be looked at."""
+    """Every object with a ``class_path`` in a value that should hold none, and everything nested deeper than
+    ``_LEVELS``, which the caller refuses without looking further."""
     if level > _LEVELS or (isinstance(value, Mapping) and "class_path" in value):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -123,14 +124,14 @@ def _named(value: Any, level: int) -> Iterator[Any]:
 
 
 def _exceeds(name: str, value: Any) -> bool:
-    """Whether an argument costs more than its limit, or is no number and may become one that does."""
+    """Whether an argument in ``LIMITS`` is above its limit, or not a number, so that parsing could make it one."""
     if name not in LIMITS or value is None:
         return False
     return isinstance(value, bool) or not isinstance(value, int | float) or not value <= LIMITS[name]
 
 
 def _is_plain(value: Any, level: int = 0) -> bool:
-    """Whether a value is what JSON can say, without names that jsonargparse would take apart."""
+    """Whether a value is of JSON types only, without keys that jsonargparse interprets (``a.b``, ``a+``)."""
     if value is None or isinstance(value, bool | int | float | str):
         return True
     if level > 2 * _LEVELS:

@@ -1,4 +1,4 @@
-"""Which completions of a group give the same answer, by the correctness reward's own sense of the same."""
+"""Finds equal answers within a group, for majority voting; the correctness reward decides which are equal."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ def answer_classes(
 ) -> list[int]:
     """Numbers the answers of each group, so that a majority can be counted: equal numbers are equal answers.
 
-    Right answers are all in class 0. A wrong one joins the first class whose answer ``reward`` takes it for when that
-    answer is put in the place of the gold one, so ``1/2`` and ``0.5`` vote together; what was too costly to judge
-    against the gold answer is only compared as text. The number of calls of ``reward`` is the number of different
-    answers in the most divided group, each call over all groups at once.
+    Right answers are all in class 0. For wrong answers, the first answer of each class takes the place of the gold
+    answer, and an answer joins the first class against which ``reward`` calls it right; so ``1/2`` and ``0.5`` vote
+    together. An answer that was too costly to judge (``timeout``, ``killed``, ``crashed``, ``too_long``) is compared
+    as text only. ``reward`` is called at most once per class of the group with the most classes; each call covers all
+    groups.
 
     Args:
         reward: the correctness reward.
         completions: B texts, the completions of one prompt as neighbours.
-        scores: what ``reward`` gave them against the gold answers.
-        columns: what ``reward`` got beside them.
-        group_size: completions of a prompt; divides B.
+        scores: the B scores of ``reward`` against the gold answers.
+        columns: the columns that ``reward`` got for those scores, B values each.
+        group_size: completions per prompt; divides B.
 
     Returns:
-        B integers: 0 right, 1 … for wrong answers by order of appearance in their group, -1 for no answer.
+        B integers: 0 for right, 1 … for wrong answers in order of appearance in their group, -1 for no answer.
     """
     stated = [stated_answer(completion) for completion in completions]
-    classes = [  # None: a wrong answer, which others may share
+    classes = [  # None: a wrong answer whose class is not known yet
         RIGHT if score.correct else NO_ANSWER if score.status == "no_answer" else None for score in scores
     ]
     judged = [score.status not in _COSTLY for score in scores]
     number = 0
     while None in classes:
         number += 1
-        pairs: list[tuple[int, int]] = []  # completions, and those whose answer stands in for the gold one
+        pairs: list[tuple[int, int]] = []  # (completion, completion whose answer takes the place of the gold answer)
         for start in range(0, len(completions), group_size):
             undecided = [i for i in range(start, start + group_size) if classes[i] is None]
             if undecided:
@@ -64,5 +65,5 @@ def answer_classes(
 
 
 def stated_answer(completion: str) -> str:
-    r"""What a completion commits to: its last ``\boxed{…}``, else its last ``<answer>``, else all of it."""
+    r"""The answer of a completion: its last ``\boxed{…}``, else its last ``<answer>``, else all of its text."""
     return (boxed_or_block(completion) or completion).strip()
