@@ -1,1 +1,1 @@
-"""Is an answer the same mathematics as the gold one?"""
+"""Decides whether an answer is mathematically the same as the gold answer."""

@@ -1,4 +1,4 @@
-"""What can be said of a gold answer and an answer without algebra, and what the verifier is asked about the rest."""
+"""The rules of ``MathReward`` that need no algebra, and the jobs for math-verify where algebra is needed."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _NUMBER_AS_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[\d.,/]+)\s*\}")
 _INNER_UNIT = re.compile(r"(?<=[\d}])\s*\\text\s*\{([^{}]*)\}(?:\s*\^\s*\{?[23]\}?)?")
 _MEMBERS = re.compile(r"\s*([A-Za-z](?:_\{?\w+\}?)?|\([A-Za-z](?:\s*,\s*[A-Za-z])+\))\s*(=|\\in)\s*(\(.*|\\\{.*|\[.*)")
 _NEARBY = Fraction(1, 20)
-"""How far the approximation behind an exact number may be from it, relative to it."""
+"""Largest relative error of the approximation that an answer adds to its exact value (``exact ≈ approximation``)."""
 _UNREADABLE = ("cannot be parsed", "not equal to itself", "cannot be compared")
 
 
 @dataclass(frozen=True)
 class Job:
-    """A pair that takes algebra: the insides of two boxes for the verifier."""
+    """A pair that needs algebra: the contents of two boxes, for math-verify in a worker process."""
 
     gold: str
     answer: str
     repeated: bool = False
-    """The answer is the gold one, symbol for symbol: all that is asked is whether that means anything."""
+    """The answer has the same symbols as the gold one; the worker only checks that they have a meaning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class AnswerRules:
     relative_tolerance: float
 
     def gold_fault(self, gold: str) -> str:
-        """What is wrong with a gold answer as text, or an empty string."""
+        """What is wrong with the text of a gold answer, or ``""``; does not parse it as mathematics."""
         if not gold.strip():
             return "empty"
         if _NOT_A_NUMBER.fullmatch(gold):
@@ -59,7 +59,7 @@ class AnswerRules:
         return "an operator without its other side" if notation.is_malformed(form) else ""
 
     def plan(self, gold_text: str, answer: str) -> Verdict | Job:
-        """The verdict where it needs no algebra, else the job for the pool."""
+        """The verdict if no algebra is needed, else the job for the pool of workers."""
         if _NOT_A_NUMBER.fullmatch(answer):  # never right, not even for itself
             return Verdict("wrong", "undefined value")
         if fault := self.gold_fault(gold_text):
@@ -82,13 +82,14 @@ class AnswerRules:
         return self._compare(gold, mine)
 
     def reads_at_sight(self, gold_text: str) -> bool:
-        """True if the gold answer needs no verifier to be sound."""
+        """True if the gold answer can be judged against for sure, without asking a worker."""
         gold = text.canonical(gold_text)
         return self._is_plain(gold) or self._is_plain(units.split_unit(gold)[0])
 
     def review(self, job: Job, verdict: Verdict) -> Verdict:
-        """Takes back an ``ok`` for an answer that leaves the work to the verifier, and accepts what repeats a gold
-        answer that a person can read and the verifier cannot."""
+        """Corrects the verdict of a worker: an ``ok`` for an answer that is not worked out becomes ``wrong``; where
+        math-verify cannot read the gold answer but a person can, repeating its symbols is ``ok`` and all else
+        ``wrong``."""
         unread = verdict.status == "bad_gold" and verdict.detail.startswith(_UNREADABLE)
         scored = verdict.detail == "undefined value" and ":" in job.gold and "frac" not in job.gold  # 3:0
         if (unread or scored) and notation.is_notation(job.gold):
@@ -110,7 +111,7 @@ class AnswerRules:
         return Job(side, side, repeated=True)
 
     def _is_plain(self, side: str) -> bool:
-        """True for a written-out number, a list of them, and words."""
+        """True for a written-out number, a list of such numbers, and words."""
         return any(read(side) is not None for read in (self._number, text.as_words, self._list))
 
     def _number(self, side: str) -> text.Number | None:
@@ -149,7 +150,8 @@ class AnswerRules:
         return Job(self._for_worker(gold), self._for_worker(mine))
 
     def _compare_notation(self, gold: str, mine: str) -> Verdict | None:
-        """The verdict on times, dates, bases and chains of inequalities, which mean nothing else by their values."""
+        """The verdict on times of day, dates, numbers in other bases and chains of inequalities, which are compared by
+        their notation; ``None`` for anything else."""
         if notation.is_date(gold):
             return Verdict("wrong", "another date")
         if notation.same_clock(gold, mine):
@@ -163,21 +165,22 @@ class AnswerRules:
         return Verdict("ok") if links is not None and links == notation.chain(mine) else None
 
     def _compare_bases(self, gold: str, mine: str) -> Verdict:
-        """Digits and base must agree; the base may be left out of an answer to a gold one that states it, and base ten
-        anywhere."""
+        """Digits and base must agree. The answer may leave out the base that the gold answer states, and either side
+        may leave out base ten."""
         ours, theirs = (notation.read_base(side) or (notation.symbols(side).upper(), 0) for side in (gold, mine))
         same = ours[0] == theirs[0] and (ours[1] == theirs[1] or not theirs[1] or {ours[1], theirs[1]} == {0, 10})
         return Verdict("ok") if same else Verdict("wrong", "another number or base")
 
     def _is_near(self, exact: str, near: str) -> bool:
-        r"""True if ``near`` may stand behind ``exact \approx``: a number, and a near one where that can be told."""
+        r"""True if ``exact \approx near`` is consistent: ``near`` is a number, and within ``_NEARBY`` of ``exact``
+        where that is a written-out number."""
         value, rounded = self._number(exact.rpartition("=")[2].strip()), self._number(units.split_unit(near)[0])
         if rounded is None:
             return False
         return value is None or abs(value.value - rounded.value) <= _NEARBY * abs(value.value)
 
     def _objection(self, gold: str, mine: str) -> Verdict | None:
-        """Why an answer cannot be right, whatever its value."""
+        """The verdict on an answer that cannot be right, whatever its value; else ``None``."""
         if sorted(notation.remarks(mine)) != sorted(notation.remarks(gold)) and notation.remarks(mine):
             return Verdict("wrong", "words beside the answer")
         if notation.numbers_below(mine) - notation.numbers_below(gold):
@@ -187,7 +190,7 @@ class AnswerRules:
         return None
 
     def _compare_text(self, gold: str, answer: str) -> Verdict | None:
-        """The verdict on numbers that are written out and on words; ``None`` if it takes algebra."""
+        """The verdict on written-out numbers and on words; ``None`` if algebra is needed."""
         if (pointed := notation.decimal_comma(gold)) is not None:
             ours, theirs = self._number(pointed), self._number(notation.decimal_comma(answer) or answer)
             if ours is not None and theirs is not None and self._same_number(ours, theirs):
@@ -213,7 +216,7 @@ class AnswerRules:
         return None
 
     def _same_number(self, gold: text.Number, answer: text.Number) -> bool:
-        """Equal, and worked out: 84/7 is not an answer to 12."""
+        """Whether the numbers are equal and the answer is worked out: 84/7 is no answer where 12 is asked for."""
         left_to_divide = answer.quotient and not gold.quotient and gold.value.denominator == 1
         if left_to_divide and not self.allow_unevaluated:
             return False
@@ -229,7 +232,7 @@ class AnswerRules:
 
 
 def without_inner_units(gold: str, answer: str) -> str:
-    r"""``answer`` without the units of measure inside it, where the gold one has none: ``3\text{ cm}, 4``."""
+    r"""``answer`` without the units of measure in its parts if ``gold`` has none: ``3, 4`` for ``3\text{ cm}, 4``."""
     if r"\text" in gold or len(notation.split_top(answer)) < len(notation.remarks(answer)) or "," not in answer:
         return answer
 

@@ -1,4 +1,4 @@
-"""Answers as text: finding the boxed one, writing it in one canonical form, and reading plain numbers and units."""
+"""Answers as text: finds the boxed one, writes it in one canonical form, and reads plain numbers and words."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from itertools import accumulate
 from typing import Any
 
 ABSOLUTE_TOLERANCE = Fraction(5, 10**7)
-"""Decimals are compared to six places, as math-verify does."""
+"""Decimals are compared to six places, as in math-verify."""
 MAX_NESTING = 40
 MAX_DIGIT_RUN = 400
 MAX_EXPONENT = 400
 MAX_NUMBER_CHARS = 2000
-"""Python converts no more than 4,300 digits; the longest answer that is judged is shorter by far."""
+"""Longer texts are not read as a number: ``int`` and ``Fraction`` refuse more than 4,300 digits."""
 
 BOX = re.compile(r"\\boxed\s*\{")
 _BRACES = re.compile(r"\\[\\{}]|[{}]")
@@ -24,10 +24,10 @@ _CONTROL = frozenset({"Cc", "Cf", "Cs", "Co"})
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last ``\boxed{…}`` of ``text`` holds, with braces matched; of boxes in a box, the outermost counts.
+    r"""The content of the last ``\boxed{…}`` of ``text``, with braces matched; of nested boxes, the outermost counts.
 
-    ``None`` if there is no box, or if the last one is not closed: a cut-off box is not an answer, and an earlier one
-    is not the final answer. A box that holds another one and nothing else holds what the inner one does.
+    ``None`` if there is no box, or if the last one is not closed: a cut-off box is no answer, and an earlier box is not
+    the final answer. If a box holds another box and nothing else, the content of the inner one is returned.
     """
     starts = {match.end() for match in BOX.finditer(text)}
     if not starts:
@@ -51,20 +51,21 @@ def last_boxed(text: str) -> str | None:
 
 
 def has_balanced_braces(text: str) -> bool:
-    """True if ``text`` stays the inside of a pair of braces that is put around it."""
+    """True if a pair of braces put around ``text`` would match each other: its own braces balance, and no backslash at
+    its end would escape the closing one."""
     braces = _BRACES.findall(text)
     depths = [0, *accumulate((brace == "{") - (brace == "}") for brace in braces)]
     return min(depths) == depths[-1] == 0 and not re.search(r"(?<!\\)(?:\\\\)*\\$", text)
 
 
 def has_compatibility_markup(text: str) -> bool:
-    """True for characters that turn into braces, backslashes or dollar signs only when they are normalised: what was
-    matched as the inside of a box would no longer be it."""
+    """True if a character becomes a brace, backslash or dollar sign under NFKC: the text that was matched as the
+    content of a box could then end at another brace."""
     return any(not char.isascii() and set(unicodedata.normalize("NFKC", char)) & set("{}\\$") for char in text)
 
 
 def oversize(text: str, max_chars: int) -> str:
-    """Why ``text`` is too large to be worth parsing, or an empty string."""
+    """Why ``text`` is too large to be parsed (characters, nesting, digits of a number), or ``""``."""
     if len(text) > max_chars:
         return f"{len(text)} characters, at most {max_chars} are judged"
     deepest = max(accumulate((char in "([{") - (char in ")]}") for char in text), default=0)
@@ -76,7 +77,7 @@ def oversize(text: str, max_chars: int) -> str:
 
 
 def has_control_characters(text: str) -> bool:
-    """True for NUL, direction marks, zero-width characters and lone surrogates: nothing an honest answer holds."""
+    """True for NUL, direction marks, zero-width characters and lone surrogates, which ordinary answers do not hold."""
     return any(unicodedata.category(c) in _CONTROL and c not in "\n\t\r" for c in text)
 
 
@@ -139,9 +140,9 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
 
 @lru_cache(maxsize=8192)
 def canonical(text: str) -> str:
-    """One spelling for answers that differ in typography only: fullwidth digits, spacing commands, ``\\dfrac`` …"""
-    # NFKC turns raised digits and vulgar fractions into plain digits: 5² would become 52, so these come first.
-    # A raised sign makes 5m² five square metres, where 5m^2 may be a product.
+    """One spelling for answers that differ only in typography: fullwidth digits, spacing commands, ``\\dfrac`` …"""
+    # NFKC turns raised digits and vulgar fractions into plain digits (5² into 52), so these are rewritten first.
+    # With a raised digit 5m² is five square metres; 5m^2 may be a product.
     result = _RAISED_UNIT.sub(lambda unit: rf"\text{{ {unit[1]}}}^{unit[2].translate(_RAISED)}", text)
     result = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(_RAISED) + "}", result)
     result = _LOWERED_RUN.sub(lambda run: "_{" + run.group().translate(_LOWERED) + "}", result)
@@ -174,11 +175,11 @@ _NUMBER = re.compile(
 
 @dataclass(frozen=True)
 class Number:
-    """A number written out, as against one that still has to be worked out."""
+    """A number that is written out, such as ``3``, ``0.5`` or ``1/2``; not an expression still to be evaluated."""
 
     value: Fraction
     decimal: bool
-    """Written with a decimal point or a power of ten: it may be rounded."""
+    """Written with a decimal point or a negative power of ten: it may be rounded."""
     quotient: bool
     """Written as a fraction."""
 
@@ -188,9 +189,10 @@ def read_number(text: str, *, percent_is_hundredth: bool = True) -> Number | Non
     """The number that canonical ``text`` spells out, or ``None`` if it is anything else.
 
     Reads integers, decimals, thousands separators, ``a/b``, ``\\frac{a}{b}``, mixed numbers, ``1.5e3``,
-    ``1.5 \\times 10^{3}`` and a percent sign after any of them. More than ``MAX_NUMBER_CHARS`` are no number.
+    ``1.5 \\times 10^{3}`` and a percent sign after any of them. Texts over ``MAX_NUMBER_CHARS`` characters and powers
+    of ten beyond ±``MAX_EXPONENT`` are not read.
     """
-    text = " ".join(text.split())  # runs of white space would be tried in every split
+    text = " ".join(text.split())  # the regular expression would try every split of a run of white space
     match = _NUMBER.fullmatch(text) if len(text) <= MAX_NUMBER_CHARS else None
     if match is None:
         return None
@@ -215,7 +217,7 @@ def read_number(text: str, *, percent_is_hundredth: bool = True) -> Number | Non
 
 
 def same_number(gold: Number, answer: Number, relative_tolerance: float) -> bool:
-    """Equal exactly; or, where a decimal is involved, to six places and to ``relative_tolerance`` of the gold one."""
+    """Whether the values are equal, or, if one is a decimal, |a − g| ≤ min(5·10⁻⁷, ``relative_tolerance`` · |g|)."""
     difference = abs(gold.value - answer.value)
     if difference == 0:
         return True
@@ -233,10 +235,10 @@ _SMALL_WORDS = frozenset(["bad", "dab", "cab", "dad", "add", "baa"])
 
 
 def is_word(letters: str) -> bool:
-    """True for a bare run of letters that is a word, or a name in letters, and not a product of variables.
+    """True for a bare run of letters that is a word or a name; false for products of variables and for functions.
 
-    A product is short, in small letters, and made of letters that stand for variables side by side: ``xy``, ``abc``,
-    ``mn``. Everything with another vowel is a word (``no``, ``odd``), and so are capitals and Roman numerals (``IX``).
+    A product has at most four letters, all in lower case and from one set of letters that occur together as variables:
+    ``xy``, ``abc``, ``mn``. Anything else is a word (``no``, ``odd``), and so are capitals and Roman numerals (``IX``).
     """
     if len(letters) < 2 or letters in _FUNCTIONS:
         return False
@@ -248,7 +250,7 @@ def is_word(letters: str) -> bool:
 def as_words(text: str) -> str | None:
     """A text answer in one spelling (``\\text{Monday}``, ``monday.``, ``(B)``), or ``None`` if it is mathematics.
 
-    Neighbouring pieces of text stay apart, so that words run together or listed are not one of them.
+    Neighbouring ``\\text{…}`` are joined with a space, so that two answers in a row do not equal one of them.
     """
     inner, wrapped = re.subn(r"\\text\s*\{([^{}]*)\}", r" \1 ", text)
     words = re.sub(r"\s+", " ", inner).strip(" .,;:!")
@@ -276,9 +278,9 @@ _TOKENS = re.compile(
 
 
 def is_worked_out(text: str) -> bool:
-    """True if canonical ``text`` holds numbers, names and separators only: nothing is left to be computed."""
+    """True if canonical ``text`` holds only numbers, names and separators, so that nothing is left to be computed."""
     text = " ".join(text.split())  # as in read_number
     kinds = _TOKENS.sub(lambda token: (token.lastgroup or "")[0], text).replace("g", "")
     if not re.fullmatch("[noclsw]*", kinds):
-        return False  # something that is no token is left
+        return False  # a part of the text is none of the tokens
     return not re.search("[nc][onsw]|w[ns]", kinds)  # 2(3), (2)(3), 3-2, 2x, (2)+3, 3-x

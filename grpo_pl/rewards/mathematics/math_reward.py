@@ -1,4 +1,4 @@
-"""``MathReward`` and ``ExactReward``: is the last boxed answer the gold one?"""
+"""``MathReward`` and ``ExactReward``: compare the last boxed answer with the gold answer, by meaning or as text."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _COSTLY = frozenset({"timeout", "killed", "crashed"})
 
 
 def _shown(answer: str) -> str:
-    """``answer`` for logs: short, and free of characters that JSON files and terminals choke on."""
+    """``answer`` for logs: at most 80 characters, with U+FFFD in place of those that are not printable."""
     clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in answer[:80])
     return clean + "…" if len(answer) > 80 else clean
 
 
 def _score(verdict: Verdict, answer: str, beside: str) -> Score:
-    """The score of a verdict: 1 for ``ok``, nothing where the completion is not to blame, else 0."""
+    """The score of a verdict: 1 for ``ok``, None where the completion is not to blame, else 0."""
     status = verdict.status
     value = 1.0 if status == "ok" else None if status == "unavailable" else 0.0
     if status == "bad_gold":
-        return Score(None, status, verdict.detail)  # the answer has nothing to do with it
+        return Score(None, status, verdict.detail)  # the fault is in the gold answer: do not show the answer
     notes = [verdict.detail] if verdict.detail else []
     if beside:
         notes.append(f"beside the box: {_shown(beside)}")
@@ -34,7 +34,7 @@ def _score(verdict: Verdict, answer: str, beside: str) -> Score:
 
 
 def text_beside_box(completion: str) -> str:
-    r"""What the last ``<answer>`` block holds beside its last box; empty if it holds nothing else, or there is none."""
+    r"""The text of the last ``<answer>`` block around its last box; ``""`` if there is no such text, block or box."""
     _, opened, block = completion.rpartition("<answer>")
     content = text.last_boxed(block := block.partition("</answer>")[0]) if opened else None
     if content is None:
@@ -45,7 +45,7 @@ def text_beside_box(completion: str) -> str:
 
 
 def _self_fault(verdict: Verdict) -> str:
-    """What the verdict on a gold answer against itself says about it."""
+    """What is wrong with a gold answer, given its verdict against itself; ``""`` if nothing is."""
     if verdict.status == "bad_gold":
         return verdict.detail
     return "" if verdict.status in ("ok", "unavailable") else "not equal to itself"
@@ -55,8 +55,8 @@ def _self_fault(verdict: Verdict) -> str:
 class ExactReward(TextAnswerReward):
     r"""1 if the last ``\boxed{…}`` equals the gold answer as a string, else 0; range {0, 1}.
 
-    Both sides are stripped and compared without any mathematics: ``0.5`` is not ``1/2``. This is the rule that the
-    first open reproductions of R1 used; `MathReward` compares values.
+    Both sides are stripped of white space and compared without any mathematics: ``0.5`` is not ``1/2``. This is the
+    rule that the first open reproductions of R1 used; `MathReward` compares values.
     """
 
     name: str = "exact"
@@ -74,14 +74,14 @@ class ExactReward(TextAnswerReward):
 class MathReward(SandboxedReward):
     r"""1 if the last ``\boxed{…}`` means the same as the gold answer, else 0; range {0, 1}.
 
-    ``1/2``, ``0.5`` and ``\frac12`` are the same. Written-out numbers and text answers are compared right here; all
-    else goes to math-verify in killable worker processes (see ``sandbox``), so that no answer can hang, crash or
-    swell the run. An answer that costs too much is 0 with status ``timeout``, ``killed``, ``crashed`` or
-    ``too_long``; a gold answer that cannot be read is ``None`` with ``bad_gold``.
+    ``1/2``, ``0.5`` and ``\frac12`` are the same. Written-out numbers and text answers are compared in this process;
+    all else is compared by math-verify in worker processes that can be killed (see ``sandbox``), so that no answer can
+    hang or crash the run or exhaust its memory. An answer that costs too much is 0 with status ``timeout``, ``killed``,
+    ``crashed`` or ``too_long``; where the gold answer cannot be read, the score is ``None`` with ``bad_gold``.
 
-    The rules on top of math-verify: a relation between numbers answers nothing (``6=5`` for 5), ``x=5`` answers 5;
-    a number must be worked out (``123\cdot456`` and ``84/7`` for 12 are not); different units of measure differ, a
-    missing unit is fine; tiny numbers must agree in relative terms; text answers are compared as text; ``\pm2`` is
+    The rules on top of math-verify: a relation between numbers is no answer (``6=5`` for 5), but ``x=5`` answers 5; a
+    number must be worked out (``123\cdot456`` is not, nor is ``84/7`` for 12); different units of measure differ, but a
+    unit may be left out; tiny numbers must agree in relative terms; text answers are compared as text; ``\pm2`` means
     both values; undefined values are never right.
     """
 
@@ -90,11 +90,12 @@ class MathReward(SandboxedReward):
     correctness: bool = True
     """True for the one reward per config that says whether an answer is right."""
     allow_unevaluated: bool = False
-    r"""Accept work instead of a result: ``123\cdot456`` for 56088. A policy may then copy the question."""
+    r"""Accept expressions that are not worked out: ``123\cdot456`` for 56088. A policy may then copy the question."""
     percent: Literal["hundredth", "unit"] = "hundredth"
     r"""What ``50\%`` means: ``hundredth`` is 0.5, ``unit`` is 50 (for data sets that drop the sign)."""
     relative_tolerance: float = 1e-4
-    """How far apart two numbers may be, relative to the gold one; they must agree to six places as well."""
+    """Largest |answer − gold| / |gold| of equal numbers where a decimal is involved; they must also agree to six
+    decimal places."""
 
     rules: AnswerRules = field(init=False, repr=False, compare=False)
 
@@ -130,7 +131,8 @@ class MathReward(SandboxedReward):
         return verdicts
 
     def _blame_golds(self, verdicts: dict[tuple[str, str], Verdict], *, settled: Collection[tuple[str, str]]) -> None:
-        """Makes it ``bad_gold`` where an answer was missing or refused before its gold answer had been looked at."""
+        """Changes ``verdicts`` to ``bad_gold`` where an answer was missing or refused before its gold answer had been
+        checked, and that gold answer turns out to be faulty; pairs in ``settled`` have been checked."""
         unseen = {
             pair: None
             for pair, verdict in verdicts.items()
@@ -146,7 +148,8 @@ class MathReward(SandboxedReward):
                 verdicts[pair] = Verdict("bad_gold", faults[pair[0]])
 
     def _clear_of_bad_golds(self, jobs: list[tuple[str, str]]) -> list[Verdict]:
-        """The verdicts of the pool; where one cost too much, the gold answer is judged alone, as it may be the bomb."""
+        """The verdicts of the pool. Where a pair cost too much, the gold answer is compared with itself: if that costs
+        too much as well, the pair is ``bad_gold``."""
         verdicts = self.pool.run(jobs)
         suspects = [gold for (gold, _), v in zip(jobs, verdicts, strict=True) if v.status in _COSTLY]
         alone = dict(zip(suspects, self.pool.run([(gold, gold) for gold in suspects]), strict=True))

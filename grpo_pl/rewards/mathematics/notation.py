@@ -1,4 +1,4 @@
-"""What an answer says by its notation alone: times, bases, assignments, approximations, remarks, work left undone."""
+"""Reads what the notation of an answer says: times, dates, bases, assignments, approximations, remarks, open work."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _DECIMAL_COMMA = re.compile(r"([+-]?\d{1,3}(?:\.\d{3})+|[+-]?\d+),(\d+)")
 
 @lru_cache(maxsize=8192)
 def symbols(text: str) -> str:
-    """Canonical ``text`` without the spaces that mean nothing: equal ones are the same answer, letter by letter."""
+    """Canonical ``text`` without spaces that have no meaning: answers with equal results have the same symbols."""
     return _SPACES.sub("", text).rstrip(".")
 
 
@@ -55,19 +55,20 @@ def is_clock(text: str) -> bool:
 
 
 def same_clock(one: str, other: str) -> bool:
-    """The same time of day, a leading zero aside."""
+    """Whether both are times of day and the same one; a leading zero does not matter."""
     a, b = _CLOCK.fullmatch(one), _CLOCK.fullmatch(other)
     return a is not None and b is not None and (int(a[1]), *a.groups()[1:]) == (int(b[1]), *b.groups()[1:])
 
 
 def is_date(text: str) -> bool:
-    """True for dates in digits, which are no subtraction and no quotient."""
+    """True for dates in digits, such as ``2024-01-31``, which must not be read as subtractions or quotients."""
     return _DATE.fullmatch(text) is not None
 
 
 @lru_cache(maxsize=8192)
 def chain(text: str) -> tuple[str, ...] | None:
-    """A chain of two or more inequalities, smallest side first, or ``None``: ``c>b>a`` is ``a<b<c``."""
+    """The terms and signs of a chain of two or more inequalities, smallest term first: ``c>b>a`` is ``a<b<c``. ``None``
+    for anything else."""
     parts = _RELATION.split(text)
     signs = parts[1::2]
     if len(signs) < 2:
@@ -81,7 +82,7 @@ def chain(text: str) -> tuple[str, ...] | None:
 
 @lru_cache(maxsize=8192)
 def read_base(text: str) -> tuple[str, int] | None:
-    """``(digits, base)`` of a number written in a base other than ten by a subscript or in words, or ``None``."""
+    """``(digits, base)`` of a number whose base, 2 to 16, is stated by a subscript or in words, or ``None``."""
     match = _BASED.fullmatch(text)
     if match is None:
         return None
@@ -94,12 +95,13 @@ def read_base(text: str) -> tuple[str, int] | None:
 
 
 def leaves_work(gold: str, answer: str) -> bool:
-    r"""True if ``answer`` has an operator to be carried out that ``gold`` has not: an integral, a limit, ``!`` …"""
+    r"""True if ``answer`` has an operator that is still to be carried out (an integral, a limit, ``!`` …) and ``gold``
+    has none."""
     return _has_work(_value(answer)) and not _has_work(_value(gold))
 
 
 def _value(text: str) -> str:
-    """What stands behind the one ``=`` outside all brackets, else all of ``text``."""
+    """The text after the only ``=`` outside all brackets; all of ``text`` if there is no such ``=``, or several."""
     sides = split_top(text, "=")
     return sides[1] if len(sides) == 2 else text
 
@@ -115,12 +117,12 @@ def computes_with_infinity(text: str) -> bool:
 
 
 def numbers_below(text: str) -> set[str]:
-    """The subscripts in digits of anything but a name or an operator: bases, which a verifier passes over."""
+    """The numeric subscripts of numbers and brackets, which may state a base; math-verify ignores them."""
     return set(_BELOW.findall(text))
 
 
 def remarks(text: str) -> list[str]:
-    r"""What stands in ``\text{…}``, letters apart."""
+    r"""The contents of all ``\text{…}`` in lower case, without those of a single letter."""
     found = (re.sub(r"\s+", " ", content).strip(" .,;:()").casefold() for content in _TEXT.findall(text))
     return [content for content in found if len(content) > 1]
 
@@ -141,7 +143,8 @@ def split_top(text: str, separators: str = ",;") -> list[str]:
 
 @lru_cache(maxsize=8192)
 def read_assignments(text: str) -> tuple[tuple[str, str], ...] | None:
-    """Names and values of ``x=1, y=2`` and of ``(x,y)=(1,2)``, or ``None``; each name occurs once."""
+    """(name, value) pairs of ``x=1, y=2`` or ``(x,y)=(1,2)``; ``None`` for anything else, such as a name that occurs
+    twice."""
     named = _NAMED_TUPLE.fullmatch(text)
     if named:
         names = [symbols(name.strip()) for name in named[1].split(",")]
@@ -159,8 +162,12 @@ def read_assignments(text: str) -> tuple[tuple[str, str], ...] | None:
 
 
 def align_assignments(gold: str, answer: str) -> tuple[str, str] | None:
-    """Both sides as tuples of values in the order of the gold names: ``y=2, x=1`` is ``x=1, y=2`` and ``(1,2)``,
-    and ``(2,1)`` is not; ``None`` where that is not what they are, and an answer of ``""`` where the names differ."""
+    """(gold, answer) as tuples of values in the order of the gold side's names, if one side or both assign values.
+
+    For the gold answer ``x=1, y=2``, both ``y=2, x=1`` and ``(1,2)`` give ``(1, 2)``, and ``(2,1)`` gives ``(2, 1)``.
+    If only the answer has names, its values are put in the order of its sorted names. The answer is ``""`` if both
+    sides have names and these differ. ``None`` if the sides cannot be read this way.
+    """
     ours, theirs = read_assignments(gold), read_assignments(answer)
     if ours is None and theirs is None:
         return None
@@ -171,7 +178,7 @@ def align_assignments(gold: str, answer: str) -> tuple[str, str] | None:
         return _tuple(value for _, value in ours), _tuple(values[name] for name, _ in ours)
     named = ours or theirs or ()
     if len({name.split("_")[0] for name, _ in named}) == 1:
-        return None  # x_1 and x_2 are the roots, in any order
+        return None  # x_1 and x_2 are roots: their order has no meaning
     bare = answer if ours is not None else gold
     inside = bare[1:-1] if re.fullmatch(r"\([^()]*\)", bare.strip()) else bare
     if len(split_top(inside)) != len(named) or re.match(r"\s*\\\{", bare) or "=" in bare:
@@ -179,7 +186,7 @@ def align_assignments(gold: str, answer: str) -> tuple[str, str] | None:
     if ours is not None:
         return _tuple(value for _, value in ours), _tuple(split_top(inside))
     if bare.strip() == inside:
-        return None  # a gold list in no order
+        return None  # the gold answer is a list whose order has no meaning
     return _tuple(split_top(inside)), _tuple(value for _, value in sorted(named))
 
 
@@ -188,7 +195,8 @@ def _tuple(values: Iterable[str]) -> str:
 
 
 def decimal_comma(text: str) -> str | None:
-    """``text`` with a decimal point where it is a number with a decimal comma, or could be, else ``None``."""
+    """``text`` with a decimal point if it is a number with a decimal comma, else ``None``; ``1,234`` may have a
+    thousands separator and gives ``None``."""
     match = _DECIMAL_COMMA.fullmatch(text)
     if match is None or (len(match[2]) == 3 and "." not in match[1] and match[1].lstrip("+-") != "0"):
         return None
@@ -214,15 +222,18 @@ _DANGLING = re.compile(
 
 
 def is_malformed(text: str) -> bool:
-    """True for a gold answer that cannot be mathematics nor anything else: an operator or command without its other
-    side. A sign alone answers which one belongs somewhere; an ion, a limit from one side or a mark may end in one."""
+    """True for a gold answer with an operator or command that lacks an operand.
+
+    A sign alone may be an answer (which sign is it?), and ions, one-sided limits and school marks end in one (``Na^+``,
+    ``0^-``, ``A+``); those are not malformed.
+    """
     if _LONE_SIGN.fullmatch(text) or re.search(r"\^\s*[+*-]$|^[A-Za-z]\s?[+-]$", text):
         return False
     return _DANGLING.search(text) is not None
 
 
 def is_notation(text: str) -> bool:
-    """True for answers that are not mathematics to a parser but that a person can read and repeat: brackets in pairs,
-    and no operator without its other side."""
+    """True for answers that a person can read even where a parser cannot: as many opening as closing brackets, no
+    operator without an operand, and at least one letter, digit or sign."""
     paired = sum(text.count(c) for c in "([{") == sum(text.count(c) for c in ")]}")
     return paired and not is_malformed(text) and re.search(r"[\w<>=+*/-]", text) is not None

@@ -1,4 +1,4 @@
-"""Tuples, sets, intervals and lists of written-out numbers, read and compared without SymPy."""
+"""Reads and compares tuples, sets, intervals and lists of written-out numbers, without SymPy."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _THOUSANDS = re.compile(r"\d,\d{3}(?!\d)")
 
 @dataclass(frozen=True)
 class NumberList:
-    """Two or more numbers between brackets or commas."""
+    """Two or more numbers with commas between them, in brackets or without."""
 
     brackets: str
-    """``()``, ``[]``, ``(]`` or ``[)``; empty for a set, with braces or bare."""
+    """``()``, ``[]``, ``(]`` or ``[)``; ``""`` for a set, which has braces or no brackets."""
     numbers: tuple[Number, ...]
 
 
@@ -45,7 +45,7 @@ def read_number_list(text: str, *, percent_is_hundredth: bool = True) -> NumberL
 
 
 def same_list(gold: NumberList, answer: NumberList, same: Callable[[Number, Number], bool]) -> bool | None:
-    """Whether two lists agree, sets in any order; ``None`` where their brackets say different things."""
+    """Whether two lists agree by ``same``, sets in any order, without duplicates; ``None`` if their brackets differ."""
     if gold.brackets != answer.brackets:
         return None
     ours, theirs = gold.numbers, answer.numbers

@@ -1,4 +1,4 @@
-"""``StrictAnswerReward`` and ``LenientAnswerReward``: two cheap judges on either side of the one that training uses."""
+"""``StrictAnswerReward`` and ``LenientAnswerReward``: a stricter and a more lenient rule to check ``MathReward``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _NUMBER = re.compile(
     r"(?P<number>\\[dtc]?frac\s*(?:\{\s*-?\d+\s*\}|\d)\s*(?:\{\s*-?\d+\s*\}|\d)|\d[\d,]*(?:\.\d+)?(?:\s{0,3}/\s{0,3}\d+)?)"
 )
 _NEARLY = Fraction(1, 10**4)
-"""How far a number in the text may be from the gold one, relative to it, for the lenient judge."""
+"""Largest relative difference between a number in the text and the gold answer in `LenientAnswerReward`."""
 _LONGEST_NUMBER = 400
-"""Characters of a number that is read by value; a longer one is compared by its symbols."""
+"""Most characters of a number that is compared by value; longer ones are compared by their symbols."""
 
 
 def boxed_answers(completion: str) -> list[str]:
-    r"""What every ``\boxed{…}`` holds, in order and with braces matched; an inner box stands for the one around it.
+    r"""The contents of all ``\boxed{…}``, in order and with braces matched; of nested boxes only the innermost.
 
     Empty if the last box is not closed: a text that was cut off there has given no answer.
     """
@@ -33,9 +33,8 @@ def boxed_answers(completion: str) -> list[str]:
 
 
 def normal_form(answer: str) -> Hashable:
-    """One value for all spellings of an answer: a written-out number by value, anything else by its symbols.
-
-    A quotient that is left to be divided is not the number it comes to.
+    """A value that is equal for all spellings of an answer: (value, whether it is a fraction) of a written-out number,
+    the symbols of anything else. ``84/7`` and ``12`` differ, as do ``1/2`` and ``0.5``.
     """
     form = _canonical(answer)
     number = _number(form)
@@ -44,17 +43,17 @@ def normal_form(answer: str) -> Hashable:
 
 @dataclass(kw_only=True)
 class StrictAnswerReward(TextAnswerReward):
-    r"""1 if the text behind the last ``</think>`` boxes the gold answer, and no other; range {0, 1}.
+    r"""1 if the text after the last ``</think>`` boxes the gold answer and no other answer, else 0; range {0, 1}.
 
-    Answers are equal if they are the same symbols, typography aside, or the same written-out number to the last digit.
-    There is no algebra, no tolerance and no unit: ``x+1`` is not ``1+x``, ``0.5`` is not ``1/2``. It therefore refuses
-    some right answers, but there is little in it to be fooled:
+    Answers are equal if they have the same symbols, typography aside, or are exactly the same written-out number. There
+    is no algebra, no tolerance and no unit: ``x+1`` is not ``1+x``, ``0.5`` is not ``1/2``. The rule therefore refuses
+    some right answers, but leaves a policy little to exploit:
 
-    - What stands behind a ``<think>`` that is not closed is no answer, nor is a box in front of the last ``</think>``.
-    - ``<think>`` and ``<answer>`` blocks are opened and closed at most once, one behind the other.
-    - Boxes of different content are no answer, and a box in a box is none.
-    - Where there is an ``<answer>`` block, it holds one box and nothing else, unless ``allow_text``. Elsewhere text may
-      stand around the box, but its braces must balance.
+    - Text after a ``<think>`` that is not closed is no answer, nor is a box before the last ``</think>``.
+    - ``<think>`` and ``<answer>`` blocks are opened and closed at most once, one after the other.
+    - Several boxes of different content are no answer, nor is a box in a box.
+    - An ``<answer>`` block, if there is one, holds one box and nothing else, unless ``allow_text``. Without a block,
+      text may stand around the box, but its braces must balance.
     """
 
     name: str = "strict"
@@ -78,7 +77,7 @@ class StrictAnswerReward(TextAnswerReward):
         return Score(1.0 if same else 0.0, "ok" if same else "wrong")
 
     def _fault(self, completion: str, said: str) -> str:
-        """What is wrong with the form of the answer, or an empty string."""
+        """What is wrong with the form of the answer, or ``""``; ``said`` is the text after the thoughts."""
         if not has_proper_tags(completion):
             return "tags nested, repeated, missing or out of order"
         if len(boxed_answers(said)) < len(text.BOX.findall(said)):
@@ -93,11 +92,11 @@ class StrictAnswerReward(TextAnswerReward):
 
 @dataclass(kw_only=True)
 class LenientAnswerReward(TextAnswerReward):
-    """1 if the gold answer stands anywhere in the text, boxed or not, else 0; range {0, 1}.
+    """1 if the gold answer occurs anywhere in the text, boxed or not, else 0; range {0, 1}.
 
-    A number is looked for by value, to four digits, among all numbers of the text; anything else by its symbols,
-    typography and spaces aside. Mentioning the answer is enough, so listing candidates is worth 1: never train on
-    this. What even this judge refuses holds no sign of the gold answer.
+    A number is searched by value, to a relative difference of 10⁻⁴, among all numbers of the text; anything else by its
+    symbols, typography and spaces aside. Mentioning the answer is enough, so a list of candidates is worth 1: never
+    train on this reward. A completion that it refuses does not mention the gold answer.
     """
 
     name: str = "lenient"
@@ -115,7 +114,7 @@ class LenientAnswerReward(TextAnswerReward):
 
 
 def _numbers(completion: str) -> Iterator[Fraction]:
-    """Every number of a text; behind a minus sign, which may be an operator, also its opposite."""
+    """Every number of a text; after a minus sign, which may be an operator, the number and its negative."""
     for match in _NUMBER.finditer(completion.replace("−", "-")):
         whole = match["number"]
         parts = [whole] if _value(whole) is not None else whole.split(",", 100)[:100]  # 1,2 is a list
@@ -132,7 +131,7 @@ def _value(piece: str) -> Fraction | None:
 
 
 def _canonical(written: str) -> str:
-    """``canonical``, past its cache where the text is a page and not an answer."""
+    """``canonical``, without its cache for texts over 1000 characters, which are whole completions."""
     return text.canonical(written) if len(written) <= 1000 else text.canonical.__wrapped__(written)
 
 

@@ -1,4 +1,4 @@
-"""Units, nouns and magnitudes behind a number: which may be there, and which make it another answer."""
+"""Units, nouns and magnitudes after a number: which may be left out, and which make it a different answer."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ _NO_NOUN_SIGNS = frozenset("不没沒非无無未或和与與但错錯百千万�
 
 @lru_cache(maxsize=8192)
 def split_unit(text: str) -> tuple[str, str]:
-    """Cuts the unit off canonical ``text``: ``(quantity, unit)``; the unit is empty if there is none.
+    """Splits canonical ``text`` into ``(quantity, unit)``; the unit is ``""`` if there is none.
 
-    A measure comes back in one spelling (``meters`` is ``m``); one other noun after a number comes back as it is. A
+    A unit of measure is returned in one spelling (``meters`` is ``m``), a single other noun after a number unchanged. A
     magnitude is multiplied out: ``5 million dollars`` is ``5000000`` and ``dollar``. Anything else, such as ``or``, a
-    negation or a whole remark, is no unit and stays where it is.
+    negation or a remark, is no unit and stays in the quantity.
     """
-    text = " ".join(text.split())  # runs of white space would be tried in every split
+    text = " ".join(text.split())  # the regular expressions would try every split of a run of white space
     sign = re.match(r"([+-]?)\s*\\text\s*\{\s*(\w+)\s*\}\s*([+-]?\s*[\d.].*|\\frac.*)", text)
     if sign and sign[2] in {"dollar", *CURRENCIES.values()}:
         quantity, unit = split_unit((sign[1] + sign[3]).strip())
@@ -147,7 +147,7 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def _unit_name(text: str) -> str | None:
-    """One spelling of a unit or noun; ``None`` for words that are neither."""
+    """The unit or noun in one spelling; ``None`` for words that are neither, ``""`` for no words."""
     if text == r"\circ":
         return "degree"
     text = re.sub(r"(?<=\b[^\W\d_])\.\s?(?=[^\W\d_]?\b)", "", text.strip().rstrip(".!"))
@@ -171,14 +171,14 @@ def _unit_name(text: str) -> str | None:
 
 
 def is_noun(word: str) -> bool:
-    """True for one word that may stand behind a number without changing it: not ``or``, ``not``, ``million`` …"""
+    """True for one word that may follow a number without changing it; false for ``or``, ``not``, ``million`` …"""
     if not _NOUN.fullmatch(word) or not _NO_NOUN.isdisjoint({word, word.casefold()}):
         return False
     return _NO_NOUN_SIGNS.isdisjoint(word)
 
 
 def same_unit(one: str, other: str) -> bool:
-    """True for one unit of measure in two spellings, and for one noun, singular or plural."""
+    """True for one unit or noun twice, in singular or plural; units of measure are given in one spelling."""
     return one == other or _stem(one) == _stem(other)
 
 
@@ -195,5 +195,5 @@ def _stem(noun: str) -> str:
 
 
 def is_measure(unit: str) -> bool:
-    """True for units of measure; ``apples`` and ``people`` are nouns."""
+    """True for units of measure; false for nouns such as ``apples`` and ``people``."""
     return any(part.split("^")[0] in _UNIT_NAMES for part in unit.split("/")) if unit else False

@@ -1,1 +1,1 @@
-"""Killable worker processes for untrusted answers: the only place of the rewards that starts processes."""
+"""Worker processes that judge untrusted answers and can be killed; no other part of the rewards starts processes."""

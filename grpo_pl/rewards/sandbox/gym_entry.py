@@ -1,6 +1,6 @@
-"""How a problem of reasoning-gym travels to its scorer: as JSON text that is checked by whoever reads it.
+"""Packs a problem of reasoning-gym as JSON text for the worker that scores answers, and checks such text on reading.
 
-Loaded by path as well, in the worker: it imports nothing of this package.
+The worker loads this file by its path, so it imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 MAX_CHARS = 1_000_000
-"""Longer text is no problem of reasoning-gym; its largest have some ten thousand characters."""
+"""Longer text is refused; the largest problems of reasoning-gym have some ten thousand characters."""
 REFUSED = {
     "composite": "it mixes tasks; give each its own source in grpo_pl.data.mixture.MixturePrompts",
 }
-"""Tasks that cannot be used, with the reason."""
+"""Tasks that are refused -> the reason."""
 OWN_SETTINGS = frozenset({"seed", "size"})
-"""Settings that the source decides."""
+"""Settings that ``ReasoningGymPrompts`` sets itself, so that a problem may not."""
 
 
 class GymProblem(NamedTuple):
-    """One problem: reasoning-gym's ``create_dataset(task, **settings)`` made ``entry``."""
+    """One problem: ``entry`` is an item of reasoning-gym's ``create_dataset(task, **settings)``."""
 
     task: str
     settings: dict[str, Any]
@@ -34,8 +34,8 @@ def pack(problem: GymProblem) -> str:
     """The problem as JSON text.
 
     Raises:
-        ValueError: it holds something else than numbers, fractions, text, dates and lists, tuples, sets and
-            dictionaries of them.
+        ValueError: it holds something other than numbers, fractions, text, dates, times, and lists, tuples, sets and
+            dictionaries of these; or the text is longer than ``MAX_CHARS``.
     """
     tree = {"task": problem.task, "settings": problem.settings, "entry": problem.entry}
     try:
@@ -48,10 +48,11 @@ def pack(problem: GymProblem) -> str:
 
 
 def unpack(text: Any) -> GymProblem:
-    """What `pack` wrote.
+    """The problem in a text that `pack` wrote.
 
     Raises:
-        ValueError: it is not, or names a task or a setting that reasoning-gym does not have.
+        ValueError: ``text`` is not of that form, or names a task or a setting that `check_task` refuses.
+        ImportError: reasoning-gym is not installed.
     """
     if not isinstance(text, str) or len(text) > MAX_CHARS:
         raise ValueError(f"must be JSON text of at most {MAX_CHARS} characters")
@@ -76,10 +77,10 @@ def unpack(text: Any) -> GymProblem:
 
 
 def check_task(task: str, settings: Mapping[str, Any]) -> None:
-    """Refuses what reasoning-gym does not have, and tasks whose scorers cannot be used.
+    """Refuses tasks and settings that reasoning-gym does not have, and the tasks in ``REFUSED``.
 
     Raises:
-        ValueError: an unknown or unusable task, or an unknown setting; names what there is.
+        ValueError: an unknown or refused task, or an unknown setting; suggests what there is.
         ImportError: reasoning-gym is not installed.
     """
     try:
@@ -102,7 +103,7 @@ def check_task(task: str, settings: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` in JSON's own types; what JSON does not know becomes an object with one key that begins with ``$``."""
+    """``value`` in JSON types; other types become an object with one key that begins with ``$`` (see ``_RESTORE``)."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):

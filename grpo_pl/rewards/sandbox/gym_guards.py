@@ -1,6 +1,6 @@
-"""Answers that scorers of reasoning-gym pay in full and no person would accept; loaded by path in the worker.
+"""Rejects wrong answers that scorers of reasoning-gym accept in full; the worker loads this file by its path.
 
-Each guard closes one hole of a scorer. ``tests/rewards/test_gym_constants.py`` looks for further ones in all tasks.
+Each guard corrects one fault of a scorer. ``tests/rewards/test_gym_constants.py`` searches all tasks for further ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CONSTANTS = frozenset(
     {"C", "c", "K", "k", "E", "pi", "exp", "log", "ln", "sqrt", "abs", "Abs"}
     | {f"{arc}{name}{h}" for arc in ("", "a") for name in ("sin", "cos", "tan") for h in ("", "h")}
 )
-"""Names in an antiderivative besides its variable."""
+"""Names that may occur in an antiderivative besides its variable."""
 _ARITHMETIC = re.compile(r"[\d+\-*/()\s]+")
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -42,25 +42,25 @@ PANEL = (
     *("0", "1", "2", "5", "10", "100", "0.5", "1/2", "True", "False", "None", "True False", "A", "no", "idk"),
     *("[]", "{}", "[[0]]", "00:00", "0 days", "0 days, 00:00"),
 )
-"""Answers without any thought; partial credit counts only above what the best of them, or the question, earns."""
+"""Constant answers; partial credit counts only if it exceeds what the best of them, or the question itself, earns."""
 
 
 def objection(task: str, answer: str, entry: dict[str, Any]) -> str:
-    """Why an answer is not right, whatever its scorer says; empty where nothing is against it."""
+    """Why an answer is not right, whatever its scorer says; ``""`` if no guard objects."""
     gold = entry["answer"] or ""
     if _NO_NUMBER.search(answer) and not _NO_NUMBER.search(gold):
-        return "nan and inf are no answers"  # whose distance to the right one compares as small
+        return "nan and inf are no answers"  # scorers that compare distances accept them
     if task in _ONE_ANSWER and _parts(answer, gold) > _parts(gold, gold):
-        return "more than one answer"  # of which the scorer reads only the beginning
+        return "more than one answer"  # the scorer reads only the beginning
     guard = _GUARDS.get(task)
     return "" if guard is None else guard(answer, entry)
 
 
 def calculate(text: str, *, exact: bool = False) -> Any:
-    """The value of an expression of integers and arithmetic or bitwise operators; ``exact`` divides to fractions.
+    """The value of an expression of numbers and arithmetic or bitwise operators; ``exact`` computes with fractions.
 
     Raises:
-        ValueError: it holds anything else.
+        ValueError: ``text`` holds anything else.
         ZeroDivisionError: it divides by zero.
     """
     try:
@@ -80,7 +80,11 @@ def _value(node: ast.AST, exact: bool) -> Any:
 
 
 def literal_or_arithmetic(text: Any, *scopes: Any) -> Any:
-    """Stands in for ``eval``: literals, and arithmetic of numbers."""
+    """Replaces ``eval`` in the scorers: evaluates literals, and arithmetic with numbers; ignores the scopes.
+
+    Raises:
+        ValueError: ``text`` is neither.
+    """
     try:
         return ast.literal_eval(text)
     except (ValueError, TypeError):
@@ -93,8 +97,8 @@ def _parts(text: str, gold: str) -> int:
 
 
 def _coin_flip(answer: str, entry: dict[str, Any]) -> str:
-    """The scorer pays a common beginning of the digits, so that 0 is right for every 0.…; and 1e-4 of tolerance, so
-    that 0 is right for every small probability."""
+    """The scorer accepts a prefix of the right digits, so that 0 is right for every 0.…, and tolerates an error of
+    1e-4, so that 0 is right for every small probability. Here the error is at most min(1e-4, probability / 100)."""
     try:
         stated, true = Fraction(answer.replace(",", "")), Fraction(entry["answer"])
     except (ValueError, ZeroDivisionError):
@@ -103,12 +107,13 @@ def _coin_flip(answer: str, entry: dict[str, Any]) -> str:
 
 
 def _halting(answer: str, entry: dict[str, Any]) -> str:
-    """The scorer compares the truth of two non-empty texts, which is always equal."""
+    """The scorer compares ``bool(text)`` of answer and gold answer, which is True for every text that is not empty."""
     return "" if answer.strip().rstrip(".").lower() == str(entry["answer"]).lower() else "not the answer"
 
 
 def _numbers_used(target: Callable[[dict[str, Any]], int]) -> Callable[[str, dict[str, Any]], str]:
-    """The scorers take any four numbers, round the result, and know constants and functions without digits."""
+    """The scorers accept other numbers than those given, round the result, and evaluate constants and functions. Here
+    each number is used once, with + - * / only, and the result is exactly the target."""
 
     def guard(answer: str, entry: dict[str, Any]) -> str:
         if not _ARITHMETIC.fullmatch(answer) or "**" in answer or "//" in answer:
@@ -125,7 +130,8 @@ def _numbers_used(target: Callable[[dict[str, Any]], int]) -> Callable[[str, dic
 
 
 def _conclusion(answer: str, entry: dict[str, Any]) -> str:
-    """The scorer pays whatever follows, a premise repeated or a statement that excludes next to nothing."""
+    """The scorer accepts whatever follows from the premises, also a repeated premise or a statement that is nearly
+    always true. Here the conclusion is false in more than a quarter of all cases (assignments of the variables)."""
     from reasoning_gym.logic.propositional_logic import Expression  # type: ignore[import-untyped]
 
     premises, names = entry["metadata"]["premises"], sorted(entry["metadata"]["variables"])
@@ -143,7 +149,7 @@ def _conclusion(answer: str, entry: dict[str, Any]) -> str:
 
 
 def _antiderivative(answer: str, entry: dict[str, Any]) -> str:
-    """The scorer differentiates, and an answer in another variable is a constant to it."""
+    """The scorer differentiates the answer and takes every other variable for a constant."""
     unknown = set(_NAME.findall(answer)) - _CONSTANTS - {entry["metadata"]["variable"]}
     return f"names {min(unknown)}, which is not in the question" if unknown else ""
 

@@ -1,8 +1,8 @@
-"""What a sandbox worker runs to score answers with reasoning-gym; loaded by path, never imported by the package.
+"""Scores answers with reasoning-gym inside a sandbox worker, which loads this file by its path; never imported.
 
-Several of reasoning-gym's scorers hand the answer to ``eval``, or to SymPy's ``parse_expr``, which is ``eval`` with
-more names. Here ``eval`` reads literals and arithmetic only, expressions may call nothing but functions of numbers, and
-after the imports the process can neither write files nor start programs nor open connections.
+Several of reasoning-gym's scorers pass the answer to ``eval``, or to SymPy's ``parse_expr``, which calls ``eval`` with
+more names. Here ``eval`` evaluates literals and arithmetic only, expressions may call only functions of numbers, and
+once the imports are done the process can neither write files nor start programs nor open connections.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sympy.parsing import sympy_parser  # type: ignore[import-untyped]
 
 LONGEST_EXPRESSION = 2000
 CALLABLE = frozenset({"sqrt", "exp", "log", "ln", "abs", "Abs", "sin", "cos", "tan", "asin", "acos", "atan"})
-"""Functions that an expression may call; other names are symbols and must not be followed by a bracket."""
+"""Functions that an expression may call; any other name is a symbol, which must not be followed by a bracket."""
 _HARMFUL = re.compile(
     r"[^\x20-\x7e\n\t]|__|[\"'`\\:;=@\[\]{}<>&|~]|\.\s*[A-Za-z_]|\)\s*\(|"
     r"\b(?:lambda|for|if|else|import|or|and|not|is|in)\b"  # `x or y` is x: two answers in one
@@ -34,7 +34,7 @@ _real_parse_expr = sympy_parser.parse_expr
 
 
 def _beside(file: str) -> dict[str, Any]:
-    """The names of a file next to this one; the package need not be importable in here."""
+    """The global names of a file next to this one, loaded by path: the package may not be importable here."""
     return runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), file))
 
 
@@ -42,17 +42,19 @@ _entry, _guards = _beside("gym_entry.py"), _beside("gym_guards.py")
 
 
 def judge(gold: str, answer: str, relative_tolerance: float) -> tuple[str, str]:
-    """(status, value) of an answer: 1 for a right one, and part of it only where the answer earns more than a constant.
+    """(status, value as text, or the reason for no value) of an answer.
+
+    The value is 1 for a right answer; else the scorer's partial credit if it exceeds what constant answers earn, or 0.
 
     Args:
         gold: the problem as ``gym_entry.pack`` writes it.
-        answer: what the completion says.
-        relative_tolerance: not used; scorers bring their own.
+        answer: the answer of the completion.
+        relative_tolerance: not used; each scorer has its own.
     """
     try:
         problem = _entry["unpack"](gold)
         dataset = _dataset(problem)
-    except Exception as error:  # whatever the settings or the entry cause, the completion is not to blame
+    except Exception as error:  # the fault is in the settings or the entry: the completion is not to blame
         return "bad_gold", f"{type(error).__name__}: {error}"
     if reason := _guards["objection"](problem.task, answer, problem.entry):
         return "wrong", reason
@@ -66,7 +68,7 @@ def judge(gold: str, answer: str, relative_tolerance: float) -> tuple[str, str]:
 
 @functools.lru_cache(maxsize=256)
 def _thoughtless(gold: str) -> float:
-    """The most that a constant, or the question repeated, earns as an answer that is not right."""
+    """The largest value below 1 that the scorer gives to a constant of ``PANEL``, or to the question, as an answer."""
     problem = _entry["unpack"](gold)
     dataset, best = _dataset(problem), 0.0
     for constant in (*_guards["PANEL"], problem.entry.get("question", "")):
@@ -83,7 +85,7 @@ _datasets: dict[str, Any] = {}
 
 
 def _dataset(problem: Any) -> Any:
-    """The data set whose scorer belongs to a problem; one for all problems of the same settings."""
+    """The data set whose scorer belongs to a problem; cached, one for all problems of a task with equal settings."""
     key = f"{problem.task} {sorted(problem.settings.items())!r}"
     if key not in _datasets:
         if len(_datasets) >= 64:
@@ -106,7 +108,7 @@ def harmless_parse_expr(text: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _refuse(event: str, args: tuple[Any, ...]) -> None:
-    """An audit hook, which nothing can take away again."""
+    """Audit hook that forbids writing files, starting programs and opening connections; hooks cannot be removed."""
     writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
     if writes or (event.startswith(_FORBIDDEN) and event not in _ALLOWED):
         raise PermissionError(f"a scorer tried {event}")
@@ -117,7 +119,7 @@ def _no_code(*args: Any) -> None:
 
 
 def _disarm() -> None:
-    """Takes ``eval`` and its kin out of the scorers' reach, in all of reasoning-gym and wherever SymPy's is known."""
+    """Replaces ``eval`` and ``exec`` in all modules of reasoning-gym, and ``parse_expr`` there and in SymPy."""
     sympy.parse_expr = sympy_parser.parse_expr = harmless_parse_expr
     for name, loaded in list(sys.modules.items()):
         if name.startswith(("reasoning_gym", "sympy")) and getattr(loaded, "parse_expr", None) is _real_parse_expr:
@@ -133,6 +135,6 @@ def _example() -> tuple[str, str]:
 
 _disarm()
 WARM_UP = _example()
-"""A first job, before limits hold."""
+"""A first job, judged before the limits apply, so that late imports are done."""
 judge(*WARM_UP, 0.0)
 sys.addaudithook(_refuse)

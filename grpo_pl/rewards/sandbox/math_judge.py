@@ -1,7 +1,7 @@
-"""Are two answers the same mathematics? Runs inside the sandbox worker only, where it may hang or die.
+"""Decides whether two answers are mathematically the same; runs only in the sandbox worker, where it may hang or die.
 
 ``judge`` puts rules on top of math-verify, which accepts ``6=5`` as 5, takes all tiny numbers for equal, and compares a
-lone symbol by its name. SymPy objects are never turned into text here: ``str`` of one can run for ever.
+lone symbol by its name. SymPy objects are never turned into text here, because ``str`` of one may never return.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from sympy.functions.combinatorial import factorials  # type: ignore[import-unty
 logging.disable(logging.CRITICAL)
 
 _SWIFT_BITS = 10**7
-"""Binomials below about this size take gmpy2 no time."""
+"""Size in bits up to which gmpy2 computes a binomial in negligible time."""
 
 
 def _let_binomials_be_interrupted() -> None:
-    """SymPy leaves binomials to gmpy2, which looks at no signal for as long as it takes: each large one would cost a
-    worker. Large ones are worked out in Python instead, where the soft limit ends them."""
+    """Makes SymPy compute large binomials in Python, where the soft limit can interrupt them. By default it calls
+    gmpy2, during which no signal is handled, so that each large binomial would cost a worker."""
     gmpy = getattr(factorials, "_gmpy", None)
     if gmpy is None:
         return
@@ -66,7 +66,7 @@ def read(text: str) -> Any:
         extraction_config=_EXTRACTION,
         fallback_mode="no_fallback",
         extraction_mode="first_match",
-        parsing_timeout=None,  # its alarm would cancel ours
+        parsing_timeout=None,  # the limits of the worker apply instead
     )
     return found[0] if found else None
 
@@ -75,7 +75,7 @@ _TAME = (sympy.Add, sympy.Mul, sympy.Number, sympy.Symbol, sympy.NumberSymbol)
 
 
 def _is_tame(expr: Any) -> bool:
-    """True for sums, products and small powers of numbers and symbols: those are evaluated in no time."""
+    """True for sums, products and small powers of numbers and symbols, which are evaluated quickly."""
     if isinstance(expr, sympy.Pow):
         exponent = expr.exp
         return bool(exponent.is_Rational and abs(exponent) <= 64 and _is_tame(expr.base))
@@ -83,12 +83,12 @@ def _is_tame(expr: Any) -> bool:
 
 
 def plainly_different(gold: Any, answer: Any) -> bool:
-    """True if two tame expressions differ in a point, by far more than any rounding.
+    """True if both are tame expressions and differ at one test point by more than 10⁻³ · (1 + |gold|).
 
-    That settles most wrong answers without ``simplify``, which takes the most time in all of math-verify.
+    This settles most wrong answers without ``simplify``, the slowest part of math-verify.
     """
     if isinstance(gold, sympy.Symbol) or isinstance(answer, sympy.Symbol):
-        return False  # may stand for a word
+        return False  # a symbol may be a word
     if not (_is_tame(gold) and _is_tame(answer)):
         return False
     symbols = gold.free_symbols | answer.free_symbols
@@ -101,7 +101,8 @@ def plainly_different(gold: Any, answer: Any) -> bool:
 
 
 def equal(gold: Any, answer: Any) -> bool:
-    """Equality by math-verify, and of a lone symbol with an expression: the library would say that 2x/2 is not x."""
+    """Whether math-verify says that both are equal; a lone symbol is also compared with an expression by ``simplify``,
+    because math-verify says that 2x/2 is not x."""
     if plainly_different(gold, answer):
         return False
     if verify(gold, answer, float_rounding=6, numeric_precision=15, allow_set_relation_comp=True, timeout_seconds=None):
@@ -113,6 +114,7 @@ def equal(gold: Any, answer: Any) -> bool:
 
 
 def is_undefined(expr: Any) -> bool:
+    """Whether a SymPy expression contains NaN or complex infinity."""
     return isinstance(expr, sympy.Basic) and expr.has(sympy.nan, sympy.zoo)
 
 
@@ -121,7 +123,7 @@ def _is_relation(expr: Any) -> bool:
 
 
 def objection(gold: Any, answer: Any) -> str:
-    """Why ``answer`` cannot answer ``gold`` whatever its value, or an empty string."""
+    """Why ``answer`` cannot be right for ``gold``, whatever its value, or ``""``."""
     if is_undefined(answer):
         return "undefined value"
     if not _is_relation(answer):
@@ -138,7 +140,7 @@ def objection(gold: Any, answer: Any) -> str:
 
 
 def far_apart(gold: Any, answer: Any, tolerance: float) -> bool:
-    """True for constants that agree to six places but not to ``tolerance`` relative to the gold one."""
+    """True if both are constants and |answer − gold| > ``tolerance`` · |gold|; asked once they agree to six places."""
     value = answer.rhs if isinstance(answer, sympy.Eq) else answer
     if not all(isinstance(side, sympy.Expr) and side.is_number for side in (gold, value)):
         return False
@@ -150,7 +152,7 @@ def far_apart(gold: Any, answer: Any, tolerance: float) -> bool:
 
 @lru_cache(maxsize=512)
 def read_gold(text: str) -> tuple[Any, str]:
-    """(gold, "") or (None, what is wrong with it)."""
+    """(SymPy object, "") of a gold answer, or (None, what is wrong with it)."""
     try:
         gold = read(text)
         if gold is None:
@@ -168,7 +170,7 @@ def read_gold(text: str) -> tuple[Any, str]:
 
 
 def judge(gold_text: str, answer_text: str, tolerance: float) -> tuple[str, str]:
-    """(status, detail) of one pair, both sides being the inside of a box."""
+    """(status, detail) of one pair; both sides are the content of a box."""
     gold, fault = read_gold(gold_text)
     answer = read(answer_text)
     if gold is None:

@@ -1,4 +1,4 @@
-"""A pool of killable worker processes that judge untrusted answers under real limits of time and memory."""
+"""A pool of worker processes that judge untrusted answers under limits on time and memory and can be killed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from grpo_pl.rewards.sandbox.worker_threads import Job, SandboxSettings, Verdict
 __all__ = ["Job", "SandboxSettings", "Verdict", "WorkerPool", "WorkerStartError"]
 
 CACHEABLE = frozenset({"ok", "wrong", "bad_gold", "crashed"})
-"""Verdicts that depend on the pair alone; a time-out may be due to a busy machine and is not remembered."""
+"""Statuses that depend on the pair alone; a time-out may be due to a busy machine and is not cached."""
 
 _GROWING = re.compile(r"\^|!|\\[dt]?binom")
 
 
 class WorkerPool:
-    """Judges (gold, answer) pairs in killable processes; safe from any thread, and anew in each forked child.
+    """Judges (gold, answer) pairs in worker processes; may be used from any thread.
 
-    Workers start on first use or with `start`, end when their parent ends, however it ends, and never import
-    torch, so they may be started under CUDA, in daemonic processes and in data loader workers.
+    Workers start on first use or with `start`, and end when their parent ends, in whatever way. They never import
+    torch, so they may be started under CUDA, in daemonic processes and in data loader workers. A forked child does not
+    use its parent's workers but starts its own.
     """
 
     _threads: WorkerThreads | None
@@ -48,14 +49,18 @@ class WorkerPool:
         threads.wait_until_ready()
 
     def run(self, jobs: Sequence[Job]) -> list[Verdict]:
-        """One verdict per job, in order; equal jobs are judged once."""
+        """One verdict per (gold, answer) pair, in order; equal pairs are judged once, cached ones not again.
+
+        Raises:
+            WorkerStartError: see `start`.
+        """
         if not jobs:
             return []
         self.start()
         waiting: dict[Job, Future[Verdict]] = {}
         verdicts: dict[Job, Verdict] = {}
-        with self._lock:  # close() must not come between finding the threads and handing it a job
-            # What may take long comes first, so that it does not begin when the other workers have nothing left.
+        with self._lock:  # close() must not run between finding the threads and submitting a job to them
+            # Jobs that may take long go first, so that none begins when the other workers have run out of jobs.
             for job in sorted(dict.fromkeys(jobs), key=lambda job: len(_GROWING.findall(job[1])), reverse=True):
                 if job in self._cache:
                     self._cache.move_to_end(job)
@@ -72,7 +77,7 @@ class WorkerPool:
 
     @property
     def kills(self) -> int:
-        """Workers killed for ignoring the soft limit."""
+        """Number of workers killed at the hard limit since the workers were started."""
         return self._threads.kills if self._threads is not None else 0
 
     @property
@@ -89,7 +94,7 @@ class WorkerPool:
             threads.close()
 
     def _ensure_threads(self) -> WorkerThreads:
-        """The threads, made if there is none; called with the lock held."""
+        """The threads, started if there are none; the caller holds the lock."""
         if self._threads is None:
             self._threads = WorkerThreads(self.settings)
             self._finalizer = weakref.finalize(self, self._threads.dismiss)
@@ -102,7 +107,7 @@ class WorkerPool:
         self._cache = OrderedDict()
 
     def _after_fork(self) -> None:
-        """Leaves the parent's workers to the parent: this process has copies of their links, and no threads."""
+        """In a forked child: closes its copies of the links to the parent's workers and starts without threads."""
         threads = self._threads
         self._forget()
         if threads is not None:
@@ -119,15 +124,15 @@ class WorkerPool:
 
 
 def shared_pool(settings: SandboxSettings) -> WorkerPool:
-    """The one pool of this process with these settings, made if there is none."""
+    """The one pool of this process with these settings, created if there is none."""
     with _shared_lock:
         if (pool := _shared.get(settings)) is None:
             pool = _shared[settings] = WorkerPool(settings)
         return pool
 
 
-# Of the whole process, because a fork concerns every pool, and rewards with equal limits share one wherever they are
-# built; weak, so that a pool that nobody holds any more ends its workers.
+# One registry per process: a fork concerns every pool, and rewards with equal limits share one wherever they are built.
+# Weak, so that the workers of a pool end once no reward refers to it.
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 _shared: weakref.WeakValueDictionary[SandboxSettings, WorkerPool] = weakref.WeakValueDictionary()
 _shared_lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""``SandboxedReward``: what rewards whose judge runs in the sandbox have in common."""
+"""``SandboxedReward``: the base class of rewards whose judge runs in the sandbox."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from grpo_pl.rewards.sandbox.pool import SandboxSettings, WorkerPool, shared_poo
 
 @dataclass(kw_only=True)
 class SandboxedReward(Reward):
-    """A reward with limits, and the workers of this process that keep to them."""
+    """A reward whose judge runs in a pool of worker processes, under limits on CPU time and memory."""
 
     judge: ClassVar[str] = SandboxSettings.judge
-    """File in ``sandbox`` that judges."""
+    """File in ``sandbox`` that defines ``judge``."""
     workers: int = 2
     """Worker processes; rewards with the same limits share them."""
     soft_limit_s: float = 1.0
@@ -37,5 +37,5 @@ class SandboxedReward(Reward):
         self.pool.start()
 
     def close(self) -> None:
-        """Ends the workers, for all rewards that share them; whoever needs them again starts new ones."""
+        """Ends the workers, also for other rewards that share them; the next use of one starts new workers."""
         self.pool.close()

@@ -1,7 +1,8 @@
-"""What a sandbox worker runs to call a tool: a function by its name, with arguments that a policy wrote.
+"""Calls a tool inside a sandbox worker: a function, found by its reference, with arguments that the policy wrote.
 
-Loaded by path, never imported. A job is the reference of a function and JSON of ``arguments``, the ``path`` to import
-from, and the ``longest`` result; the verdict is ``ok`` with the result as text, or ``wrong`` with what it raised.
+The worker loads this file by its path; it is never imported. A job is the reference of a function and a JSON object
+with its ``arguments``, the ``sys.path`` as ``path`` (null: unchanged), and the ``longest`` result in characters. The
+verdict is ``ok`` with the result as text, or ``wrong`` with the exception.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def judge(reference: str, job: str, relative_tolerance: float) -> tuple[str, str
     try:
         result = _function(reference)(**given["arguments"])
         text = str(asyncio.run(result) if inspect.iscoroutine(result) else result)
-    except (Exception, SystemExit) as error:  # a tool may raise anything; the policy reads what
+    except (Exception, SystemExit) as error:  # a tool may raise anything; the policy gets the message
         return "wrong", f"{type(error).__name__}: {error}"[: given["longest"]]
     longest = given["longest"]
     return "ok", text if len(text) <= longest else f"{text[:longest]}… ({len(text)} characters)"

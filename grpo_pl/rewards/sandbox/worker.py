@@ -1,13 +1,14 @@
 """The process that runs math-verify, or another judge, on untrusted answers; started by ``sandbox``, never imported.
 
-It speaks JSON over standard input, a socket: a settings object comes in first, ``{"ready": true}`` goes out, then one
-reply a job. A job is ``[gold, answer]``, both the text inside a box; a reply is ``{"status": …, "detail": …,
-"last": …}``, where ``last`` says that the process ends itself after this job because its memory has grown too much.
+It exchanges JSON with its parent over standard input, a socket. It receives an object of settings, sends
+``{"ready": true}``, and then sends one reply per job. A job is ``[gold, answer]``, both the text inside a box; a reply
+is ``{"status": …, "detail": …, "last": …}``, where ``last`` says that the process ends itself after this job because
+its memory has grown too much.
 
-Both limits count CPU seconds, so that a busy machine does not turn right answers into time-outs. The soft one raises
-an exception in Python code; the hard one ends the process, also where C code never looks for signals.
+Both limits count CPU seconds, so that a busy machine does not turn right answers into time-outs. The soft limit raises
+an exception in Python code; the hard limit ends the process, also while C code runs that handles no signals.
 
-SymPy objects never leave this process and are never turned into text: ``str`` of one can run for ever.
+SymPy objects never leave this process and are never turned into text, because ``str`` of one may never return.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 IDLE_CHECK_S = 1.0
-"""How often an idle worker looks whether its parent is still there."""
+"""Seconds between two checks of an idle worker whether its parent still runs."""
 REPEAT_S = 0.05
-"""The soft limit fires again after this long, should library code have swallowed it."""
+"""Seconds after which the soft limit fires again, in case library code has caught the exception."""
 
 
 class SoftLimit(BaseException):
@@ -39,7 +40,7 @@ def _on_alarm(signum: int, frame: Any) -> None:
 
 
 def _disarm() -> None:
-    """Stops the timer; a signal that arrives in between is taken here."""
+    """Stops the timer; catches the exception of a signal that arrives meanwhile."""
     global _armed
     while True:
         try:
@@ -51,9 +52,9 @@ def _disarm() -> None:
 
 
 def _load_judge(file: str) -> Any:
-    """``judge`` of the file next to this one, loaded by path: the package need not be importable in here.
+    """``judge`` of a file next to this one, loaded by path: the package may not be importable here.
 
-    Its first job is ``WARM_UP``, which builds parser tables and imports what is imported late: no real job is charged.
+    Judges ``WARM_UP`` first, which builds parser tables and does late imports, so that no real job pays for them.
     """
     names = runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), file))
     names["judge"](*names.get("WARM_UP", ("x^2+1", "(x+1)^2")), 0.0)
@@ -61,12 +62,12 @@ def _load_judge(file: str) -> Any:
 
 
 def _resident_bytes() -> int:
-    """Memory in use. ``ru_maxrss`` would begin with the peak of the process that started this one, which may be a
-    training process of many GiB."""
+    """Resident memory in bytes. ``ru_maxrss`` is not used on Linux: it starts at the peak of the parent process, which
+    may be a training process of many GiB."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:  # not Linux: macOS counts bytes, and from the start of the program
+    except OSError:  # not Linux; on macOS ru_maxrss is in bytes and belongs to this program alone
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -77,7 +78,7 @@ def _limit_process(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end ends this process
     signal.signal(signal.SIGPROF, _on_alarm)
-    signal.signal(signal.SIGVTALRM, signal.SIG_DFL)  # the kernel ends a worker stuck in C, parent or no parent
+    signal.signal(signal.SIGVTALRM, signal.SIG_DFL)  # the kernel ends a worker stuck in C, with or without a parent
 
 
 def _run_job(judge: Any, job: list[str], settings: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def _run_job(judge: Any, job: list[str], settings: dict[str, Any]) -> dict[str, 
 def main() -> None:
     parent = os.getppid()
     link: Connection[Any, Any] = Connection(os.dup(0))
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # what a library reads must not come from the protocol
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # a library that reads standard input must not read the protocol
 
     def send(message: dict[str, Any]) -> None:
         link.send_bytes(json.dumps(message).encode("ascii"))

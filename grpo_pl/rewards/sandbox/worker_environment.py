@@ -1,4 +1,4 @@
-"""The environment variables that a process with untrusted text may see: none with a token or a key among them."""
+"""Which environment variables are passed on to processes that handle untrusted text: a list without tokens and keys."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ PASSED = frozenset(
     | {"PYTHONNOUSERSITE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"}
     | {"SYMPY_GROUND_TYPES", "MPMATH_NOGMPY"}
 )
-"""What an interpreter needs to find itself, its libraries and a temporary folder, and how many threads it may start,
-and the arithmetic that SymPy is to use."""
+"""What an interpreter needs to find itself, its libraries and a temporary folder; limits on threads; SymPy's choice of
+arithmetic."""
 MODEL = frozenset(
     {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
     | {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"}
     | {"HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "XDG_CACHE_HOME", "TOKENIZERS_PARALLELISM"}
 )
-"""What a process with a model needs besides: devices, and the folders of caches."""
+"""What a process with a model needs in addition: devices, and the folders of caches."""
 
 
 def worker_environment(further: frozenset[str] = frozenset()) -> dict[str, str]:
@@ -30,7 +30,8 @@ def worker_environment(further: frozenset[str] = frozenset()) -> dict[str, str]:
 
 @contextmanager
 def reduced_to(environment: Mapping[str, str]) -> Iterator[None]:
-    """For the time being this process has no other variables: for starting a process that inherits them."""
+    """Context manager: within it this process has exactly these variables, so that a process started there inherits no
+    others."""
     before = dict(os.environ)
     for name in before.keys() - environment.keys():
         del os.environ[name]

@@ -1,4 +1,4 @@
-"""Worker processes and the threads that feed them: what ``sandbox.WorkerPool`` is made of."""
+"""The worker processes of a ``WorkerPool``, and the threads that send them jobs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from grpo_pl.rewards.sandbox.worker_environment import worker_environment
 
 WORKER_FILE = Path(__file__).with_name("worker.py")
 START_LIMIT_S = 180.0
-"""A worker that has not reported by then will not: importing SymPy takes half a second, more on a busy machine."""
+"""Seconds in which a worker must start: importing SymPy takes half a second, more on a busy machine."""
 OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
-"""Signals that a worker does not send itself: somebody outside ended it."""
+"""Signals that a worker does not send itself: another process or the kernel ended it."""
 MAX_ATTEMPTS = 3
-"""A pair whose worker is ended from outside this many times is to blame itself: the system ran out of memory on it."""
+"""Attempts per pair whose worker is ended from outside; then the pair itself is blamed, as the system may have run out
+of memory on it each time."""
 WALL_FACTOR = 6.0
-"""A worker that got so little of the machine that it is not done after this many times its hard limit is killed too."""
+"""Wall-clock limit of a job, in multiples of its hard limit (CPU time); a worker that is not done by then is killed."""
 Job = tuple[str, str]
 
 
@@ -48,9 +49,9 @@ class SandboxSettings:
     hard_limit_s: float = 1.5
     """CPU seconds after which a worker that ignores the interruption is killed (status ``killed``)."""
     memory_limit_mb: int = 2048
-    """Address space of one worker (``RLIMIT_AS``)."""
+    """Address space of one worker (``RLIMIT_AS``) in MiB."""
     relative_tolerance: float = 1e-4
-    """How far apart two equal numbers may be, relative to the gold one."""
+    """Largest |answer − gold| / |gold| of two equal numbers."""
     cache_size: int = 65_536
     """Verdicts remembered across batches."""
     judge: str = "math_judge.py"
@@ -76,18 +77,23 @@ class WorkerStartError(RuntimeError):
 
 
 class WorkerDied(Exception):
-    """The worker ended while it had a job."""
+    """The worker ended while it had a job; ``returncode`` is negative for a signal, as in ``subprocess``."""
 
     def __init__(self, returncode: int) -> None:
         self.returncode = returncode
 
 
 class OverHardLimit(Exception):
-    """The worker did not answer in time."""
+    """The worker exceeded the hard limit on CPU time, or did not answer within the wall-clock limit."""
 
 
 class Worker:
-    """One child process and the link to it; used by one thread."""
+    """One child process and the link to it; used by one thread only.
+
+    Raises:
+        WorkerStartError: the process ended at start, did not report within ``START_LIMIT_S``, or could not load the
+            judge.
+    """
 
     def __init__(self, settings: SandboxSettings) -> None:
         # -P keeps the folder of the worker file off sys.path, where a module could shadow one that SymPy imports.
@@ -98,7 +104,7 @@ class Worker:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                # SymPy's order of terms, hence its verdicts, follow hashes
+                # the order of SymPy's terms, and with it a verdict, depends on hashes
                 env={**worker_environment(), "PYTHONHASHSEED": "0"},
             )
         try:
@@ -112,10 +118,11 @@ class Worker:
             raise WorkerStartError(f"the sandbox worker could not start {settings.judge}: {hello['error']}")
 
     def ask(self, message: Job | dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """The worker's reply.
+        """Sends a message and returns the worker's reply.
 
         Raises:
-            OverHardLimit: it did not answer in time, and was ended.
+            OverHardLimit: the hard limit ended the worker, or it did not answer within ``limit_s`` wall-clock seconds
+                and was killed.
             WorkerDied: it ended for another reason.
         """
         try:
@@ -131,17 +138,17 @@ class Worker:
         return reply
 
     def stop(self) -> int:
-        """The exit status of a worker that ended, or that ends because its link is closed now."""
+        """Closes the link, which ends an idle worker, waits for the process and returns its exit status."""
         self.link.close()
         try:
             return self.process.wait(timeout=5.0)
-        except subprocess.TimeoutExpired:  # closed its link and lives on: not a worker any more
+        except subprocess.TimeoutExpired:  # it did not notice that its link is closed
             self.process.kill()
             return self.process.wait()
 
 
 class WorkerThreads:
-    """The threads of a pool, each with its own worker, fed from one queue."""
+    """The threads of a pool; each has its own worker, and all take their jobs from one queue."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         self.settings = settings
@@ -157,20 +164,23 @@ class WorkerThreads:
             thread.start()
 
     def wait_until_ready(self) -> None:
+        """Waits until all workers have started; raises what prevented one, such as ``WorkerStartError``."""
         for started in self._started:
             started.result()
 
     def submit(self, job: Job) -> Future[Verdict]:
+        """Adds a job to the queue; the future gets its verdict."""
         future: Future[Verdict] = Future()
         self._tasks.put((job, future))
         return future
 
     def dismiss(self) -> None:
-        """Ends the workers once the jobs already handed in are done, without waiting for that."""
+        """Makes the workers end once all submitted jobs are done; does not wait for that."""
         for _ in self._threads:
             self._tasks.put(None)
 
     def close(self) -> None:
+        """Ends the workers once all submitted jobs are done, and waits for their threads."""
         self.dismiss()
         for thread in self._threads:
             thread.join(timeout=self.settings.hard_limit_s * WALL_FACTOR + 5.0)
@@ -179,13 +189,13 @@ class WorkerThreads:
         try:
             self.workers[slot] = Worker(self.settings)
             self._started[slot].set_result(None)
-        except Exception as error:  # whatever it is, the thread that waits for the start must see it
+        except Exception as error:  # passed on to the thread that waits for the start
             self._started[slot].set_exception(error)
         while (task := self._tasks.get()) is not None:
             job, future = task
             try:
                 future.set_result(self._answer(slot, job))
-            except BaseException as error:  # the caller waits for this future: it must learn of a fault in here
+            except BaseException as error:  # passed on to the caller, who waits for this future
                 future.set_exception(error)
         worker = self.workers[slot]
         if worker is not None:
@@ -193,7 +203,8 @@ class WorkerThreads:
             self.workers[slot] = None
 
     def _answer(self, slot: int, job: Job) -> Verdict:
-        """The verdict on one job, in a new worker if the old one is gone; a job lost to an outsider is tried again."""
+        """The verdict on one job, from a new worker if the last one has ended; a job whose worker was ended from
+        outside is tried again, ``MAX_ATTEMPTS`` times in all."""
         for attempt in range(MAX_ATTEMPTS):
             worker = self.workers[slot]
             try:
