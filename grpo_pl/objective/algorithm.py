@@ -8,13 +8,15 @@ of the global batch; per micro-batch, ``token_weights`` and ``loss``. A subclass
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from grpo_pl.functional import advantages as adv
-from grpo_pl.functional import kl, losses
+from grpo_pl.functional import kl, losses, turn_credit
 from grpo_pl.functional.advantages import Advantages
 from grpo_pl.functional.losses import LossOutput
 from grpo_pl.objective.checks import check_objective
@@ -64,8 +66,8 @@ class GRPOAlgorithm(Objective):
         Args:
             values: (R, P, G), NaN where a reward is None; a reward that *is* NaN has to be refused before.
             reward_weights: (R,).
-            lengths: (P, G) completion tokens.
-            truncated: (P, G) bool, the completion ended at the length limit.
+            lengths: (P, G) tokens that the policy wrote.
+            truncated: (P, G) bool, a limit cut the completion off.
             correct: (P, G) bool, for ``samples: correct``.
             greedy_values: (R, P) rewards of the greedy completions, for ``baseline: greedy``.
             sequence_kl: (P, G) Σ_t (old_logprobs − ref_logprobs), for ``kl_placement: reward``.
@@ -115,7 +117,7 @@ class GRPOAlgorithm(Objective):
             valid=valid,
             advantages=scaled.to(values.dtype),
             keep=keep,
-            active=keep & (lengths > 0) & ((scaled != 0) | (not self._may_skip)),
+            active=keep & (lengths > 0) & ((scaled != 0) | (not self.skips_zeros or self.supervision != "outcome")),
             informative=adv.informative_groups(rewards, valid),
         )
 
@@ -134,6 +136,45 @@ class GRPOAlgorithm(Objective):
             width=width,
             scale=self.scale,
             ddof=self.std_ddof,
+            eps=self.std_eps,
+        )
+
+    def turn_advantages(
+        self,
+        *,
+        rewards: Tensor,
+        present: Tensor,
+        states: Sequence[Sequence[Hashable]],
+        valid: Tensor,
+        invalid_actions: Tensor,
+    ) -> Tensor:
+        """Rewards of turns to advantages of turns (B, K), compared inside each group; whole groups, in order.
+
+        Args:
+            rewards: (B, K) what the rewards give each turn, finite.
+            present: (B, K) bool, the turns that an episode has: its first ones.
+            states: of each turn of each episode, where its action was taken.
+            valid: (B,) bool; other episodes are compared with nothing and get 0.
+            invalid_actions: (B, K) bool.
+        """
+        anchors = turn_credit.anchor_groups(states, group_size=self.group_size, similarity=self.state_similarity)
+        if self.turn_advantage == "returns":
+            baseline = cast(turn_credit.TurnBaseline, self.baseline)  # others are refused
+            return turn_credit.turn_returns(
+                rewards, present, anchors, group_size=self.group_size, valid=valid, gamma=self.gamma, baseline=baseline
+            )
+        return turn_credit.gigpo_advantages(
+            rewards,
+            present,
+            anchors,
+            group_size=self.group_size,
+            valid=valid,
+            step_weight=self.step_weight,
+            gamma=self.gamma,
+            norm="mean" if self.scale == "none" else "mean_std",
+            statistics=self.episode_statistics,
+            invalid_actions=invalid_actions,
+            invalid_action_penalty=self.invalid_action_penalty,
             eps=self.std_eps,
         )
 
@@ -197,11 +238,11 @@ class GRPOAlgorithm(Objective):
         return keep & ~truncated if self.mask_truncated else keep
 
     @property
-    def _may_skip(self) -> bool:
-        """Whether a completion with advantage 0 contributes nothing at all."""
+    def skips_zeros(self) -> bool:
+        """A completion whose tokens all have advantage 0 contributes nothing at all, and is not forwarded."""
         own = self.surrogate == "nll" or isinstance(self.surrogate, SurrogateObjective)
         other_terms = own or self.kl_in_loss or self.entropy_coef > 0
-        return self.skip_zero_advantage and not other_terms and self.supervision == "outcome"
+        return self.skip_zero_advantage and not other_terms
 
     # --- once per micro-batch -------------------------------------------------------------------------------
 

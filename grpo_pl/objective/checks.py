@@ -15,7 +15,7 @@ def check_objective(objective: Objective) -> None:
     """Raises ``ValueError`` for the first thing that is wrong with ``objective``."""
     _check_choices(objective)
     _check_ranges(objective)
-    for rules in (_group_rules, _advantage_rules, _process_rules, _ratio_rules, _loss_rules):
+    for rules in (_group_rules, _advantage_rules, _process_rules, _turn_rules, _ratio_rules, _loss_rules):
         for advice in rules(objective):
             raise ValueError(advice)
 
@@ -32,18 +32,25 @@ def _check_choices(a: Objective) -> None:
             check_choice(field.name, value, choices, classes)
 
 
+_TURN_RANGES = ("gamma", "step_weight", "invalid_action_penalty")
+
+
 def _check_ranges(a: Objective) -> None:
     for name in ("group_size", "num_iterations", "num_minibatches"):
         if getattr(a, name) < 1:
             raise ValueError(f"{name} must be at least 1, got {getattr(a, name)}.")
     if a.max_resample_attempts < 0:
         raise ValueError(f"max_resample_attempts must be 0 or more, got {a.max_resample_attempts}.")
-    for name in ("beta", "epsilon_low", "epsilon_high", "std_eps", "entropy_coef", "mismatch_min"):
+    for name in ("beta", "epsilon_low", "epsilon_high", "std_eps", "entropy_coef", "mismatch_min", *_TURN_RANGES):
         if not 0 <= getattr(a, name) < math.inf:
             raise ValueError(f"{name} must be finite and not negative, got {getattr(a, name)}.")
     for name in ("cispo_cap", "sapo_temperature_positive", "sapo_temperature_negative"):
         if not 0 < getattr(a, name) < math.inf:
             raise ValueError(f"{name} must be finite and above 0, got {getattr(a, name)}.")
+    if a.gamma > 1:
+        raise ValueError(f"gamma must lie in [0, 1], 1 being no discount, got {a.gamma}.")
+    if a.state_similarity is not None and not 0 < a.state_similarity <= 1:
+        raise ValueError(f"state_similarity must lie in (0, 1] or be null, got {a.state_similarity}.")
     if not 0 < a.top_entropy_quantile <= 1:
         raise ValueError(f"top_entropy_quantile must lie in (0, 1], 1 being off, got {a.top_entropy_quantile}.")
     if not 0 <= a.overlong_buffer <= 1:
@@ -128,6 +135,39 @@ def _process_rules(a: Objective) -> Rules:
         )
 
 
+def _turn_rules(a: Objective) -> Rules:
+    if a.supervision != "turn":
+        return
+    baseline, own = _name(a.baseline), ("group_mean", "leave_one_out")
+    if a.turn_advantage == "returns" and (baseline not in own or a.scale != "none"):
+        yield (
+            "turn_advantage returns subtracts what other episodes got from the same state: set baseline leave_one_out "
+            f"or group_mean and scale none, not {baseline} and {a.scale}."
+        )
+    if a.turn_advantage == "returns" and a.invalid_action_penalty > 0:
+        yield "invalid_action_penalty belongs to turn_advantage gigpo: set it to 0."
+    if a.turn_advantage == "gigpo":
+        if baseline != "group_mean" or a.scale not in ("none", "group_std"):
+            yield (
+                "turn_advantage gigpo compares with the mean of the group: set baseline group_mean and scale none or "
+                f"group_std, not {baseline} and {a.scale}."
+            )
+        if a.scale == "group_std" and a.std_ddof != 1:
+            yield "turn_advantage gigpo divides by the sample's standard deviation: set std_ddof 1, or scale none."
+    if a.overlong_buffer > 0 or a.needs_sequence_kl:
+        yield (
+            "supervision turn takes rewards of turns, which have no overlong penalty or KL: set overlong_buffer 0 and "
+            "kl_placement loss."
+        )
+    if a.reward_aggregation == "normalize_then_sum":
+        yield "supervision turn has one reward per turn: set reward_aggregation sum_then_normalize."
+    if a.ratio_level == "geometric":
+        yield (
+            "ratio_level geometric has one objective per completion, supervision turn one advantage per turn: set "
+            "ratio_level token or sequence."
+        )
+
+
 def _ratio_rules(a: Objective) -> Rules:
     if a.ratio_level == "geometric" and a.surrogate != "clip":
         yield f"ratio_level geometric has its own clipping: set surrogate clip, not {_name(a.surrogate)}."
@@ -144,7 +184,7 @@ def _loss_rules(a: Objective) -> Rules:
     if a.surrogate == "nll":
         if a.samples != "correct":
             yield "surrogate nll imitates whatever it is given: set samples correct."
-        if a.baseline != "none" or a.scale != "none" or a.supervision == "process":
+        if a.baseline != "none" or a.scale != "none" or a.supervision != "outcome":
             yield "surrogate nll ignores advantages: set baseline none, scale none and supervision outcome."
     if a.needs_sequence_kl and a.kl_estimator != "k1":
         yield f"kl_placement reward sums k1 over the completion: set kl_estimator k1, not {a.kl_estimator}."

@@ -8,6 +8,7 @@ from typing import Literal
 from grpo_pl.functional.advantages import Baseline, Scale
 from grpo_pl.functional.kl import Estimator
 from grpo_pl.functional.losses import Aggregation, Mismatch, RatioLevel, Surrogate
+from grpo_pl.functional.turn_credit import EpisodeStatistics
 from grpo_pl.objective.custom import AdvantageEstimator, SurrogateObjective
 
 
@@ -26,9 +27,26 @@ class Objective:
     num_minibatches: int = 1
     """Optimiser steps per pass over a rollout; each takes an equal share of the completions (PPO, arXiv:1707.06347)."""
 
-    supervision: Literal["outcome", "process"] = "outcome"
-    """outcome: one advantage per completion (DeepSeekMath 4.1.2); process: one per token, from rewards of steps
-    (4.1.3)."""
+    supervision: Literal["outcome", "process", "turn"] = "outcome"
+    """outcome: one advantage per completion or episode (DeepSeekMath 4.1.2); process: one per token, from rewards of
+    steps (4.1.3); turn: one per turn of an episode, see turn_advantage."""
+    turn_advantage: Literal["returns", "gigpo"] = "returns"
+    """Of supervision turn. returns: the turn's return-to-go less the baseline, the mean of the other episodes of the
+    group from the same state, or of their returns where none has been there. gigpo: the episode's advantage in its
+    group plus step_weight times the turn's among all turns in the same state (GiGPO, arXiv:2505.10978, eq. 8); scale
+    none is its mean_norm, group_std divides both parts by their standard deviation."""
+    gamma: float = 1.0
+    """Discount of rewards from turn to turn, in supervision turn; that of gigpo's whole episode has none."""
+    step_weight: float = 1.0
+    """Weight of the turn's advantage beside the episode's in gigpo (its omega)."""
+    episode_statistics: EpisodeStatistics = "episodes"
+    """Mean and standard deviation of the episodes' returns in gigpo: each episode counts once, or, as in its authors'
+    code (steps), as often as it has turns."""
+    state_similarity: float | None = None
+    """In supervision turn two texts count as one state where difflib's ratio reaches this number, in (0, 1]; null asks
+    for equality."""
+    invalid_action_penalty: float = 0.0
+    """Taken off what gigpo compares of a turn with an invalid action, after discounting (0.1 in its authors' code)."""
     reward_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
     """Several rewards: add, then normalise; or normalise each in its group, add, divide by the batch std (GDPO,
     arXiv:2601.05242)."""
@@ -175,6 +193,11 @@ class Objective:
     def needs_step_rewards(self) -> bool:
         """Use ``process_advantages`` for the loss; ``advantages`` still tells rewards, keep and active."""
         return self.supervision == "process"
+
+    @property
+    def needs_turns(self) -> bool:
+        """Use ``turn_advantages`` for the loss; ``advantages`` still tells rewards, keep and active."""
+        return self.supervision == "turn"
 
     @property
     def needs_correct(self) -> bool:

@@ -1,6 +1,7 @@
 """Rewards: strings in, scores out; importing this package does not import torch."""
 
 from grpo_pl.rewards.base import Reward, Score, Status, StepScores
+from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.rewards.format import FormatReward
 from grpo_pl.rewards.function import FunctionReward
 from grpo_pl.rewards.judge import JudgeReward
@@ -16,6 +17,7 @@ from grpo_pl.rewards.sorting import SortingReward
 
 __all__ = [
     "ColumnArithmeticReward",
+    "EnvironmentReward",
     "ExactReward",
     "FormatReward",
     "FunctionReward",

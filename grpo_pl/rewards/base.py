@@ -63,6 +63,8 @@ class Score:
     detail: str = ""
     steps: StepScores | None = None
     """The values of the steps, from a `ProcessReward`; None from any other reward."""
+    turns: tuple[float, ...] | None = None
+    """What each turn of an episode adds to ``value``, from a reward that scores turns; None credits the last one."""
 
     @property
     def correct(self) -> bool | None:
@@ -113,7 +115,8 @@ class Reward(ABC):
     @property
     def needs(self) -> frozenset[str]:
         """Names of columns that are computed only if a reward asks for them: ``completion_length`` (tokens per
-        completion) and ``completion_ids`` (their ids). By default what the rewards among its arguments need."""
+        completion), ``completion_ids`` (their ids) and ``episode`` (what was said and paid turn by turn). By default
+        what the rewards among its arguments need."""
         return needs_of(held_by(self))
 
     @property

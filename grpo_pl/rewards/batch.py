@@ -94,6 +94,9 @@ def score_completions(
 ) -> ScoredBatch:
     """Calls every reward once on the whole batch; asynchronous ones run at the same time as the others.
 
+    An episode that has no return, because its environment failed it, has no value by any reward: what was said until
+    then would be judged as if the policy had stopped there.
+
     Args:
         rewards: the rewards, see `check_rewards`.
         completions: B texts.
@@ -112,7 +115,16 @@ def score_completions(
     with notes.taken():
         calls = [(reward.asynchronous, partial(score_one, reward, completions, answers, columns)) for reward in rewards]
         scores = call_together(calls)
+    faults = list(map(_episode_fault, columns.get("episode", [None] * len(completions))))
+    scores = [[score if fault is None else fault for score, fault in zip(row, faults, strict=True)] for row in scores]
     return ScoredBatch(rewards=rewards, scores=scores, extra=notes.extra, metrics=notes.metrics)
+
+
+def _episode_fault(episode: Any) -> Score | None:
+    """The score of an episode that ended for no fault of the policy, by whatever reward; None for any other."""
+    if isinstance(episode, Mapping) and "return" in episode and episode["return"] is None:
+        return Score(None, "unavailable", str(episode.get("detail", "")))
+    return None
 
 
 def score_one(reward: Reward, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:

@@ -9,6 +9,7 @@ from grpo_pl.files.former_names import current_name
 
 FLAG = "--trust-rewards"
 REWARDS: Mapping[str, Sequence[str]] = {
+    "environment": ["EnvironmentReward"],
     "format": ["FormatReward"],
     "language": ["LanguageConsistencyReward"],
     "length": ["LengthReward", "RepetitionReward"],

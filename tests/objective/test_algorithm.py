@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from grpo_pl.functional.turn_credit import spread_over_tokens
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 
 PRESETS = sorted(Path(__file__).parents[2].glob("configs/algorithm/*.yaml"))
@@ -39,6 +40,21 @@ class Batch:
     @property
     def mask(self) -> Tensor:
         return torch.arange(T) < self.lengths.flatten().unsqueeze(1)
+
+    @property
+    def turns(self) -> Tensor:
+        """(B, 2) rewards of episodes of two turns."""
+        return torch.stack([self.steps[:, 0].nan_to_num(0.0), self.rewards.flatten()], 1)
+
+    @property
+    def turn_index(self) -> Tensor:
+        """(B, T); the second turn begins at the third token, behind one of an observation."""
+        return torch.tensor([0, 0, -1, 1, 1, 1]).expand(P * G, T).masked_fill(~self.mask, -1)
+
+
+STATES = [("start", "left" if i % 3 else "right") for i in range(P * G)]
+"""Where the two actions of each episode are taken."""
+INVALID = [(i == 5, i in (6, 14)) for i in range(P * G)]
 
 
 def make_batch(seed: int = 0, drift: float = 0.3) -> Batch:
@@ -80,6 +96,15 @@ def token_advantages(algorithm: GRPOAlgorithm, batch: Batch):
     )
     if algorithm.needs_step_rewards:
         return result, algorithm.process_advantages(step_values=batch.steps, step_ends=batch.ends, width=T)
+    if algorithm.needs_turns:
+        by_turn = algorithm.turn_advantages(
+            rewards=batch.turns,
+            present=torch.ones(P * G, 2, dtype=torch.bool),
+            states=STATES,
+            valid=result.valid.flatten(),
+            invalid_actions=torch.tensor(INVALID),
+        )
+        return result, spread_over_tokens(by_turn, batch.turn_index)
     return result, result.advantages.view(-1, 1)
 
 
@@ -166,6 +191,28 @@ def naive_process(batch: Batch) -> list[list[float]]:
     return table
 
 
+def naive_turns(name: str, batch: Batch) -> list[list[float]]:
+    """Each token's advantage, one turn after the other."""
+    turns, table = batch.turns.tolist(), []
+    gamma = 0.95 if name == "gigpo" else 1.0
+    returns = [[first + gamma * second, second] for first, second in turns]
+    for i, (first, second) in enumerate(turns):
+        group = [j for j in range(P * G) if j // G == i // G]
+        advantages = []
+        for t in range(2):
+            alike = [(j, k) for j in group for k in range(2) if STATES[j][k] == STATES[i][t]]
+            if name == "gigpo":
+                fine = 0.1 * INVALID[i][t]
+                episode = first + second - mean([sum(turns[j]) for j in group]) - fine
+                step = returns[i][t] - fine - mean([returns[j][k] - 0.1 * INVALID[j][k] for j, k in alike])
+                advantages.append(episode + (step if len(alike) > 1 else 0.0))
+            else:
+                others = [returns[j][k] for j, k in alike if j != i] or [returns[j][0] for j in group if j != i]
+                advantages.append(returns[i][t] - mean(others))
+        table.append([0.0 if k < 0 else advantages[k] for k in batch.turn_index[i].tolist()])
+    return table
+
+
 def clipped(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
     return torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
 
@@ -197,6 +244,8 @@ def naive_completion(name: str, advantage, lp: Tensor, old: Tensor, ref: Tensor)
             total = total - clipped(ratio, a, 0.2, 0.28 if name == "dapo" else 0.2)
         if name in ("grpo", "grpo_process"):
             total = total + 0.04 * (torch.exp(ref[t] - lp[t]) - 1 - (ref[t] - lp[t]))
+        if name == "gigpo":
+            total = total + 0.01 * (torch.exp(ref[t] - lp[t]) - 1 - (ref[t] - lp[t]))
     return total
 
 
@@ -206,6 +255,8 @@ def naive_gradient(name: str, batch: Batch):
     kept = [i for i in range(P * G) if name != "expert_iteration" or batch.rewards.flatten()[i] == 1]
     if name == "grpo_process":
         advantage = naive_process(batch)
+    elif name in ("gigpo", "turn_returns"):
+        advantage = naive_turns(name, batch)
     elif name == "expert_iteration":
         advantage = [[0.0] * T] * (P * G)
     else:
@@ -216,9 +267,9 @@ def naive_gradient(name: str, batch: Batch):
         if n == 0:
             continue
         value = naive_completion(name, advantage[i], leaf[i, :n], batch.old[i, :n], batch.ref[i, :n])
-        if name in ("dapo", "cispo", "reinforce_plus_plus", "expert_iteration"):
+        if name in ("dapo", "cispo", "reinforce_plus_plus", "expert_iteration", "gigpo"):
             total = total + value / sum(lengths[j] for j in kept)
-        elif name in ("dr_grpo", "rloo", "remax"):
+        elif name in ("dr_grpo", "rloo", "remax", "turn_returns"):
             total = total + value / (len(kept) * MAX_LENGTH)
         else:
             total = total + value / (len(kept) * n)
@@ -240,8 +291,8 @@ def test_preset_has_the_loss_and_gradient_of_the_reference(path):
         assert (gradient[pushed] == 0).any() and (gradient[pushed] != 0).any()
 
 
-def test_thirteen_presets_exist_and_set_every_field_of_the_objective():
-    assert len(PRESETS) == 13
+def test_fifteen_presets_exist_and_set_every_field_of_the_objective():
+    assert len(PRESETS) == 15
     for path in PRESETS:
         document = yaml.safe_load(path.read_text())
         others = ["rewards+"] if path.stem == "grpo_process" else []  # it needs a reward that scores steps
@@ -285,7 +336,7 @@ def test_skipping_rows_without_advantage_does_not_change_the_gradient(path):
     result, _ = token_advantages(algorithm, batch)
     torch.testing.assert_close(our_gradient(algorithm, batch)[1], our_gradient(algorithm, batch, skip=False)[1])
     all_equal = result.active[2]  # the group whose rewards are all 1
-    needs_its_rows = algorithm.beta > 0 or path.stem in ("expert_iteration", "grpo_process")
+    needs_its_rows = algorithm.beta > 0 or path.stem in ("expert_iteration", "grpo_process", "turn_returns")
     # the overlong penalty tells DAPO's completions apart, the greedy completion was worse for ReMax
     if needs_its_rows or path.stem in ("remax",):
         assert all_equal.all()

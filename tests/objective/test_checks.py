@@ -33,6 +33,15 @@ RANGES = [
     ("baseline", "mean"),
     ("std_ddof", 2),
     ("surrogate", "ppo"),
+    ("supervision", "turns"),
+    ("turn_advantage", "gae"),
+    ("gamma", 1.5),
+    ("gamma", -0.1),
+    ("step_weight", -1.0),
+    ("episode_statistics", "turns"),
+    ("state_similarity", 0.0),
+    ("state_similarity", 1.01),
+    ("invalid_action_penalty", -0.1),
 ]
 
 
@@ -45,6 +54,8 @@ def test_values_outside_their_range_are_refused_by_name(name, value):
 
 PLAIN = {"baseline": "none", "scale": "none", "beta": 0.0}
 PROCESS = {"supervision": "process"}
+TURN = {"supervision": "turn", "scale": "none"}
+GIGPO = TURN | {"turn_advantage": "gigpo"}
 IN_REWARD = {"kl_placement": "reward", "kl_estimator": "k1", "beta": 0.1}
 COMBINATIONS = [
     ({"group_size": 1}, "group_size to 2 or more"),
@@ -64,6 +75,19 @@ COMBINATIONS = [
     (PROCESS | {"reward_aggregation": "normalize_then_sum"}, "sum_then_normalize"),
     (PROCESS | {"dynamic_sampling": True}, "set it to false"),
     (PROCESS | {"ratio_level": "geometric"}, "ratio_level token or sequence"),
+    (TURN | {"baseline": "batch_mean"}, "baseline leave_one_out or group_mean"),
+    (TURN | {"scale": "group_std"}, "scale none"),
+    (TURN | {"invalid_action_penalty": 0.1}, "gigpo: set it to 0"),
+    (TURN | {"overlong_buffer": 0.1}, "overlong_buffer 0"),
+    (TURN | IN_REWARD, "kl_placement loss"),
+    (TURN | {"reward_aggregation": "normalize_then_sum", "scale": "none"}, "scale group_std"),
+    (GIGPO | {"reward_aggregation": "normalize_then_sum", "scale": "group_std"}, "sum_then_normalize"),
+    (TURN | {"ratio_level": "geometric"}, "ratio_level token or sequence"),
+    (TURN | {"max_rewards": True}, "baseline none"),
+    (GIGPO | {"baseline": "leave_one_out"}, "baseline group_mean"),
+    (GIGPO | {"scale": "batch_std"}, "none or group_std"),
+    (GIGPO | {"scale": "group_std", "std_ddof": 0}, "std_ddof 1"),
+    ({"surrogate": "nll", "samples": "correct", "supervision": "turn"} | PLAIN, "turn_advantage returns"),
     ({"ratio_level": "geometric", "surrogate": "sapo"}, "surrogate clip"),
     ({"ratio_level": "sequence", "surrogate": "reinforce"}, "ratio_level token"),
     ({"ratio_level": "geometric", "dual_clip": 3.0}, "set it to null"),
@@ -89,6 +113,9 @@ def test_sensible_combinations_are_accepted():
     GRPOAlgorithm(group_size=1, baseline="greedy", scale="none")
     GRPOAlgorithm(baseline="group_mean", scale="token_whitening")
     GRPOAlgorithm(supervision="process", ratio_level="sequence")  # GSPO-token: advantages of their own per token
+    GRPOAlgorithm(**TURN, ratio_level="sequence", dynamic_sampling=True)
+    GRPOAlgorithm(**TURN, baseline="leave_one_out", gamma=0.0, state_similarity=1.0)
+    GRPOAlgorithm(**(GIGPO | {"scale": "group_std"}), invalid_action_penalty=0.1, episode_statistics="steps")
     GRPOAlgorithm(reference="refreshed", ref_update_every=30)
     GRPOAlgorithm(ratio_level="geometric", epsilon_low=2.0)  # a log-ratio may be below -1
     GRPOAlgorithm(surrogate="clip", dual_clip=3.0, ratio_level="sequence")

@@ -19,6 +19,7 @@ import grpo_pl.rewards
 from grpo_pl.callbacks.skeletons import forms_of
 from grpo_pl.rewards import (
     ColumnArithmeticReward,
+    EnvironmentReward,
     ExactReward,
     FormatReward,
     FunctionReward,
@@ -134,6 +135,7 @@ def rewards(
         ("", ColumnArithmeticReward()),
         ("", ReasoningGymReward(workers=1)),
         ("", PerSource(rewards={"a": ExactReward()})),
+        ("", EnvironmentReward()),
     ]
     yield {" ".join(filter(None, (type(reward).__name__, form))): reward for form, reward in made}
     for _, reward in made:
@@ -145,7 +147,7 @@ NAMES = [
     "StrictAnswerReward text", "LenientAnswerReward", "LengthReward", "LengthReward cosine", "RepetitionReward",
     "RepetitionReward character", "LanguageConsistencyReward", "LanguageConsistencyReward ru", "SortingReward",
     "SortingReward distance", "FunctionReward", "JudgeReward", "ModelReward", "ProcessModelReward",
-    "ColumnArithmeticReward", "ReasoningGymReward", "PerSource",
+    "ColumnArithmeticReward", "ReasoningGymReward", "PerSource", "EnvironmentReward",
 ]  # fmt: skip
 
 
@@ -169,6 +171,7 @@ def _score(reward: Reward, completions: Sequence[str], golds: Sequence[str], pro
         "completion_ids": [[1]] * count,
         "reasoning_gym": [problem] * count,
         "source": ["a"] * count,
+        "episode": [{"return": 0.5, "status": "ok", "turns": [{"reward": 0.5}]}] * count,
     }
     return reward(completions, golds, columns)
 

@@ -1,0 +1,70 @@
+"""``EnvironmentReward``: what an environment paid for an episode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score, Status
+
+_OF_THE_POLICY: Mapping[str, Status] = {
+    "timeout": "timeout",
+    "killed": "killed",
+    "raised": "crashed",
+    "too_long": "too_long",
+}
+"""Faults of a step that count against the policy, where the environment has ``blame: policy``."""
+
+
+@dataclass(kw_only=True)
+class EnvironmentReward(Reward):
+    """Return of an episode, Σ_t r_t; no value where something outside the policy's power ended it.
+
+    Under ``algorithm.supervision: turn`` each turn is credited with its own reward, any other reward with the last
+    turn. To learn from the return and to count success by a threshold, name this reward twice, the one with the
+    threshold by ``correctness: true`` and ``weight: 0``.
+    """
+
+    name: str = "environment"
+    """Key of this reward in metrics, tables and files."""
+    weight: float = 1.0
+    """Factor in the weighted sum of rewards."""
+    correctness: bool = False
+    """True for the one reward per config that says whether an answer is right: a return of 1 or more, or one that
+    reaches ``threshold``."""
+    threshold: float | None = None
+    """The reward is 1 for a return that reaches this number, and 0 for a lower one; null gives the return itself."""
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not math.isfinite(self.threshold):
+            raise ValueError(f"threshold must be a finite number or null, got {self.threshold}.")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | {"episode"}
+
+    def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
+        if "episode" not in columns:
+            raise MissingColumn(
+                f"reward {self.name!r} needs the column 'episode', which the episodes of model.environment have."
+            )
+        return [self._score(episode) for episode in columns["episode"]]
+
+    def _score(self, episode: Any) -> Score:
+        try:
+            value, status, detail = episode["return"], episode["status"], str(episode.get("detail", ""))
+            turns = tuple(float(turn["reward"]) for turn in episode["turns"])
+            known = value is None or math.isfinite(value)
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise MissingColumn(f"reward {self.name!r}: {str(episode)[:80]!r} is no episode ({error!r}).") from error
+        if not known:
+            raise MissingColumn(
+                f"reward {self.name!r}: the return of an episode is {value}, which is no finite number."
+            )
+        if value is None:
+            return Score(None, "unavailable", detail)
+        value = float(value if self.threshold is None else value >= self.threshold)
+        judged: Status = "ok" if value >= 1.0 else "wrong"
+        return Score(value, _OF_THE_POLICY.get(status, judged), detail, turns=turns if self.threshold is None else None)
