@@ -1,1 +1,1 @@
-"""Metrics of held-out problems with intervals, the same in every verb."""
+"""Metrics of held-out problems with confidence intervals, the same for every verb of the command line."""

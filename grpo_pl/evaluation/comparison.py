@@ -1,4 +1,4 @@
-"""Several runs side by side: their curves as rows of one CSV file, as a table, and as a picture."""
+"""Compares several runs: writes their curves to one CSV file, prints them as a table and draws them as a PNG."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ CURVES = {
 
 @dataclass(frozen=True)
 class RunCurves:
-    """What one run logged, rollout by rollout."""
+    """The metrics that one run logged, by rollout."""
 
     curves: Mapping[str, Points]
-    """By the names of ``CURVES``; empty where the run never logged it, such as KL without a reference."""
+    """Curves by the names of ``CURVES``; empty if the run never logged that metric, such as KL without a reference."""
     held_out: Points
-    """``val/pass@1``."""
+    """The curve of ``val/pass@1``."""
     unjudged: int
-    """Held-out completions of the last validation that could not be judged, and count nowhere."""
+    """Held-out completions of the last validation that could not be judged and are left out of every metric."""
     seconds: float
-    """Median ``step_time``."""
+    """Median of ``step_time`` in seconds; 0 if it was never logged."""
 
     def late(self, name: str) -> float | None:
-        """Mean over the last fifth of a curve; None if it is empty."""
+        """Mean over the last fifth of the points of a curve, at least one; None if it is empty."""
         points = self.curves[name]
         last = points[-max(1, len(points) // 5) :]
         return fmean(value for _, value in last) if last else None
 
 
 def read_run(metrics: Path) -> RunCurves:
-    """Curves from a run's ``metrics.csv``."""
+    """Reads the curves of a run from its ``metrics.csv``."""
     columns = read_curves(metrics)
     seconds = [value for _, value in columns.get("step_time", [])]
     return RunCurves(
@@ -72,9 +72,9 @@ def write_curves(path: Path, runs: Mapping[str, RunCurves]) -> None:
 
 
 def results_table(runs: Mapping[str, RunCurves]) -> Table:
-    """Held-out pass@1 before and after, and where each curve ended; fits a terminal of 80 columns.
+    """First and last held-out pass@1 of each run, and the late mean of each curve; fits a terminal of 80 columns.
 
-    Below it stands how many held-out completions could not be judged, where there are such.
+    The caption tells how many held-out completions could not be judged, if there are any.
     """
     title = "held-out pass@1, then means over the last fifth of the rollouts"
     left_out = [f"{name}: {run.unjudged}" for name, run in runs.items() if run.unjudged]
@@ -100,9 +100,9 @@ def results_table(runs: Mapping[str, RunCurves]) -> Table:
 
 
 def draw_curves(path: Path, runs: Mapping[str, RunCurves], title: str) -> None:
-    """Reward, length of correct and of wrong completions, KL and entropy by rollout, as a PNG.
+    """Draws reward, length of correct and of wrong completions, KL and entropy over rollouts, and writes a PNG.
 
-    Thin lines are what was measured, thick ones a centred moving average over a tenth of the run.
+    Thin lines are the measured values, thick lines a centred moving average over a tenth of the run.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -129,7 +129,7 @@ def draw_curves(path: Path, runs: Mapping[str, RunCurves], title: str) -> None:
 
 
 def _panels(figure: Figure) -> dict[str, Axes]:
-    """Four panels with their headings; both lengths share one."""
+    """The panel of each name in ``CURVES``; both lengths share one of the four panels."""
     from matplotlib.lines import Line2D
 
     reward, length, kl, entropy = figure.subplots(2, 2, sharex=True).flatten()
@@ -147,7 +147,7 @@ def _panels(figure: Figure) -> dict[str, Axes]:
 
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
-"""Okabe and Ito (2008): told apart by colour-blind readers, too."""
+"""The colours of Okabe and Ito (2008), which colour-blind readers can tell apart."""
 
 
 Dashes = tuple[float, tuple[float, ...]]
@@ -163,7 +163,8 @@ def _draw(ax: Axes, points: Sequence[tuple[int, float]], colour: str, dashes: Da
 
 
 def moving_average(values: Sequence[float], reach: int) -> list[float]:
-    """Means of each value and the ``reach`` neighbours on both sides, of fewer at the ends, equally many on each."""
+    """Mean of each value and its ``reach`` neighbours on either side; near the ends of fewer, as many on one side as on
+    the other."""
     means = []
     for i in range(len(values)):
         near = min(reach, i, len(values) - 1 - i)

@@ -1,4 +1,4 @@
-"""The columns of a run's ``metrics.csv`` as curves, for the report and for comparisons."""
+"""Reads the columns of a run's ``metrics.csv`` as curves, for the report and for comparisons."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 from pathlib import Path
 
 Points = list[tuple[int, float]]
-"""(completed rollouts, value), in order; rollouts without a value are left out."""
+"""(completed rollouts, value) pairs in order; rollouts without a value are left out."""
 
 
 def read_curves(path: Path) -> dict[str, Points]:
-    """The columns of ``metrics.csv``, each with the rows that hold a finite number in it."""
+    """The columns of ``metrics.csv`` but ``step``, each with the rows that hold a finite number in it."""
     columns: dict[str, Points] = {}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):

@@ -1,4 +1,4 @@
-"""Metrics of held-out problems, per set and per source, with intervals."""
+"""Computes the metrics of held-out problems, per set and per source, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from grpo_pl.types import CUT_OFF, PromptBatch, SamplingParams
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """How held-out problems are answered."""
+    """How many completions of each held-out problem are drawn, how they are sampled, and which metrics they give."""
 
     samples: int = 4
     """Completions per problem, for pass@1, pass@``samples`` and maj@``samples``."""
     temperature: float = 1.0
-    """Temperature of those completions."""
+    """Temperature of these completions."""
     top_p: float = 1.0
-    """Nucleus of those completions; 1 is off."""
+    """Probability mass of the nucleus from which these completions are sampled; 1 is off."""
     greedy: bool = True
-    """Also answer each problem once greedily, as ``val/greedy``."""
+    """Also answer each problem once greedily, logged as ``val/greedy``."""
     pass_at: list[int] | None = None
-    """Which k for pass@k; null takes 1 and ``samples``."""
+    """Values of k for pass@k; null takes 1 and ``samples``."""
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -44,17 +44,18 @@ class Validation:
 
     @property
     def ks(self) -> list[int]:
-        """Every k of pass@k, in order."""
+        """The values of k for pass@k, in ascending order."""
         return sorted({1, self.samples} if self.pass_at is None else set(self.pass_at))
 
     def sampling(self, training: SamplingParams) -> SamplingParams:
-        """How the sampled completions are drawn: as long as those of training, and ended by the same."""
+        """The parameters of the sampled completions: those of training (length, stop strings …) but with the
+        temperature and nucleus of validation, and without top-k."""
         return replace(training, temperature=self.temperature, top_p=self.top_p, top_k=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """The verdicts on the completions of some problems."""
+    """The verdicts on n completions of each of P problems."""
 
     correct: Tensor  # (P, n) bool
     judged: Tensor  # (P, n) bool: the correctness reward is a number; where it is None, `correct` says nothing
@@ -62,7 +63,7 @@ class Answers:
     lengths: Tensor  # (P, n) tokens that the policy wrote
     truncated: Tensor  # (P, n) bool: cut off by a limit
     noted: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """What the reward gave to ``log_metric``."""
+    """Metric -> the values that the reward logged with ``log_metric``."""
 
 
 def grade(
@@ -72,10 +73,12 @@ def grade(
     vote: bool = True,
     trainer_state: Callable[[], Any] | None = None,
 ) -> Answers:
-    """Lets the correctness reward grade every completion.
+    """Scores every completion with the correctness reward.
 
     Args:
-        vote: also find out which wrong answers are the same; without it each is a class of its own.
+        rewards: all rewards; only the one with ``correctness: true`` is called.
+        samples: P problems with n completions each.
+        vote: also find out which wrong answers are equal, for maj@k; otherwise each wrong answer is its own class.
         trainer_state: see ``score_completions``.
     """
     columns, n = samples.columns(needs_of(rewards)), samples.rollout.group_size
@@ -118,17 +121,19 @@ class MetricResult:
 
 
 _READ = {"maj": "classes", "mean_length": "lengths", "clipped_ratio": "truncated"}
-"""Metric -> the field of ``Answers`` that it is made of; of all others ``correct``."""
+"""Metric -> the field of ``Answers`` that it is computed from; ``correct`` for all other metrics."""
 
 
 class HeldOutMetrics:
-    """The metrics of one validation: the same ones for every group of problems. Completions that could not be judged
-    count neither as right nor as wrong; ``unjudged`` tells how many these are.
+    """The metrics of one validation, the same ones for every group of problems.
+
+    Completions that could not be judged count neither as right nor as wrong; `unjudged` returns how many there are.
 
     Args:
-        validation: what is measured.
-        groups: names of all groups on every rank, ``val`` or ``val/<set>``; a metric's key is ``<group>/<metric>``.
-        device: where metrics are exchanged between ranks.
+        validation: which metrics are computed.
+        groups: names of all groups, equal on all ranks: ``val`` or ``val/<set>``. A metric's key is
+            ``<group>/<metric>``.
+        device: the device on which metrics are exchanged between ranks.
     """
 
     def __init__(self, validation: Validation, groups: Sequence[str], device: torch.device) -> None:
@@ -141,7 +146,8 @@ class HeldOutMetrics:
             self.metrics |= {f"{group}/{name}": metric.to(device) for name, metric in named.items()}
 
     def update(self, batch: PromptBatch, sampled: Answers, greedy: Answers | None) -> None:
-        """Adds the problems of a batch to the groups that each belongs to."""
+        """Adds the problems of a batch to the groups that they belong to; ``greedy`` is needed if validation asks for
+        greedy answers."""
         device = sampled.correct.device
         ids = torch.tensor([prompt.id for prompt in batch.prompts], device=device)
         rows = list(zip(batch.valid, batch.groups, strict=True))
@@ -149,7 +155,7 @@ class HeldOutMetrics:
             group: torch.tensor([valid and group in groups for valid, groups in rows], device=device)
             for group in self._unjudged
         }
-        for key, metric in self.metrics.items():  # every rank, every one: a metric without an update cannot sync
+        for key, metric in self.metrics.items():  # all, also without problems: a metric without an update cannot sync
             group, _, name = key.rpartition("/")
             answers = greedy if name == "greedy" else sampled
             assert answers is not None
@@ -161,7 +167,7 @@ class HeldOutMetrics:
                     count.update((~answers.judged[member[group]]).sum())
 
     def results(self) -> dict[str, MetricResult]:
-        """Every metric with its problems, over all ranks, if it has any; every rank must call it."""
+        """The metrics that have at least one problem, over all ranks; every rank must call it."""
         found = {
             key: MetricResult(mean=metric.compute().item(), problems=metric.results())
             for key, metric in self.metrics.items()

@@ -1,4 +1,4 @@
-"""Metrics over groups of completions, as torchmetrics: exact over all ranks and batches, each with its interval."""
+"""torchmetrics over the completions of problems: exact over all batches and ranks, each with a confidence interval."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from grpo_pl.functional.estimates import Estimate, average_at_k, estimate_mean, 
 
 
 class GroupMetric(Metric):
-    """Mean over problems of one number per problem, worked out from the first ``k`` of its samples or from all.
+    """Mean over problems of one number per problem, computed from the first ``k`` of its samples or from all of them.
 
-    Samples that could not be judged count neither as right nor as wrong. A problem with fewer than ``k`` judged ones
+    Samples that could not be judged count neither as right nor as wrong. A problem with fewer than ``k`` judged samples
     is left out.
 
     Args:
-        k: samples of a problem that count; a problem needs at least ``k``.
+        k: the k of the metric's name; a problem needs at least ``k`` samples.
+
+    Raises:
+        ValueError: k below 1.
     """
 
     full_state_update = False
@@ -37,7 +40,7 @@ class GroupMetric(Metric):
 
     @abstractmethod
     def per_problem(self, samples: Tensor, judged: Tensor | None) -> Tensor:
-        """(P, n) samples to (P,) float64, NaN where they say nothing."""
+        """(P, n) samples -> (P,) float64; NaN for a problem that is left out."""
 
     def update(
         self,
@@ -49,13 +52,13 @@ class GroupMetric(Metric):
         """Adds problems.
 
         Args:
-            samples: (P, n) with n >= k; what the numbers mean is the subclass's.
-            valid: (P,) bool; problems that only fill a batch are false.
-            ids: (P,) int64 names of the problems, for ``results``; 0, 1 … per call if not given.
+            samples: (P, n) with n >= k; their meaning depends on the subclass.
+            valid: (P,) bool, false for problems that only fill up a batch; all true if not given.
+            ids: (P,) int64 ids of the problems, for ``results``; 0, 1 … per call if not given.
             judged: (P, n) bool, samples whose reward is a number; all if not given.
 
         Raises:
-            ValueError: fewer than k samples a problem.
+            ValueError: fewer than k samples per problem.
         """
         values = self.per_problem(samples, judged)
         ids = torch.arange(len(values), device=values.device) if ids is None else ids
@@ -64,7 +67,7 @@ class GroupMetric(Metric):
         self.ids.append(ids[told])
 
     def compute(self) -> Tensor:
-        """The mean, 0 without problems."""
+        """The mean over problems, float32; 0 without problems."""
         values = _join(self.values, torch.float64)
         return (values.sum() / max(1, len(values))).float()
 
@@ -78,33 +81,33 @@ class GroupMetric(Metric):
             return estimate_mean(_join(self.values, torch.float64), level=level)
 
     def results(self) -> dict[int, float]:
-        """The number of each problem by its id, over all ranks and sorted by id; every rank must call it."""
+        """Problem id -> its number, over all ranks and sorted by id; every rank must call it."""
         with self.sync_context():
             ids, values = _join(self.ids, torch.int64).tolist(), _join(self.values, torch.float64).tolist()
         return dict(sorted(zip(ids, values, strict=True)))
 
 
 def correctness_metrics(ks: Iterable[int], samples: int) -> dict[str, GroupMetric]:
-    """What training, validation, ``evaluate``, ``filter`` and the server tell of correctness: pass@k for every k, and
-    maj@``samples`` where there is a vote."""
+    """The metrics of correctness in training, validation, ``evaluate``, ``filter`` and the server: pass@k for each k in
+    ``ks``, and maj@``samples`` if there are two samples or more."""
     metrics: dict[str, GroupMetric] = {f"pass@{k}": PassAtK(k) for k in ks}
     return metrics | ({f"maj@{samples}": MajorityAtK(samples)} if samples > 1 else {})
 
 
 def pass_rates(values: Tensor) -> list[float | None]:
-    """pass@1 of each problem from the correctness reward of its samples, (P, n), NaN where it could not be computed;
+    """pass@1 of each problem from the values of the correctness reward, (P, n), NaN where a sample could not be judged;
     None for a problem of which no sample could be judged."""
     rates = pass_at_k(values >= 1.0, 1, ~values.isnan()).tolist()
     return [None if rate != rate else rate for rate in rates]
 
 
 def _join(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """A ``cat`` state as one tensor, which it is after an exchange and is not before."""
+    """A ``cat`` state as one tensor: before ranks exchange it, it is a list of tensors."""
     return torch.zeros(0, dtype=dtype) if isinstance(parts, list) and not parts else dim_zero_cat(parts)
 
 
 class PassAtK(GroupMetric):
-    """pass@k = mean over problems of 1 − C(n − c, k) / C(n, k), with c of n samples correct.
+    """pass@k = mean over problems of 1 − C(n − c, k) / C(n, k), with c of n judged samples correct.
 
     Takes (P, n) bool. See ``grpo_pl.functional.estimates.pass_at_k``.
     """
@@ -116,10 +119,10 @@ class PassAtK(GroupMetric):
 
 
 class MajorityAtK(GroupMetric):
-    """maj@k: how often the most frequent of k answers is right.
+    """maj@k: the share of problems for which the most frequent of k answers is right.
 
-    Takes (P, n) answer classes as ``grpo_pl.rewards.voting.answer_classes`` numbers them: 0 is right, negative
-    is no answer. See ``grpo_pl.functional.estimates.majority_at_k``.
+    Takes (P, n) answer classes as numbered by ``grpo_pl.rewards.voting.answer_classes``: 0 is right, negative is no
+    answer. See ``grpo_pl.functional.estimates.majority_at_k``.
     """
 
     higher_is_better = True
@@ -129,9 +132,9 @@ class MajorityAtK(GroupMetric):
 
 
 class AverageAtK(GroupMetric):
-    """avg@k: mean over problems of the mean of k samples; of correctness, lengths, truncation, any number.
+    """avg@k: mean over problems of the mean of the first k samples, for lengths, truncation or any other number.
 
-    Takes (P, n) numbers, whether judged or not.
+    Takes (P, n) numbers; whether a sample could be judged does not matter.
     """
 
     def per_problem(self, samples: Tensor, judged: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The outcome of a validation as a file and as a table, alone or beside that of another policy."""
+"""Writes the result of a validation as a JSON file and as a table, alone or compared with another policy's."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ FORMAT = "grpo_pl validation 1"
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationReport:
-    """The metrics of a policy on held-out problems, problem by problem."""
+    """The metrics of a policy on held-out problems, with the value of each problem."""
 
     measured: Mapping[str, MetricResult]
-    """By metric key, such as ``val/pass@1``."""
+    """Metric key, such as ``val/pass@1`` -> result."""
     questions: Mapping[str, Mapping[int, str]]
-    """Set -> problem id -> question: what a comparison must agree on."""
+    """Set -> problem id -> question; two reports can be compared only if their questions agree."""
     facts: Mapping[str, Any]
-    """How it was measured: completed rollouts, samples, temperature …"""
+    """Conditions of the validation: completed rollouts, samples, temperature …"""
 
     def write(self, path: Path) -> None:
-        """Writes JSON, atomically; ``read`` reads it."""
+        """Writes a JSON file atomically, for ``read``."""
         metrics = {}
         for key, found in self.measured.items():
             estimate = found.estimate()
@@ -48,10 +48,10 @@ class EvaluationReport:
 
     @classmethod
     def read(cls, path: Path) -> EvaluationReport:
-        """Reads what ``write`` wrote.
+        """Reads a file that ``write`` wrote.
 
         Raises:
-            ValueError: there is no such file, or it is something else.
+            ValueError: there is no such file, or it has another format.
         """
         if not path.is_file():
             raise ValueError(f"there is no file {path}.")
@@ -67,10 +67,10 @@ class EvaluationReport:
         return cls(measured=measured, questions=questions, facts=facts)
 
     def differences(self, baseline: EvaluationReport) -> dict[str, Estimate]:
-        """This minus ``baseline``, metric by metric, over the problems that both answered.
+        """This report minus ``baseline``, paired by problem, for every metric and over the problems that both have.
 
         Raises:
-            ValueError: they have no metric or no problem in common, or a problem's question is another one.
+            ValueError: they have no metric or no problem in common, or the same id has different questions.
         """
         for name in self.questions.keys() & baseline.questions.keys():
             here, there = self.questions[name], baseline.questions[name]
@@ -93,7 +93,7 @@ class EvaluationReport:
 
 
 def report_table(report: EvaluationReport) -> Table:
-    """One row a metric: its mean and interval."""
+    """One row per metric: its mean, 95 % interval and number of problems."""
     table = number_table("held-out problems", "value", "95 % interval", "problems")
     for key, found in report.measured.items():
         estimate, places = found.estimate(), _places(key)
@@ -102,7 +102,7 @@ def report_table(report: EvaluationReport) -> Table:
 
 
 def difference_table(report: EvaluationReport, baseline: EvaluationReport) -> Table:
-    """One row a metric that both have: the baseline's mean, and the paired difference to it with its interval."""
+    """One row per metric that both have: the baseline's mean, and the paired difference to it with its interval."""
     differences = report.differences(baseline)
     table = number_table("difference to the baseline", "baseline", "difference", "95 % interval", "problems")
     for key in report.measured:
@@ -114,7 +114,8 @@ def difference_table(report: EvaluationReport, baseline: EvaluationReport) -> Ta
 
 
 def comparability_warnings(report: EvaluationReport, baseline: EvaluationReport) -> list[str]:
-    """Where a baseline was measured on other problems, or sampled otherwise; one line each."""
+    """One line for each respect in which the baseline was measured differently: problems that it lacks, number of
+    samples, temperature, top_p."""
     lines = []
     for name, here in report.questions.items():
         common = len(here.keys() & baseline.questions.get(name, {}).keys())
@@ -129,7 +130,7 @@ def comparability_warnings(report: EvaluationReport, baseline: EvaluationReport)
 
 
 def number_table(title: str, *headings: str) -> Table:
-    """An empty table of numbers under these headings; the first column, without one, says what they are of."""
+    """An empty table of numbers with these headings; the first column has none and is for the names of the rows."""
     table = Table(title=title, title_justify="left")
     table.add_column("", no_wrap=True)
     for heading in headings:
