@@ -1,1 +1,1 @@
-"""Several processes: the exchanges between them, how they share a policy, and checkpoints."""
+"""Training in several processes: exchanges between ranks, sharding of the policy, and checkpoints."""

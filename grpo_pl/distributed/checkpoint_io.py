@@ -1,4 +1,4 @@
-"""How the Trainer reads and writes checkpoints."""
+"""The Trainer's plugin that reads and writes checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo_pl.files.sharded_checkpoints import read_checkpoint
 
 
 class CheckpointFiles(TorchCheckpointIO):
-    """How the Trainer reads and writes checkpoints: atomically, and without running anything inside them."""
+    """Writes checkpoints atomically and reads them without running code that they contain."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         save_tensors(checkpoint, Path(path))

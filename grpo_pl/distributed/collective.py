@@ -1,4 +1,4 @@
-"""The few exchanges between ranks that a step needs; each is the identity in a single process."""
+"""The exchanges between ranks that a step needs; in a single process each returns its input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ E = TypeVar("E", bound=Exception)
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """Gathers and sums over the ranks of the default process group. Every rank must make the same calls in order."""
+    """Gathers and sums over the ranks of the default process group; all ranks must make the same calls in one order."""
 
     rank: int = 0
     world: int = 1
@@ -40,7 +40,7 @@ class Collective:
         return torch.cat([part.to(values.device) for part in self.gather_objects(values.cpu())])
 
     def gather_objects(self, value: T) -> list[T]:
-        """Every rank's ``value``, pickled, in rank order; for the rare exchange that is not a tensor."""
+        """Every rank's ``value``, in rank order; it is pickled, so use it only for rare and small exchanges."""
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
@@ -67,24 +67,24 @@ class Collective:
         return bool(self.max(int(flag), device))
 
     def interruptible(self, draw: Callable[[], T], device: torch.device) -> T:
-        """What ``draw`` returns; if it was told to stop on any rank, every rank raises ``RolloutInterrupted``."""
+        """Returns ``draw()``; if it raises ``RolloutInterrupted`` on any rank, every rank raises it."""
         drawn, interrupted = _attempt(draw, RolloutInterrupted)
         if self.any(interrupted is not None, device):
             raise interrupted or RolloutInterrupted("another process was told to stop")
         return cast(T, drawn)
 
     def scored(self, score: Callable[[], T], device: torch.device) -> T:
-        """What ``score`` returns; if a reward fails on any rank, every rank raises ``RewardFailed``."""
-        result, error = _attempt(score, Exception)  # a reward is a user's code
+        """Returns ``score()``; if it raises on any rank, every rank raises ``RewardFailed`` with the first message."""
+        result, error = _attempt(score, Exception)  # a user's reward may raise anything
         if self.any(error is not None, device):
             told = next(line for line in self.gather_objects(error and _described(error)) if line)
             raise RewardFailed(told) from error
         return cast(T, result)
 
     def ratios(self, sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
-        """(sum, count) per name to the ratio of both totals over ranks; names must be the same on every rank.
+        """Name -> Σ sum / Σ count over all ranks, for scalar (sum, count) pairs by name; names must agree on all ranks.
 
-        A name whose count is 0 everywhere is left out: there is nothing to report.
+        A name whose count is 0 on all ranks is left out.
         """
         if not sums:
             return {}
@@ -94,7 +94,7 @@ class Collective:
 
 
 def _attempt(act: Callable[[], T], kind: type[E]) -> tuple[T | None, E | None]:
-    """What ``act`` returns, or the error of that kind that it raises."""
+    """(result of ``act``, None), or (None, the error) if it raises one of ``kind``."""
     try:
         return act(), None
     except kind as error:
@@ -102,7 +102,7 @@ def _attempt(act: Callable[[], T], kind: type[E]) -> tuple[T | None, E | None]:
 
 
 def _described(error: Exception) -> str:
-    """One line: what was raised, by what, and where."""
+    """One line with the exception, its notes (the reward's name), and the file and line that raised it."""
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     notes = "; ".join(getattr(error, "__notes__", []))
     text = " ".join(f"{type(error).__name__}: {error}".split())[:200]

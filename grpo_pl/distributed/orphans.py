@@ -1,4 +1,4 @@
-"""A process that a launcher started ends soon after its launcher, which alone could end it or read its output."""
+"""Ends a process soon after the launcher that started it has ended, as no other process would end it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from pathlib import Path
 from typing import NoReturn
 
 LOOK_EVERY_S = 1.0
+"""Seconds between two looks at the launcher."""
 ORPHANED = 143
 """Exit status, as after SIGTERM."""
 WATCH = "grpo_pl-launcher"
-"""Name of the thread."""
+"""Name of the watching thread."""
 
 
 def end_with_launcher() -> None:
-    """Starts the watch if torchrun, or Lightning in its first process, started this process; otherwise does nothing:
-    what a person started may outlive the shell. Calling it again changes nothing.
+    """Starts a thread that ends this process once its launcher has ended. Further calls do nothing.
 
-    A thread looks who the launcher is, for a system's own notice (``PR_SET_PDEATHSIG``) comes when the *thread* that
-    started the process ends, and not at all where that was before it was asked for.
+    Applies to processes started by torchrun, or by Lightning in its first process. Otherwise nothing is started: a
+    process that a person started may outlive the shell.
+
+    The thread polls, because Linux's own signal (``PR_SET_PDEATHSIG``) is sent when the *thread* that started the
+    process ends, and never if that ended before the signal was requested.
     """
     if not _was_launched() or any(thread.name == WATCH for thread in threading.enumerate()):
         return
@@ -39,14 +42,14 @@ def _was_launched() -> bool:
 
 
 def _launcher() -> int | None:
-    """The nearest Python process that this one descends from, for a shell script may stand between; where the system
-    does not say (no ``/proc``), the parent, if it is not the first process of all. None once it has ended."""
+    """Process id of the nearest ancestor that is a Python process, as a shell script may stand between; on a system
+    without ``/proc`` the parent, unless that is process 1. None once it has ended."""
     pid = os.getppid()
     if not Path("/proc/self/stat").exists():
         return pid if pid != 1 else None
-    with suppress(OSError):  # one of them ends just now
+    with suppress(OSError):  # an ancestor may end meanwhile
         while pid > 0:
-            with suppress(PermissionError):  # it is another user's
+            with suppress(PermissionError):  # it may belong to another user
                 if "python" in Path(os.readlink(f"/proc/{pid}/exe")).name:
                     return pid
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -55,15 +58,16 @@ def _launcher() -> int | None:
 
 def _watch(launcher: int) -> None:
     missed = 0
-    while missed < 2:  # once may be a script that has just ended
+    while missed < 2:  # one miss may be a shell script in between that has just ended
         time.sleep(LOOK_EVERY_S)
         missed = 0 if _launcher() == launcher else missed + 1
     _end()
 
 
 def _end() -> NoReturn:
-    """At once: other threads may wait for processes that have ended. Workers end when their pipes close."""
-    with suppress(OSError, ValueError):  # the terminal may be gone with the launcher
+    """Ends the process without cleaning up, because other threads may wait for processes that have ended. Workers end
+    by themselves when their pipes close."""
+    with suppress(OSError, ValueError):  # the terminal may have closed with the launcher
         print("grpo-pl: the launcher has ended, and so does this process; --resume goes on.", file=sys.stderr)
         sys.stderr.flush()
     os._exit(ORPHANED)

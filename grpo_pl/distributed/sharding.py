@@ -1,4 +1,4 @@
-"""A policy cut among processes by FSDP2: cutting, filling, gathering for a rollout, and putting together again."""
+"""Shards a policy over processes with FSDP2: builds, shards, gathers it for a rollout, and makes a whole copy."""
 
 from __future__ import annotations
 
@@ -22,28 +22,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """How parameters are cut and computed with."""
+    """How parameters are sharded, and in which types they are used."""
 
     mesh: DeviceMesh
-    """One-dimensional: the processes that share the policy."""
+    """One-dimensional mesh of the processes that share the policy."""
     param_dtype: torch.dtype | None
     """Type of gathered parameters and of the computation; None keeps that of the weights."""
     reduce_dtype: torch.dtype | None
-    """Type in which gradients are summed."""
+    """Type in which gradients are summed over processes."""
     cpu_offload: bool
-    """Keep shards, gradients and optimiser state in main memory."""
+    """Keep shards, gradients and optimiser state in CPU memory."""
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The largest list of modules inside a model."""
+    """The blocks of a transformer: the items of the ``ModuleList`` with the most parameters; empty if there is none."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     largest = max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()), default=nn.ModuleList())
     return list(largest.children())
 
 
 def build_once(build: Callable[..., PreTrainedModel]) -> PreTrainedModel:
-    """``build()`` in the first process; elsewhere the same architecture on uninitialised
-    memory. ``shard`` fills it."""
+    """``build()`` on rank 0; on other ranks the same architecture with uninitialised weights, which `shard` fills."""
     if dist.get_rank() == 0:
         return build()
     with torch.device("meta"):
@@ -54,8 +53,8 @@ def build_once(build: Callable[..., PreTrainedModel]) -> PreTrainedModel:
 
 
 def shard(model: PreTrainedModel, sharding: Sharding) -> None:
-    """Cuts every transformer block, and what is left as one more unit, in place, and gives every process its part of
-    the first one's weights and all of its buffers."""
+    """Shards a model in place, each transformer block as one FSDP unit and the rest as another; every rank gets its
+    part of rank 0's weights, and all of its buffers and generation settings. Every process must call it."""
     weights = model.state_dict() if dist.get_rank() == 0 else {}
     device = torch.device(sharding.mesh.device_type)
     for name, buffer in model.named_buffers():
@@ -76,8 +75,8 @@ def shard(model: PreTrainedModel, sharding: Sharding) -> None:
 
 @contextmanager
 def gathered(model: nn.Module) -> Iterator[None]:
-    """Whole parameters on every process, gathered once: inside, processes may make different numbers of forward passes
-    without waiting for each other. Does nothing for a model that is not sharded."""
+    """Context manager: within it every process holds the whole parameters, so that processes may run different numbers
+    of forward passes without waiting for each other. Does nothing for a model that is not sharded."""
     units = [unit for unit in model.modules() if isinstance(unit, FSDPModule)]
     for unit in units:
         unit.set_reshard_after_forward(False, recurse=False)
@@ -91,23 +90,24 @@ def gathered(model: nn.Module) -> Iterator[None]:
 
 
 def whole_state_dict(model: nn.Module) -> dict[str, Any]:
-    """The whole weights on the CPU, in the first process; elsewhere an empty dict. Every process must call it."""
+    """The whole weights on the CPU on rank 0, an empty dict on other ranks. Every process must call it."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     return dict(get_model_state_dict(model, options=options))
 
 
 def load_whole_state_dict(model: nn.Module, weights: dict[str, Any]) -> None:
-    """Gives a model, sharded or not, the whole weights, which every process brings."""
+    """Loads whole weights into a model, sharded or not; every process must call it with the same ``weights``."""
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
 
 
 def is_sharded(model: Any) -> bool:
+    """Whether `shard` has been called on the model."""
     return isinstance(model, FSDPModule)
 
 
 def whole_model(model: PreTrainedModel) -> PreTrainedModel | None:
-    """A model that is not sharded itself; of one that is, a whole copy on the CPU in the first process and None
-    elsewhere. Every process must call it."""
+    """The whole model on rank 0, and None on other ranks: the model itself if it is not sharded, else a copy of it on
+    the CPU. Every process must call it."""
     if not is_sharded(model):
         return model if not dist.is_initialized() or dist.get_rank() == 0 else None
     weights = whole_state_dict(model)

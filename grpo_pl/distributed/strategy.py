@@ -1,4 +1,4 @@
-"""How many processes there are, and how they share a policy: FSDP2 beside Lightning's own single-device and DDP."""
+"""Lightning strategy for FSDP2, and the processes that a launcher started."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 
 class FSDP2Strategy(ModelParallelStrategy):
-    """Cuts parameters, gradients and optimiser state among all processes (ZeRO stage 3, arXiv:1910.02054).
+    """Shards parameters, gradients and optimiser state over all processes (ZeRO stage 3, arXiv:1910.02054).
 
-    Runs on GPUs and, with gloo, on CPUs. Keep ``trainer.precision`` at ``32-true``: the weights that AdamW moves stay
-    in float32, and ``param_dtype`` says in which type a copy of them computes.
+    Runs on GPUs and, with gloo, on CPUs. Keep ``trainer.precision`` at ``32-true``: the weights that AdamW updates stay
+    in float32, and computations use a copy of them in ``param_dtype``.
 
     Args:
         param_dtype: type of gathered parameters and of the computation, in rollout and update alike.
@@ -66,7 +66,7 @@ class FSDP2Strategy(ModelParallelStrategy):
 
     @property
     def sharding(self) -> Sharding:
-        """What ``GRPOModule.configure_model`` cuts its models by."""
+        """The settings with which ``GRPOModule.configure_model`` shards its models."""
         return Sharding(
             mesh=self.device_mesh["data_parallel"],
             param_dtype=None if self.param_dtype == torch.float32 else self.param_dtype,
@@ -77,7 +77,7 @@ class FSDP2Strategy(ModelParallelStrategy):
     @override
     def _setup_distributed(self) -> None:
         if self.cpu_offload and self.root_device.type == "cuda":
-            self._process_group_backend = "cpu:gloo,cuda:nccl"  # gradients are clipped where they lie
+            self._process_group_backend = "cpu:gloo,cuda:nccl"  # gradients on the CPU are clipped there, over gloo
         super()._setup_distributed()
         self._data_parallel_size = self.world_size  # Lightning's "auto" is the number of nodes
 
@@ -112,7 +112,7 @@ class FSDP2Strategy(ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         path = Path(self.broadcast(checkpoint_path))
         if not path.is_dir():
-            read_file(path, mmap=True)  # refuses what it must in our words
+            read_file(path, mmap=True)  # refuses unusable files with our own message
             return super().load_checkpoint(path, weights_only=True)
         assert self.model is not None
         tensors: dict[str, Any] = {"state_dict": get_model_state_dict(self.model)}
@@ -132,13 +132,13 @@ class FSDP2Strategy(ModelParallelStrategy):
 
 
 def is_first_process() -> bool:
-    """Whether the launcher (torchrun, SLURM, Lightning) counts this process first; true where there is none."""
+    """Whether this process is rank 0 by the launcher's variables (torchrun, SLURM, Lightning); true without one."""
     names = ("RANK",) if "RANK" in os.environ else ("SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
     return all(int(os.environ.get(name, "0")) == 0 for name in names)
 
 
 def launched_devices() -> tuple[int, int]:
-    """(processes per node, nodes) as the launcher started them; one process where there is none."""
+    """(processes per node, nodes) as started by torchrun or SLURM; (1, 1) without a launcher."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         local = int(os.environ["LOCAL_WORLD_SIZE"])
         return local, int(os.environ["WORLD_SIZE"]) // local
