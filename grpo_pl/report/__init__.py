@@ -1,1 +1,1 @@
-"""A run as one HTML file: curves, and a browser of what the policy wrote."""
+"""Reports a run as one HTML file with curves and a browser of the completions."""

@@ -1,4 +1,4 @@
-"""Which curves a report shows, from the rows of ``metrics.csv``."""
+"""Selects the curves of ``metrics.csv`` that a report shows, and groups them in charts."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """One picture."""
+    """One chart with one or more lines."""
 
     title: str
     note: str
-    """What the numbers mean, in a few words."""
+    """Subtitle: what the numbers mean."""
     series: Sequence[Series]
     kind: Literal["line", "stack"] = "line"
     unit: Literal["", "share", "s"] = ""
     """``share`` is drawn from 0 to 1; ``s`` are seconds."""
     smooth: bool = True
-    """Also draw a running mean: single rollouts are noisy."""
+    """Also draw a running mean, because single rollouts are noisy."""
 
 
 def charts(columns: Mapping[str, Points]) -> list[Chart]:
-    """The charts for which there are numbers, in reading order."""
+    """The charts of a report, in order; charts without any data are left out."""
     rewards = {name: name.split("/")[1] for name in columns if name.startswith("rewards/") and name.endswith("/mean")}
     times = {name: name.removeprefix("time/") for name in columns if name.startswith("time/")}
     clipped = {"clip_ratio/low_mean": "low", "clip_ratio/high_mean": "high"}

@@ -1,4 +1,4 @@
-"""A run without a learning signal: what that is, why it happens, and where a run's metrics show it."""
+"""Finds in a run's metrics whether rewards were equal in every group for many rollouts: there is nothing to learn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from grpo_pl.evaluation.curves import Points
 
 ROLLOUTS = 10
-"""Rollouts in a row in which every group has equal rewards."""
+"""Rollouts in a row with equal rewards in every group, from which on the run is said to have no signal."""
 CAUSES = (
     "Likely causes: problems too hard or too easy for the policy (grpo-pl filter, a cold start, another model); "
     "completions cut off before their answer (completions/clipped_ratio, model.sampling.max_completion_length); "
@@ -17,7 +17,7 @@ CAUSES = (
 
 
 def no_signal(columns: Mapping[str, Points]) -> str:
-    """One sentence for the page if metrics show so long a stretch, else nothing."""
+    """A warning with the first such stretch of ``ROLLOUTS`` rollouts and likely causes; ``""`` if there is none."""
     first = length = 0
     for step, share in columns.get("frac_reward_zero_std", []):
         if share < 1.0:

@@ -1,4 +1,4 @@
-"""Builds ``report.html``: one file without outside resources, in which all that a run wrote is data, not markup."""
+"""Builds ``report.html``: one file without external resources, in which the texts of a run are data, not markup."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from grpo_pl.report.charts import charts
 from grpo_pl.report.no_signal import no_signal
 
 LARGEST_SAMPLES = 8_000_000
-"""Characters of completions in a report; of longer files every second rollout is left out, or every fourth …"""
+"""Most characters of prompts and completions in a report; beyond, it shows every second rollout only, or every fourth,
+eighth …"""
 
 
 def write_report(run: RunFolder) -> Path:
-    """Writes ``report.html`` into a run's folder, whole or not at all, and returns its path.
+    """Writes ``report.html`` into a run's folder, atomically, and returns its path.
 
     Raises:
-        ValueError: the folder holds no ``metrics.csv``, so it is no run.
+        ValueError: the folder holds no ``metrics.csv``, so it is no run folder.
     """
     if not run.metrics.is_file():
         raise ValueError(f"{run.path} holds no metrics.csv: give the folder of a run, such as runs/quickstart.")
@@ -37,7 +38,7 @@ def write_report(run: RunFolder) -> Path:
 
 
 def build_page(run: RunFolder) -> str:
-    """The text of the page."""
+    """The HTML text of the report."""
     name = run.path.resolve().name
     columns = read_curves(run.metrics)
     written = read_lines(run.completions, may_be_cut_short=True) if run.completions.is_file() else ()
@@ -56,18 +57,18 @@ def build_page(run: RunFolder) -> str:
         "{{script}}": "\n".join(_asset(file) for file in ("charts.js", "samples.js", "page.js")),
         "{{data}}": _json_in_html(data),
     }
-    # one pass: data that looks like a placeholder stays as it is
+    # in one pass, so that data which looks like a placeholder is not replaced
     return re.sub(r"\{\{\w+\}\}", lambda placeholder: parts[placeholder.group()], _asset("page.html"))
 
 
 def _json_in_html(data: Any) -> str:
-    """JSON that cannot end the script element it stands in, whatever its strings hold."""
+    """``data`` as JSON for a script element; escapes whatever in a string could end that element."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def _tiles(columns: dict[str, Points]) -> list[dict[str, str]]:
-    """The few numbers at the top of the page."""
+    """The numbers at the top of the page."""
     tiles = []
     for name, label in {"val/pass@1": "pass@1, sampled", "val/greedy": "greedy", "reward": "reward"}.items():
         if name in columns:
@@ -85,7 +86,7 @@ def _tiles(columns: dict[str, Points]) -> list[dict[str, str]]:
 
 
 def _rollouts(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Rows by rollout and prompt, as the page's browser walks through them; long repeated fields stand once."""
+    """Rows grouped by rollout and prompt for the browser of the page; fields that a group shares are stored once."""
     rollouts: dict[int, dict[int, dict[str, Any]]] = {}
     for row in rows:
         group = rollouts.setdefault(row["step"], {}).setdefault(
