@@ -8,7 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from grpo_pl.environments.base import Observation, Step
 
@@ -32,6 +32,9 @@ class Result(NamedTuple):
 class CallParser(ABC):
     """Finds calls in what a policy wrote, and words their results."""
 
+    role: ClassVar[str] = "user"
+    """Of the messages that tell results; a text is the user's."""
+
     @abstractmethod
     def calls(self, action: str, tools: Mapping[str, Callable[..., Any]]) -> list[Call]:
         """All calls, malformed ones included, in their order; empty where the action is an answer."""
@@ -51,6 +54,8 @@ class CallParser(ABC):
 @dataclass(kw_only=True)
 class HermesCalls(CallParser):
     """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, as Hermes and Qwen write it; results: tool messages."""
+
+    role: ClassVar[str] = "tool"
 
     def calls(self, action: str, tools: Mapping[str, Callable[..., Any]]) -> list[Call]:
         found = []
