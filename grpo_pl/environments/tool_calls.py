@@ -8,9 +8,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from grpo_pl.environments.base import Observation, Step
+
+Tool = Callable[..., Any] | Mapping[str, Any]
+"""A function, or its JSON schema as chat templates take it: ``{"type": "function", "function": {…}}``."""
 
 
 class Call(NamedTuple):
@@ -19,6 +22,8 @@ class Call(NamedTuple):
     name: str
     arguments: Mapping[str, Any]
     fault: str = ""
+    span: tuple[int, int] = (0, 0)
+    """Where it begins and ends in the action."""
 
 
 class Result(NamedTuple):
@@ -32,37 +37,77 @@ class Result(NamedTuple):
 class CallParser(ABC):
     """Finds calls in what a policy wrote, and words their results."""
 
-    role: ClassVar[str] = "user"
-    """Of the messages that tell results; a text is the user's."""
-
     @abstractmethod
-    def calls(self, action: str, tools: Mapping[str, Callable[..., Any]]) -> list[Call]:
+    def calls(self, action: str, tools: Mapping[str, Tool]) -> list[Call]:
         """All calls, malformed ones included, in their order; empty where the action is an answer."""
 
     @abstractmethod
     def observation(self, results: Sequence[Result]) -> Observation:
         """What the policy is told."""
 
-    def check(self, tools: Mapping[str, Callable[..., Any]]) -> None:  # noqa: B027 - most call any tool
+    def check(self, tools: Mapping[str, Tool]) -> None:  # noqa: B027 - most call any tool
         """Refuses tools that cannot be called this way.
 
         Raises:
             ValueError: which, and why.
         """
 
+    def tags(self, tools: Mapping[str, Tool]) -> Sequence[tuple[str, str]]:
+        """What calls begin and end with; without any, whether a text holds calls shows when it is complete."""
+        return ()
+
+    def written(self, call: Call) -> str:
+        """A call as a policy writes it.
+
+        Raises:
+            ValueError: it cannot be written like this.
+        """
+        raise ValueError(f"{type(self).__name__} does not say how calls are written.")
+
+    def grammar(self, rule: str, name: str, tool: Mapping[str, Any]) -> str:
+        """Lark rules, the first of them ``rule``, that calls of a tool follow (llguidance's dialect).
+
+        Raises:
+            ValueError: there are none.
+        """
+        raise ValueError(f"{type(self).__name__} has no grammar that calls could be held to.")
+
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
 
 @dataclass(kw_only=True)
 class HermesCalls(CallParser):
     """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, as Hermes and Qwen write it; results: tool messages."""
 
-    role: ClassVar[str] = "tool"
-
-    def calls(self, action: str, tools: Mapping[str, Callable[..., Any]]) -> list[Call]:
+    def calls(self, action: str, tools: Mapping[str, Tool]) -> list[Call]:
         found = []
-        for part in action.split("<tool_call>")[1:]:
-            body, closed, _ = part.partition("</tool_call>")
-            found.append(_read(body) if closed else Call("", {}, "the call is not closed by </tool_call>"))
+        start = action.find(_OPEN)
+        while start >= 0:
+            following = action.find(_OPEN, start + len(_OPEN))
+            body, closed, _ = action[start + len(_OPEN) : following if following >= 0 else None].partition(_CLOSE)
+            call = _read(body) if closed else Call("", {}, f"the call is not closed by {_CLOSE}")
+            found.append(call._replace(span=(start, start + len(_OPEN) + len(body) + len(closed))))
+            start = following
         return found
+
+    def tags(self, tools: Mapping[str, Tool]) -> Sequence[tuple[str, str]]:
+        return ((_OPEN, _CLOSE),)
+
+    def written(self, call: Call) -> str:
+        return f"{_OPEN}{json.dumps({'name': call.name, 'arguments': call.arguments}, ensure_ascii=False)}{_CLOSE}"
+
+    def grammar(self, rule: str, name: str, tool: Mapping[str, Any]) -> str:
+        before, after = json.dumps(f'{{"name": "{name}", "arguments": '), json.dumps("}")
+        schema = {
+            "type": "object",
+            **tool["function"].get("parameters", {}),
+            "x-guidance": {"whitespace_pattern": " ?"},
+        }
+        return (
+            f'{rule}: "{_OPEN}" "\\n"? {before} {rule}_arguments {after} "\\n"? "{_CLOSE}"\n'
+            f"{rule}_arguments: %json {json.dumps(schema)}"
+        )
 
     def observation(self, results: Sequence[Result]) -> Observation:
         return [
@@ -72,13 +117,17 @@ class HermesCalls(CallParser):
 
 def _read(body: str) -> Call:
     try:
-        call = json.loads(body)
+        call = json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         return Call("", {}, f"the call is not JSON: {error}")
     name, arguments = (call.get("name"), call.get("arguments", {})) if isinstance(call, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return Call("", {}, 'a call must be {"name": …, "arguments": {…}}')
     return Call(name, arguments)
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no JSON number")
 
 
 @dataclass(kw_only=True)
@@ -90,13 +139,13 @@ class TagCalls(CallParser):
     error: str = "<error>{text}</error>"
     """How a failure is told."""
 
-    def check(self, tools: Mapping[str, Callable[..., Any]]) -> None:
+    def check(self, tools: Mapping[str, Tool]) -> None:
         for name, tool in tools.items():
-            needed = [p for p in inspect.signature(tool).parameters.values() if p.default is p.empty]
-            if len(needed) > 1 or not inspect.signature(tool).parameters:
-                raise ValueError(f"a call in tags gives one argument, and {name!r} needs {len(needed)}.")
+            needed = _parameters(tool)
+            if sum(needed.values()) > 1 or not needed:
+                raise ValueError(f"a call in tags gives one argument, and {name!r} needs {sum(needed.values())}.")
 
-    def calls(self, action: str, tools: Mapping[str, Callable[..., Any]]) -> list[Call]:
+    def calls(self, action: str, tools: Mapping[str, Tool]) -> list[Call]:
         found: list[Call] = []
         opened = re.compile(f"<({'|'.join(map(re.escape, tools))})>")
         at = 0
@@ -104,14 +153,35 @@ class TagCalls(CallParser):
             name, closing = match[1], f"</{match[1]}>"
             end = action.find(closing, match.end())
             if end < 0:
-                return [*found, Call(name, {}, f"the call is not closed by {closing}")]
-            parameter = next(iter(inspect.signature(tools[name]).parameters))
-            found.append(Call(name, {parameter: action[match.end() : end]}))
+                return [*found, Call(name, {}, f"the call is not closed by {closing}", (match.start(), len(action)))]
             at = end + len(closing)
+            needed = _parameters(tools[name])
+            argument = max(needed, key=lambda parameter: needed[parameter])  # the needed one, or else the first
+            found.append(Call(name, {argument: action[match.end() : end]}, span=(match.start(), at)))
         return found
+
+    def tags(self, tools: Mapping[str, Tool]) -> Sequence[tuple[str, str]]:
+        return [(f"<{name}>", f"</{name}>") for name in tools]
+
+    def written(self, call: Call) -> str:
+        if len(call.arguments) != 1:
+            raise ValueError(f"a call in tags gives one argument, and that of {call.name!r} has {len(call.arguments)}.")
+        (value,) = call.arguments.values()
+        return f"<{call.name}>{value if isinstance(value, str) else json.dumps(value)}</{call.name}>"
+
+    def grammar(self, rule: str, name: str, tool: Mapping[str, Any]) -> str:
+        return f'{rule}: "<{name}>" {rule}_argument\n{rule}_argument[suffix="</{name}>"]: /(.|\\n)*/'
 
     def observation(self, results: Sequence[Result]) -> Observation:
         return "\n".join((self.error if r.failed else self.result).replace("{text}", r.text) for r in results)
+
+
+def _parameters(tool: Tool) -> dict[str, bool]:
+    """Names of a tool's parameters, and whether each must be given."""
+    if callable(tool):
+        return {p.name: p.default is p.empty for p in inspect.signature(tool).parameters.values()}
+    schema = tool["function"].get("parameters", {})
+    return {name: name in schema.get("required", ()) for name in schema.get("properties", {})}
 
 
 def answered(

@@ -1,1 +1,1 @@
-"""The model that is trained: loading, prompt template, log-probabilities, adapters, exports."""
+"""The model being trained: loading, prompt template, scoring, cold start."""

@@ -1,4 +1,4 @@
-"""Writes a trained policy as a Hugging Face folder, with the prompt template and rewards of its training."""
+"""Writing a trained policy as a Hugging Face folder, with the prompt template and rewards it was trained on."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MANIFEST = "grpo_pl.json"
-"""File in the folder with what Hugging Face files do not hold: template, rewards and limits of sampling."""
+"""Beside the weights: what ``transformers`` does not know about a policy."""
 
 SAMPLING = ("max_completion_length", "stop", "stop_token_ids")
-"""Fields of `SamplingParams` that the manifest keeps; the temperature is in ``transformers``' generation config."""
+"""What else it keeps of `SamplingParams`: ``transformers``' own generation config has the temperature."""
 
 
 def export_policy(
@@ -35,16 +35,15 @@ def export_policy(
     sampling: SamplingParams,
     merge: bool = True,
 ) -> None:
-    """Writes safetensors, tokenizer, generation config and ``grpo_pl.json``, atomically.
+    """Writes safetensors, tokenizer, generation config and ``grpo_pl.json``; the folder appears whole or not at all.
 
     Args:
-        folder: a new or empty folder, or an earlier export, which is replaced.
-        rewards: the rewards of the training, or the ``class_path`` and ``init_args`` of each.
-        merge: add LoRA adapters to the weights; false writes the adapters only, which need their base model.
+        rewards: what the policy was trained on, or the ``class_path`` and ``init_args`` of each.
+        merge: add LoRA adapters to the weights; false writes the adapters alone, which need their base model.
 
     Raises:
-        ValueError: ``folder`` holds something other than an earlier export.
-        OSError: the folder cannot be written; an earlier export is kept.
+        ValueError: ``folder`` holds something else than an earlier export.
+        OSError: it cannot be written; an earlier export stays.
     """
     from transformers import GenerationConfig
 
@@ -70,7 +69,7 @@ def export_policy(
 def manifest(
     template: PromptTemplate, rewards: Sequence[Reward | Mapping[str, Any]], sampling: SamplingParams
 ) -> dict[str, Any]:
-    """The content of ``grpo_pl.json``: JSON values that rebuild the template, the rewards and ``SAMPLING``."""
+    """The plain values that rebuild prompt template, rewards and completion length."""
     return {
         "grpo_pl_version": grpo_pl.__version__,
         "template": template.to_dict(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from grpo_pl.policy.library_internals import tied_names
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer, model_config
 from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.tool_form import ToolForm
 from grpo_pl.rewards.trust import FLAG, Untrusted, check_rewards_trusted
 from grpo_pl.types import SamplingParams
 
@@ -23,22 +24,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """A trained policy: its files, and the settings of its training; creating it loads nothing."""
+    """Where everything about a trained policy comes from; loads nothing by itself."""
 
     name: str
-    """Name that clients use: that of the run, or of the folder."""
+    """What clients call it: the run's name, or the folder's."""
     source: Path
-    """The export folder or checkpoint that was found."""
     policy: PolicyConfig
     checkpoint: Path | None
-    """Training checkpoint that holds the weights; None if they are under ``policy.path``."""
+    """Training checkpoint that holds the weights; None when ``policy.path`` does."""
     template: PromptTemplate
     rewards: Sequence[Mapping[str, Any]]
     """``class_path`` and ``init_args`` of each reward."""
     sampling: SamplingParams
-    """Sampling parameters of the training."""
+    """How completions were drawn in training."""
+    environment: Mapping[str, Any] | None = None
+    """``class_path`` and ``init_args`` of what it was trained in; None for single turns."""
+    episodes: Mapping[str, Any] = field(default_factory=dict)
+    """How turns followed each other in training."""
     trust_rewards: bool = False
-    """Whether any class may be built as a reward; otherwise only those in ``grpo_pl.rewards.trust``."""
+    """Whether somebody vouches for the rewards; without that only those of ``grpo_pl.rewards.trust`` are built."""
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -46,15 +50,16 @@ class ServedModel:
 
     @cached_property
     def context(self) -> int | None:
-        """Most tokens of a prompt and its completion together; None if the model's config does not say."""
+        """Most tokens of a prompt and its completion together."""
         return context_length(model_config(self.policy, self.tokenizer))
 
-    def load_policy(self, device: str) -> PreTrainedModel:
-        """Loads the policy to a device, in evaluation mode. Reads tensors only and runs no pickled code.
+    @cached_property
+    def tools(self) -> ToolForm:
+        """How it is told of tools and writes calls."""
+        return ToolForm.of(self.environment, self.episodes, trust=self.trust_rewards)
 
-        Raises:
-            ValueError: the checkpoint does not fit the policy of its run.
-        """
+    def load_policy(self, device: str) -> PreTrainedModel:
+        """The policy in evaluation mode. Reads tensors only; nothing is unpickled."""
         quiet_libraries()
         model = load_model(self.policy, self.tokenizer, weights=self.checkpoint is None)
         if self.checkpoint is not None:
@@ -73,15 +78,15 @@ class ServedModel:
 
 
 def find_model(path: Path, *, trust_rewards: bool = False) -> ServedModel:
-    """The trained policy at ``path``; imports nothing that its files name.
+    """What ``path`` holds; nothing that it names is imported.
 
     Args:
         path: an exported folder, a run folder (its export, or else its last checkpoint), or a checkpoint file.
-        trust_rewards: allow its files to name any class as a reward; use it only if their author is known.
+        trust_rewards: let it name any class as a reward, because its author is known.
 
     Raises:
-        ValueError: there is nothing that can be served, or (``Untrusted``, without ``trust_rewards``) its files name a
-            class or a setting that could run other code.
+        ValueError: nothing there, or nothing that can be served, or without ``trust_rewards`` a class or a setting
+            that could run somebody else's code.
     """
     model = _found(path)
     if trust_rewards:
@@ -98,7 +103,7 @@ def _found(path: Path) -> ServedModel:
         return _from_checkpoint(path)
     if (path / MANIFEST).is_file():
         return _from_export(path)
-    from grpo_pl.files.runs import RunFolder  # imports torch, which an export does not need
+    from grpo_pl.files.runs import RunFolder  # with torch behind it, which an export does not need
 
     run = RunFolder(path)
     if (run.export / MANIFEST).is_file():
@@ -120,6 +125,8 @@ def _from_export(folder: Path) -> ServedModel:
         checkpoint=None,
         template=PromptTemplate(**manifest["template"]),
         rewards=manifest["rewards"],
+        environment=manifest.get("environment"),
+        episodes=manifest.get("episodes") or {},
         sampling=SamplingParams(
             temperature=settings.get("temperature") or 1.0,
             **{name: manifest[name] for name in SAMPLING if name in manifest},
@@ -142,6 +149,8 @@ def _from_checkpoint(file: Path) -> ServedModel:
         checkpoint=file,
         template=PromptTemplate(**(model.get("template") or {})),
         rewards=model["rewards"],
+        environment=model.get("environment"),
+        episodes=model.get("episodes") or {},
         sampling=SamplingParams(**(model.get("sampling") or {})),
     )
 
@@ -168,6 +177,6 @@ def _refuse_code(model: ServedModel) -> None:
 
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
-"""Attention implementations that are part of ``transformers``; other names are repositories of the hub."""
+"""Implementations that ``transformers`` brings along; other names are repositories of the hub."""
 _HARMLESS = {"megatron_core": "megatron.core"}
-"""Values that ``peft`` writes by default."""
+"""What ``peft`` writes where nothing was chosen."""

@@ -8,7 +8,7 @@ import user_tools
 
 from grpo_pl.environments import EnvironmentPool, play
 from grpo_pl.environments.calculator import calc
-from grpo_pl.environments.tool_calls import HermesCalls, Result, TagCalls
+from grpo_pl.environments.tool_calls import Call, HermesCalls, Result, TagCalls
 from grpo_pl.environments.tools import ToolEnvironment
 
 TOOLS = [user_tools.multiply, user_tools.echo, user_tools.misbehave]
@@ -162,3 +162,39 @@ def test_the_wording_of_results_is_an_argument() -> None:
 def test_tools_that_cannot_work_are_refused(make: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         make()
+
+
+SCHEMA = {"type": "function", "function": {"name": "calc", "parameters": {
+    "type": "object", "properties": {"digits": {}, "expression": {}}, "required": ["expression"]}}}  # fmt: skip
+
+
+def test_tools_may_be_schemas_alone() -> None:
+    (call,) = TagCalls().calls("so <calc>12*7</calc>.", {"calc": SCHEMA})
+    assert (call.name, call.arguments, call.span) == ("calc", {"expression": "12*7"}, (3, 20))
+    TagCalls().check({"calc": SCHEMA})
+    with pytest.raises(ValueError, match="'look' needs 0"):
+        TagCalls().check({"look": {"type": "function", "function": {"name": "look"}}})
+
+
+@pytest.mark.parametrize("parser", [HermesCalls(), TagCalls()], ids=lambda parser: type(parser).__name__)
+def test_a_written_call_is_read_back(parser: Any) -> None:
+    made = Call("calc", {"expression": "é<2>"})
+    text = parser.written(made)
+    (call,) = parser.calls(f"so {text} and", {"calc": SCHEMA})
+    assert call[:3] == made[:3] and f"so {text} and"[slice(*call.span)] == text
+    ((opening, closing),) = parser.tags({"calc": SCHEMA})
+    assert text.startswith(opening) and text.endswith(closing)
+
+
+def test_every_call_knows_where_it_stands() -> None:
+    text = '<tool_call>{<tool_call>{"name": "f"}</tool_call> x <tool_call>[]</tool_call><tool_call>'
+    calls = HermesCalls().calls(text, {})
+    parts = [text[slice(*call.span)] for call in calls]
+    assert parts == ["<tool_call>{", '<tool_call>{"name": "f"}</tool_call>', "<tool_call>[]</tool_call>", "<tool_call>"]
+    assert [bool(call.fault) for call in calls] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_what_is_no_number_in_json_is_malformed(environment: ToolEnvironment, number: str) -> None:
+    (content,) = told(environment, f'<tool_call>{{"name": "echo", "arguments": {{"text": {number}}}}}</tool_call>')
+    assert f"not JSON: {number} is no JSON number" in content
