@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.rollout.texts import TextStream
+from serve.call_reader import CallReader, MadeCall
 from serve.dispatch import Chunk
 from serve.errors import ApiError, to_json
 from serve.schemas import ChatRequest, CompletionRequest
@@ -32,20 +33,63 @@ class Choice:
     finish: str | None = None
     offset: int = 0
     """Characters of the tokens whose log-probabilities have been told."""
+    reader: CallReader | None = None
+    """What finds calls, where it may make any."""
+    told: int = 0
+    """Calls that have been sent."""
+    opening: str = field(init=False)
+    """The text that the server begins it with itself."""
+
+    def __post_init__(self) -> None:
+        self.opening = self.stream.prefix if self.reader is None else self.reader.push(self.stream.prefix)
+
+    @property
+    def text(self) -> str:
+        """What is said beside calls."""
+        return self.stream.text if self.reader is None else self.reader.text
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether the first call ends it."""
+        return self.reader is not None and not self.reader.several
+
+    @property
+    def calls(self) -> Sequence[MadeCall]:
+        return () if self.reader is None else self.reader.calls
+
+    def new_calls(self) -> list[tuple[int, MadeCall]]:
+        """Those that have not been sent, with their places."""
+        before, self.told = self.told, len(self.calls)
+        return list(enumerate(self.calls))[before:]
 
     def push(self, chunk: Chunk) -> tuple[str, list[ScoredToken]]:
         """Takes a chunk and returns the text and the tokens that are new with it."""
         before, tokens = len(self.stream.tokens), chunk.tokens
         silent = chunk.finish == "stop" and tokens[-1] in self.stop_token_ids
-        text = self.stream.push(tokens[:-1] if silent else tokens)
-        if chunk.finish is not None:
-            text += self.stream.finish()
+        text = self._read(tokens[:-1] if silent else tokens)
+        if chunk.finish is not None or self.stream.stopped:
+            rest = self.stream.finish()
+            text += rest if self.reader is None else self.reader.push(rest, final=True)
         if silent and not self.stream.stopped:
             self.stream.tokens.append(tokens[-1])
         new = chunk.drawn[: len(self.stream.tokens) - before]
         self.tokens += new
         self.finish = "stop" if self.stream.stopped else chunk.finish
+        if self.calls and self.finish == "stop":
+            self.finish = "tool_calls"
         return text, new
+
+    def _read(self, tokens: Sequence[int]) -> str:
+        if self.reader is None:
+            return self.stream.push(tokens)
+        text = ""
+        for token in tokens:  # one by one: which of them ends a call must not depend on what came together
+            text += self.reader.push(self.stream.push([token]))
+            if self.reader.full:
+                self.stream.stopped = True
+            if self.stream.stopped:
+                break
+        return text
 
 
 class Shape(Protocol):
@@ -88,7 +132,7 @@ class ChoicesShape:
         if not text and not tokens and choice.finish is None:
             return ""
         told = {"logprobs": self._told(choice, tokens), "finish_reason": choice.finish}
-        part = {"index": choice.index, **self._delta(text), **told}
+        part = {"index": choice.index, **self._delta(choice, text), **told}
         if self._request.return_token_ids:
             part["token_ids"] = [token.token for token in tokens]
         continuous = self._request.stream_options.continuous_usage_stats
@@ -120,7 +164,7 @@ class ChoicesShape:
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         told = {"logprobs": self._told(choice, choice.echoed + choice.tokens), "finish_reason": choice.finish}
-        answer = {"index": choice.index, **self._content(choice.stream.text), **told}
+        answer = {"index": choice.index, **self._content(choice), **told}
         if self._request.return_token_ids:
             answer |= {"token_ids": list(choice.stream.tokens), **self._prompt_ids(choice, of_choice=True)}
         return answer
@@ -134,10 +178,10 @@ class ChoicesShape:
         choice.offset += sum(map(len, texts))
         return told
 
-    def _content(self, text: str) -> dict[str, Any]:
+    def _content(self, choice: Choice) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _delta(self, text: str) -> dict[str, Any]:
+    def _delta(self, choice: Choice, text: str) -> dict[str, Any]:
         raise NotImplementedError
 
     def _log_probabilities(self, tokens: Sequence[ScoredToken], texts: Sequence[str], offset: int) -> dict[str, Any]:
@@ -150,15 +194,19 @@ class ChatShape(ChoicesShape):
     object_name, chunk_name, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def opening(self, choice: Choice) -> str:
-        delta = {"role": "assistant", "content": choice.stream.prefix}
+        delta = {"role": "assistant", "content": choice.opening}
         part = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._event(part, self._prompt_ids(choice, of_choice=False))
 
-    def _content(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.calls:
+            message |= {"content": choice.text or None, "tool_calls": [call.message() for call in choice.calls]}
+        return {"message": message}
 
-    def _delta(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text} if text else {}}
+    def _delta(self, choice: Choice, text: str) -> dict[str, Any]:
+        calls = [{"index": i, **call.message()} for i, call in choice.new_calls()]
+        return {"delta": ({"content": text} if text else {}) | ({"tool_calls": calls} if calls else {})}
 
     def _log_probabilities(self, tokens: Sequence[ScoredToken], texts: Sequence[str], offset: int) -> dict[str, Any]:
         content = [
@@ -181,10 +229,11 @@ class CompletionShape(ChoicesShape):
         part = {"index": choice.index, "text": choice.stream.prefix, **told}
         return self._event(part | self._prompt_ids(choice, of_choice=True), {})
 
-    def _content(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        return {"text": choice.text}
 
-    _delta = _content
+    def _delta(self, choice: Choice, text: str) -> dict[str, Any]:
+        return {"text": text}
 
     def _log_probabilities(self, tokens: Sequence[ScoredToken], texts: Sequence[str], offset: int) -> dict[str, Any]:
         return {

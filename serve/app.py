@@ -210,7 +210,7 @@ def run_server(settings: ServeSettings) -> None:
     model = find_model(settings.model, trust_rewards=settings.trust_rewards)
     if settings.served_model_name is not None:
         model = replace(model, name=settings.served_model_name)
-    rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)  # a mistake shows here, as one line
+    rewards, _ = build_rewards(model.rewards, trust_rewards=model.trust_rewards), model.tools  # mistakes show here
     needs = needs_of(rewards)
     for reward in rewards:
         reward.close()

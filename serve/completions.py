@@ -13,10 +13,12 @@ from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.rollout.texts import TextStream
 from serve import grammars
 from serve.answers import ChatShape, Choice, CompletionShape, Shape
+from serve.call_reader import CallReader
 from serve.connection import EventStream, merged, while_connected
 from serve.dispatch import Chunk, Deadline, Generator
 from serve.errors import ApiError, bad_request, check_model, json_response
 from serve.generate_worker import Generate, ScorePrompt
+from serve.grammars import Grammar
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts
 from serve.schemas import ChatRequest, CompletionRequest
@@ -52,9 +54,9 @@ class CompletionRoutes:
         """Completes a conversation. What follows a grammar begins with it, not with a prefill."""
         deadline, model = Deadline(self._deadline_s), self._prompts.model
         check_model(body.model, model.name)
-        plain = body.grammar is None
-        ids = await self._prompts.from_messages(body.messages, prefill=plain)
-        prefill = model.template.prefill if plain else ""
+        free = body.grammar is None and not body.must_call
+        ids = await self._prompts.from_messages(body.messages, body.offered, prefill=free)
+        prefill = model.template.prefill if free else ""
         return await self._answer(request, self._job(body, [ids], [prefill], shape, deadline))
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
@@ -79,13 +81,7 @@ class CompletionRoutes:
         shape: Shape,
         deadline: Deadline,
     ) -> Job:
-        if body.grammar is not None and not grammars.is_available():
-            field = "response_format" if body.structured_outputs is None else "structured_outputs"
-            raise bad_request(
-                f"{field}: structured outputs need llguidance on the server: pip install 'grpo_pl[structured]'.",
-                param=field,
-                code="unsupported_parameter",
-            )
+        grammar = self._grammar(body)
         logits, seed = self._prompts.logits(body), body.seed_or_random()
         self._prompts.check_ids(body.stop_token_ids, "stop_token_ids")
         draws: list[Generate] = []
@@ -98,15 +94,39 @@ class CompletionRoutes:
                 top_logprobs=body.alternatives or 0,
                 stop_token_ids=tuple(body.stop_token_ids),
             )
-            draws.append(replace(draw, options=options, grammar=body.grammar))
+            draws.append(replace(draw, options=options, grammar=grammar))
             for _ in range(body.n):
                 stream = TextStream(self._prompts.model.tokenizer, body.stop, prefix=prefix, min_tokens=body.min_tokens)
-                choices.append(Choice(len(choices), stream, ids, body.stop_token_ids))
+                choices.append(Choice(len(choices), stream, ids, body.stop_token_ids, reader=self._reader(body)))
         if body.alternatives is not None:
             drawn = body.n * sum(draw.options.sampling.max_completion_length for draw in draws)
             echoed = body.n * sum(map(len, prompts)) if isinstance(body, CompletionRequest) and body.echo else 0
             self._prompts.check_logprobs(drawn + echoed, body.alternatives)
         return Job(request=body, draws=draws, choices=choices, shape=shape, deadline=deadline)
+
+    def _grammar(self, body: ChatRequest | CompletionRequest) -> Grammar | None:
+        """What completions must match.
+
+        Raises:
+            ApiError: something, and this server has no means to.
+        """
+        tools = body.must_call if isinstance(body, ChatRequest) else []
+        if (body.grammar is not None or tools) and not grammars.is_available():
+            field = "response_format" if body.structured_outputs is None else "structured_outputs"
+            raise bad_request(
+                f"{'tool_choice' if tools else field}: structured outputs need llguidance on the server: "
+                "pip install 'grpo_pl[structured]'.",
+                param="tool_choice" if tools else field,
+                code="unsupported_parameter",
+            )
+        if isinstance(body, ChatRequest) and tools:
+            return self._prompts.call_grammar(tools, several=body.parallel_tool_calls)
+        return body.grammar
+
+    def _reader(self, body: ChatRequest | CompletionRequest) -> CallReader | None:
+        if not isinstance(body, ChatRequest) or not body.offered:
+            return None
+        return self._prompts.reader(body.offered, several=body.parallel_tool_calls)
 
     async def _answer(self, request: Request, job: Job) -> Response:
         if job.request.stream:
@@ -177,7 +197,7 @@ class CompletionRoutes:
     async def _one_prompt(self, job: Job, p: int, stopped: Set[int]) -> AsyncGenerator[tuple[int, list[Chunk]], None]:
         chunks = self._generator.generate(
             job.draws[p],
-            live=job.request.stream or bool(job.request.stop),
+            live=job.request.stream or bool(job.request.stop) or any(choice.ends_early for choice in job.choices),
             deadline=job.deadline,
             bounded=p == 0,  # the first prompt of a request may be refused; the others then wait for their turn
             stopped=stopped,

@@ -63,7 +63,6 @@ _TOOLS: dict[str, Any] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
-    "reasoning_effort": (),
 }
 _VLLM: dict[str, Any] = {
     **dict.fromkeys(("add_special_tokens", "kv_transfer_params", "prompt_logprobs", "truncate_prompt_tokens"), ()),
@@ -92,10 +91,11 @@ _INSTEAD = {
 CHAT = Passing(
     {
         **_FOR_WHOM,
-        **_TOOLS,
         **_VLLM,
         **_TEMPLATE,
-        **dict.fromkeys(("audio", "moderation", "prediction", "reasoning", "thinking", "web_search_options"), ()),
+        **dict.fromkeys(
+            ("audio", "moderation", "prediction", "reasoning", "reasoning_effort", "thinking", "web_search_options"), ()
+        ),
         **dict.fromkeys(("documents", "functions"), ([],)),
         "echo": (False,),
         "function_call": ("none", "auto"),
@@ -123,12 +123,13 @@ MESSAGE = Passing(
     {
         **dict.fromkeys(("id", "name", "status"), ANY),
         **dict.fromkeys(("audio", "function_call", "refusal"), ()),
-        **dict.fromkeys(("annotations", "tool_calls"), ([],)),
+        "annotations": ([],),
         **dict.fromkeys(("reasoning", "reasoning_content"), ("",)),
         "type": ("text", "message"),
     }
 )
+TOOL_CALL = Passing({"index": ANY})
 CONTENT_PART = Passing({"annotations": ([],), "cache_control": ANY, "logprobs": ([],)})
 JSON_SCHEMA = Passing(dict.fromkeys(("description", "name", "strict"), ANY))
 EVALUATION = Passing(_FOR_WHOM, _INSTEAD)
-TOKENIZE = Passing(_TEMPLATE | {"tools": ([],), "user": ANY})
+TOKENIZE = Passing(_TEMPLATE | {"user": ANY})

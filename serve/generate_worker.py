@@ -21,7 +21,6 @@ from serve.worker import Answer, Cancel, Failure, Mailbox, Refusal, end_with_par
 
 log = logging.getLogger(__name__)
 
-_GRAMMAR = "response_format"
 _DIVERGED = "the policy's logits are not finite: its weights have diverged."
 
 
@@ -132,7 +131,7 @@ class GenerateWorker(Worker):
                 try:
                     masks = [GrammarMask(compiled.result().deep_copy()) for _ in job.keys]
                 except GrammarError as error:
-                    self._fail(uid, Refusal(f"the grammar cannot be used: {error}.", _GRAMMAR, "invalid_value"))
+                    self._fail(uid, Refusal(f"the grammar cannot be used: {error}.", _asked_by(job), "invalid_value"))
                 except Exception:  # a library read what a client wrote: whatever it trips over is not the server's end
                     log.exception("a grammar failed; its request is answered with 500")
                     self._fail(uid, "compiling the grammar failed; the server's log has the details.")
@@ -191,11 +190,16 @@ class GenerateWorker(Worker):
         self._mailbox.send(Failure(uid, reason))
 
 
+def _asked_by(job: Generate) -> str:
+    """The field that a request's grammar comes from."""
+    return "tools" if job.grammar is not None and job.grammar.kind == "lark" else "response_format"
+
+
 def _why_nothing_is_left(request: _Request) -> str | Refusal:
     """What to say about a request whose log-probabilities are not finite."""
     grammar = next((mask.error for mask in request.masks if mask.error), "")
     if grammar:
-        return Refusal(f"the grammar is too complex to follow: {grammar}", _GRAMMAR, "invalid_value")
+        return Refusal(f"the grammar is too complex to follow: {grammar}", _asked_by(request.job), "invalid_value")
     if request.masks or request.job.options.logits is not None:
         message = "bad_words, min_tokens and the grammar exclude every token: nothing is left to draw."
         return Refusal(message, None, "invalid_value")

@@ -24,9 +24,9 @@ _MESSAGE = 300  # characters of llguidance's own words that reach a client
 class Grammar(NamedTuple):
     """What completions must match, as it travels to the worker."""
 
-    kind: Literal["json", "regex", "choice"]
+    kind: Literal["json", "regex", "choice", "lark"]
     text: str
-    """A JSON schema, an expression, or a JSON list of strings."""
+    """A JSON schema, an expression, a JSON list of strings, or rules in llguidance's dialect of Lark."""
 
 
 class GrammarError(ValueError):
@@ -93,6 +93,8 @@ def _source(grammar: Grammar) -> str:
 
     if grammar.kind == "regex":
         return str(LLMatcher.grammar_from_regex(grammar.text))
+    if grammar.kind == "lark":
+        return str(LLMatcher.grammar_from_lark(grammar.text))
     if grammar.kind == "choice":
         choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(grammar.text))
         return str(LLMatcher.grammar_from_lark(f"start: {choices}"))

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
 
 from grpo_pl.functional.sampling import row_key
-from grpo_pl.policy.template import Example
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.engine import row_keys
 from grpo_pl.rollout.native.continuous import SequenceOptions
 from grpo_pl.rollout.processors import LogitOptions
 from grpo_pl.types import SampleKey, SamplingParams
+from serve.call_reader import CallReader
+from serve.conversations import Conversation, Renderer
 from serve.errors import ApiError, bad_request
 from serve.generate_worker import Generate
-from serve.schemas import EvalProblem, Message, Sampling
+from serve.grammars import Grammar
+from serve.messages import FunctionTool, Message
+from serve.schemas import EvalProblem, Sampling, checked_grammar
 
 _SCALARS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "min_tokens")
 _MOST_LOGPROBS = 1 << 20  # in one answer: each takes some hundred bytes
@@ -32,39 +35,54 @@ class Prompts:
     """Encodes prompts of one model and refuses what it cannot read or hold."""
 
     model: ServedModel
+    _renderer: Renderer = field(init=False, repr=False)
     _known: dict[str, bool] = field(default_factory=dict, init=False, repr=False)  # at most as large as Unicode
 
-    async def from_messages(self, messages: Sequence[Message], *, prefill: bool = True) -> list[int]:
-        """Prompt tokens of a conversation that ends with the user's turn.
+    def __post_init__(self) -> None:
+        self._renderer = Renderer(self.model)
 
-        Earlier turns are rendered as the template renders its examples: the user's through ``template.user``, the
-        answers as they are; in the tokenizer's chat template, or one block of text after the other without one.
+    async def from_messages(
+        self, messages: Sequence[Message], tools: Sequence[FunctionTool] = (), *, prefill: bool = True
+    ) -> list[int]:
+        """Prompt tokens of a conversation that ends with the user's turn, or a tool's.
 
         Args:
+            tools: what the model is told that it may call.
             prefill: begin the answer with the template's prefill.
+
+        Raises:
+            ApiError: see ``Conversation.of`` and ``Renderer.tokens``; or what the model cannot read or hold.
         """
-        system = [m for m in messages if m.role in ("system", "developer")]
-        if len(system) > 1 or (system and messages[0] is not system[0]):
-            raise bad_request("messages: give at most one system message, as the first.", param="messages")
-        asked = (m for m in messages if m.role in ("user", "assistant"))  # neighbours of one role become one turn
-        turns = [(role, "\n\n".join(m.text for m in group)) for role, group in groupby(asked, key=lambda m: m.role)]
-        if not turns or turns[-1][0] != "user":
-            raise bad_request("messages: the last message must be the user's.", param="messages")
-        if turns[0][0] != "user":
-            raise bad_request("messages: the first message after the system's must be the user's.", param="messages")
-        template, question = self.model.template, turns[-1][1]
-        earlier = [
-            Example(question=before, completion=answered)
-            for (_, before), (_, answered) in zip(turns[:-1:2], turns[1::2], strict=True)
-        ]
-        template = replace(
-            template,
-            system=system[0].text if system else template.system,
-            examples=[*template.examples, *earlier],
-            prefill=template.prefill if prefill else "",
-        )
-        text = "".join(m.text for m in messages)
-        return await self._encode(text, partial(template.encode, question, self.model.tokenizer), "messages")
+        conversation, told = Conversation.of(messages), [tool.told for tool in tools]
+        said = [*(m.text for m in messages), *(call.function.arguments for m in messages for call in m.tool_calls)]
+        schemas = json.dumps(told, ensure_ascii=False) if tools and self._renderer.shows_tools else ""
+
+        def encode() -> list[int]:
+            self.check_characters(schemas, "tools")
+            return self._renderer.tokens(conversation, told, prefill=prefill)
+
+        return await self._encode("".join(said), encode, "messages", more=len(schemas))
+
+    def reader(self, tools: Sequence[FunctionTool], *, several: bool) -> CallReader:
+        """What tells calls of these tools from text, for one answer."""
+        return CallReader(self.model.tools.parser, {tool.name: tool.told for tool in tools}, several=several)
+
+    def call_grammar(self, tools: Sequence[FunctionTool], *, several: bool) -> Grammar:
+        """What an answer follows that has to call one of these tools, and says nothing else.
+
+        Raises:
+            ApiError: the policy's form of calls has no grammar, or that is too long.
+        """
+        rules = [f"call{i}" for i in range(len(tools))]
+        try:
+            parts = [
+                self.model.tools.parser.grammar(rule, tool.name, tool.told)
+                for rule, tool in zip(rules, tools, strict=True)
+            ]
+        except ValueError as error:
+            raise bad_request(f"tool_choice: {error}", param="tool_choice", code="unsupported_parameter") from None
+        start = f'start: call{" (NEWLINE? call)*" if several else ""}\nNEWLINE: "\\n"\ncall: {" | ".join(rules)}\n'
+        return checked_grammar("lark", start + "\n".join(parts))
 
     async def evaluations(
         self, problems: Sequence[EvalProblem], sampling: Sampling, *, seed: int, name: Callable[[int], str]
@@ -179,16 +197,17 @@ class Prompts:
         differs = len(spaced) == len(plain) and spaced[0] != plain[0]
         return [plain, spaced] if differs else [plain]
 
-    async def _encode(self, text: str, encode: Callable[[], list[int]], param: str) -> list[int]:
-        context = self.model.context
-        if context is not None and len(text) > context * _CHARS_PER_TOKEN:
-            raise self._too_long(f"{len(text)} characters", param)
+    async def _encode(self, text: str, encode: Callable[[], list[int]], param: str, *, more: int = 0) -> list[int]:
+        """``more`` characters come with the text, which ``encode`` looks at itself."""
+        context, size = self.model.context, len(text) + more
+        if context is not None and size > context * _CHARS_PER_TOKEN:
+            raise self._too_long(f"{size} characters", param)
 
         def work() -> list[int]:
             self.check_characters(text, param)
             return self._check_tokens(encode(), param)
 
-        return await asyncio.to_thread(work) if len(text) > _LONG else work()
+        return await asyncio.to_thread(work) if size > _LONG else work()
 
     def check_characters(self, text: str, param: str) -> None:
         """Refuses a text that would lose something on the way to tokens.

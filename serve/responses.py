@@ -13,9 +13,11 @@ from pydantic import Field, ValidationError
 from grpo_pl.rollout.native.continuous import ScoredToken
 from serve import fields
 from serve.answers import Choice, usage_of
+from serve.bodies import Body, Text
 from serve.completions import CompletionRoutes
 from serve.errors import ApiError, from_fault, to_json
-from serve.schemas import Asked, Body, ChatRequest, Message, Seed, StreamOptions, Text
+from serve.messages import Message
+from serve.schemas import Asked, ChatRequest, Seed, StreamOptions
 from serve.settings import MAX_ITEMS
 
 
@@ -97,7 +99,7 @@ class ResponseShape:
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         (choice,) = choices
-        status = "completed" if choice.finish == "stop" else "incomplete"
+        status = "incomplete" if choice.finish == "length" else "completed"
         return self._response(status, [self._message(choice.stream.text, status)], usage_of(choices, 1))
 
     def opening(self, choice: Choice) -> str:

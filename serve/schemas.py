@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     InstanceOf,
     field_validator,
@@ -18,13 +16,13 @@ from pydantic import (
 )
 
 from serve import fields
+from serve.bodies import Body, Short, Text, at
 from serve.errors import bad_request
 from serve.grammars import MAX_GRAMMAR, Grammar
-from serve.settings import MAX_COLUMNS, MAX_ITEMS, MAX_SAMPLES, MAX_TEXT
+from serve.messages import FunctionTool, Message, NamedTool
+from serve.settings import MAX_COLUMNS, MAX_ITEMS, MAX_SAMPLES, MAX_TEXT, MAX_TOOLS
 
-Text = Annotated[str, Field(min_length=0)]  # a string with a constraint is checked for lone surrogates
 AnyText = Annotated[InstanceOf[str], Field(max_length=MAX_TEXT)]  # and this one is not
-_Short = Annotated[str, Field(min_length=1, max_length=256)]
 _SMALLEST = 2.0**-126  # below it a 32-bit float is zero or nearly so, and no token is left to draw
 _First = Field(fail_fast=True)  # one error for a list, not one per element: a body may hold hundreds of thousands
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
@@ -38,27 +36,6 @@ def _at_most_1024(value: Any) -> Any:
     if isinstance(value, dict) and len(value) > 1024:
         raise ValueError(f"give at most 1024 entries, not {len(value)}")
     return value
-
-
-class Body(BaseModel):
-    """An object that holds what it declares, and what ``passing`` lets through. Null is the same as nothing."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
-    passing: ClassVar[fields.Passing | None] = fields.Passing()
-    """None takes further fields as they are."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_default(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {name: each for name, each in value.items() if each is not None or name not in cls.model_fields}
-
-    @model_validator(mode="after")
-    def _only_known_fields(self) -> Self:
-        if self.passing is not None and self.model_extra:
-            self.passing.check(self.model_extra, type(self).model_fields)
-        return self
 
 
 class StreamOptions(Body):
@@ -101,11 +78,11 @@ class Sampling(Asked):
     """Subtracted for every time that the completion holds a token; 0 is off."""
     logit_bias: Annotated[
         dict[_TokenName, Annotated[float, Field(ge=-100.0, le=100.0)]], BeforeValidator(_at_most_1024)
-    ] = {}
+    ] = Field({})
     """By token id: a number that is added to its logit."""
     min_tokens: int = Field(0, ge=0)
     """No end of the completion before this many tokens."""
-    bad_words: list[_Short] = Field([], max_length=128, fail_fast=True)
+    bad_words: list[Short] = Field([], max_length=128, fail_fast=True)
     """Texts that a completion may not hold."""
     max_tokens: int | None = Field(None, ge=1)
     """Most tokens of a completion; by default the number of training."""
@@ -195,18 +172,26 @@ def json_grammar(schema: dict[str, Any] | str) -> Grammar:
     Raises:
         ApiError: it is too long.
     """
-    text = schema if isinstance(schema, str) else json.dumps(schema)
+    return checked_grammar("json", schema if isinstance(schema, str) else json.dumps(schema))
+
+
+def checked_grammar(kind: Literal["json", "lark"], text: str) -> Grammar:
+    """A grammar that is not too long.
+
+    Raises:
+        ApiError: it is.
+    """
     if len(text) > MAX_GRAMMAR:
         raise bad_request(f"a schema may have {MAX_GRAMMAR} characters, and this one has {len(text)}.", param=None)
-    return Grammar("json", text)
+    return Grammar(kind, text)
 
 
 class _Completions(Sampling):
     stop: Annotated[
-        list[_Short],
+        list[Short],
         Field(max_length=16, fail_fast=True),
         BeforeValidator(lambda v: [v] if isinstance(v, str) else v, json_schema_input_type=str | list[str]),
-    ] = []
+    ] = Field([])
     """Up to 16 texts that end a completion; they are not part of it."""
     stop_token_ids: list[TokenId] = Field([], max_length=128, fail_fast=True)
     """Tokens that end a completion; they are not part of its text."""
@@ -235,26 +220,6 @@ class _Completions(Sampling):
         return None if asked is None else asked.grammar
 
 
-class ContentPart(Body):
-    """A piece of a message; the later names are those of ``/v1/responses``."""
-
-    passing = fields.CONTENT_PART
-    type: Literal["text", "input_text", "output_text"]
-    text: Text
-
-
-class Message(Body):
-    """One turn of a conversation."""
-
-    passing = fields.MESSAGE
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[ContentPart], Field(max_length=MAX_ITEMS, fail_fast=True)]
-
-    @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
-
 class ChatRequest(_Completions):
     """``POST /v1/chat/completions``."""
 
@@ -264,6 +229,38 @@ class ChatRequest(_Completions):
     """Report the log-probability of every token."""
     top_logprobs: int | None = Field(None, ge=0, le=20)
     """With logprobs: report this many likely tokens at every position."""
+    tools: list[FunctionTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
+    """Functions that an answer may call."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    """Whether an answer calls tools: never, as the model decides, always, or always this one."""
+    parallel_tool_calls: bool = True
+    """Whether an answer may hold several calls; else it ends with the first."""
+
+    @model_validator(mode="after")
+    def _tools_fit(self) -> Self:
+        names = [tool.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise at("tools", f"{max(names, key=names.count)!r} is there twice")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.name not in names:
+            raise at("tool_choice", f"there is no tool {self.tool_choice.name!r} in tools")
+        if self.tool_choice == "required" and not names:
+            raise at("tool_choice", "required needs tools")
+        if self.offered and self.grammar is not None:
+            raise at("tools", "give them without response_format or structured_outputs, or with tool_choice none")
+        return self
+
+    @property
+    def offered(self) -> list[FunctionTool]:
+        """The tools that an answer may call."""
+        return [] if self.tool_choice == "none" else self.tools
+
+    @property
+    def must_call(self) -> list[FunctionTool]:
+        """Those of which an answer has to call one; none, if it may do without."""
+        chosen = self.tool_choice
+        if isinstance(chosen, NamedTool):
+            return [tool for tool in self.tools if tool.name == chosen.name]
+        return self.tools if chosen == "required" else []
 
     @model_validator(mode="after")
     def _alternatives_belong_to_logprobs(self) -> Self:

@@ -18,6 +18,8 @@ MAX_SAMPLES = 64
 MAX_ITEMS = 1024
 """Most items of one score or evaluate request, and messages of a chat."""
 
+MAX_TOOLS = 128
+"""Tools, or calls of them, in a request."""
 MAX_COLUMNS = 64
 """Most further fields of the items of one request."""
 MAX_TEXT = 1 << 20

@@ -9,10 +9,12 @@ from fastapi import Response
 from pydantic import Field, model_validator
 
 from serve import fields
+from serve.bodies import Text, at
 from serve.errors import bad_request, check_model, json_response
+from serve.messages import FunctionTool, Message
 from serve.prompts import Prompts
-from serve.schemas import Asked, Message, Text, TokenId
-from serve.settings import MAX_ITEMS
+from serve.schemas import Asked, TokenId
+from serve.settings import MAX_ITEMS, MAX_TOOLS
 
 _MOST_TOKENS = 1 << 17
 
@@ -23,6 +25,8 @@ class TokenizeRequest(Asked):
     passing = fields.TOKENIZE
     prompt: Text | None = None
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_ITEMS, fail_fast=True)
+    tools: list[FunctionTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
+    """With messages: what the model is told that it may call."""
     add_special_tokens: bool = True
     """With a text: add what the tokenizer puts around one."""
     return_token_strs: bool = False
@@ -32,6 +36,8 @@ class TokenizeRequest(Asked):
     def _one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt: give prompt or messages")
+        if self.tools and self.messages is None:
+            raise at("tools", "give them with messages")
         return self
 
 
@@ -52,7 +58,7 @@ class TokenRoutes:
         model = self._prompts.model
         check_model(body.model, self._prompts.model.name)
         if body.messages is not None:
-            ids = await self._prompts.from_messages(body.messages)
+            ids = await self._prompts.from_messages(body.messages, body.tools)
         else:
             ids = await asyncio.to_thread(self._text, str(body.prompt), special=body.add_special_tokens)
 

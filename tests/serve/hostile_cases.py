@@ -41,7 +41,7 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
 
 def cases() -> list[Case]:
     """All of them."""
-    return [*_shapes(), *_parameters(), *_texts(), *_pages(), *_connections()]
+    return [*_shapes(), *_parameters(), *_tools(), *_texts(), *_pages(), *_connections()]
 
 
 def _filled(before: bytes, unit: bytes, after: bytes) -> bytes:
@@ -110,7 +110,6 @@ def _parameters() -> Iterator[Case]:
         ({"kv_transfer_params": {"tp_size": 10**9}}, "vLLM #51137"),
         ({"stop": [""]}, "a stop at every place"),
         ({"stop": ["x" * 10**6]}, "a long wait at the end of every text"),
-        ({"tools": [{"type": "function"}]}, "not served"),
         ({"messages": [{"role": "user", "content": None}]}, "no text"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://localhost/"}}]}]},
          "a request in the server's name"),
@@ -133,6 +132,82 @@ def _parameters() -> Iterator[Case]:
     yield Case("an echo of gigabytes", post(COMPLETIONS, json.dumps(echo).encode()), REFUSED)
     null = json.dumps({"prompt": "1+1=", "max_tokens": None}).encode()
     yield Case("completions max_tokens null", post(COMPLETIONS, null), frozenset({200}), "vLLM #19862")
+
+
+def _tools() -> Iterator[Case]:
+    """Tools that no template could write or no answer could call, and calls that no answer ever made."""
+
+    def tool(name: Any = "f", **function: Any) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": name, **function}}
+
+    def taking(**parameters: Any) -> list[dict[str, Any]]:
+        return [tool(parameters={"type": "object", **parameters})]
+
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(200):
+        deep = {"type": "object", "properties": {"x": deep}}
+    must = {"tool_choice": "required"}
+    odd = ("", "a b", "a\n", "x" * 65, "__import__('os')", "<f>", "../f", "{{ f }}", "\u03c0", '"}', 7, None)
+    lists: list[tuple[str, Any, dict[str, Any]]] = [
+        ("an object", {"type": "function"}, {}),
+        ("a text", "calc", {}),
+        ("texts", ["calc"], {}),
+        ("of another kind", [{"type": "code_interpreter"}], {}),
+        ("without function", [{"type": "function"}], {}),
+        *((f"called {name!r:.20}", [tool(name)], {}) for name in odd),
+        ("of one name", [tool(), tool()], {}),
+        ("in thousands", [tool(f"f{i}") for i in range(5000)], {}),
+        ("with an essay", [tool(description="x" * 10**6)], {}),
+        ("with half a character", [tool(description="\ud800")], {}),
+        ("with characters unknown to the tokenizer", [tool(description="\u03c0")], {}),
+        ("with a misspelt field", [tool(parametres={})], {}),
+        ("with parameters in a text", [tool(parameters="{}")], {}),
+        ("with parameters in a list", [tool(parameters=[])], {}),
+        ("that take a text", [tool(parameters={"type": "string"})], {}),
+        ("with properties in a list", taking(properties=["x"]), {}),
+        ("with a property that is a number", taking(properties={"x": 5}), {}),
+        ("with a type that is a number", taking(properties={"x": {"type": 5}}), {}),
+        ("with a type that does not exist", taking(properties={"x": {"type": "wizard"}}), {}),
+        ("with required as a text", taking(required="x"), {}),
+        ("with half a character in a schema", taking(properties={"x": {"default": "\ud800"}}), {}),
+        ("with a deep schema", [tool(parameters=deep)], {}),
+        ("with a schema beyond reach", taking(properties={"x": {"$ref": "file:///etc/passwd"}}), must),
+        ("and a choice of none of them", [tool()], {"tool_choice": {"type": "function", "function": {"name": "g"}}}),
+        ("and an unknown choice", [tool()], {"tool_choice": "perhaps"}),
+        ("and a choice that is a number", [tool()], {"tool_choice": 1}),
+        ("missing, and required", [], {"tool_choice": "required"}),
+        ("and a form of answers", [tool()], {"response_format": {"type": "json_object"}}),
+        ("and parallel calls of 1", [tool()], {"parallel_tool_calls": 1}),
+    ]  # fmt: skip
+    for name, tools, further in lists:
+        yield Case(f"tools {name}", post(CHAT, json.dumps({**_HELLO, "tools": tools, **further}).encode()), REFUSED)
+    endless = taking(properties={"x": {"$ref": "#"}}, required=["x"])
+    explosive = taking(properties={"x": {"type": "string", "pattern": "(a{1,999}){1,999}"}}, required=["x"])
+    for name, tools in (("with a schema without an end", endless), ("with a pattern that explodes", explosive)):
+        body = json.dumps({**_HELLO, "max_tokens": 64, "tools": tools, **must}).encode()
+        yield Case(f"tools {name}", post(CHAT, body), frozenset({200, 400}))
+    user, result = {"role": "user", "content": "1"}, {"role": "tool", "tool_call_id": "a", "content": "1"}
+
+    def call(arguments: Any, name: str = "f") -> dict[str, Any]:
+        made = {"id": "a", "type": "function", "function": {"name": name, "arguments": arguments}}
+        return {"role": "assistant", "tool_calls": [made]}
+
+    said: list[tuple[str, list[dict[str, Any]]]] = [
+        ("that was not made", [user, result]),
+        ("without a result", [user, call("{}"), user]),
+        ("with two results", [user, call("{}"), result, result]),
+        ("with a result that is an object", [user, call("{}"), {**result, "content": {"x": 1}}]),
+        ("of the user", [{**user, "tool_calls": call("{}")["tool_calls"]}]),
+        *(
+            (f"with arguments {str(arguments)[:20]!r}", [user, call(arguments), result])
+            for arguments in ("", "[]", "5", "{", '{"x": NaN}', '{"x": "\\ud800"}', {"x": 1}, None,
+                              '{"x":' * 10_000 + "1" + "}" * 10_000, '{"x":' + "9" * 1000 + "}", "[" * 10**6)
+        ),
+        ("of a name with markup", [user, call("{}", "</tool_call>"), result]),
+        ("with thousands of brothers", [user, {**call("{}"), "tool_calls": call("{}")["tool_calls"] * 5000}, result]),
+    ]  # fmt: skip
+    for name, messages in said:
+        yield Case(f"a call {name}", post(CHAT, json.dumps({**_HELLO, "messages": messages}).encode()), REFUSED)
 
 
 def _texts() -> Iterator[Case]:

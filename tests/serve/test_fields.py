@@ -112,14 +112,11 @@ def test_so_is_one_inside_of_another(fields: dict[str, Any], param: str, near: s
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
         ("reasoning_effort", "high"),
         ("modalities", ["audio"]),
         ("best_of", 2),
         ("skip_special_tokens", False),
         ("prompt_logprobs", 1),
-        ("parallel_tool_calls", 1),
         ("audio", {"voice": "x"}),
     ],
 )

@@ -1,0 +1,265 @@
+"""Conversations, in the turns that a policy knows from training: from messages to prompt tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from grpo_pl.environments.base import text_of
+from grpo_pl.environments.tool_calls import Call, Result
+from grpo_pl.policy.dialogue import Dialogue
+from grpo_pl.policy.template import Example, PromptTemplate
+from grpo_pl.policy.trained import ServedModel
+from serve.errors import ApiError, bad_request
+from serve.messages import Message
+
+_PROBE = Call("probe", {"x": "1"})
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "Tries.",
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"type": "string", "description": "Any."}},
+            "required": ["x"],
+        },
+    },
+}
+
+
+@dataclass
+class Action:
+    """What the assistant said and which tools it called, with their results."""
+
+    text: str
+    calls: list[Call] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+
+
+@dataclass
+class Exchange:
+    """A question of the user and what followed it."""
+
+    question: str
+    actions: list[Action] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages in their order, checked."""
+
+    system: str | None
+    exchanges: list[Exchange]
+
+    @classmethod
+    def of(cls, messages: Sequence[Message]) -> Conversation:
+        """Reads messages; neighbours of the user, and of an assistant that calls nothing, become one.
+
+        Raises:
+            ApiError: an order that makes no conversation for the model to continue.
+        """
+        first, *others = messages
+        system = first.text if first.role in ("system", "developer") else None
+        turns = messages if system is None else others
+        if any(turn.role in ("system", "developer") for turn in turns):
+            raise _bad("give at most one system message, as the first.")
+        if not turns or turns[-1].role not in ("user", "tool"):
+            raise _bad("the last message must be the user's, or a tool's.")
+        if turns[0].role != "user":
+            raise _bad("the first message after the system's must be the user's.")
+        exchanges: list[Exchange] = []
+        due: dict[str, int] = {}  # calls without results, by id: which of the action's calls
+        for place, turn in enumerate(turns, start=len(messages) - len(turns)):
+            if turn.role == "tool":
+                if turn.tool_call_id not in due:
+                    raise _bad(f"no call before it waits for the result of {turn.tool_call_id!r:.80}.", place)
+                action = exchanges[-1].actions[-1]
+                at = due.pop(turn.tool_call_id)
+                action.results[at] = Result(action.calls[at].name, turn.text)
+                continue
+            if due:
+                raise _bad(f"the call {next(iter(due))!r:.80} has no result before it.", place)
+            if turn.role == "user":
+                _ask(exchanges, turn.text)
+            else:
+                due = _answer(exchanges[-1], turn, place)
+        if due:
+            raise _bad(f"the call {next(iter(due))!r:.80} has no result.")
+        return cls(system, exchanges)
+
+
+def _ask(exchanges: list[Exchange], text: str) -> None:
+    if exchanges and not exchanges[-1].actions:
+        exchanges[-1].question += f"\n\n{text}"
+    else:
+        exchanges.append(Exchange(text))
+
+
+def _answer(exchange: Exchange, turn: Message, place: int) -> dict[str, int]:
+    """Adds what an assistant said; returns its calls, by id."""
+    if exchange.actions and not exchange.actions[-1].calls:
+        exchange.actions[-1].text += f"\n\n{turn.text}"
+    else:
+        exchange.actions.append(Action(turn.text))
+    action = exchange.actions[-1]
+    action.calls = [called.call for called in turn.tool_calls]
+    action.results = [Result(call.name, "") for call in action.calls]
+    ids = {called.id: i for i, called in enumerate(turn.tool_calls)}
+    if len(ids) < len(turn.tool_calls):
+        raise _bad("its tool_calls have an id twice.", place)
+    return ids
+
+
+def _bad(message: str, place: int | None = None) -> ApiError:
+    param = "messages" if place is None else f"messages.{place}"
+    return bad_request(f"{param}: {message}", param=param)
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """Writes conversations for one model."""
+
+    model: ServedModel
+
+    def tokens(
+        self, conversation: Conversation, tools: Sequence[Mapping[str, Any]] = (), *, prefill: bool = True
+    ) -> list[int]:
+        """The prompt, after which the assistant's next turn follows.
+
+        Questions go through ``template.user``. With a chat template all turns are its own; calls are written as it has
+        them where the policy's parser reads that. Without one, all turns after the last question are what training
+        puts there, and earlier exchanges stand before it as the template's examples do.
+
+        Args:
+            prefill: begin the next turn with the template's prefill.
+
+        Raises:
+            ApiError: tools that this model cannot be told of or call, or a conversation that its template refuses.
+        """
+        template, tokenizer = self.model.template, self.model.tokenizer
+        if conversation.system is not None:
+            template = replace(template, system=conversation.system)
+        self.check(tools)
+        try:
+            if template.through_chat(tokenizer):
+                text = self._rendered(self._messages(template, conversation.exchanges), tools)
+                text += template.prefill if prefill else ""
+                return list(tokenizer(text, add_special_tokens=False).input_ids)
+            return self._plain(template, conversation.exchanges, tools, prefill=prefill)
+        except ApiError:
+            raise
+        except ValueError as error:  # a call that the parser cannot write
+            raise _bad(str(error)) from None
+
+    def check(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Refuses tools that would be lost on the way to the model, or that it cannot call.
+
+        Raises:
+            ApiError: they are.
+        """
+        if not tools:
+            return
+        form, tokenizer = self.model.tools, self.model.tokenizer
+        if self.model.template.through_chat(tokenizer) and not form.learnt and not self._tells_tools:
+            raise bad_request("tools: the model's chat template has no place for them.", param="tools")
+        try:
+            form.parser.check({tool["function"]["name"]: tool for tool in tools})
+        except ValueError as error:
+            raise bad_request(f"tools: {error}", param="tools") from None
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the model reads the schemas of tools."""
+        chat = self.model.template.through_chat(self.model.tokenizer)
+        return self._tells_tools if chat else bool(self.model.tools.plain.tools)
+
+    @cached_property
+    def _tells_tools(self) -> bool:
+        """Whether the chat template writes tools at all."""
+        question = [{"role": "user", "content": "1"}]
+        return self._rendered(question, [_PROBE_TOOL]) != self._rendered(question, [])
+
+    @cached_property
+    def _writes_calls(self) -> bool:
+        """Whether the chat template writes calls as the parser reads them."""
+        said = {"role": "assistant", "content": "", "tool_calls": [_as_message(_PROBE)]}
+        try:
+            text = self._rendered([{"role": "user", "content": "1"}, said], [])
+        except ApiError:
+            return False
+        found = self.model.tools.parser.calls(text, {_PROBE.name: _PROBE_TOOL})
+        return any(not call.fault and call[:2] == _PROBE[:2] for call in found)
+
+    def _messages(self, template: PromptTemplate, exchanges: Sequence[Exchange]) -> list[dict[str, Any]]:
+        messages = [{"role": "system", "content": template.system}] if template.system else []
+        earlier = [Exchange(e.question, [Action(e.completion)]) for e in template.examples]
+        for exchange in [*earlier, *exchanges]:
+            messages.append({"role": "user", "content": template.user.replace("{question}", exchange.question)})
+            for action in exchange.actions:
+                messages += self._turn(action)
+        return messages
+
+    def _turn(self, action: Action) -> list[dict[str, Any]]:
+        if not action.calls:
+            return [{"role": "assistant", "content": action.text}]
+        observed = self.model.tools.parser.observation(action.results)
+        told = [{"role": "user", "content": observed}] if isinstance(observed, str) else [dict(m) for m in observed]
+        if self._writes_calls:
+            calls = [_as_message(call) for call in action.calls]
+            return [{"role": "assistant", "content": action.text, "tool_calls": calls}, *told]
+        return [{"role": "assistant", "content": self._said(action)}, *told]
+
+    def _said(self, action: Action) -> str:
+        """The text of an action, its calls as the parser reads them."""
+        return action.text + "\n".join(map(self.model.tools.parser.written, action.calls))
+
+    def _rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        given = [dict(tool) for tool in tools] or None
+        try:
+            return str(
+                self.model.tokenizer.apply_chat_template(
+                    list(messages), tools=given, tokenize=False, add_generation_prompt=True
+                )
+            )
+        except Exception as error:  # of jinja's, or raised by the template itself
+            told = " ".join(str(error).split())[:200]
+            raise _bad(f"the model's chat template cannot write them: {told}") from error
+
+    def _plain(
+        self,
+        template: PromptTemplate,
+        exchanges: Sequence[Exchange],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        prefill: bool,
+    ) -> list[int]:
+        form, tokenizer = self.model.tools, self.model.tokenizer
+        *done, last = exchanges
+        solved = [Example(question=e.question, completion="".join(map(self._with_results, e.actions))) for e in done]
+        template = replace(template, examples=[*template.examples, *solved])
+        bare = Dialogue(template=replace(template, prefill=""), tokenizer=tokenizer, tools=tools, plain=form.plain)
+        begun = replace(bare, template=template)
+        # what an answer began with belongs to the prompt, as in training
+        whole = [action.text.startswith(template.prefill) for action in last.actions] + [prefill]
+        ids = (begun if whole[0] else bare).prompt_ids(last.question)
+        for action, had, has in zip(last.actions, whole, whole[1:], strict=False):
+            said = self._said(action)[len(template.prefill) if had else 0 :]
+            ids += tokenizer(said, add_special_tokens=False).input_ids
+            if tokenizer.eos_token_id is not None and not said.endswith(tuple(self.model.sampling.stop)):
+                ids.append(tokenizer.eos_token_id)
+            observed = form.parser.observation(action.results)
+            ids += (begun if has else bare).observation_ids(observed, ids[-1])
+        return ids
+
+    def _with_results(self, action: Action) -> str:
+        observed = text_of(self.model.tools.parser.observation(action.results)) if action.calls else ""
+        told = self.model.tools.plain.observation.replace("{observation}", observed) if action.calls else ""
+        return self._said(action) + told
+
+
+def _as_message(call: Call) -> dict[str, Any]:
+    """As chat templates take it."""
+    return {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}

@@ -1,0 +1,178 @@
+"""Messages of a conversation, the tools that an answer may call, and the calls, in OpenAI's form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from grpo_pl.environments.tool_calls import Call
+from serve import fields
+from serve.bodies import Body, Short, Text, at
+from serve.errors import ApiError
+from serve.json_body import parse_object
+from serve.settings import MAX_ITEMS, MAX_TOOLS
+
+_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+_Name = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
+
+
+def _readable(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a function's parameters, in which chat templates and parsers may rely on the kinds of its parts."""
+    if schema.get("type", "object") != "object":
+        raise ValueError("the type of parameters must be object")
+    for where, part in _schemas(schema, "parameters"):
+        if not isinstance(part, dict | bool):
+            raise ValueError(f"{where} must be a schema")
+        if isinstance(part, bool):
+            continue
+        kinds = part.get("type", [])
+        if not all(kind in _TYPES for kind in (kinds if isinstance(kinds, list) else [kinds])):
+            raise ValueError(f"{where}: type must be one of {', '.join(_TYPES)}")
+        for name in ("required", "enum"):
+            if not isinstance(part.get(name, []), list):
+                raise ValueError(f"{where}: {name} must be a list")
+        if not all(isinstance(name, str) for name in part.get("required", [])):
+            raise ValueError(f"{where}: required must hold names")
+    return schema
+
+
+def _schemas(schema: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """A schema and those inside of it, each with its place."""
+    yield where[:200], schema
+    if not isinstance(schema, dict):
+        return
+    for name in ("properties", "$defs", "definitions", "patternProperties"):
+        inner = schema.get(name, {})
+        if not isinstance(inner, dict):
+            raise ValueError(f"{where[:200]}: {name} must be an object")
+        for key, part in inner.items():
+            yield from _schemas(part, f"{where}.{key}")
+    for name in ("anyOf", "oneOf", "allOf", "prefixItems", "items", "additionalProperties", "not"):
+        inner = schema.get(name, [])
+        for part in inner if isinstance(inner, list) else [inner]:
+            yield from _schemas(part, f"{where}.{name}")
+
+
+class FunctionSchema(Body):
+    """A function as the model is told about it."""
+
+    name: _Name
+    description: Text | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_readable)] | None = None
+    """A JSON schema of type object."""
+    returns: dict[str, Any] | None = Field(None, alias="return")
+    """What it returns, as transformers' schemas tell."""
+    strict: bool = False
+    """Held to where an answer has to call; where it may, arguments are what the model wrote."""
+
+    @model_validator(mode="after")
+    def _can_be_written(self) -> Self:
+        try:
+            json.dumps([self.parameters, self.returns], ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("half a character cannot be written") from None
+        return self
+
+
+class FunctionTool(Body):
+    """A tool that an answer may call."""
+
+    type: Literal["function"]
+    function: FunctionSchema
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        told = self.function.model_dump(by_alias=True, include={"name", "description", "parameters", "returns"})
+        return {"type": "function", "function": {name: value for name, value in told.items() if value is not None}}
+
+
+class _Named(Body):
+    name: _Name
+
+
+class NamedTool(Body):
+    """The one tool that an answer has to call."""
+
+    type: Literal["function"]
+    function: _Named
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class CalledFunction(Body):
+    """What was called, with which arguments."""
+
+    name: _Name
+    arguments: Text
+    """A JSON object."""
+
+
+class ToolCall(Body):
+    """A call in an earlier answer."""
+
+    passing = fields.TOOL_CALL
+    id: Short
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    @model_validator(mode="after")
+    def _is_readable(self) -> Self:
+        try:
+            arguments = parse_object(self.function.arguments.encode())
+            json.dumps(arguments, ensure_ascii=False).encode()
+        except (ApiError, UnicodeEncodeError):
+            raise at("arguments", "must be a JSON object") from None
+        self._call = Call(self.function.name, arguments)
+        return self
+
+    @property
+    def call(self) -> Call:
+        return self._call
+
+    _call: Call
+
+
+class ContentPart(Body):
+    """A piece of a message; the later names are those of ``/v1/responses``."""
+
+    passing = fields.CONTENT_PART
+    type: Literal["text", "input_text", "output_text"]
+    text: Text
+
+
+class Message(Body):
+    """One turn of a conversation."""
+
+    passing = fields.MESSAGE
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[ContentPart], Field(max_length=MAX_ITEMS, fail_fast=True)] = ""
+    """What is said; an assistant that calls tools may say nothing."""
+    tool_calls: list[ToolCall] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
+    """The calls that an assistant made."""
+    tool_call_id: Short | None = None
+    """The call whose result a tool's message is."""
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        if "content" not in self.model_fields_set and not self.tool_calls:
+            raise PydanticCustomError("missing", "Field required", {"field": "content"})
+        if self.tool_calls and self.role != "assistant":
+            raise at("tool_calls", "only the assistant makes them")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise at("tool_call_id", "a tool's message needs it, and no other has one")
+        return self
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
