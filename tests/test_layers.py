@@ -17,7 +17,7 @@ LOWEST = {"types", "functional", "files", "rewards", "environments"}
 MIDDLE = {"config", "objective", "data", "policy", "rollout", "evaluation"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
-    "functional": set(),
+    "functional": {"types"},
     "files": set(),
     "rewards": {"files", "functional"},
     "environments": {"rewards", "functional"},
@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "objective": {"types", "functional"},
     "data": LOWEST,
     "policy": {"config", *LOWEST},
-    "rollout": {"types", "functional", "policy"},
+    "rollout": {"types", "functional", "policy", "environments"},
     "evaluation": {"rollout", *LOWEST},
     "distributed": LOWEST | MIDDLE,
     "training": {"distributed", *LOWEST, *MIDDLE},

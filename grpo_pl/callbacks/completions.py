@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from grpo_pl.callbacks.lightning_loops import completed_rollouts
+from grpo_pl.environments.base import text_of
 from grpo_pl.files.rows import Row, json_line, read_lines, row_writer
 from grpo_pl.files.writing import append_lines, dispensable
 from grpo_pl.functional.choices import check_at_least
@@ -128,10 +129,24 @@ def _per_completion(experience: Experience) -> list[float]:
     return means
 
 
+def exchange_text(episode: Mapping[str, Any]) -> str:
+    """An episode for people: each action with its reward and advantage, and below it what the policy read next."""
+    lines = []
+    for number, turn in enumerate(episode["turns"], start=1):
+        reward = f"  reward {turn['reward']:+g}" if turn["reward"] else ""
+        credit = "" if turn.get("advantage") is None else f"  advantage {turn['advantage']:+.2f}"
+        lines += [f"{number}. {turn['action'].strip()}{reward}{credit}", text_of(turn["observation"]).strip()]
+    status = "" if episode["status"] == "ok" else f"{episode['status']}: {episode['detail']}"
+    return "\n".join(filter(None, [*lines, status]))
+
+
 def flat_row(row: Mapping[str, Any]) -> Row:
     """A row as columns of a table: ``rewards`` becomes ``reward/<name>`` and ``status/<name>``, ``extra`` becomes
-    ``extra/<name>``."""
-    flat = {key: value for key, value in row.items() if key not in ("rewards", "extra")}
+    ``extra/<name>``, ``episode`` becomes ``exchange``, ``turns`` and ``return``."""
+    flat = {key: value for key, value in row.items() if key not in ("rewards", "extra", "episode")}
+    if "episode" in row:
+        episode = row["episode"]
+        flat |= {"exchange": exchange_text(episode), "turns": len(episode["turns"]), "return": episode["return"]}
     flat |= {f"extra/{name}": value for name, value in row.get("extra", {}).items()}
     for name, score in row["rewards"].items():
         flat[f"reward/{name}"], flat[f"status/{name}"] = score["value"], score["status"]

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grpo_pl.callbacks.completions import completion_rows, flat_row, shortened
+from grpo_pl.callbacks.completions import completion_rows, exchange_text, flat_row, shortened
+from grpo_pl.environments.base import text_of
 from grpo_pl.files.rows import Row
 from grpo_pl.functional.choices import check_at_least
 
@@ -62,17 +63,31 @@ def sample_table(rows: Sequence[Row], number: int, *, completions: int, characte
         table.add_column(heading, justify="right", no_wrap=True)
     for prompt_id in dict.fromkeys(row["prompt_id"] for row in rows):
         group = [row for row in rows if row["prompt_id"] == prompt_id]
-        different = {row["completion"]: row for row in reversed(group)}  # of equal ones the first
+        different = {_written(row): row for row in reversed(group)}  # of equal ones the first
         for place, row in enumerate(_ends_first(list(different.values())[::-1])[:completions]):
-            question = f"{shortened(row['question'].strip(), characters)}\n= {row['answer']}" if place == 0 else ""
+            question = _asked(row, characters) if place == 0 else ""
             style = {True: "green", False: "red", None: ""}[row["correct"]]
             table.add_row(
                 Text(question),  # Text: brackets of a completion are no markup
-                Text(shortened(row["completion"].strip(), characters)),
+                Text(shortened(_written(row).strip(), characters)),
                 Text(_number(row["reward"]), style=style),
                 Text(_number(row["advantage"], sign="+")),
             )
     return table
+
+
+def _asked(row: Row, characters: int) -> str:
+    """The question and its gold answer; of an episode what the policy read first, and the answer if there is one."""
+    answer = f"= {row['answer']}"
+    if "episode" not in row:
+        return f"{shortened(row['question'].strip(), characters)}\n{answer}"
+    parts = [row["question"], text_of(row["episode"]["observation"]), answer if row["answer"] else ""]
+    return "\n".join(shortened(part.strip(), characters) for part in parts if part.strip())
+
+
+def _written(row: Row) -> str:
+    """A completion, or an episode turn by turn."""
+    return exchange_text(row["episode"]) if "episode" in row else str(row["completion"])
 
 
 def log_table(logger: Logger, rows: Sequence[Row], step: int) -> None:

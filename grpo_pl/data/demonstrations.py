@@ -36,6 +36,7 @@ def read_demonstrations(path: str | Path) -> list[Demonstration]:
     - ``{"prompt": [{"role": "user", "content": "347+285="}], "completion": [{"role": "assistant", "content": "…"}]}``
     - ``{"messages": [{"role": "user", …}, {"role": "assistant", …}]}``
 
+    Where the assistant speaks several times it is an episode, and what stands between is an observation each.
     What the user says is the question and goes through the run's own template; a system message is left out for the
     same reason. Other keys are ignored.
 
@@ -72,25 +73,39 @@ def draw_demonstrations(
 def _demonstration(row: Row) -> Demonstration:
     if "messages" in row:
         messages = _messages(row["messages"])
-        return Demonstration(_said(messages[:-1], "user"), _said(messages[-1:], "assistant"))
-    if "prompt" not in row or "completion" not in row:
+    elif "prompt" in row and "completion" in row:
+        messages = [*_messages(row["prompt"], "user"), *_messages(row["completion"], "assistant")]
+    else:
         raise ValueError("needs the keys prompt and completion, or messages.")
-    prompt, completion = row["prompt"], row["completion"]
-    question = prompt if isinstance(prompt, str) else _said(_messages(prompt), "user")
+    said: list[list[Mapping[str, Any]]] = [[]]  # what is read before each turn of the assistant, and that turn
+    for message in messages:
+        if said[-1] and said[-1][-1].get("role") == "assistant":
+            said.append([])
+        said[-1].append(message)
+    roles = [[message.get("role") for message in turn] for turn in said]
+    if roles[0] != ["user", "assistant"] or any(len(turn) < 2 or turn[-1] != "assistant" for turn in roles):
+        raise ValueError(
+            "a demonstration is one turn of the user and one of the assistant, and of an episode what comes of it and "
+            f"the next; found {[role for turn in roles for role in turn]}."
+        )
+    texts = [str(turn[-1]["content"]) for turn in said]
     return Demonstration(
-        question, completion if isinstance(completion, str) else _said(_messages(completion), "assistant")
+        str(said[0][0]["content"]),
+        texts[0],
+        tuple((_observation(turn[:-1]), text) for turn, text in zip(said[1:], texts[1:], strict=True)),
     )
 
 
-def _messages(value: Any) -> list[Mapping[str, Any]]:
+def _observation(messages: list[Mapping[str, Any]]) -> Observation:
+    """A text where one message of the user is all."""
+    return str(messages[0]["content"]) if [m.get("role") for m in messages] == ["user"] else messages
+
+
+def _messages(value: Any, role: str = "") -> list[Mapping[str, Any]]:
+    """Chat messages but the system's; where ``role`` is given, a text is one message of that role."""
+    if isinstance(value, str) and role:
+        return [{"role": role, "content": value}]
     good = isinstance(value, list) and all(isinstance(m, Mapping) and isinstance(m.get("content"), str) for m in value)
     if not good:
         raise ValueError("messages must be a list of objects with role and content, both text.")
     return [message for message in value if message.get("role") != "system"]
-
-
-def _said(messages: list[Mapping[str, Any]], role: str) -> str:
-    roles = [message.get("role") for message in messages]
-    if roles != [role]:
-        raise ValueError(f"a demonstration is one turn of the user and one of the assistant; found {roles} for {role}.")
-    return str(messages[0]["content"])

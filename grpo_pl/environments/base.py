@@ -120,6 +120,11 @@ class Environment(ABC):
         """JSON schemas of the tools that a chat template tells the policy about."""
         return ()
 
+    @property
+    def observation_role(self) -> str:
+        """The role of the messages that observations come as; the chat template is tried with it before a run."""
+        return "user"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Transition:

@@ -8,7 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from grpo_pl.environments.base import Observation, Step
 
@@ -36,6 +36,9 @@ class Result(NamedTuple):
 
 class CallParser(ABC):
     """Finds calls in what a policy wrote, and words their results."""
+
+    role: ClassVar[str] = "user"
+    """Of the messages that tell results; a text is the user's."""
 
     @abstractmethod
     def calls(self, action: str, tools: Mapping[str, Tool]) -> list[Call]:
@@ -79,6 +82,8 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 @dataclass(kw_only=True)
 class HermesCalls(CallParser):
     """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, as Hermes and Qwen write it; results: tool messages."""
+
+    role: ClassVar[str] = "tool"
 
     def calls(self, action: str, tools: Mapping[str, Tool]) -> list[Call]:
         found = []

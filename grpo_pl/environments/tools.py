@@ -64,6 +64,10 @@ class ToolEnvironment(Environment):
         if self._pool is not None:
             self._pool.close()
 
+    @property
+    def observation_role(self) -> str:
+        return self.parser.role
+
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[Observation, Mapping[str, Any]]:
         return "", {}
 

@@ -52,6 +52,10 @@ class TRLEnvironment(Environment):
     def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
         return [schema(method) for method in _tools(self._make()).values()]
 
+    @property
+    def observation_role(self) -> str:
+        return self.parser.role
+
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[Observation, Mapping[str, Any]]:
         self._object = self._make()
         self._tools = _tools(self._object)

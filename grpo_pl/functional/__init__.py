@@ -1,1 +1,1 @@
-"""Pure tensor math: tensors and floats in, tensors and statistics out; no state, no logging, no I/O."""
+"""Pure functions on tensors and numbers: no state, no logging, no I/O."""

@@ -18,17 +18,17 @@ Scale = Literal["group_std", "batch_std", "token_whitening", "none"]
 
 @dataclass(frozen=True)
 class Advantages:
-    """What the rewards of one rollout mean for the loss, over the global batch."""
+    """Rewards and advantages of one rollout, and which completions count in the loss, over the global batch."""
 
-    rewards: Tensor  # (P, G) weighted sum as the rewards gave it (no KL, no overlong penalty); 0 where not valid
-    valid: Tensor  # (P, G) bool: some reward of non-zero weight was computed
+    rewards: Tensor  # (P, G) weighted sum of the rewards, before KL and overlong penalty; 0 where not valid
+    valid: Tensor  # (P, G) bool: at least one reward of non-zero weight has a value
     advantages: Tensor  # (P, G), 0 where not kept
     keep: Tensor  # (P, G) bool: counts in the loss and in its normaliser
-    active: Tensor  # (P, G) bool: must be forwarded; the other kept rows add nothing to loss and gradient
+    active: Tensor  # (P, G) bool: needs a forward pass; the other kept rows add nothing to loss and gradient
     informative: Tensor  # (P,) bool: the group's rewards differ
 
     def totals(self, lengths: Tensor, rows: Tensor | None = None) -> tuple[int, int]:
-        """(num_sequences, num_tokens) that normalise the loss: the kept completions and their tokens.
+        """(num_sequences, num_tokens) that normalise the loss: how many completions are kept, and their tokens.
 
         Args:
             lengths: (P, G) completion tokens.
@@ -41,17 +41,17 @@ class Advantages:
 
 
 def combine_rewards(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """r = Σ_k weight_k · value_k over the rewards that a completion has, as `total_reward` adds them.
+    """r = Σ_k weight_k · value_k over the rewards that have a value, summed exactly by `total_reward`.
 
     Args:
         values: (R, …), NaN where a reward could not be computed.
         weights: (R,).
 
     Returns:
-        rewards (…) float64, 0 where invalid; valid (…) bool: at least one reward of non-zero weight is there.
+        rewards (…) float64, 0 where invalid; valid (…) bool: at least one reward of non-zero weight has a value.
 
     Raises:
-        ValueError: an infinite reward, or no weight other than 0.
+        ValueError: an infinite reward; other than R weights, a weight that is not finite, or only weights of 0.
     """
     if torch.isinf(values).any():
         raise ValueError("a reward is infinite: rewards must be finite, or None when they are unknown.")
@@ -59,23 +59,23 @@ def combine_rewards(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"reward weights {weights.tolist()} for {len(values)} rewards: give each one, not all 0.")
     factors = [factor for factor in _written(weights) if factor is not None]
     rows = list(zip(*map(_written, values.flatten(1)), strict=True))
-    totals = {row: total_reward(row, factors) for row in set(rows)}  # few: most rewards take few values
+    totals = {row: total_reward(row, factors) for row in set(rows)}  # a small set: most rewards take few values
     found = torch.tensor([math.nan if totals[row] is None else totals[row] for row in rows], dtype=torch.float64)
     rewards = found.to(values.device).view(values.shape[1:])
     return rewards.nan_to_num(0.0), ~rewards.isnan()
 
 
 def _written(numbers: Tensor) -> list[float | None]:
-    """The numbers of a one-dimensional tensor as they were before they were rounded to float32; None for NaN."""
+    """The numbers of a one-dimensional tensor as they were before rounding to float32; None for NaN."""
     short = numbers.dtype == torch.float32
     return [None if x != x else from_float32(x) if short else x for x in numbers.tolist()]
 
 
 def masked_mean_std(values: Tensor, weights: Tensor, *, dim: int | None, ddof: int) -> tuple[Tensor, Tensor]:
-    """Weighted mean and standard deviation along ``dim`` (all entries if None), kept as size-1 axes.
+    """Weighted mean and standard deviation along ``dim`` (of all entries if None); reduced axes keep size 1.
 
-    ``weights`` count how often a value occurs (0/1, or tokens), so the variance divides by Σ weights − ddof; a
-    population that is too small for that has a standard deviation of 0.
+    ``weights`` count how often each value occurs (0/1, or tokens):
+    mean = Σ w·x / Σ w, std² = Σ w·(x − mean)² / (Σ w − ddof), and std = 0 where Σ w ≤ ddof.
     """
     dims = tuple(range(values.dim())) if dim is None else (dim,)
     weights = weights.to(values.dtype)
@@ -87,7 +87,7 @@ def masked_mean_std(values: Tensor, weights: Tensor, *, dim: int | None, ddof: i
 
 
 def all_equal(values: Tensor, valid: Tensor, *, dim: int | None) -> Tensor:
-    """Whether the valid entries along ``dim`` (all if None) are one and the same number; true for none at all."""
+    """Whether the valid entries along ``dim`` (of all if None) are equal, as size-1 axes; true if none is valid."""
     dims = tuple(range(values.dim())) if dim is None else (dim,)
     high = values.masked_fill(~valid, -torch.inf).amax(dims, keepdim=True)
     low = values.masked_fill(~valid, torch.inf).amin(dims, keepdim=True)
@@ -95,16 +95,16 @@ def all_equal(values: Tensor, valid: Tensor, *, dim: int | None) -> Tensor:
 
 
 def informative_groups(rewards: Tensor, valid: Tensor) -> Tensor:
-    """(P,) bool: the group holds two different rewards, i.e. its standard deviation is above 0 (DAPO, eq. 11)."""
+    """(P,) bool: the group's valid rewards differ, so their standard deviation is above 0 (DAPO, eq. 11)."""
     return ~all_equal(rewards, valid, dim=1).squeeze(1)
 
 
 def subtract_baseline(rewards: Tensor, valid: Tensor, *, baseline: Baseline, greedy: Tensor | None = None) -> Tensor:
-    """r − b, exactly 0 where all rewards that b averages are equal (a rounded mean would leave dust), 0 where invalid.
+    """r − b, (P, G); 0 where invalid, and exactly 0 where all rewards in the mean b are equal, free of rounding errors.
 
-    group_mean: b = mean of the group's valid rewards (DeepSeekMath §4.1.2); leave_one_out: mean of the others, 0
-    advantage without others (RLOO, arXiv:2402.14740, section 2.3); batch_mean: mean of all valid rewards; greedy:
-    the reward of the greedy completion, ``greedy`` (P,) (ReMax, arXiv:2310.10505, algorithm 2); none: b = 0.
+    group_mean: b = mean of the group's valid rewards (DeepSeekMath §4.1.2); leave_one_out: mean of the others, result 0
+    without others (RLOO, arXiv:2402.14740, section 2.3); batch_mean: mean of all valid rewards; greedy: the reward of
+    the greedy completion, ``greedy`` (P,) (ReMax, arXiv:2310.10505, algorithm 2); none: b = 0.
 
     Raises:
         ValueError: there is no baseline of that name, or greedy without the greedy rewards.
@@ -128,12 +128,12 @@ def subtract_baseline(rewards: Tensor, valid: Tensor, *, baseline: Baseline, gre
 def rescale(
     centred: Tensor, rewards: Tensor, valid: Tensor, lengths: Tensor, *, scale: Scale, ddof: int, eps: float
 ) -> Tensor:
-    """centred / (std + eps), 0 where invalid and where nothing varies: the quotient would be dust over eps, or 0/0.
+    """centred / (std + eps), (P, G); 0 where invalid, and where all values are equal (else a rounding error over eps).
 
-    group_std: of the group's rewards (DeepSeekMath §4.1.2); batch_std: of all rewards in the batch; token_whitening:
-    mean and std of ``centred`` over *tokens*, a completion counting as often as it is long (REINFORCE++,
-    arXiv:2501.03262, its global normalisation), so that one without tokens has no part in it and gets 0; none:
-    unscaled (Dr. GRPO, arXiv:2503.20783, §3.1). All (P, G).
+    group_std: std of the group's rewards (DeepSeekMath §4.1.2); batch_std: std of all rewards in the batch;
+    token_whitening: (centred − mean) / (std + eps) with mean and std of ``centred`` over *tokens*: each completion
+    counts as often as it has tokens, and one without tokens gets 0 (global normalisation of REINFORCE++,
+    arXiv:2501.03262); none: ``centred`` (Dr. GRPO, arXiv:2503.20783, §3.1). All tensors are (P, G).
 
     Raises:
         ValueError: there is no scale of that name.
@@ -153,13 +153,14 @@ def rescale(
 
 
 def normalize_each_reward(values: Tensor, weights: Tensor, valid: Tensor, *, ddof: int, eps: float) -> Tensor:
-    """Σ_k weight_k · (value_k − group mean) / (group std + eps), then divided by its batch std + eps.
+    """s = Σ_k weight_k · (value_k − group mean_k) / (group std_k + eps), divided by (batch std of s + eps); (P, G).
 
-    Each reward keeps its own resolution, where a sum taken first lets the widest reward hide the others (GDPO,
-    arXiv:2601.05242). The batch mean is 0 by construction and is not subtracted again.
+    Each reward is normalised before the sum, so that a reward with a wide range does not hide the others (GDPO,
+    arXiv:2601.05242). The batch mean of s is 0 by construction and is not subtracted again.
 
     Args:
-        values: (R, P, G), NaN where a reward could not be computed: it then adds 0.
+        values: (R, P, G), NaN where a reward could not be computed; it then adds 0.
+        weights: (R,).
         valid: (P, G), from ``combine_rewards``.
     """
     lengths, normalized = torch.ones_like(valid), []
@@ -174,15 +175,15 @@ def normalize_each_reward(values: Tensor, weights: Tensor, valid: Tensor, *, ddo
 
 
 def keep_best(rewards: Tensor, valid: Tensor) -> Tensor:
-    """The group's highest rewards (ties included) stay, all others become 0; (P, G)."""
+    """(P, G): the highest reward of each group, ties included; all other rewards become 0."""
     best = rewards.masked_fill(~valid, -torch.inf).amax(1, keepdim=True)
     return torch.where(valid & (rewards == best), rewards, torch.zeros_like(rewards))
 
 
 def overlong_penalty(lengths: Tensor, *, max_completion_length: int, buffer: float) -> Tensor:
-    """0 up to L − c tokens, then linearly down to −1 at L tokens (DAPO, arXiv:2503.14476, eq. 13); any shape.
+    """−clamp((length − (L − c)) / c, 0, 1): 0 up to L − c tokens, −1 from L tokens on; any shape.
 
-    L = ``max_completion_length``, c = ``buffer`` · L, ``buffer`` in (0, 1].
+    L = ``max_completion_length``, c = ``buffer`` · L, ``buffer`` in (0, 1]. DAPO, arXiv:2503.14476, eq. 13.
 
     Raises:
         ValueError: a buffer outside (0, 1].
@@ -203,10 +204,11 @@ def process_advantages(
     Args:
         step_values: (B, K) reward of each step, NaN where there is no step or its reward could not be computed.
         step_ends: (B, K) int64, index of the last token of each step in 0 … width − 1; ignored where NaN.
+        group_size: G; the G completions of one prompt are neighbours, B = P·G.
         width: T, the padded completion length.
 
     Returns:
-        (B, T); 0 for tokens behind the last step and for rows without steps.
+        (B, T); 0 for tokens after the last step and for rows without steps.
 
     Raises:
         ValueError: an infinite value, a step that ends outside 0 … width − 1, or no scale of that name.

@@ -1,4 +1,4 @@
-"""Checks of arguments: a choice that does not exist is refused, never another formula, and so is too small a number."""
+"""Checks of arguments: refuses names of options that do not exist, and numbers below their minimum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def check_at_least(least: int, section: str, **values: float) -> None:
     """Refuses values of a section of the configuration that are below ``least``.
 
     Raises:
-        ValueError: the first one, by its name.
+        ValueError: names the first value that is too small.
     """
     for name, value in values.items():
         if value < least:
@@ -20,10 +20,10 @@ def check_choice(argument: str, value: object, choices: Any, classes: tuple[type
     """Refuses a value that is not among the names of ``choices``, a ``Literal``.
 
     Args:
-        classes: what the argument also takes objects of, for the message.
+        classes: base classes whose objects the argument takes as well; only named in the message.
 
     Raises:
-        ValueError: the argument, its value and all choices.
+        ValueError: names the argument, its value and all choices.
     """
     names = get_args(choices)
     if value not in names:

@@ -22,24 +22,24 @@ class Estimate:
     value: float
     low: float
     high: float
-    problems: int
+    problems: int  # number of problems that the mean is over
     method: Literal["wilson", "bootstrap", "agresti-min"]
 
 
 def pass_at_k(correct: Tensor, k: int, judged: Tensor | None = None) -> Tensor:
-    """1 − C(n − c, k) / C(n, k) per problem, with c of n samples correct: the chance that k draws hold a right one.
+    """1 − C(n − c, k) / C(n, k) per problem, with c of n samples correct: probability that one of k draws is correct.
 
     Args:
         correct: (P, n) bool, n >= k.
         k: draws without replacement from the n samples.
-        judged: (P, n) bool, samples that could be judged; the others count neither as right nor as wrong, so n is the
-            number of judged ones. All by default.
+        judged: (P, n) bool, samples that could be judged; the others count neither as right nor as wrong, so the n of
+            the formula is the number of judged ones. All by default.
 
     Returns:
-        (P,) float64; NaN for a problem with fewer than k judged samples, which says nothing about k draws.
+        (P,) float64; NaN for a problem with fewer than k judged samples, for which pass@k is not defined.
 
     Raises:
-        ValueError: fewer than k samples a problem, or k below 1.
+        ValueError: fewer than k samples per problem, or k below 1.
 
     Source: Chen et al. 2021, "Evaluating large language models trained on code", eq. 1.
     """
@@ -54,26 +54,26 @@ def pass_at_k(correct: Tensor, k: int, judged: Tensor | None = None) -> Tensor:
 
 
 def majority_at_k(classes: Tensor, k: int, judged: Tensor | None = None) -> Tensor:
-    """The chance that the most frequent answer among the first k judged samples is right, ties broken by lot.
+    """Probability that the most frequent answer among the first k judged samples is right, with ties broken at random.
 
     Args:
         classes: (P, n) integers, n >= k: equal numbers are equal answers, 0 is the right one, negative is no answer.
-        k: voters.
+        k: samples that vote.
         judged: (P, n) bool, samples that could be judged; the others have no vote. All by default.
 
     Returns:
-        (P,) float64: 1 / (answers that share the top) where the right one is among them, else 0; 0 without answers;
-        NaN with fewer than k judged samples.
+        (P,) float64: 1 / (number of most frequent answers) where the right one is among them, else 0; 0 without
+        answers; NaN with fewer than k judged samples.
 
     Raises:
-        ValueError: fewer than k samples a problem, or k below 1.
+        ValueError: fewer than k samples per problem, or k below 1.
 
     Source: Wang et al. 2022, "Self-consistency improves chain of thought reasoning in language models", section 2.
     """
     _check_k("maj", k, classes.shape[1])
     judged = torch.ones_like(classes, dtype=torch.bool) if judged is None else judged
     votes = classes.gather(1, (~judged).int().argsort(dim=1, stable=True))[:, :k]  # (P, k), judged ones first
-    counts = (votes[:, :, None] == votes[:, None, :]).sum(dim=2) * (votes >= 0)  # (P, k): voters who agree with one
+    counts = (votes[:, :, None] == votes[:, None, :]).sum(dim=2) * (votes >= 0)  # (P, k): votes for the same answer
     top = counts.amax(dim=1, keepdim=True)
     leads = (counts == top) & (votes >= 0)  # every leading answer has `top` rows here
     right = (leads & (votes == 0)).sum(dim=1).double() / leads.sum(dim=1).clamp(min=1)
@@ -81,27 +81,27 @@ def majority_at_k(classes: Tensor, k: int, judged: Tensor | None = None) -> Tens
 
 
 def average_at_k(values: Tensor, k: int) -> Tensor:
-    """Mean of the first k samples per problem: (P, n) to (P,) float64.
+    """Mean of the first k samples per problem: (P, n) -> (P,) float64.
 
     Raises:
-        ValueError: fewer than k samples a problem, or k below 1.
+        ValueError: fewer than k samples per problem, or k below 1.
     """
     _check_k("avg", k, values.shape[1])
     return values[:, :k].double().mean(dim=1)
 
 
 def estimate_mean(values: Tensor, *, level: float = 0.95) -> Estimate:
-    """Mean over problems: Wilson's interval where all values are 0 or 1, else a bootstrap over problems.
+    """Mean over problems with Wilson's interval if all values are 0 or 1, else with a bootstrap over problems.
 
-    Samples of one problem are alike, so the problem is the unit: counting each sample as a trial of its own would make
-    the interval of pass@1 too narrow.
+    Samples of one problem are correlated, so the unit is the problem: if each sample counted as a trial, the interval
+    of pass@1 would be too narrow.
 
     Args:
         values: (P,) one number per problem, in any order.
-        level: how often such an interval holds the truth.
+        level: confidence level, in (0, 1).
 
     Raises:
-        ValueError: no values.
+        ValueError: no values, or a level outside (0, 1).
     """
     if not len(values):
         raise ValueError("no problems to estimate a mean from.")
@@ -114,18 +114,19 @@ def estimate_mean(values: Tensor, *, level: float = 0.95) -> Estimate:
 
 
 def paired_difference(values: Tensor, baseline: Tensor, *, level: float = 0.95) -> Estimate:
-    """Mean of ``values − baseline`` over the same problems, row by row.
+    """Mean of ``values − baseline`` over the same problems, with its confidence interval.
 
-    Pairs of 0 and 1 get the interval of Agresti and Min, which stays honest where nothing differs: with b gained and
-    c lost of n, centre (b − c) / (n + 2) and variance [(b + c + 1) / (n + 2) − centre²] / (n + 2). Other values
-    get a bootstrap over problems.
+    If all values are 0 or 1, the interval is that of Agresti and Min, which has a width above 0 even if no pair
+    differs: with b problems gained and c lost of n, centre (b − c) / (n + 2) and variance
+    [(b + c + 1) / (n + 2) − centre²] / (n + 2). For other values it is a bootstrap over problems.
 
     Args:
         values: (P,) one number per problem.
         baseline: (P,) of the same problems in the same order.
+        level: confidence level, in (0, 1).
 
     Raises:
-        ValueError: no values, or other numbers of them.
+        ValueError: no values, tensors of different shapes, or a level outside (0, 1).
 
     Source: Agresti and Min 2005, "Simple improved confidence intervals for comparing matched proportions".
     """
@@ -149,7 +150,7 @@ def wilson_interval(successes: int, trials: int, *, level: float = 0.95) -> tupl
     """(p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n), for p = successes / trials and n = trials.
 
     Raises:
-        ValueError: no trials, or more successes than trials.
+        ValueError: no trials, successes outside 0 … trials, or a level outside (0, 1).
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
@@ -158,18 +159,20 @@ def wilson_interval(successes: int, trials: int, *, level: float = 0.95) -> tupl
     z, p = _z(level), successes / trials
     centre = (p + z**2 / (2 * trials)) / (1 + z**2 / trials)
     half = z / (1 + z**2 / trials) * math.sqrt(p * (1 - p) / trials + z**2 / (4 * trials**2))
-    # at the ends the formula gives 0 and 1 exactly, floating point does not
+    # for p = 0 and p = 1 the formula gives 0 and 1 exactly, floating point does not
     return (0.0 if successes == 0 else centre - half), (1.0 if successes == trials else centre + half)
 
 
 def bootstrap_interval(
     values: Tensor, *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentiles (1 ∓ level) / 2 of the means of resampled problems; the same numbers in any order give the same ends.
+    """Quantiles (1 − level) / 2 and (1 + level) / 2 of the means of resampled problems; independent of their order.
 
     Args:
         values: (P,) one number per problem.
-        seed: names the resamples.
+        level: confidence level, in (0, 1).
+        resamples: number of bootstrap resamples.
+        seed: seed of the resampling.
 
     Raises:
         ValueError: a level outside (0, 1).

@@ -1,8 +1,8 @@
-"""The one place that adds rewards: sums that are equal on paper are the same number.
+"""Weighted sums of rewards without rounding errors: sums that are equal in decimal arithmetic are equal floats.
 
-In binary 0.1 + 0.2 is not 0.3: completions of equal reward would get advantages of rounding dust, and a group of equal
-rewards would pass for one that differs. Here every reward and weight is the number that its author wrote, and their
-weighted sum is rounded once. Needs no torch, so that rewards may use it.
+In binary floating point 0.1 + 0.2 is not 0.3: completions of equal reward would get advantages that are rounding
+errors, and a group of equal rewards would seem to differ. Here each reward and weight is taken for the decimal or
+fraction that its author wrote, and their weighted sum is rounded once. Needs no torch, so that rewards may use it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from fractions import Fraction
 from functools import lru_cache
 
 _LARGEST_DENOMINATOR = 1_000_000
-"""Fractions up to this denominator are told from other numbers: far apart compared with the spacing of floats."""
+"""Largest denominator of fractions that are recognised; such fractions are far apart compared with floats."""
 
 
 def weighted_sum(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Σ_k weight_k · value_k over the numbers as written, rounded once to float64: in any order the same number.
+    """Σ_k weight_k · value_k over the numbers `as_written`, rounded once to float64, so independent of their order.
 
     Raises:
         ValueError: the sum is too large for a float.
@@ -30,7 +30,7 @@ def weighted_sum(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def total_reward(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
-    """The weighted sum over the rewards that have a value; None where none of non-zero weight has one."""
+    """`weighted_sum` over the rewards that have a value; None if no reward of non-zero weight has one."""
     there = [(value, weight) for value, weight in zip(values, weights, strict=True) if weight and value is not None]
     return weighted_sum([value for value, _ in there], [weight for _, weight in there]) if there else None
 

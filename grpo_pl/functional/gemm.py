@@ -1,7 +1,7 @@
-"""Matrix products in float32 on CPUs through oneDNN, where torch would take MKL.
+"""Matrix products in float32 on CPUs with oneDNN, where torch would use MKL.
 
-MKL keeps processors of other makers on older instructions; oneDNN uses AVX-512 on all of them. On one AMD Zen 5 core
-forward and both backward products of a linear layer take half the time. Results differ by rounding only.
+MKL uses older instructions on processors that are not Intel's; oneDNN uses AVX-512 on all that have it. On one AMD Zen
+5 core the forward and both backward products of a linear layer take half the time. Results differ by rounding only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def has_onednn() -> bool:
 
 
 def suits_onednn(left: Tensor, elements: int) -> bool:
-    """Whether a product of ``left`` (N, K) with a matrix of so many elements is one that oneDNN does faster."""
+    """Whether oneDNN is faster for the product of ``left`` (…, K) with a matrix of ``elements`` = K · M numbers: on an
+    x86 CPU, in float32, and large enough."""
     rows = left.numel() // max(1, left.shape[-1])
     return left.device.type == "cpu" and left.dtype == torch.float32 and rows * elements >= _WORTH_IT and has_onednn()
 
@@ -46,7 +47,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 class FastLinear(TorchFunctionMode):
-    """Context in which ``F.linear``, and with it every ``nn.Linear``, takes the faster product, gradients included."""
+    """Context in which ``F.linear``, and so every ``nn.Linear``, uses oneDNN where it is faster, gradients included."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
@@ -60,7 +61,7 @@ class FastLinear(TorchFunctionMode):
 def _eligible(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     return (
         type(x) is Tensor
-        and type(weight) in (Tensor, torch.nn.Parameter)  # a sharded weight has a type of its own
+        and type(weight) in (Tensor, torch.nn.Parameter)  # a sharded weight has another type
         and weight.dtype == x.dtype
         and weight.ndim == 2
         and suits_onednn(x, weight.numel())
@@ -100,7 +101,7 @@ def gram(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    # a view with gaps goes to oneDNN's reference code: 128 x 18724 out of 32000 columns, 32 s instead of 0.06 s
+    # oneDNN takes its slow reference code for a view with gaps: 128 x 18724 out of 32000 columns, 32 s and not 0.06 s
     out: Tensor = torch.ops.mkldnn._linear_pointwise(_without_gaps(x), _without_gaps(weight), bias, "none", [], "")
     return out
 

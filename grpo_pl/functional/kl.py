@@ -1,11 +1,11 @@
-"""Per-token estimators of the divergence between the policy and its reference, and what their gradients descend.
+"""Per-token estimators of the KL divergence between the policy and its reference, and their gradients.
 
 With d = log π(token) − log π_ref(token) and tokens drawn from π (Schulman, "Approximating KL divergence", 2020):
 
 ==============  ===============  ========================  ====================================================
 estimator       value            its expectation           expected gradient when it is a term of the loss
 ==============  ===============  ========================  ====================================================
-k1              d                KL(π‖ref)                 zero: it is noise, use it in the reward instead
+k1              d                KL(π‖ref)                 zero, only noise: use it in the reward instead
 k2              d² / 2           biased, low variance      that of the per-prefix KL(π‖ref)
 k3              e^−d − 1 + d     KL(π‖ref), low variance   that of the per-prefix KL(ref‖π), the other direction
 ratio · k3      ratio · k3       KL(π‖ref) per prefix      that of the per-prefix KL(π‖ref), like k2 at ratio 1
@@ -14,8 +14,8 @@ ratio · k3      ratio · k3       KL(π‖ref) per prefix      that of the per-
 "Per-prefix" holds the distribution of prefixes fixed and adds up the divergences of the next-token distributions.
 k1 summed over a completion and subtracted from its reward gives the gradient of the whole sequence's KL(π‖ref).
 
-Half-precision log-probabilities are widened to float32 before anything is subtracted. Every gradient has the sign of
-its formula and is finite for finite log-probabilities, however far apart they are.
+Half-precision log-probabilities are converted to float32 before they are subtracted. Every gradient has the sign of its
+formula and is finite for finite log-probabilities, however far apart they are.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Estimator = Literal["k1", "k2", "k3", "k3_weighted"]
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this before ``exp``: e^20 is far outside any useful range and still finite. The clamp
-bounds values and slopes, and never turns a slope round or off."""
+bounds values and slopes; it never changes the sign of a slope nor makes it 0."""
 _SERIES = 0.5
-"""Up to this |x|, e^x − 1 − x is summed as a series: the formula itself would subtract numbers almost equal."""
+"""Up to this |x|, e^x − 1 − x is summed as a series, because the formula would subtract nearly equal numbers."""
 
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """e^−d − 1 + d: never negative and unbiased (DeepSeekMath, arXiv:2402.03300, eq. 4). Any shape.
 
-    Below d = −MAX_LOG_RATIO it goes on as a straight line of the slope it has there.
+    Below d = −MAX_LOG_RATIO it continues as a straight line with the slope at that point.
     """
     minus_d = _difference(ref_logprobs, logprobs)
     return _GivenSlope.apply(minus_d, *_exp_beyond_line(minus_d.detach()))  # type: ignore[no-any-return, no-untyped-call]
@@ -59,12 +59,12 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def k3_weighted(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor) -> Tensor:
     """ratio · k3 (DeepSeek-V3.2, arXiv:2512.02556, section 3.1); unbiased per prefix only. Any shape.
 
-    ``ratio`` = exp(logprobs − old_logprobs) of the token corrects for tokens that an older policy drew, given their
-    prefix. That the prefixes came from the older policy as well, it does not correct: over whole completions the value
-    is biased unless both policies are one.
+    ``ratio`` = exp(logprobs − old_logprobs) of the token corrects for the older policy that drew the token, given its
+    prefix. It does not correct for the prefixes, which are the older policy's as well: over whole completions the value
+    is biased unless both policies are the same.
 
-    The gradient flows through both factors, ∂(ratio · k3) / ∂logprobs = ratio · d. It is taken in this form, whatever
-    graph ``ratio`` has: added up from the two factors, it would cancel to noise where d is far below 0.
+    The gradient includes both factors: ∂(ratio · k3) / ∂logprobs = ratio · d. It is computed in this closed form, and
+    the graph of ``ratio`` is not used: the sum of two terms would cancel to noise where d is far below 0.
     """
     d = _difference(logprobs, ref_logprobs.detach())
     d, ratio = torch.broadcast_tensors(d, ratio.detach())
@@ -85,7 +85,7 @@ def estimate(estimator: Estimator, logprobs: Tensor, ref_logprobs: Tensor, ratio
 
 
 def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
-    """Clamped to ± MAX_LOG_RATIO, while the slope stays 1: a ratio at the bound is still pushed where it should go."""
+    """Clamps to ± MAX_LOG_RATIO but keeps slope 1, so that a ratio at the bound still gets a gradient. Any shape."""
     clamped = log_ratio.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return _GivenSlope.apply(log_ratio, clamped, torch.ones_like(clamped))  # type: ignore[no-any-return, no-untyped-call]
 
@@ -96,7 +96,7 @@ def _difference(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _exp_beyond_line(x: Tensor) -> tuple[Tensor, Tensor]:
-    """e^x − 1 − x and its slope e^x − 1, both to the last digits of their type; a straight line above MAX_LOG_RATIO."""
+    """e^x − 1 − x and its slope e^x − 1, accurate to rounding; continued as a straight line above MAX_LOG_RATIO."""
     slope = torch.expm1(x.clamp(max=MAX_LOG_RATIO))
     line = (x - MAX_LOG_RATIO).clamp(min=0.0)
     small = x.clamp(-_SERIES, _SERIES)
@@ -108,7 +108,7 @@ def _exp_beyond_line(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _GivenSlope(torch.autograd.Function):
-    """``value`` forwards, ``slope`` backwards: both of ``x``, each worked out where it is accurate."""
+    """A function of ``x`` given by its ``value`` (forward) and its ``slope`` (backward), which the caller computed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, value: Tensor, slope: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, and the entropy of the distributions they were drawn from."""
+"""Log-probabilities of given tokens, and the entropy of the distributions that predict them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch.autograd.function import once_differentiable
 
 from grpo_pl.functional.gemm import gram, product
 
-_CHUNK_TOKENS = 1024  # most tokens whose logits exist at one time …
+_CHUNK_TOKENS = 1024  # most tokens whose logits are in memory at a time …
 _CHUNK_ELEMENTS = 1 << 25  # … and most logits: 128 MiB in float32
-_BLOCK_ELEMENTS = 1 << 24  # of the weight's gradient, 64 MiB, made at one time
+_BLOCK_ELEMENTS = 1 << 24  # of the weight's gradient, 64 MiB, computed at a time
 _KEPT_ELEMENTS = 1 << 26  # probabilities kept for the backward pass; those of further chunks are computed again
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """log softmax(logits / temperature)[token], in float32 (float64 stays), differentiable.
+    """log softmax(logits / temperature)[token], in float32 (float64 for float64 logits), differentiable.
 
     Args:
         logits: (B, T, V).
@@ -46,20 +46,21 @@ def head_logprobs(
     temperature: float = 1.0,
     with_entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """``token_logprobs`` and ``token_entropy`` of logits = hidden Wᵀ + b that never exist as a whole.
+    """``token_logprobs`` and ``token_entropy`` of logits z = hidden Wᵀ + b, without ever storing all logits.
 
     The LM head runs over chunks of tokens, so memory does not grow with N · V. Per chunk, with p = softmax(z / τ):
 
         ∂ log p_k / ∂z_v = ([v = k] − p_v) / τ          ∂ H / ∂z_v = −p_v (log p_v + H) / τ
 
-    Probabilities of the first chunks wait for the backward pass as far as a fixed budget goes; the others are computed
-    again there. Products run in the type of ``hidden`` (or autocast's), everything else and the sum of the weight's
-    gradient over chunks in float32; float64 stays float64.
+    The probabilities of the first chunks are kept for the backward pass, up to a fixed budget of memory; those of
+    further chunks are computed again there. Products are computed in the type of ``hidden`` (or autocast's), everything
+    else and the sum of the weight's gradient over chunks in float32, or float64 for float64 inputs.
 
     Args:
-        hidden: (N, H), what enters the head at the positions that predict ``token_ids``.
+        hidden: (N, H), inputs of the head at the positions that predict ``token_ids``.
         weight: (V, H); ``bias`` (V,).
         token_ids: (N,) int64.
+        temperature: τ, by which logits are divided.
 
     Returns:
         log-probabilities (N,), and entropies (N,) or None; differentiable once in hidden, weight and bias.
@@ -117,7 +118,7 @@ class _HeadLogprobs(torch.autograd.Function):
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         wide = _wide(ctx.dtype)
         if grad_entropy is not None and not grad_entropy.any():
-            grad_entropy = None  # only logged: a product saved per chunk
+            grad_entropy = None  # the entropy is only logged: saves a product per chunk
         to_hidden = torch.empty_like(hidden) if needs_hidden else None
         to_weight = torch.zeros_like(weight, dtype=wide) if needs_weight else None
         to_bias = torch.zeros_like(bias, dtype=wide) if needs_bias else None
@@ -155,7 +156,7 @@ def _slope(
     grad_entropy: Tensor | None,
     entropy: Tensor | None,
 ) -> Tensor:
-    """Gradient of the logits (C, V) of one chunk; both incoming gradients are divided by the temperature already."""
+    """Gradient of the logits (C, V) of one chunk; both incoming gradients (C,) are already divided by temperature."""
     if grad_logprobs is None:
         slope = torch.zeros_like(probabilities)
     else:
@@ -168,7 +169,7 @@ def _slope(
 
 
 def _logits(inputs: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """(C, V) logits divided by the temperature, in the wide type, free to be overwritten."""
+    """(C, V) logits divided by the temperature, in at least float32; a new tensor that callers may overwrite."""
     logits = product(inputs, weight.t())
     if bias is not None:
         logits += bias.to(logits.dtype)
@@ -177,7 +178,7 @@ def _logits(inputs: Tensor, weight: Tensor, bias: Tensor | None, temperature: fl
 
 
 def _add_gram(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total (V, H) += leftᵀ right, a block of the vocabulary at a time: no second tensor of the weight's size."""
+    """total (V, H) += leftᵀ right, one block of the vocabulary at a time, to avoid a second tensor of that size."""
     block = max(1, _BLOCK_ELEMENTS // right.shape[-1])
     for start in range(0, total.shape[0], block):
         total[start : start + block] += gram(left[:, start : start + block], right)

@@ -1,4 +1,4 @@
-"""The policy loss in three independent choices: level of the ratio, surrogate, and weight of each token."""
+"""The policy loss, composed of three independent choices: level of the ratio, surrogate, and weight of each token."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Mismatch = Literal["none", "truncate_token", "truncate_sequence", "mask_token", 
 
 @dataclass(frozen=True)
 class LossOutput:
-    """A micro-batch's share of the loss, and of the metrics."""
+    """The contribution of a micro-batch to the loss and to the metrics."""
 
     loss: Tensor
-    """Plain sum over tokens of weight × token loss: the shares of micro-batches and ranks add up to the loss."""
+    """Sum over tokens of weight × token loss; the sum over micro-batches and ranks is the loss of the batch."""
     stats: dict[str, tuple[Tensor, Tensor]]
     """Metric -> (sum over tokens, number of tokens), detached: add both over micro-batches and ranks, then divide."""
 
@@ -36,11 +36,12 @@ def token_weights(
     max_completion_length: int,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """w (B, T), 0 where masked; the loss is Σ w · token loss, so any split of the batch adds up to the same number.
+    """w (B, T), 0 where masked; the loss is Σ w · token loss, so it is the same for any split of the batch.
 
-    sequence_mean: 1 / (N · |o_i|), every completion weighs the same and long ones' tokens less (GRPO, DeepSeekMath
-    eq. 3). token_mean: 1 / M, every token weighs the same (DAPO, arXiv:2503.14476, eq. 8). constant: 1 / (N · L),
-    every token weighs the same and the loss is no ratio of random lengths (Dr. GRPO, arXiv:2503.20783, listing 1).
+    sequence_mean: 1 / (N · |o_i|), every completion has the same weight, so tokens of long ones have less (GRPO,
+    DeepSeekMath eq. 3). token_mean: 1 / M, every token has the same weight (DAPO, arXiv:2503.14476, eq. 8). constant:
+    1 / (N · L), every token has the same weight, independent of the lengths of completions (Dr. GRPO,
+    arXiv:2503.20783, listing 1).
 
     Args:
         mask: (B, T) bool; a row without tokens has no weight but counts in N.
@@ -62,7 +63,7 @@ def token_weights(
 
 
 def masked_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """log π − log π_old, 0 where masked (whatever stands there, NaN included), clamped to ± MAX_LOG_RATIO.
+    """log π − log π_old (B, T), clamped to ± MAX_LOG_RATIO; 0 where masked, even if an input is NaN there.
 
     The clamp bounds the value and keeps the slope, see ``grpo_pl.functional.kl.clamp_log_ratio``.
     """
@@ -70,15 +71,15 @@ def masked_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Te
 
 
 def _through_own_token(value: Tensor, log_ratio: Tensor) -> Tensor:
-    """``value`` forwards, while the gradient reaches each token through its own log-ratio only."""
+    """``value`` (B, T), with ``value`` as its gradient in ``log_ratio``: each token has a gradient in its own only."""
     return value.detach() * torch.exp(log_ratio - log_ratio.detach())
 
 
 def sequence_ratio(log_ratio: Tensor, mask: Tensor) -> Tensor:
     """s_i = exp(mean_t log-ratio), the same for all tokens of a row (GSPO-token, arXiv:2507.18071, eqs. 7 and 14).
 
-    The gradient of a token's term goes through that token alone; because all weights of a row are equal, the sum
-    over the row has the gradient of GSPO's sequence objective (eq. 10). (B, T) in and out.
+    The gradient of a token's term flows through that token only. Because the weights of a row are equal, the sum over
+    the row has the gradient of GSPO's sequence objective (eq. 10). All tensors are (B, T).
     """
     mean = log_ratio.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
     return _through_own_token(mean.exp().expand_as(log_ratio), log_ratio)
@@ -87,9 +88,9 @@ def sequence_ratio(log_ratio: Tensor, mask: Tensor) -> Tensor:
 def geometric_ratio(
     log_ratio: Tensor, mask: Tensor, advantages: Tensor, *, epsilon_low: float, epsilon_high: float
 ) -> Tensor:
-    """exp(mean_t pessimistically clipped log-ratio) (GMPO, arXiv:2507.20673); the bounds are on the *log*-ratio.
+    """exp(mean_t clipped log-ratio), (B, T) (GMPO, arXiv:2507.20673); the bounds are on the *log*-ratio.
 
-    Per token the smaller of A·log r and A·clip(log r, −ε_low, ε_high) counts, like the minimum in PPO. (B, T).
+    Per token it uses log r or clip(log r, −ε_low, ε_high), whichever makes A·log r smaller, like the minimum in PPO.
     """
     clipped = log_ratio.clamp(-epsilon_low, epsilon_high)
     pessimistic = torch.where(advantages >= 0, torch.minimum(log_ratio, clipped), torch.maximum(log_ratio, clipped))
@@ -99,7 +100,7 @@ def geometric_ratio(
 def importance_ratio(
     log_ratio: Tensor, mask: Tensor, advantages: Tensor, *, level: RatioLevel, epsilon_low: float, epsilon_high: float
 ) -> Tensor:
-    """The ratio at its level (B, T): of each token, of the whole completion, or the clipped geometric mean.
+    """The ratio (B, T) at ``level``: of each token, of the whole completion, or the clipped geometric mean.
 
     Raises:
         ValueError: there is no level of that name.
@@ -115,7 +116,7 @@ def importance_ratio(
 def clip_surrogate(
     ratio: Tensor, advantages: Tensor, *, epsilon_low: float, epsilon_high: float, dual_clip: float | None = None
 ) -> Tensor:
-    """min(r·A, clip(r, 1−ε_low, 1+ε_high)·A); with dual clip at least c·A where A < 0 (arXiv:1912.09729)."""
+    """min(r·A, clip(r, 1−ε_low, 1+ε_high)·A), (B, T); with ``dual_clip`` c at least c·A if A < 0 (arXiv:1912.09729)."""
     pessimistic = torch.minimum(ratio * advantages, ratio.clamp(1 - epsilon_low, 1 + epsilon_high) * advantages)
     if dual_clip is None:
         return pessimistic
@@ -123,7 +124,7 @@ def clip_surrogate(
 
 
 def cispo_surrogate(ratio: Tensor, advantages: Tensor, logprobs: Tensor, *, low: float | None, high: float) -> Tensor:
-    """sg(clamp(r, low, high)) · A · log π, sg stopping the gradient, so that clipped tokens keep learning.
+    """sg(clamp(r, low, high)) · A · log π, (B, T); sg stops the gradient, and clipped tokens keep that of log π.
 
     Source: CISPO in MiniMax-M1, arXiv:2506.13585, eqs. 4 and 5.
     """
@@ -133,7 +134,7 @@ def cispo_surrogate(ratio: Tensor, advantages: Tensor, logprobs: Tensor, *, low:
 def sapo_surrogate(
     ratio: Tensor, advantages: Tensor, *, temperature_positive: float, temperature_negative: float
 ) -> Tensor:
-    """4/τ · sigmoid(τ·(r − 1)) · A: a smooth gate in place of the clip, with gradient A at r = 1.
+    """4/τ · sigmoid(τ·(r − 1)) · A, (B, T): a smooth gate instead of the clip, with gradient A at r = 1.
 
     Source: SAPO, arXiv:2511.20347; there τ is 1.0 for positive and 1.05 for negative advantages.
     """
@@ -155,14 +156,14 @@ def surrogate(
     sapo_temperatures: tuple[float, float],
     level: RatioLevel = "token",
 ) -> Tensor:
-    """What is maximised per token, by name: clip, unclipped r·A, reinforce A·log π, cispo_*, sapo, nll log π; (B, T).
+    """The objective per token (B, T), by name: clip, unclipped r·A, reinforce A·log π, cispo_*, sapo, nll log π.
 
     Args:
-        ratio: from ``importance_ratio`` at ``level``. A geometric one has been clipped there, so clip leaves it be.
-        sapo_temperatures: for positive and for negative advantages.
+        ratio: from ``importance_ratio`` at ``level``; a geometric one is clipped there and not again here.
+        sapo_temperatures: τ for positive and for negative advantages.
 
     Raises:
-        ValueError: there is no surrogate or level of that name, or one that does not go with a geometric ratio.
+        ValueError: there is no surrogate or level of that name, or the surrogate cannot use a geometric ratio.
     """
     check_choice("surrogate", name, Surrogate)
     check_choice("level", level, RatioLevel)
@@ -194,7 +195,7 @@ def surrogate(
 def mismatch_weights(
     old_logprobs: Tensor, sampling_logprobs: Tensor, mask: Tensor, *, mode: Mismatch, low: float, high: float
 ) -> Tensor:
-    """How much each token counts when another engine drew it: ρ = π_old / π_sampling, without gradient; (B, T).
+    """Weights (B, T) that correct for sampling by another engine, from ρ = π_old / π_sampling, without gradient.
 
     truncate_*: min(ρ, high) (truncated importance sampling, Yao et al. 2025, "Your efficient RL framework secretly
     brings you off-policy RL training"); mask_*: ρ inside [low, high] and 0 outside (IcePop, arXiv:2510.18855).

@@ -1,7 +1,7 @@
-"""Drawing tokens as a pure function of logits and a key: one counter-based uniform per token, inverted CDF.
+"""Draws tokens as a pure function of logits and a key: inverts the CDF at one counter-based uniform number per token.
 
-There is no generator state to save. A row's key names the sample, the position counts its tokens, and the uniform is
-a hash of both; so a sample does not depend on its neighbours in the batch, on padding, or on the world size.
+There is no generator state to save. The uniform number is a hash of the row's key, which identifies the sample, and of
+the token's position, so a sample does not depend on its neighbours in the batch, on padding, or on the world size.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 _BLOCK = 64  # tokens per block of the two-level CDF
 _FLAT_SEARCH = 1024  # vocabularies below this are searched in one level
-_UNIFORM_BITS = 48  # u <= 1 - 2**-48, so u * total stays below total in float64
+_UNIFORM_BITS = 48  # u <= 1 - 2**-48, so u * total is below total in float64
 
 
 def row_key(*parts: int | str) -> int:
-    """Hashes what names a sample into a signed 64-bit integer, the same on every machine and Python run."""
+    """Hash of the parts that identify a sample, a signed 64-bit integer; the same on every machine and Python run."""
     digest = hashlib.blake2b("\x1f".join(str(part) for part in parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def sample_key(key: SampleKey) -> int:
-    """The ``row_key`` of a sample: each turn of an episode has one of its own, a single turn the one of turn 0."""
+    """The ``row_key`` of a sample; each turn of an episode has its own, and turn 0 that of a single-turn sample."""
     parts = (key.seed, key.split, key.step, key.attempt, key.prompt_id, key.sample)
     return row_key(*parts, *([key.turn] if key.turn else []))
 
@@ -46,7 +46,7 @@ def uniforms(keys: Tensor, positions: Tensor | int) -> Tensor:
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014), figure 13.
     """
     positions = torch.as_tensor(positions, dtype=torch.int64, device=keys.device)
-    z = keys + (positions + 1) * _GOLDEN  # int64 tensors wrap around, as the hash wants
+    z = keys + (positions + 1) * _GOLDEN  # int64 tensors wrap around, as the hash requires
     z = (z ^ _shift_right(z, 30)) * _MIX_1
     z = (z ^ _shift_right(z, 27)) * _MIX_2
     z = z ^ _shift_right(z, 31)
@@ -54,15 +54,15 @@ def uniforms(keys: Tensor, positions: Tensor | int) -> Tensor:
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:
-    """Logical shift: int64's ``>>`` copies the sign bit, which is masked away."""
+    """Logical shift to the right: int64's ``>>`` copies the sign bit, and the mask removes the copies."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def truncate_logits(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    """Sets to -inf what top-k and then top-p exclude; ``top_k=0`` and ``top_p=1`` exclude nothing.
+    """Sets to -inf the logits that top-k and then top-p exclude; ``top_k=0`` and ``top_p=1`` exclude nothing.
 
     The nucleus is the smallest set of most likely tokens whose mass reaches ``top_p`` (Holtzman et al. 2020, eq. 2);
-    the most likely token always stays. Expects logits that are already divided by the temperature, shape (B, V).
+    the most likely token is always included. ``logits`` (B, V) must already be divided by the temperature.
     """
     if 0 < top_k < logits.shape[-1]:
         kth = logits.topk(top_k, dim=-1).values[..., -1:]
@@ -79,7 +79,7 @@ def truncate_logits(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Te
 def draw_tokens(
     logits: Tensor, uniform: Tensor, *, temperature: float, top_k: int = 0, top_p: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Draws one token a row by inverting the CDF at ``uniform``; ``temperature=0`` takes the most likely one.
+    """Draws one token per row by inverting the CDF at ``uniform``; ``temperature=0`` takes the most likely one.
 
     Args:
         logits: (B, V), any float dtype; the arithmetic is float32, sums and the CDF float64.
@@ -106,15 +106,15 @@ def draw_tokens(
 
 
 def _invert(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """The first index whose cumulated weight exceeds uniform · total, and that total: (B, 1) int64, (B, 1) float64."""
+    """(first index whose cumulative weight exceeds uniform · total, total): (B, 1) int64 and (B, 1) float64."""
     cdf = weights.cumsum(dim=-1, dtype=torch.float64)
     total = cdf[:, -1:]
     return _search(cdf, uniform * total), total
 
 
 def _invert_in_blocks(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """``_invert`` for large vocabularies: finds the block, then the token in it, so that V is cumulated once in
-    blocks instead of token by token; ten times faster at V = 32,000 on a CPU."""
+    """``_invert`` for large vocabularies: finds the block first, then the token in it, so that the cumulative sum is
+    over V / _BLOCK blocks instead of V tokens; ten times faster at V = 32,000 on a CPU."""
     blocks = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
     cdf = blocks.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)  # (B, V / _BLOCK)
     total = cdf[:, -1:]
@@ -122,12 +122,12 @@ def _invert_in_blocks(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]
     block = _search(cdf, threshold)  # (B, 1)
     before = torch.where(block > 0, cdf.gather(-1, (block - 1).clamp(min=0)), 0.0)
     inside = blocks.gather(1, block.unsqueeze(-1).expand(-1, 1, _BLOCK)).squeeze(1).cumsum(dim=-1, dtype=torch.float64)
-    # the block's sum was rounded once more than its cumulation: stay below the latter, or the search runs off its end
+    # the block's sum and its cumulative sum round differently: stay below the latter, or the search leaves the block
     rest = torch.minimum(threshold - before, inside[:, -1:] * (1.0 - 2.0**-_UNIFORM_BITS))
     return (block * _BLOCK + _search(inside, rest)).clamp(max=weights.shape[-1] - 1), total
 
 
 def _search(cdf: Tensor, threshold: Tensor) -> Tensor:
-    """First index with cdf > threshold. ``right`` passes over zero weights, whose CDF equals their left neighbour's;
-    the clamp keeps NaN rows in range, where their NaN log-probability shows them."""
+    """First index with cdf > threshold. ``right`` skips zero weights, whose CDF equals their left neighbour's. The
+    clamp keeps the index of a NaN row in range; its log-probability is NaN."""
     return torch.searchsorted(cdf, threshold, right=True).clamp(max=cdf.shape[-1] - 1)

@@ -1,7 +1,7 @@
-"""Rewards of the turns of episodes (B, K) to one advantage a turn: GiGPO, and returns with a baseline over states.
+"""Advantages of turns from the rewards of turns (B, K): GiGPO, and returns minus a baseline per state.
 
-Axes: B = P·G episodes, those of one prompt neighbours; K turns, padded behind; T completion tokens. Sums run on the CPU
-in a fixed order, so that equal rewards give equal advantages on every machine.
+Axes: B = P·G episodes, those of one prompt next to each other; K turns, right-padded; T completion tokens. Sums are
+computed on the CPU in a fixed order, so that equal rewards give equal advantages on every machine.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ TurnBaseline = Literal["leave_one_out", "group_mean"]
 
 
 def returns_to_go(rewards: Tensor, present: Tensor, *, gamma: float = 1.0) -> Tensor:
-    """R_t = r_t + γ · R_{t+1}, 0 behind the last turn; of the numbers as written, rounded once.
+    """R_t = r_t + γ · R_{t+1} with R = 0 after the last turn; computed with the numbers `as_written` and rounded once.
 
     Args:
         rewards: (B, K), finite where ``present``.
-        present: (B, K) bool, true for the turns that an episode has: its first ones.
-        gamma: discount a turn, in [0, 1].
+        present: (B, K) bool, true for the turns that an episode has, which come first in its row.
+        gamma: discount per turn, in [0, 1].
 
     Returns:
         (B, K) float64, 0 where there is no turn.
 
     Raises:
-        ValueError: γ outside [0, 1], turns that are no beginning of their row, or a reward that is not finite.
+        ValueError: γ outside [0, 1], a turn after a missing one, or a reward that is not finite.
     """
     if not 0.0 <= gamma <= 1.0:
         raise ValueError(f"gamma must lie in [0, 1], got {gamma}.")
@@ -56,20 +56,20 @@ def returns_to_go(rewards: Tensor, present: Tensor, *, gamma: float = 1.0) -> Te
 
 
 def anchor_groups(states: Sequence[Sequence[Hashable]], *, group_size: int, similarity: float | None = None) -> Tensor:
-    """Numbers the states that turns were taken in: equal numbers for equal states of the same group of episodes.
+    """Numbers the states in which turns were taken: equal numbers are equal states within a group of episodes.
 
     Args:
-        states: one sequence an episode, one state a turn, taken before the turn's action.
+        states: one sequence per episode with one state per turn, as it was before the turn's action.
         group_size: G; episodes ``p·G … p·G + G − 1`` belong to prompt ``p``.
-        similarity: None asks for equality; else two texts are one state where ``difflib``'s ratio to the first text of
-            that state reaches this number, first come first served (GiGPO's code: 0.95).
+        similarity: None asks for equality. Otherwise states are texts, and a text belongs to the first state whose
+            first text it resembles with a ratio of ``difflib`` of at least this number (GiGPO's code: 0.95).
 
     Returns:
-        (B, K) int64, ``NO_TURN`` behind the last turn of an episode.
+        (B, K) int64, ``NO_TURN`` after the last turn of an episode.
 
     Raises:
-        ValueError: a state that is not hashable, or that is no text where ``similarity`` is given; a number of
-            episodes that is no multiple of the group size; a similarity outside (0, 1].
+        ValueError: a state that is not hashable, or not a text although ``similarity`` is given; a number of episodes
+            that is not a multiple of the group size; a similarity outside (0, 1].
     """
     if len(states) % group_size:
         raise ValueError(f"{len(states)} episodes are no multiple of the group size {group_size}.")
@@ -88,7 +88,7 @@ def anchor_groups(states: Sequence[Sequence[Hashable]], *, group_size: int, simi
 
 
 def _first_alike(state: Any, known: dict[Any, int], similarity: float | None) -> Any:
-    """The key that a state is numbered under."""
+    """The key in ``known`` under which a state is numbered: a state that is equal or similar to it, else itself."""
     try:
         if state in known or similarity is None:
             return state
@@ -118,24 +118,28 @@ def gigpo_advantages(
     invalid_action_penalty: float = 0.1,
     eps: float = 1e-6,
 ) -> Tensor:
-    """A_t = A_E + w · A_S (GiGPO, arXiv:2505.10978, eq. 8): a group's episodes compared, and turns in equal states.
+    """A_t = A_E + w · A_S (GiGPO, arXiv:2505.10978, eq. 8): compares a group's episodes, and turns in equal states.
 
     A_E = E − mean(E) over the group, E = Σ_t r_t without discount (eq. 3); A_S = R_t − mean(R) over all turns of the
     group that were taken in the same state (eq. 7), R_t the discounted return-to-go. Norm ``mean_std`` divides both
-    by their std (ddof 1) + ``eps``. An episode alone in its group and a turn alone in its state get 0, and so does
-    what equals all it is compared with. An invalid action costs its turn ``invalid_action_penalty``, taken off R_t
-    and that turn's E *after* discounting, so that no other turn pays for it.
+    by their std (ddof 1) + ``eps``. An episode that is alone in its group has A_E = 0, a turn that is alone in its
+    state has A_S = 0; each part is also exactly 0 if all values compared are equal. An invalid action subtracts
+    ``invalid_action_penalty`` from its turn's R_t and E *after* discounting, so that other turns do not pay for it.
 
-    The authors' code takes mean and std of E over turns, so that long episodes count more (``statistics: steps``);
-    here each episode counts once unless asked otherwise. It also leaves a lone episode its raw score; here that is 0.
+    The authors' code takes mean and std of E over turns, so that long episodes count more (``statistics: steps``); by
+    default each episode counts once here. Their code also gives a lone episode its raw score; here A_E is 0.
 
     Args:
-        rewards: (B, K) of each turn.
+        rewards: (B, K), one per turn.
         present: (B, K) bool, the turns that exist.
         anchors: (B, K) int64, from :func:`anchor_groups`.
-        valid: (B,) bool, false for episodes whose reward is unknown: they are compared with nothing and get 0.
+        group_size: G; the episodes of one prompt are next to each other.
+        valid: (B,) bool, false for episodes whose reward is unknown: they get 0 and are in no mean.
         step_weight: w.
-        invalid_actions: (B, K) bool.
+        gamma: discount per turn, in [0, 1].
+        norm: ``mean`` subtracts means only; ``mean_std`` also divides by standard deviations.
+        statistics: whether mean and std of E are over episodes or over turns.
+        invalid_actions: (B, K) bool, turns whose action was invalid.
 
     Returns:
         (B, K) float64, 0 where there is no turn.
@@ -172,18 +176,19 @@ def turn_returns(
     gamma: float = 1.0,
     baseline: TurnBaseline = "leave_one_out",
 ) -> Tensor:
-    """A_t = R_t − b(s_t): the return-to-go of a turn, less what the group's other episodes got from the same state.
+    """A_t = R_t − b(s_t): the return-to-go of a turn minus the mean return of other episodes from the same state.
 
-    b(s) = mean of R over all turns that *other* episodes of the group took in state s; where there are none, the mean
-    of their episodes' returns R_1. It depends on s_t and on other episodes alone, never on the action or on how many
-    turns the own episode takes, so Σ_t ∇log π(a_t|s_t) · A_t has the policy gradient as its expectation for γ = 1
-    (for γ < 1 that of R_t without the factor γ^t, as usual). ``group_mean`` lets the own episode into both means: less
-    variance, a gradient that is shortened by a factor that depends on how often the state occurs, hence turned.
+    b(s) = mean of R over all turns that *other* episodes of the group took in state s; if there are none, the mean of
+    the other episodes' returns R_1. It depends only on s_t and on other episodes, not on the action or on the number of
+    turns of the own episode, so for γ = 1 the expectation of Σ_t ∇log π(a_t|s_t) · A_t is the policy gradient (for
+    γ < 1 that of R_t without the factor γ^t, as usual). ``group_mean`` includes the own episode in both means: less
+    variance, but each state's gradient is scaled by a factor that depends on how often the state occurs, which changes
+    the direction of the sum.
 
     Args: as :func:`gigpo_advantages`.
 
     Returns:
-        (B, K) float64, 0 where there is no turn, and for an episode without others in its group.
+        (B, K) float64, 0 where there is no turn, and for an episode that is alone in its group.
 
     Raises:
         ValueError: as :func:`returns_to_go`, or a baseline that does not exist.
@@ -201,11 +206,11 @@ def turn_returns(
 
 
 def spread_over_tokens(advantages: Tensor, turn_index: Tensor) -> Tensor:
-    """The advantage of each token's turn.
+    """The advantage of the turn to which each token belongs.
 
     Args:
         advantages: (B, K).
-        turn_index: (B, T) int64, the turn that a token belongs to, ``NO_TURN`` for tokens that no turn wrote.
+        turn_index: (B, T) int64, the turn of each token, ``NO_TURN`` for all other tokens.
 
     Returns:
         (B, T), 0 at ``NO_TURN``.
@@ -219,8 +224,8 @@ def _relative(
 ) -> Tensor:
     """(value − mean) / (std + eps) within groups, mean and std (ddof 1) of ``compared`` where ``sample`` is true.
 
-    0 where the group's sample has a single member. Undivided where all of the sample is equal; its mean is then that
-    value, without the dust of a rounded sum. All (B, K).
+    0 where the group's sample has a single member. If all values of the sample are equal, nothing is divided and the
+    mean is that value exactly, without a rounding error. All tensors are (B, K).
     """
     size = int(groups.max()) + 1 if groups.numel() else 0
     members, inside = groups[sample], groups.clamp(min=0)
@@ -240,9 +245,9 @@ def _relative(
 
 
 def _mean_of_others(values: Tensor, here: Tensor, groups: Tensor, sample: Tensor, *, count_own: bool) -> Tensor:
-    """(B, K) mean of the sampled values of the same group in other rows; NaN where there are none.
+    """(B, K): mean of ``values`` over the sampled entries of the same group in other rows; NaN if there are none.
 
-    With ``count_own`` the row's own values are in the mean as well. The mean of equal values is that value.
+    With ``count_own`` the row's own entries are in the mean as well. The mean of equal values is exactly that value.
     """
     mean = torch.full_like(values, math.nan)
     members: dict[int, list[tuple[int, float]]] = {}
@@ -267,7 +272,7 @@ def _counted(present: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def _group_numbers(present: Tensor, group_size: int) -> Tensor:
-    """(B, K): the number of the task group of each episode."""
+    """(B, K): the index of the group (prompt) of each episode."""
     if len(present) % group_size:
         raise ValueError(f"{len(present)} episodes are no multiple of the group size {group_size}.")
     return (torch.arange(len(present)) // group_size).unsqueeze(1).expand(present.shape)

@@ -1,1 +1,1 @@
-"""The model being trained: loading, prompt template, scoring, cold start."""
+"""The model that is trained: loading, prompt template, log-probabilities, adapters, exports."""

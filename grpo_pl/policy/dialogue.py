@@ -1,4 +1,4 @@
-"""``Dialogue``: the tokens between the turns of an episode, which are encoded once; those of actions never again."""
+"""``Dialogue``: encodes the prompt and the observations of an episode; tokens of actions are never encoded again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _ANSWER = "GRPO-PL"
 _PROBES = (_ANSWER, f"<think>\n1\n</think>\n\n{_ANSWER}")
-"""What assistants say in the conversations that templates are tried with; they end alike."""
+"""Messages of the assistant in the conversations on which templates are tried; all end with ``_ANSWER``."""
 _QUESTION: Conversation = ({"role": "user", "content": "1"},)
 
 
@@ -25,9 +25,9 @@ class PlainTurns:
     """How turns are written for a tokenizer without chat template."""
 
     observation: str = "\n{observation}\n"
-    """What stands between two actions; ``{observation}`` is replaced."""
+    """Text between two actions; ``{observation}`` is replaced."""
     tools: str = ""
-    """What stands before the question; ``{tools}`` is replaced by one JSON schema a line. Empty tells nothing."""
+    """Text before the question; ``{tools}`` is replaced by one JSON schema per line. Empty: tools are not mentioned."""
 
     def __post_init__(self) -> None:
         if "{observation}" not in self.observation:
@@ -40,19 +40,19 @@ class PlainTurns:
 class Dialogue:
     """The token sequence of an episode: prompt, action, observation, action, …
 
-    An observation is what the chat template writes between two turns of the assistant, found as the difference of two
-    renderings: with and without the new messages. What the policy wrote stays the tokens that it drew.
+    The text of an observation is what the chat template writes between two turns of the assistant: the difference of
+    the renderings with and without the new messages. The tokens of actions are kept as the policy drew them.
     """
 
     template: PromptTemplate
     tokenizer: PreTrainedTokenizerBase
     tools: Sequence[Mapping[str, Any]] = ()
-    """JSON schemas that the policy is told about."""
+    """JSON schemas of the tools that the prompt describes."""
     plain: PlainTurns = field(default_factory=PlainTurns)
     _known_heads: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict, init=False, repr=False)
 
     def prompt_ids(self, asked: str | Conversation, observation: Observation = "") -> list[int]:
-        """Tokens up to the first action: the question and, behind it, the observation of the environment's reset.
+        """Tokens up to the first action: the question, followed by the observation of the environment's reset.
 
         Raises:
             ValueError: as ``PromptTemplate.render``.
@@ -65,13 +65,14 @@ class Dialogue:
         return list(self.tokenizer(text, add_special_tokens=not chat).input_ids)
 
     def observation_ids(self, observation: Observation, last: int | None) -> list[int]:
-        """Tokens between an action and the next: the end of the turn, the observation, and what the next begins with.
+        """Tokens between two actions: the end of the turn, the observation, and the beginning of the next turn.
 
         Args:
-            last: the token that the action ends with; where the turn's own end is that token, it is not written again.
+            observation: what the environment returned for the action.
+            last: the last token of the action; if the turn ends with the same special token, it is not repeated.
 
         Raises:
-            ValueError: the template writes earlier turns differently once there is another message.
+            ValueError: the template renders earlier turns differently once another message follows.
         """
         if self.template.through_chat(self.tokenizer):
             text = self._suffix(_PROBES[0], _messages(observation))
@@ -81,11 +82,11 @@ class Dialogue:
         return ids[1:] if ids and ids[0] == last and last in self.tokenizer.all_special_ids else ids
 
     def check(self, role: str = "user") -> None:
-        """Tries whether observations of this role only add to what stands there already, and do so in the same way
-        whether or not the assistant thought before it answered, and in later turns.
+        """Checks that the template only appends text for a message of ``role``, and the same text in later turns and
+        whether or not the assistant wrote thoughts before its answer.
 
         Raises:
-            ValueError: they do not, or the template refuses the role; names the template.
+            ValueError: it does not, or it refuses the role; names the template.
         """
         if self.template.through_chat(self.tokenizer):
             messages = ({"role": role, "content": "1"},)
@@ -94,11 +95,11 @@ class Dialogue:
                 raise ValueError(f"{self._name()} writes a message of {role} differently in places: {self._advice()}")
 
     def _suffix(self, said: str, messages: Conversation, earlier: Conversation = ()) -> str:
-        """What the template writes from the end of what an assistant said to the beginning of its next turn."""
+        """The text that the template writes between the message ``said`` of an assistant and its next turn."""
         try:
             heads = self._heads(said, earlier)
             after = self._rendered([*_QUESTION, *earlier, _said(said), *messages], more=True)
-        except Exception as error:  # of jinja's, or raised by the template itself
+        except Exception as error:  # raised by jinja or by the template itself
             roles = ", ".join(sorted({str(message["role"]) for message in messages}))
             raise ValueError(f"{self._name()} refuses messages of {roles} after the assistant's: {error}") from error
         for head in heads:
@@ -110,7 +111,7 @@ class Dialogue:
         )
 
     def _heads(self, said: str, earlier: Conversation) -> tuple[str, str]:
-        """All up to the end of what an assistant said: as the template writes it, and as the policy read and wrote."""
+        """The text up to the end of the message ``said``: as the template renders it, and as prompt plus action."""
         key = (said, repr(earlier))
         if key not in self._known_heads:
             ended = self._rendered([*_QUESTION, *earlier, _said(said)], more=False)
@@ -134,10 +135,10 @@ class Dialogue:
 
 
 def opening(asked: str | Conversation, observation: Observation) -> str | Conversation:
-    """What is asked, and behind it what an environment shows first: text joins the last message.
+    """The question followed by the first observation of an environment; a text is appended to the last message.
 
     Raises:
-        ValueError: messages that do not end with one of the user.
+        ValueError: the observation is a list of messages that does not end with one of the user.
     """
     if not observation:
         return asked

@@ -1,4 +1,4 @@
-"""Writing a trained policy as a Hugging Face folder, with the prompt template and rewards it was trained on."""
+"""Writes a trained policy as a Hugging Face folder, with the prompt template and rewards of its training."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MANIFEST = "grpo_pl.json"
-"""Beside the weights: what ``transformers`` does not know about a policy."""
+"""File in the folder with what Hugging Face files do not hold: template, rewards and limits of sampling."""
 
 SAMPLING = ("max_completion_length", "stop", "stop_token_ids")
-"""What else it keeps of `SamplingParams`: ``transformers``' own generation config has the temperature."""
+"""Fields of `SamplingParams` that the manifest keeps; the temperature is in ``transformers``' generation config."""
 
 
 def export_policy(
@@ -35,15 +35,16 @@ def export_policy(
     sampling: SamplingParams,
     merge: bool = True,
 ) -> None:
-    """Writes safetensors, tokenizer, generation config and ``grpo_pl.json``; the folder appears whole or not at all.
+    """Writes safetensors, tokenizer, generation config and ``grpo_pl.json``, atomically.
 
     Args:
-        rewards: what the policy was trained on, or the ``class_path`` and ``init_args`` of each.
-        merge: add LoRA adapters to the weights; false writes the adapters alone, which need their base model.
+        folder: a new or empty folder, or an earlier export, which is replaced.
+        rewards: the rewards of the training, or the ``class_path`` and ``init_args`` of each.
+        merge: add LoRA adapters to the weights; false writes the adapters only, which need their base model.
 
     Raises:
-        ValueError: ``folder`` holds something else than an earlier export.
-        OSError: it cannot be written; an earlier export stays.
+        ValueError: ``folder`` holds something other than an earlier export.
+        OSError: the folder cannot be written; an earlier export is kept.
     """
     from transformers import GenerationConfig
 
@@ -69,7 +70,7 @@ def export_policy(
 def manifest(
     template: PromptTemplate, rewards: Sequence[Reward | Mapping[str, Any]], sampling: SamplingParams
 ) -> dict[str, Any]:
-    """The plain values that rebuild prompt template, rewards and completion length."""
+    """The content of ``grpo_pl.json``: JSON values that rebuild the template, the rewards and ``SAMPLING``."""
     return {
         "grpo_pl_version": grpo_pl.__version__,
         "template": template.to_dict(),

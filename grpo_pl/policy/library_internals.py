@@ -1,6 +1,6 @@
-"""What policy and rollout use of transformers, PEFT and torch that those do not promise to keep, in one place.
+"""All uses of private parts of transformers, PEFT and torch by ``policy`` and ``rollout``, in one place.
 
-``tests/policy/test_library_internals.py`` fails when one of these libraries moves what is named here.
+``tests/policy/test_library_internals.py`` fails when one of these libraries changes what is used here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def attention_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """Lets ``model`` attend by a registered implementation. The public ``set_attn_implementation`` refuses models and
-    names by rules of its own and cannot be undone exactly."""
+    """Context manager: within it ``model`` uses a registered attention implementation. The public
+    ``set_attn_implementation`` refuses some models and names, and cannot be undone exactly."""
     config = model.config
     before = config._attn_implementation_internal
     config._attn_implementation_internal = implementation
@@ -34,28 +34,28 @@ def attends_by_interface(model: PreTrainedModel) -> bool:
 
 
 def tied_names(model: PreTrainedModel) -> set[str]:
-    """Names of the weights that a checkpoint may lack, because others stand for them."""
+    """Names of weights that a checkpoint may lack because they are tied to others."""
     return set(model._tied_weights_keys or ())
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether something is called before or after the module's forward."""
+    """Whether hooks are registered that run before or after the module's ``forward``."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def unwrap(model: Any) -> Any:
-    """The causal LM inside ``torch.compile`` and PEFT wrappers."""
+    """The causal language model without its ``torch.compile`` and PEFT wrappers."""
     model = getattr(model, "_orig_mod", model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def is_adapted(module: Any) -> bool:
-    """Whether a layer has LoRA adapters; asks for what it can do, so that PEFT need not be there."""
+    """Whether a layer has LoRA adapters; checks for attributes, so that PEFT need not be installed."""
     return hasattr(module, "base_layer") and hasattr(module, "get_delta_weight")
 
 
 def unmerged_adapters(module: Any) -> list[str]:
-    """Names of the adapters that a layer adds to its weight at every call."""
+    """Names of the active adapters that a layer adds at every call because they are not merged into its weight."""
     if not is_adapted(module) or module.merged or module.disable_adapters:
         return []
     return [adapter for adapter in module.active_adapters if adapter in module.lora_A]

@@ -1,4 +1,4 @@
-"""The policy and its tokenizer: from a hub name, a local folder, or from scratch."""
+"""Loads the policy and its tokenizer from a hub name or a local folder, or builds them from scratch."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class PolicyConfig:
     from_scratch: dict[str, Any] | None = None
     """A ``transformers`` config with its ``model_type``; its vocabulary is ``characters`` and ``tags``."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
-    """Type of the weights. Keep float32 for training: at small learning rates bfloat16 weights hardly move."""
+    """Type of the weights. Keep float32 for training: small updates are lost when bfloat16 weights are rounded."""
     attn_implementation: str | None = None
     """``sdpa``, ``eager``, ``flash_attention_2`` …; null lets transformers choose."""
     init_seed: int = 0
     """Seed of the weights of a from-scratch model."""
     characters: str | None = None
     """Characters of a from-scratch model's tokenizer, one token each; null takes newline and printable ASCII, and
-    ``from_data`` whatever else prompts, gold answers and demonstrations hold as well, once for the whole run."""
+    ``from_data`` adds those that prompts, gold answers and demonstrations hold, collected once for the whole run."""
     tags: list[str] = field(default_factory=lambda: [*THINK_TAGS, *ANSWER_TAGS])
-    """Single tokens of a from-scratch model's tokenizer, beside the characters."""
+    """Further tokens of a from-scratch model's tokenizer, one for each of these texts."""
     lora: Lora | None = None
-    """Train low-rank adapters and leave the model's own weights alone; null trains all weights."""
+    """Train low-rank adapters and freeze the model's own weights; null trains all weights."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.lora, dict):  # as YAML and JSON give it back
+        if isinstance(self.lora, dict):  # as read from YAML or JSON
             object.__setattr__(self, "lora", Lora(**self.lora))
         if (self.path is None) == (self.from_scratch is None):
             raise ValueError("policy: give exactly one of `path` (hub name or folder) and `from_scratch` (a config).")
@@ -54,14 +54,18 @@ class PolicyConfig:
 
 
 def load_tokenizer(policy: PolicyConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of ``policy``. It always has a padding token."""
+    """The tokenizer of ``policy``, with padding on the left; it always has a padding token.
+
+    Raises:
+        ValueError: it cannot be loaded, or has neither a padding nor an EOS token.
+    """
     source = policy.path
     if source is None:
         assert policy.characters != FROM_DATA, "grpo_pl.training.vocabulary collects them first"
         return character_tokenizer(policy.tags, CHARACTERS if policy.characters is None else policy.characters)
     with _one_clear_line(source, "tokenizer"):
         kind = _tokenizer_class(source)
-        no_code = {"trust_remote_code": False} if kind.__name__ == "AutoTokenizer" else {}  # the other knows no code
+        no_code = {"trust_remote_code": False} if kind.__name__ == "AutoTokenizer" else {}  # the other runs no code
         tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(source, padding_side="left", **no_code)
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
@@ -71,8 +75,9 @@ def load_tokenizer(policy: PolicyConfig) -> PreTrainedTokenizerBase:
 
 
 def _tokenizer_class(source: str) -> Any:
-    """What reads the tokenizer under ``source``. ``AutoTokenizer`` would build Qwen2's own for every ``qwen2`` folder,
-    also where the folder says that its ``tokenizer.json`` is complete; ours would then lose spaces and newlines."""
+    """The class that loads the tokenizer of ``source``. ``AutoTokenizer`` would build Qwen2's tokenizer for any
+    ``qwen2`` folder, even if the folder declares its ``tokenizer.json`` complete; ours would then lose spaces and
+    newlines."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     file = Path(source).expanduser() / "tokenizer_config.json"
@@ -86,7 +91,10 @@ def load_model(
     """The model of ``policy``, or the one saved under ``path``, in training mode with dropout set to zero.
 
     Args:
-        weights: false builds the architecture only, for weights that a checkpoint brings.
+        weights: false builds the architecture only, if weights are loaded from a checkpoint later.
+
+    Raises:
+        ValueError: no such model, or its config cannot be built.
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -103,14 +111,14 @@ def load_model(
             except Exception as error:  # as for the config
                 raise ValueError(f"no {config.model_type} model can be built from this config: {error!r}") from error
         if source is not None:
-            with suppress(OSError):  # a model may come without one
-                model.generation_config = GenerationConfig.from_pretrained(source)  # names what ends a completion
+            with suppress(OSError):  # a model may lack a generation config
+                model.generation_config = GenerationConfig.from_pretrained(source)  # names the end tokens
     else:
         with _one_clear_line(source, "model"):
             model = AutoModelForCausalLM.from_pretrained(
                 source,
                 dtype="auto" if policy.dtype == "auto" else getattr(torch, policy.dtype),
-                trust_remote_code=False,  # a model is data: its folder brings no code and no pickles
+                trust_remote_code=False,  # a model is data: no code and no pickles of its folder are run
                 use_safetensors=True,
                 **options,
             )
@@ -121,14 +129,14 @@ def load_model(
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every token that ends a completion: the tokenizer's EOS and those of the model's generation config."""
+    """The ids of all tokens that end a completion: the tokenizer's EOS and those of the model's generation config."""
     declared = model.generation_config.eos_token_id if model.generation_config is not None else None
     ids = declared if isinstance(declared, list) else [declared]
     return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
 
 
 def context_length(config: PreTrainedConfig) -> int | None:
-    """Most tokens a model can attend to, prompt and completion together; None when its config does not say."""
+    """Most tokens of prompt and completion together that a model can attend to; None if its config does not say."""
     length = getattr(config, "max_position_embeddings", None)
     return int(length) if length else None
 
@@ -158,11 +166,11 @@ def _scratch_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase) ->
     try:
         defaults = AutoConfig.for_model(model_type)
         config = AutoConfig.for_model(model_type, **{**tokens, **settings})
-    except Exception as error:  # whatever transformers makes of the user's values, such as a division by 0
-        reason = " ".join(str(error).split()).split(". ")[0]  # what follows is a list of every model there is
+    except Exception as error:  # the user's values may cause any error, such as a division by 0
+        reason = " ".join(str(error).split()).split(". ")[0]  # the rest of the message lists all model types
         raise ValueError(f"policy.from_scratch: transformers refuses {model_type!r}: {reason}") from error
-    for name in settings:  # transformers keeps what it does not know, and the model is built as if it were not there
-        if not hasattr(defaults, name) and name != "rope_theta":  # which goes into rope_parameters
+    for name in settings:  # transformers stores unknown settings and ignores them
+        if not hasattr(defaults, name) and name != "rope_theta":  # which becomes part of rope_parameters
             near = get_close_matches(name, defaults.to_dict(), n=1)
             hint = f"; did you mean {near[0]}?" if near else "."
             raise ValueError(f"policy.from_scratch: {model_type} has no setting {name!r}{hint}")
@@ -170,7 +178,7 @@ def _scratch_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def _disable_dropout(model: PreTrainedModel) -> None:
-    """Rollout and scoring must see one distribution, so that the first ratio of an update is exactly 1."""
+    """Sets dropout to 0: rollout and scoring must use one distribution, so that the first ratio of an update is 1."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -181,7 +189,7 @@ def _disable_dropout(model: PreTrainedModel) -> None:
 
 @contextmanager
 def _one_clear_line(source: str, what: str) -> Iterator[None]:
-    """Turns the many ways in which a model cannot be found into one sentence."""
+    """Turns every error of loading ``source`` into a ``ValueError`` with one line."""
     folder = Path(source)
     if folder.is_dir() and not any((folder / f"{kind}config.json").exists() for kind in ("", "adapter_", "tokenizer_")):
         raise ValueError(f"cannot load the {what}: {source!r} holds no config.json, so no model.")
@@ -199,10 +207,10 @@ def _one_clear_line(source: str, what: str) -> Iterator[None]:
 
 
 def choose_device(wanted: str) -> str:
-    """``auto`` is the first GPU, or else the CPU.
+    """The name of a device for torch; ``auto`` is ``cuda`` if there is a GPU, else ``cpu``.
 
     Raises:
-        ValueError: a device that this machine does not have.
+        ValueError: no such device, or a GPU on a machine without one.
     """
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"

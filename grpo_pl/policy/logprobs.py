@@ -1,4 +1,4 @@
-"""Teacher-forced scoring: the log-probabilities that a policy gives to completions it, or another, has drawn."""
+"""Computes the log-probabilities of given completions under a policy (teacher forcing)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ForwardMode = Literal["packed", "chunked", "materialised"]
-"""How a model can be scored: on packed tokens; padded, with the head in chunks; from the logits it makes itself."""
+"""How log-probabilities are computed: ``packed`` runs on packed tokens, ``chunked`` on padded rows with the head in
+chunks, ``materialised`` from the logits that the model itself returns."""
 Scores = tuple[Tensor, Tensor | None]
-"""Log-probabilities (B, T) of what the policy wrote, and the entropy (B, T) of what each token was drawn from, if asked
-for."""
+"""Log-probabilities (B, T) of the policy's tokens, and if asked for the entropy (B, T) of the distributions that
+predict them."""
 _FOUND = "_grpo_pl_forward_mode"
-"""Attribute of a model that keeps what was found out about it, as long as the model itself."""
+"""Attribute of a model that stores its mode, so that it is tried only once."""
 
 
 def completion_logprobs(
@@ -40,20 +41,21 @@ def completion_logprobs(
     temperature: float,
     with_entropy: bool = False,
 ) -> Scores:
-    """Log-probability (and entropy) of every completion token that the policy wrote, differentiable.
+    """log softmax(logits / temperature)[token] (and entropy) of every completion token that the policy wrote.
 
-    Positions count unmasked tokens, so the result does not depend on the amount of padding. As far as the model allows,
-    nothing is computed twice or in vain: neighbouring rows share equal prompts, padding is left out, and the LM head
-    runs on scored tokens only, in chunks. What a model allows is tried once, on a few tokens.
+    Differentiable. Positions count unmasked tokens, so the result does not depend on the amount of padding. If the
+    model allows it, neighbouring rows share equal prompts, padding is left out, and the LM head runs in chunks and on
+    scored tokens only; what a model allows is tried once, on a few tokens.
 
     Args:
         prompt_ids, prompt_mask: (B, S), left-padded.
         completion_ids, completion_mask: (B, T), right-padded.
         action_mask: (B, T), the completion tokens that are scored; the others are only attended to. None: all.
-        temperature: divides the logits, as it did while sampling.
+        temperature: divides the logits, as in sampling.
+        with_entropy: also return the entropy in nats.
 
     Returns:
-        logprobs (B, T) float32 (float64 for such a model), and entropy (B, T) or None. What is masked holds zeros.
+        logprobs (B, T) float32 (float64 for a float64 model), and entropy (B, T) or None; 0 where masked.
     """
     rows = {
         "prompt_ids": prompt_ids,
@@ -63,15 +65,15 @@ def completion_logprobs(
         "action_mask": completion_mask if action_mask is None else action_mask,
     }
     mode = forward_mode(model)
-    # the second forward pass of a checkpointed layer would not find the other products
+    # a checkpointed layer runs its second forward pass outside this context, with other products
     with nullcontext() if recomputes_activations(model) else FastLinear():
         score = {"packed": _packed, "chunked": _chunked, "materialised": _materialised}[mode]
         return score(model, rows, temperature, with_entropy)
 
 
 def _packed(model: PreTrainedModel, rows: dict[str, Tensor], temperature: float, with_entropy: bool) -> Scores:
-    # transformers' norms are float32 inside: the sum over a shared prompt's rows would be rounded there, and float64
-    # models are for checks that want to see nothing of how rows were put together
+    # transformers' norms compute in float32, where the sum over a shared prompt's rows would be rounded; float64 models
+    # are used in checks that must not depend on how rows are combined
     packing = pack(**rows, share=model.dtype != torch.float64)
     if _window(model) < packing.longest:
         return _chunked(model, rows, temperature, with_entropy)
@@ -102,7 +104,7 @@ def _materialised(model: PreTrainedModel, rows: dict[str, Tensor], temperature: 
 
 
 def _padded(rows: dict[str, Tensor]) -> dict[str, Any]:
-    """A model's inputs for whole rows, prompt and completion side by side."""
+    """The inputs of a model for padded rows: prompt and completion concatenated, (B, S + T)."""
     mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1).long()  # (B, S + T)
     return {
         "input_ids": torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
@@ -120,10 +122,10 @@ def _through_head(
     temperature: float,
     with_entropy: bool,
 ) -> Scores:
-    """Runs the model with scores in place of logits.
+    """Runs the model with a head that returns log-probabilities (and entropies) instead of logits.
 
     Args:
-        predicting: picks the hidden states (N, H) before the N scored tokens out of all.
+        predicting: selects the hidden states (N, H) that predict the N scored tokens.
     """
     head, mask = model.get_output_embeddings(), rows["action_mask"]
 
@@ -151,13 +153,13 @@ def shares_prompts(model: PreTrainedModel, longest: int) -> bool:
 
 
 def forward_mode(model: PreTrainedModel) -> ForwardMode:
-    """How completions of ``model`` are scored; tried the first time, by all processes of a sharded model together."""
+    """How completions of ``model`` are scored; tried at the first call, on all processes of a sharded model at once."""
     if not was_tried(model):
         use_forward_mode(model, _try_modes(model))
         log.info("%s is scored in the %s way.", type(model).__name__, getattr(model, _FOUND))
     mode: ForwardMode = getattr(model, _FOUND)
     if mode == "packed" and recomputes_activations(model):
-        return "chunked"  # the second forward pass of a checkpointed layer would not find the packing
+        return "chunked"  # a checkpointed layer runs its second forward pass without the packing
     return mode
 
 
@@ -167,12 +169,12 @@ def was_tried(model: PreTrainedModel) -> bool:
 
 
 def use_forward_mode(model: PreTrainedModel, mode: ForwardMode) -> None:
-    """Scores ``model`` in this way without trying whether a better one gives the same."""
+    """Sets the mode of ``model`` without trying any."""
     setattr(model, _FOUND, mode)
 
 
 def _try_modes(model: PreTrainedModel) -> ForwardMode:
-    """The best way that computes what the model computes, found on two prompts with two completions each."""
+    """The fastest mode that gives the model's own result, tried on two prompts with two completions each."""
     device = model.device
     prompt_mask = torch.tensor([[True] * 3, [True] * 3, [False, True, True], [False, True, True]], device=device)
     ids = torch.arange(4, device=device).unsqueeze(1)
@@ -206,7 +208,7 @@ def _has_plain_head(model: PreTrainedModel, rows: dict[str, Tensor]) -> bool:
 
 
 def _can_pack(model: PreTrainedModel) -> bool:
-    """Whether tokens see each other in causal attention only, and that goes through transformers' interface."""
+    """Whether tokens interact only in causal attention, and attention goes through transformers' interface."""
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     return attends_by_interface(model) and kinds <= {"full_attention", "sliding_attention"}
 
@@ -214,7 +216,7 @@ def _can_pack(model: PreTrainedModel) -> bool:
 def _agrees(model: PreTrainedModel, rows: dict[str, Tensor], reference: Tensor) -> bool:
     try:
         packed, _ = _packed(model, rows, 1.0, False)
-    except (NotImplementedError, TypeError, ValueError) as reason:  # the model's code is not ours: whatever it refuses
+    except (NotImplementedError, TypeError, ValueError) as reason:  # the model's own code may refuse packed inputs
         log.debug("%s cannot be packed: %s", type(model).__name__, reason)
         return False
     rounds = model.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(model.device.type)
@@ -223,7 +225,7 @@ def _agrees(model: PreTrainedModel, rows: dict[str, Tensor], reference: Tensor) 
 
 
 def _window(model: PreTrainedModel) -> float:
-    """Tokens beyond which some layer no longer sees the first one."""
+    """The size of the model's sliding window in tokens; infinite without one."""
     config = model.config
     window = getattr(config, "sliding_window", None)
     uses_it = getattr(config, "use_sliding_window", True)
@@ -241,7 +243,7 @@ def _forward_replaced(module: Any, forward: Callable[[Tensor], Tensor]) -> Itera
     try:
         yield
     finally:
-        del module.forward  # the class's own shows again
+        del module.forward  # the method of the class is in effect again
 
 
 def _scatter(values: Tensor, mask: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al., arXiv:2106.09685) by ``peft``: a few trained weights beside frozen ones."""
+"""Low-rank adapters (Hu et al., arXiv:2106.09685) with ``peft``: small trained matrices added to frozen weights."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Lora:
     rank: int = 16
     """Rows of A and columns of B."""
     alpha: float = 32.0
-    """Scale of what the adapters add."""
+    """Scale of the adapters' contribution, see the formula."""
     targets: list[str] | None = None
-    """Names of the linear layers that get one, such as q_proj; null takes all but the output head."""
+    """Names of the linear layers that get an adapter, such as q_proj; null takes all but the output head."""
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not self.alpha > 0:
@@ -32,7 +32,7 @@ class Lora:
 
 
 def add_adapters(model: PreTrainedModel, lora: Lora, *, seed: int) -> None:
-    """Freezes ``model`` and puts adapters beside its linear layers, in place; it computes the same until they train.
+    """Freezes ``model`` and adds adapters to its linear layers, in place; at first the output is the same.
 
     Raises:
         ImportError: peft is not installed.
@@ -54,7 +54,7 @@ def add_adapters(model: PreTrainedModel, lora: Lora, *, seed: int) -> None:
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
         target_modules=lora.targets or "all-linear",
-        lora_dropout=0.0,  # rollout and scoring must see one distribution
+        lora_dropout=0.0,  # rollout and scoring must use one distribution
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(devices=[]):
@@ -66,8 +66,8 @@ def add_adapters(model: PreTrainedModel, lora: Lora, *, seed: int) -> None:
 
 
 def _unfit(model: PreTrainedModel) -> list[str]:
-    """Linear layers that an adapter cannot stand beside: routers, which return more than a product, and those of Mamba
-    blocks whose weight is read without calling them."""
+    """Names of linear layers that cannot have an adapter: routers, which return more than a product, and those of Mamba
+    blocks whose weight is used without calling the layer."""
     return [
         name
         for name, module in model.named_modules()
@@ -83,7 +83,8 @@ def has_adapters(model: Any) -> bool:
 
 @contextmanager
 def adapters_off(model: Any) -> Iterator[None]:
-    """``model`` as it was before it got adapters; inside, no gradient reaches them. Does nothing without adapters."""
+    """Context manager: within it ``model`` computes without its adapters, which get no gradient. Does nothing for a
+    model without adapters."""
     layers = [layer for _, layer in _adapted(model)]
     for layer in layers:
         layer.enable_adapters(False)
@@ -95,7 +96,7 @@ def adapters_off(model: Any) -> Iterator[None]:
 
 
 def merged(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy on the CPU with adapters added to the weights: W + (alpha / rank) · B A, and no adapters any more."""
+    """A copy on the CPU without adapters, with W + (alpha / rank) · B A as its weights."""
     from transformers import AutoModelForCausalLM
 
     weights = {key.replace(".base_layer", ""): value for key, value in model.state_dict().items()}

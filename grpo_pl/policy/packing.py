@@ -1,8 +1,8 @@
-"""Packed forward passes: every token once, without padding, and a prompt once for all of its completions.
+"""Packed forward passes: without padding, and with each prompt only once for all of its completions.
 
-All tokens of a micro-batch stand in one row of the model's input. Linear layers, norms and the head then work on real
-tokens only. In attention alone each completion is laid out behind its prompt, in rows of similar length, under the
-plain causal mask. Gradients of a shared prompt's keys and values add up over its completions by themselves.
+All tokens of a micro-batch form one row of the model's input, so that linear layers, norms and the head compute real
+tokens only. Only for attention each completion is placed after its prompt, in rows of similar length and with the usual
+causal mask. Autograd sums the gradients of a shared prompt's keys and values over its completions.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _SHORTEST_IN_BUCKET = 0.75  # rows shorter than this share of a bucket's longest
 
 @dataclass(frozen=True)
 class Packing:
-    """Where N packed tokens come from, and which of them each row attends to.
+    """N packed tokens, and the rows of tokens in which they attend to each other.
 
-    Pack order: the tokens of each distinct prompt, then of each completion but its last, which predicts nothing.
+    Pack order: the tokens of each distinct prompt, then those of each completion but its last token, which predicts
+    nothing.
     """
 
     input_ids: Tensor  # (1, N)
@@ -37,7 +38,7 @@ class Packing:
     predicting: Tensor  # (M,) pack index of the token before each scored token, row by row
     buckets: Sequence[Tensor]  # (rows, longest) pack indices of whole sequences, right-padded with 0
     source: Tensor  # (N,) index of each token in the concatenated, flattened buckets
-    longest: int
+    longest: int  # tokens of the longest row
 
 
 def pack(
@@ -49,13 +50,13 @@ def pack(
     *,
     share: bool = True,
 ) -> Packing:
-    """Packs a micro-batch; neighbouring rows with equal prompts share them.
+    """Packs a micro-batch; neighbouring rows with equal prompts share one copy of it.
 
     Args:
-        share: false repeats the prompt for every row.
         prompt_ids, prompt_mask: (B, S), left-padded.
         completion_ids, completion_mask: (B, T), right-padded.
-        action_mask: (B, T), those of the completion tokens that are scored; None: all.
+        action_mask: (B, T), the completion tokens that are scored; None: all.
+        share: false repeats the prompt for every row.
     """
     device = prompt_ids.device
     differs = ((prompt_ids != prompt_ids.roll(1, 0)) | (prompt_mask != prompt_mask.roll(1, 0))).any(dim=1)
@@ -90,7 +91,7 @@ def pack(
 
 
 def _buckets(table: Tensor, lengths: Tensor, *, total: int) -> tuple[list[Tensor], Tensor]:
-    """Rows of similar length together, and where in their concatenation each of ``total`` packed tokens is found."""
+    """(buckets, source) of `Packing`: rows of similar length together, and where in them each packed token is."""
     ranked = lengths.argsort(descending=True, stable=True)
     sizes = lengths[ranked].tolist()
     buckets: list[Tensor] = []
@@ -103,7 +104,7 @@ def _buckets(table: Tensor, lengths: Tensor, *, total: int) -> tuple[list[Tensor
         bucket = table[rows, : sizes[first]]
         real = torch.arange(sizes[first], device=table.device) < lengths[rows].unsqueeze(1)
         places = offset + torch.arange(bucket.numel(), device=table.device).view_as(bucket)
-        # a shared prompt is found in many rows: the first of them
+        # the tokens of a shared prompt are in several rows: take the first
         source = source.scatter_reduce(0, bucket[real], places[real], "amin")
         buckets.append(bucket)
         offset += bucket.numel()
@@ -113,10 +114,10 @@ def _buckets(table: Tensor, lengths: Tensor, *, total: int) -> tuple[list[Tensor
 
 @contextmanager
 def packed_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Lets ``model(…, packing=…)`` attend along the rows of a `Packing`."""
+    """Context manager: within it ``model(…, packing=…)`` attends within the rows of a `Packing`."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(_IMPLEMENTATION, _attend)  # in transformers' own table, which knows names only
+    AttentionInterface.register(_IMPLEMENTATION, _attend)  # models find an implementation by its registered name
     with attention_by(model, _IMPLEMENTATION):
         yield
 
@@ -133,10 +134,13 @@ def _attend(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers' interface has it: query (1, heads, N, D), key and value (1, key heads, N, D).
+    """Attention with the signature of transformers' interface: query (1, heads, N, D), key, value (1, key heads, N, D).
 
     Returns:
-        (1, N, heads, D), and no attention weights.
+        (1, N, heads, D), and None in place of attention weights.
+
+    Raises:
+        NotImplementedError: an attention mask, or a feature of attention that this does not compute.
     """
     unknown = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
     if attention_mask is not None or unknown:

@@ -1,4 +1,4 @@
-"""Silences what libraries print that no user of ``grpo-pl`` can act on."""
+"""Silences messages of libraries that users of ``grpo-pl`` cannot act on."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import warnings
 
 UNHELPFUL = (
     ".*does not have many workers.*",  # prompts are made in the main process: there is nothing to load
-    ".*dataloader is not resumable.*",  # the data module is: it starts at the first uncompleted rollout
-    ".*callbacks used to create the checkpoint need to be provided.*",  # `validate` needs none of fit's
-    ".*recommended to use `self.log.*sync_dist=True.*",  # what is logged is over all processes already
+    ".*dataloader is not resumable.*",  # the data module is: it starts at the first rollout that is not completed
+    ".*callbacks used to create the checkpoint need to be provided.*",  # `validate` needs no callback of `fit`
+    ".*recommended to use `self.log.*sync_dist=True.*",  # logged values are already over all processes
     ".*Trainer already configured with model summary.*",
     ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
     ".*``instantiate_classes`` was deprecated.*",
 )
 
 CHATTY = (
-    "lightning.pytorch.utilities.rank_zero",  # which devices there are
+    "lightning.pytorch.utilities.rank_zero",  # the devices of the machine
     "lightning.pytorch.trainer.connectors.checkpoint_connector",  # that weights_only was not set
-    "lightning.fabric.utilities.seed",  # the seed, which the configuration says
+    "lightning.fabric.utilities.seed",  # the seed, which is in the configuration
 )
-"""Loggers whose notes at level INFO help nobody."""
+"""Loggers whose messages of level INFO are not shown."""
 
 
 def quiet_libraries() -> None:
-    """Call once, before the libraries are used."""
+    """Sets filters, log levels and environment variables; call it once, before the libraries are used."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     for message in UNHELPFUL:

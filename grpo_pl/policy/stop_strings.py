@@ -1,4 +1,4 @@
-"""Stop strings: which texts end a completion, checked against the tokenizer."""
+"""Stop strings: texts that end a completion, checked against the tokenizer."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StopStrings:
-    """Texts that end a completion, and what finding them in its tokens takes."""
+    """Texts that end a completion, with the tokenizer and prefix that are needed to find them in its tokens."""
 
     texts: tuple[str, ...]
     tokenizer: PreTrainedTokenizerBase
     prefix: str = ""
-    """Prefilled text in front of a completion; a stop string may begin in it."""
+    """Prefilled text before a completion; a stop string may begin in it."""
 
     @classmethod
     def of(cls, sampling: SamplingParams, tokenizer: PreTrainedTokenizerBase, prefix: str) -> Self | None:
-        """Those of ``sampling``; None if it has none.
+        """The stop strings of ``sampling``; None if it has none.
 
         Raises:
-            ValueError: one is the name of a special token, which leaves no text.
+            ValueError: one is the name of a special token, which decoding leaves out of the text.
         """
         if not sampling.stop:
             return None

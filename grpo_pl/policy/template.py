@@ -1,4 +1,4 @@
-"""``PromptTemplate``: how a question becomes the text that the policy continues, in training as in serving."""
+"""``PromptTemplate``: turns a question into the text that the policy continues, in training and in serving."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ ANSWER_TAGS = ("<answer>", "</answer>")
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A question with a model answer, shown before the question that is asked."""
+    """A question with a model answer, placed before the question that is asked."""
 
     question: str
-    """Rendered through ``user`` like any other."""
+    """The question; the template's ``user`` is applied to it."""
     completion: str
-    """All that the policy should have written, tags and prefill included."""
+    """The whole completion that the policy should imitate, tags and prefill included."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptTemplate:
-    """Renders a question. Goes through the tokenizer's own chat template when it has one, else plain text."""
+    """Renders a question with the tokenizer's chat template if it has one, else as plain text."""
 
     system: str = ""
     """System text; empty sends none. Tell the model here to think between tags and to box its answer."""
     user: str = "{question}"
     """The user's turn; ``{question}`` is replaced."""
     prefill: str = ""
-    """Text that begins every completion, such as ``<think>``. Rewards see it, the loss does not."""
+    """Text with which every completion begins, such as ``<think>``. Rewards see it; it is not part of the loss."""
     chat: bool | None = None
-    """Use the tokenizer's chat template; null uses it when there is one."""
+    """Use the tokenizer's chat template; null uses it if there is one."""
 
     examples: list[Example] = field(default_factory=list)
-    """Solved questions that come first (few-shot): earlier turns of a chat, or blocks of text."""
+    """Solved questions before the one that is asked (few-shot), as earlier turns of a chat or as blocks of text."""
 
     def __post_init__(self) -> None:
-        read = [Example(**e) if isinstance(e, dict) else e for e in self.examples]  # as JSON gives them back
+        read = [Example(**e) if isinstance(e, dict) else e for e in self.examples]  # as read from JSON
         object.__setattr__(self, "examples", read)
         if "{question}" not in self.user:
             raise ValueError(f"template.user must contain '{{question}}', got {self.user!r}.")
@@ -56,8 +56,8 @@ class PromptTemplate:
     ) -> str:
         """The full prompt text, prefill included.
 
-        A conversation's system message replaces ``system``, and its last turn goes through ``user``. A
-        chat template is told the JSON schemas of ``tools``.
+        A conversation's system message replaces ``system``, and ``user`` is applied to its last turn. A chat template
+        gets the JSON schemas of ``tools``.
 
         Raises:
             ValueError: ``chat`` is true and the tokenizer has no chat template, or a conversation of several turns
@@ -91,11 +91,11 @@ class PromptTemplate:
         return list(tokenizer(text, add_special_tokens=not self.through_chat(tokenizer)).input_ids)
 
     def completion_text(self, tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
-        """What rewards read: the prefill and the decoded completion without special tokens."""
+        """The text that rewards get: the prefill and the decoded completion without special tokens."""
         return self.prefill + str(tokenizer.decode(tokens, skip_special_tokens=True))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as written next to an exported model; ``PromptTemplate(**d)`` reads them."""
+        """The fields as JSON values, as stored in an export; ``PromptTemplate(**d)`` rebuilds the template."""
         return asdict(self)
 
     def _turns(self, asked: str | Conversation) -> Any:
@@ -123,7 +123,7 @@ class PromptTemplate:
 
 
 class Fits:
-    """Whether a prompt leaves room for a completion: takes what is asked, and tokenizes only what could be too long.
+    """Callable that tells whether a prompt leaves room for a completion; tokenizes only prompts that may be too long.
 
     Args:
         context: most tokens of a prompt and its completion together.
@@ -134,10 +134,10 @@ class Fits:
         self, template: PromptTemplate, tokenizer: PreTrainedTokenizerBase, *, context: int, length: int
     ) -> None:
         self.template, self.tokenizer, self.limit = template, tokenizer, context - length
-        self.overhead = len(template.encode("", tokenizer)) + 8  # tokens may merge differently at the seams
+        self.overhead = len(template.encode("", tokenizer)) + 8  # tokens may merge differently around the question
 
     def __call__(self, asked: str | Conversation) -> bool:
-        # a token stands for at least one byte; what a chat template writes around further messages is not known
+        # a token is at least one byte of text; what a chat template adds to conversations is not known
         if isinstance(asked, str) and len(asked.encode()) + self.overhead <= self.limit:
             return True
         return len(self.template.encode(asked, self.tokenizer)) <= self.limit

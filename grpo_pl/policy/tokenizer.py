@@ -1,4 +1,4 @@
-"""A tokenizer of single characters, built in code: what a from-scratch model speaks."""
+"""A tokenizer of single characters, built in code, for from-scratch models."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ if TYPE_CHECKING:
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))
 FROM_DATA = "from_data"
-"""In the place of characters: those above and whatever else the data hold. No vocabulary of its own: a comes twice."""
+"""Value of ``policy.characters`` that stands for ``CHARACTERS`` and all others in the data. As a list of characters it
+would be refused, because ``a`` occurs twice."""
 
 
 def character_tokenizer(tags: Sequence[str] = (), characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
-    """One token per character, by default printable ASCII and newline; each of ``tags`` (``<think>`` …) is one, too.
+    """One token per character, by default printable ASCII and newline, and one per tag (``<think>`` …).
 
-    Other characters become ``<unk>``. Tags are ordinary text to ``decode``: rewards see them.
+    Other characters become ``<unk>``. ``decode`` treats tags as ordinary text, so that rewards see them.
 
     Raises:
-        ValueError: no characters, or one of them twice.
+        ValueError: no characters, or a character that occurs twice.
     """
     if not characters or len(set(characters)) < len(characters):
         raise ValueError(f"policy.characters must be different characters, at least one, got {characters!r}.")
@@ -43,8 +44,7 @@ def character_tokenizer(tags: Sequence[str] = (), characters: str = CHARACTERS) 
 
 
 def known_characters(tokenizer: PreTrainedTokenizerBase) -> frozenset[str] | None:
-    """The vocabulary of a tokenizer of single characters; None for any other, which can write everything or knows how
-    to stand in for it."""
+    """The characters of a tokenizer of single characters; None for any other tokenizer, which can encode every text."""
     named = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}
     single = frozenset(token for token in tokenizer.get_vocab() if token not in named)
     return single if single and all(len(token) == 1 for token in single) else None
@@ -60,6 +60,6 @@ def lacking_characters(text: str, known: Set[str], tags: Iterable[str]) -> set[s
 
 
 def shown_characters(characters: Iterable[str], most: int = 10) -> str:
-    """Characters for a message, each with its code point, since some are invisible."""
+    """Characters for a message, at most ``most``, each with its code point because some are invisible."""
     named = [f"{c!r} (U+{ord(c):04X})" for c in characters]
     return ", ".join(named[:most]) + (f" and {len(named) - most} more" if len(named) > most else "")

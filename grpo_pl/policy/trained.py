@@ -24,25 +24,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """Where everything about a trained policy comes from; loads nothing by itself."""
+    """A trained policy: its files, and the settings of its training; creating it loads nothing."""
 
     name: str
-    """What clients call it: the run's name, or the folder's."""
+    """Name that clients use: that of the run, or of the folder."""
     source: Path
+    """The export folder or checkpoint that was found."""
     policy: PolicyConfig
     checkpoint: Path | None
-    """Training checkpoint that holds the weights; None when ``policy.path`` does."""
+    """Training checkpoint that holds the weights; None if they are under ``policy.path``."""
     template: PromptTemplate
     rewards: Sequence[Mapping[str, Any]]
     """``class_path`` and ``init_args`` of each reward."""
     sampling: SamplingParams
-    """How completions were drawn in training."""
+    """Sampling parameters of the training."""
     environment: Mapping[str, Any] | None = None
-    """``class_path`` and ``init_args`` of what it was trained in; None for single turns."""
+    """``class_path`` and ``init_args`` of the environment of the training; None for single turns."""
     episodes: Mapping[str, Any] = field(default_factory=dict)
-    """How turns followed each other in training."""
+    """The settings of episodes of many turns in the training."""
     trust_rewards: bool = False
-    """Whether somebody vouches for the rewards; without that only those of ``grpo_pl.rewards.trust`` are built."""
+    """Whether any class may be built as a reward; otherwise only those in ``grpo_pl.rewards.trust``."""
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -50,7 +51,7 @@ class ServedModel:
 
     @cached_property
     def context(self) -> int | None:
-        """Most tokens of a prompt and its completion together."""
+        """Most tokens of a prompt and its completion together; None if the model's config does not say."""
         return context_length(model_config(self.policy, self.tokenizer))
 
     @cached_property
@@ -59,7 +60,11 @@ class ServedModel:
         return ToolForm.of(self.environment, self.episodes, trust=self.trust_rewards)
 
     def load_policy(self, device: str) -> PreTrainedModel:
-        """The policy in evaluation mode. Reads tensors only; nothing is unpickled."""
+        """Loads the policy to a device, in evaluation mode. Reads tensors only and runs no pickled code.
+
+        Raises:
+            ValueError: the checkpoint does not fit the policy of its run.
+        """
         quiet_libraries()
         model = load_model(self.policy, self.tokenizer, weights=self.checkpoint is None)
         if self.checkpoint is not None:
@@ -78,15 +83,15 @@ class ServedModel:
 
 
 def find_model(path: Path, *, trust_rewards: bool = False) -> ServedModel:
-    """What ``path`` holds; nothing that it names is imported.
+    """The trained policy at ``path``; imports nothing that its files name.
 
     Args:
         path: an exported folder, a run folder (its export, or else its last checkpoint), or a checkpoint file.
-        trust_rewards: let it name any class as a reward, because its author is known.
+        trust_rewards: allow its files to name any class as a reward; use it only if their author is known.
 
     Raises:
-        ValueError: nothing there, or nothing that can be served, or without ``trust_rewards`` a class or a setting
-            that could run somebody else's code.
+        ValueError: there is nothing that can be served, or (``Untrusted``, without ``trust_rewards``) its files name a
+            class or a setting that could run other code.
     """
     model = _found(path)
     if trust_rewards:
@@ -103,7 +108,7 @@ def _found(path: Path) -> ServedModel:
         return _from_checkpoint(path)
     if (path / MANIFEST).is_file():
         return _from_export(path)
-    from grpo_pl.files.runs import RunFolder  # with torch behind it, which an export does not need
+    from grpo_pl.files.runs import RunFolder  # imports torch, which an export does not need
 
     run = RunFolder(path)
     if (run.export / MANIFEST).is_file():
@@ -177,6 +182,6 @@ def _refuse_code(model: ServedModel) -> None:
 
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
-"""Implementations that ``transformers`` brings along; other names are repositories of the hub."""
+"""Attention implementations that are part of ``transformers``; other names are repositories of the hub."""
 _HARMLESS = {"megatron_core": "megatron.core"}
-"""What ``peft`` writes where nothing was chosen."""
+"""Values that ``peft`` writes by default."""

@@ -93,17 +93,22 @@ def _rollouts(rows: Iterable[Row]) -> list[dict[str, Any]]:
             row["prompt_id"], {key: row[key] for key in ("prompt", "question", "answer")} | {"completions": []}
         )
         kept = ("completion", "tokens", "finish_reason", "rewards", "correct", "reward", "advantage")
-        group["completions"].append({key: row[key] for key in kept})
+        group["completions"].append({key: row[key] for key in (*kept, *(["episode"] if "episode" in row else []))})
     return [{"step": step + 1, "groups": list(groups.values())} for step, groups in sorted(rollouts.items())]
 
 
 def _thinned(rows: list[Row]) -> list[Row]:
     steps = sorted({row["step"] for row in rows})
-    while sum(len(row["completion"]) + len(row["prompt"]) for row in rows) > LARGEST_SAMPLES and len(steps) > 1:
+    while sum(map(_characters, rows)) > LARGEST_SAMPLES and len(steps) > 1:
         steps = steps[::2]
         kept = set(steps)
         rows = [row for row in rows if row["step"] in kept]
     return rows
+
+
+def _characters(row: Row) -> int:
+    episode = len(json.dumps(row["episode"])) if "episode" in row else 0
+    return len(row["completion"]) + len(row["prompt"]) + episode
 
 
 def _asset(name: str) -> str:

@@ -29,23 +29,57 @@ function advantageBar(value, largest) {
   return element("span", { class: "bar" }, element("i", { style: `${side}; width: ${half}%` }));
 }
 
+function advantage(value, largest) {
+  const sign = value > 0 ? "+" : "";
+  return element("span", { class: "advantage" }, "advantage", advantageBar(value, largest), sign + value.toFixed(2));
+}
+
+function observed(observation) {
+  if (typeof observation === "string") return observation;
+  return observation.map((message) => `${message.role}: ${message.content}`).join("\n");
+}
+
+// An episode turn by turn: what the policy wrote, what it got for it, and what it read next.
+function exchange(episode, largest) {
+  const turns = episode.turns.map((turn) => {
+    const facts = element("div", { class: "facts" });
+    if (turn.reward) facts.append(element("span", {}, "reward ", element("span", { class: "number", text: +turn.reward.toFixed(3) })));
+    if (turn.advantage != null) facts.append(advantage(turn.advantage, largest));
+    if (turn.invalid_action) facts.append(element("span", { class: "chip", text: "invalid action" }));
+    if (turn.finish_reason === "length") facts.append(element("span", { class: "chip", text: "cut off" }));
+    const item = element("li", {}, marked(turn.action), facts);
+    if (observed(turn.observation)) item.append(element("pre", { class: "observation", text: observed(turn.observation) }));
+    return item;
+  });
+  return element("ol", { class: "exchange" }, ...turns);
+}
+
+function largestAdvantage(completions) {
+  const turns = completions.flatMap((one) => one.episode?.turns ?? []);
+  return Math.max(...[...completions, ...turns].map((one) => Math.abs(one.advantage ?? 0)));
+}
+
+const CUT = { length: ", cut off", turns: ", out of turns", tokens: ", out of tokens" };
+
 function completionCard(one, largest) {
   const verdict = one.correct === null ? "not judged" : one.correct ? "correct" : "wrong";
   const facts = element("div", { class: "facts" }, element("span", { class: "chip verdict", text: verdict }));
   facts.append(element("span", {}, "reward ", element("span", { class: "number", text: one.reward === null ? "–" : one.reward.toFixed(2) })));
-  if (one.advantage !== null) {
-    const sign = one.advantage > 0 ? "+" : "";
-    facts.append(element("span", { class: "advantage" }, "advantage", advantageBar(one.advantage, largest), sign + one.advantage.toFixed(2)));
-  }
+  if (one.advantage !== null) facts.append(advantage(one.advantage, largest));
   for (const [name, score] of Object.entries(one.rewards)) {
     const value = score.value === null ? "–" : +score.value.toFixed(3);
     const status = score.status === "ok" ? "" : ` ${score.status.replaceAll("_", " ")}`;
     facts.append(element("span", { class: "chip", title: score.detail, text: `${name} ${value}${status}` }));
   }
-  const cut = one.finish_reason === "length" ? ", cut off" : "";
-  facts.append(element("span", { class: "length", text: `${one.tokens} tokens${cut}` }));
+  const episode = one.episode;
+  if (episode && episode.status !== "ok") {
+    facts.append(element("span", { class: "chip", title: episode.detail, text: `environment: ${episode.status.replaceAll("_", " ")}` }));
+  }
+  const count = episode?.turns.length;
+  const turns = episode ? `${count} turn${count === 1 ? "" : "s"}, ` : "";
+  facts.append(element("span", { class: "length", text: `${turns}${one.tokens} tokens${CUT[one.finish_reason] ?? ""}` }));
   const kind = one.correct === null ? "" : one.correct ? "correct" : "wrong";
-  return element("article", { class: `card completion ${kind}` }, facts, marked(one.completion));
+  return element("article", { class: `card completion ${kind}` }, facts, episode ? exchange(episode, largest) : marked(one.completion));
 }
 
 function showSamples(rollouts) {
@@ -74,9 +108,9 @@ function showSamples(rollouts) {
     choices(get("filters"), counts, state.filter, (index) => { state.filter = index; show(); });
     get("problem").replaceChildren(
       element("pre", { text: group.prompt }),
-      element("div", { class: "gold" }, "gold answer ", element("b", { text: group.answer })),
+      ...(group.answer ? [element("div", { class: "gold" }, "gold answer ", element("b", { text: group.answer }))] : []),
     );
-    const largest = Math.max(...group.completions.map((one) => Math.abs(one.advantage ?? 0)));
+    const largest = largestAdvantage(group.completions);
     const kept = group.completions.filter(FILTERS[state.filter][1]).sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));
     get("completions").replaceChildren(...kept.map((one) => completionCard(one, largest)));
   }

@@ -54,6 +54,16 @@ class RolloutEngine(ABC):
             should_stop: asked between tokens; once true, the call raises `RolloutInterrupted`.
         """
 
+    def continuing(self, model: PreTrainedModel, *, rows: int, longest: int) -> RolloutEngine:
+        """What draws the turns of episodes while the weights stay as they are: whole contexts are given to `generate`
+        again and again, and those that begin with an earlier one and its completion may reuse what was computed.
+
+        Args:
+            rows: most contexts at once.
+            longest: most tokens of a context and its completion.
+        """
+        return self
+
     def describe(self) -> str:
         """What drew the completions so far, in a few words for the log."""
         return type(self).__name__

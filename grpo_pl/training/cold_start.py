@@ -143,6 +143,8 @@ class ColdStart:
         known, tags = known_characters(tokenizer), tokenizer.get_added_vocab()
         if self.demonstrations is not None:
             shown = read_demonstrations(self.demonstrations)
+            if stage is None and any(each.further for each in shown):
+                raise ValueError(f"{self.demonstrations} holds episodes of several turns: set model.environment.")
             _check_characters(shown, known, tags)
             draw = partial(draw_demonstrations, shown, count=self.batch_size, seed=self.seed)
             batches: Iterator[list[Demonstration]] = (draw(step=step) for step in range(self.steps))

@@ -57,7 +57,7 @@ def with_collected_characters(
         return policy
     texts: Iterator[str] = (text.text for text in _texts(template, character_tokenizer(policy.tags), data, cold_start))
     if cold_start is not None and cold_start.demonstrations is None:
-        texts = chain(texts, (shown.completion for batch in cold_start.made(data.source) for shown in batch))
+        texts = chain(texts, (shown.text for batch in cold_start.made(data.source) for shown in batch))
     found = set[str]()
     for text in texts:
         found |= lacking_characters(text, found.union(CHARACTERS), policy.tags)
@@ -143,7 +143,7 @@ def _texts(
     if cold_start is not None and cold_start.demonstrations and Path(cold_start.demonstrations).is_file():
         for shown in read_demonstrations(cold_start.demonstrations):  # a run that goes on does without the file
             prompt_text = template.render(shown.question, tokenizer)
-            yield _Text(place="demonstrations", text=f"{prompt_text}{shown.completion}")
+            yield _Text(place="demonstrations", text=f"{prompt_text}{shown.text}")
 
 
 def first_prompts(data: RolloutDataModule) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from grpo_pl.callbacks.completions import flat_row
 from grpo_pl.callbacks.samples import SampleTable, sample_table
 
 
@@ -46,6 +47,27 @@ def test_equal_completions_are_shown_once() -> None:
 def test_the_middle_of_a_long_completion_is_left_out() -> None:
     text = _printed(sample_table([_row(1, "a" * 30 + "b" * 500 + "c" * 30, 1.0)], 1, completions=1, characters=60))
     assert "a" * 30 + " […] " + "c" * 30 in text.replace("\n", "") and "b" not in text.replace("[bold]", "")
+
+
+def test_an_episode_is_shown_turn_by_turn() -> None:
+    turns = [
+        {"action": "[b]left", "observation": "a wall", "reward": 0.0, "invalid_action": True, "advantage": -0.25},
+        {"action": "up", "observation": [{"role": "user", "content": "out"}], "reward": 1.0, "advantage": 0.75},
+    ]
+    episode = {"observation": "a cell", "return": 1.0, "status": "ok", "detail": "", "turns": turns}
+    row = {**_row(1, "up", 1.0), "answer": "", "episode": episode}
+    cut = {**_row(1, "up", None), "episode": {**episode, "turns": turns[:1], "status": "timeout", "detail": "30 s"}}
+    text = _printed(sample_table([row, cut], 1, completions=3, characters=500))
+    lines = [cells for cells in (line.split("│") for line in text.splitlines()) if len(cells) == 6]
+    written = [cells[2].strip() for cells in lines]
+    assert written == [
+        *("1. [b]left  advantage -0.25", "a wall", "2. up  reward +1  advantage +0.75", "out"),
+        *("1. [b]left  advantage -0.25", "a wall", "timeout: 30 s"),
+    ]
+    assert [cells[1].strip() for cells in lines][:2] == ["[bold]q1", "a cell"]
+    flat = flat_row({**row, "rewards": {}})
+    assert (flat["turns"], flat["return"]) == (2, 1.0) and flat["exchange"].startswith("1. [b]left")
+    assert "episode" not in flat
 
 
 def test_a_run_prints_tables_and_hands_them_to_loggers_that_have_tables(command_line: Any) -> None:

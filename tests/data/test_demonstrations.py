@@ -37,6 +37,15 @@ def test_every_form_says_the_same(tmp_path: Path) -> None:
     assert read_demonstrations(file) == [Demonstration("1+2=", "3")] * 4
 
 
+def test_several_turns_are_an_episode(tmp_path: Path) -> None:
+    tool = {"role": "tool", "name": "calc", "content": "84"}
+    turns = [_user("12*7?"), _assistant("<calc>"), tool, _assistant("84"), _user("sure?"), _assistant("yes")]
+    file = _write(tmp_path, json.dumps({"messages": turns}), json.dumps({"prompt": turns[:1], "completion": turns[1:]}))
+    found = read_demonstrations(file)
+    assert found == [Demonstration("12*7?", "<calc>", (([tool], "84"), ("sure?", "yes")))] * 2
+    assert found[0].text == "<calc>8484sure?yes"
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
@@ -46,8 +55,12 @@ def test_every_form_says_the_same(tmp_path: Path) -> None:
         ('{"prompt": "1+2="}', "prompt and completion, or messages"),
         ('{"prompt": 3, "completion": "3"}', "role and content"),
         ('{"messages": "hello"}', "role and content"),
-        (json.dumps({"messages": [_user("a"), _assistant("b"), _user("c"), _assistant("d")]}), "one turn of the user"),
+        (json.dumps({"messages": [_user("a"), _user("b"), _assistant("c")]}), "one turn of the user"),
+        (json.dumps({"messages": [_user("a"), _assistant("b"), _assistant("c")]}), "one turn of the user"),
+        (json.dumps({"messages": [_user("a"), _assistant("b"), _user("c")]}), "one turn of the user"),
+        (json.dumps({"messages": [_assistant("b")]}), "one turn of the user"),
         (json.dumps({"messages": [_user("a")]}), "one turn of the user"),
+        (json.dumps({"messages": []}), "one turn of the user"),
     ],
 )
 def test_a_line_of_another_form_is_refused_by_its_number(tmp_path: Path, line: str | bytes, complaint: str) -> None:

@@ -1,6 +1,7 @@
 """Environments as users write them, good and bad, importable from other processes."""
 
 import os
+import random
 import signal
 import sys
 import time
@@ -58,6 +59,35 @@ class Wayward(Countdown):
             "pid": lambda: (str(os.getpid()), 0.0, False, False, {}),
             "print": lambda: (print("noise"), ("printed", 0.0, False, False, {}))[1],
         }[action]()
+
+
+@dataclass(kw_only=True)
+class Fated(Wayward):
+    """Whatever the policy does, what its row says happens: ``fate`` in the turn ``at``, and nothing before it."""
+
+    slow: float = 0.0
+    """Longest time that an answer takes, in seconds; differs from call to call."""
+    due: float = 0.0
+    turn: int = field(default=0, init=False)
+
+    def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[Observation, Mapping[str, Any]]:
+        self.row = row
+        if row.get("fate") == "no reset":
+            raise RuntimeError("no world today")
+        if "shown" in row:
+            return row["shown"], {}
+        time.sleep(self.slow * random.random())
+        return super().reset(seed=seed, row=row)
+
+    def step(self, action: str) -> Any:
+        time.sleep(self.slow * random.random())
+        self.turn += 1
+        if "fate" in self.row and self.turn == self.row.get("at", 1):
+            return super().step(self.row["fate"])
+        return f"turn {self.turn}: {len(action)}", 0.1, False, False, {"state": (self.turn, action)}
+
+    def finish(self) -> float:
+        return self.due
 
 
 @dataclass(kw_only=True)

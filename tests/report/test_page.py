@@ -195,6 +195,35 @@ def test_the_browser_of_samples_walks_through_rollouts_prompts_and_verdicts(page
     assert page.texts("#rollout-label") == ["rollout 1"]
 
 
+def _turn(action: str, observation: Any, reward: float, advantage: float, **more: Any) -> dict[str, Any]:
+    turn = {"action": action, "observation": observation, "reward": reward, "advantage": advantage}
+    return {**turn, "invalid_action": False, "finish_reason": "stop", **more}
+
+
+def test_episodes_are_shown_turn_by_turn(browser: Browser, tmp_path: Path) -> None:
+    won = [
+        _turn("right", "S@FF\nFFFG", 0.0, 0.25),
+        _turn(HOSTILE, [{"role": "tool", "content": "<b>84"}], 0.5, -0.5, invalid_action=True, finish_reason="length"),
+        _turn("down", "", 1.0, 0.75),
+    ]
+    episode = {"return": 1.5, "status": "ok", "detail": "", "finish_reason": "environment", "observation": "@FFF\nFFFG"}
+    lost = {**episode, "return": None, "status": "timeout", "detail": "30 s", "turns": won[:1]}
+    rows = [_row(0, 1, 0, "down", 1.0), {**_row(0, 1, 1, "right", 0.0), "finish_reason": "turns"}]
+    rows[0]["episode"], rows[1]["episode"] = {**episode, "turns": won}, lost
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text("step,reward\n1,0.5\n2,0.6\n")
+    folder.completions.write_text("".join(json.dumps({**row, "answer": ""}) + "\n" for row in rows))
+    browser.call("url", {"url": write_report(folder).as_uri()})
+    assert browser.texts(".completion:first-child .exchange li > .text") == ["right", HOSTILE, "down"]
+    assert browser.texts(".completion:first-child .observation") == ["S@FF\nFFFG", "tool: <b>84"]
+    facts = ["advantage+0.25", "reward 0.5advantage-0.50invalid actioncut off", "reward 1advantage+0.75"]
+    assert browser.texts(".completion:first-child li .facts") == facts
+    assert browser.texts(".completion .length") == ["3 turns, 5 tokens", "1 turn, 5 tokens, out of turns"]
+    assert "environment: timeout" in browser.texts(".completion:last-child .chip")
+    assert browser.texts("#problem .gold") == []  # nothing to compare with
+    assert browser.run("return document.title") == f"{tmp_path.name} – grpo-pl"
+
+
 def test_pointing_at_a_chart_shows_the_numbers_of_that_rollout(page: Browser) -> None:
     page.run(
         "const svg = document.querySelectorAll('svg')[1], box = svg.getBoundingClientRect();"

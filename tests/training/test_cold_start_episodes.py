@@ -1,5 +1,6 @@
 """The cold start from worked episodes: played in the environment, and learnt as a rollout would have written them."""
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -166,3 +167,16 @@ def test_a_source_without_episodes_is_one_clear_line() -> None:
 
     with pytest.raises(ValueError, match=r"Silent has no demonstrations: .* override demonstrated_actions\(\)"):
         SHORT.ensure(POLICY, PromptTemplate(), Silent(), Stage(environment=Doors()), device=CPU)
+
+
+def test_a_file_of_exchanges_is_learnt_as_episodes(tmp_path: Path) -> None:
+    said = ["user", "assistant", "tool", "assistant"]
+    messages = [{"role": role, "content": text} for role, text in zip(said, "?abc", strict=True)]
+    file = tmp_path / "shown.jsonl"
+    file.write_text(json.dumps({"messages": messages}) + "\n")
+    cold, tokenizer = ColdStart(steps=1, batch_size=1, demonstrations=str(file)), load_tokenizer(POLICY)
+    stage = Stage(environment=Doors(), plain=PlainTurns(observation="[{observation}]"))
+    ((found,),) = cold._batches(PromptTemplate(), Words(), tokenizer, stage)
+    assert (_text(found.prompt), _text(found.completion)) == ("?", "a<eos>[b]c<eos>")
+    with pytest.raises(ValueError, match=r"shown\.jsonl holds episodes of several turns: set model\.environment"):
+        cold.ensure(POLICY, PromptTemplate(), Words(), device=CPU)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from grpo_pl.functional.sampling import draw_tokens, truncate_logits, uniforms
 from grpo_pl.policy.loading import eos_ids
 from grpo_pl.policy.stop_strings import StopStrings
-from grpo_pl.rollout.native.slots import slot_decoder
+from grpo_pl.rollout.native.slots import alike, slot_decoder
 from grpo_pl.rollout.processors import LogitOptions, LogitProcessor, TokenMask
 from grpo_pl.rollout.texts import TextStream
 from grpo_pl.types import FinishReason, SamplingParams
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from grpo_pl.policy.trained import ServedModel
 
 _BLOCK = 64  # positions whose random numbers are computed at once
-_PREFILL_TOKENS = 4096  # of prompts that join in one forward pass
 
 
 class Drawn(NamedTuple):
@@ -191,7 +190,8 @@ class ContinuousBatch:
         logits = []
         if self._rows:
             logits.append(self._decoder.step(torch.tensor(self._tokens, device=self._device)))
-        for group in _alike(self._joining):
+        for part in alike([join.prompt for join in self._joining]):
+            group = [self._joining[i] for i in part]
             logits.append(self._decoder.join([join.prompt for join in group], [len(join.rows) for join in group]))
             self._rows += [row for join in group for row in join.rows]
             self._kinds = None
@@ -248,17 +248,6 @@ class ContinuousBatch:
             self._rows = [self._rows[i] for i in order]
             self._kinds = None
             self._tokens = [self._tokens[i] for i in order]
-
-
-def _alike(joining: list[_Joining]) -> Iterator[list[_Joining]]:
-    """Prompts whose lengths differ by less than a factor of two, so that padding them together wastes little."""
-    ordered = sorted(joining, key=lambda join: len(join.prompt))
-    while ordered:
-        shortest = len(ordered[0].prompt)
-        fitting = sum(len(join.prompt) < 2 * shortest for join in ordered)
-        group = ordered[: max(1, min(fitting, _PREFILL_TOKENS // (2 * shortest)))]
-        yield group
-        del ordered[: len(group)]
 
 
 def _draw_kind(kind: tuple[float, int, float], logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import draw_tokens, uniforms
-from grpo_pl.rollout.engine import DecodeMonitor
+from grpo_pl.rollout.engine import DecodeMonitor, RolloutEngine
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
+from grpo_pl.rollout.native.slots import TurnSlots
 from grpo_pl.rollout.native.weights import refuse_llama_family
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import SamplingParams
@@ -53,15 +55,35 @@ class NativeEngine(PlainEngine):
                     drawn.append(self._decode(decoder, logits, keys[first : first + len(mine)], first, monitor))
         return drawn
 
+    def continuing(self, model: PreTrainedModel, *, rows: int, longest: int) -> RolloutEngine:
+        reason = refuse_llama_family(model, length=longest)
+        self._say(model, reason)
+        if reason is not None:
+            return super().continuing(model, rows=rows, longest=longest)
+        with torch.no_grad():
+            return _KeptTurns(TurnSlots(model, rows=rows))
+
     def _decode(
-        self, decoder: LlamaFamilyDecoder, logits: Tensor, keys: Tensor, first_row: int, monitor: DecodeMonitor
+        self,
+        decoder: LlamaFamilyDecoder,
+        logits: Tensor,
+        keys: Tensor,
+        first_row: int,
+        monitor: DecodeMonitor,
+        order: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Tokens and log-probabilities (rows, T) of one chunk of rows, T being its longest completion."""
+        """Tokens and log-probabilities (rows, T) of one chunk of rows, T being its longest completion.
+
+        Args:
+            order: the decoder's rows as numbers of the chunk's; by default they are in one order.
+        """
         longest = monitor.sampling.max_completion_length
         uniform = uniforms(keys.unsqueeze(1), torch.arange(longest, device=keys.device))  # (rows, T)
         completion_ids = keys.new_zeros(len(keys), longest)
         logprobs = torch.zeros(len(keys), longest, device=keys.device)
-        rows = torch.arange(len(keys), device=keys.device)  # those still decoding, in the decoder's order
+        rows = torch.tensor(
+            order or range(len(keys)), device=keys.device
+        )  # those still decoding, as the decoder has them
         for position in range(longest):
             monitor.check_stop()
             tokens, chosen = self._choose(logits, uniform[rows, position], rows + first_row, position, monitor.sampling)
@@ -93,3 +115,19 @@ class NativeEngine(PlainEngine):
         if line not in self._said:
             self._said.add(line)
             log.info(line)
+
+
+class _KeptTurns(NativeEngine):
+    """Keys and values of contexts are kept for the contexts that continue them; the weights are those of the start."""
+
+    def __init__(self, slots: TurnSlots) -> None:
+        super().__init__()
+        self._slots = slots
+
+    def _draw(
+        self, model: PreTrainedModel, ids: Tensor, mask: Tensor, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
+    ) -> list[tuple[Tensor, Tensor]]:
+        contexts = [row[real].tolist() for row, real in zip(ids[owners].cpu(), mask[owners].cpu(), strict=True)]
+        with torch.no_grad(), torch.autocast(owners.device.type, enabled=False):
+            logits, order = self._slots.resume(contexts)
+            return [self._decode(self._slots, logits, keys, 0, monitor, order)]

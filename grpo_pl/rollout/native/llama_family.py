@@ -18,6 +18,9 @@ _PREFILL_TOKENS = 16_384  # prompt tokens per forward pass: bounds the activatio
 
 Store = Callable[[Tensor, Tensor], object]
 """Puts into the cache of a layer the keys and values (2, rows, key heads, D) of one token a row."""
+Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Stores the tokens' keys and values (2, P, key heads, S, D) in the cache of a layer, and gives what their queries
+(P, query heads, S, D) find there, of the same shape."""
 
 
 @dataclass(frozen=True)
@@ -173,21 +176,28 @@ class LlamaFamilyDecoder:
         self._positions = self._positions[order]
         return order
 
-    def _compact(self, alive: Sequence[bool], bias: Tensor | None, columns: int) -> list[int]:
-        """Live rows from the end take the places of those that have ended, so that only they are copied; `keep`."""
+    def _compact(
+        self, alive: Sequence[bool], bias: Tensor | None, columns: int, *, exchange: bool = False
+    ) -> list[int]:
+        """Live rows from the end take the places of those that have ended, so that only they are copied; `keep`.
+
+        Args:
+            exchange: those that have ended take the places of the live ones in turn, and are in the order as well.
+        """
         kept = sum(alive)
         holes = [i for i in range(kept) if not alive[i]]
         movers = [i for i in range(kept, len(alive)) if alive[i]]  # as many as there are holes
-        order = list(range(kept))
+        order = list(range(len(alive)))
+        for hole, mover in zip(holes, movers, strict=True):
+            order[hole], order[mover] = mover, hole
         if holes:
-            to, source = torch.tensor([holes, movers], device=self._embedding.device)
+            moves = [holes + movers, movers + holes] if exchange else [holes, movers]
+            to, source = torch.tensor(moves, device=self._embedding.device)
             for cache in self._cache:
                 cache[:, to, :, :columns] = cache[:, source, :, :columns]
             if bias is not None:
                 bias[to] = bias[source]
-            for hole, mover in zip(holes, movers, strict=True):
-                order[hole] = mover
-        return order
+        return order if exchange else order[:kept]
 
     def _prefill(self, ids: Tensor, mask: Tensor, owners: Tensor, *, first: int) -> Tensor:
         """Last hidden states (prompts, H) of one slice of the prompts, whose rows get their keys and values."""
@@ -207,15 +217,23 @@ class LlamaFamilyDecoder:
             rows, owners: these rows of the cache get the keys and values of these prompts.
             visible: (P, 1, S, S) what each token attends to; by default all up to itself.
         """
+
+        def mix(cache: Tensor, queries: Tensor, stored: Tensor) -> Tensor:
+            cache[:, rows, :, : ids.shape[1]] = stored[:, owners]
+            keys, values = stored.repeat_interleave(self._query_heads // self._key_heads, dim=2)
+            return F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=visible, is_causal=visible is None, scale=self._scale
+            )
+
+        return self._through(ids, rotary, mix)
+
+    def _through(self, ids: Tensor, rotary: Tensor, mix: Mix) -> Tensor:
+        """Last hidden states (P, S, H) of tokens (P, S)."""
         x = F.embedding(ids.flatten(), self._embedding)  # (P · S, H)
         for layer, cache in zip(self._layers, self._cache, strict=True):
             heads = self._project(layer, x, rotary).unflatten(0, ids.shape).transpose(1, 2)  # (P, heads, S, D)
             queries, stored = heads.split((self._query_heads, 2 * self._key_heads), dim=1)
-            cache[:, rows, :, : ids.shape[1]] = stored.unflatten(1, (2, -1)).transpose(0, 1)[:, owners]
-            keys, values = stored.repeat_interleave(self._query_heads // self._key_heads, dim=1).chunk(2, dim=1)
-            mixed = F.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=visible, is_causal=visible is None, scale=self._scale
-            )
+            mixed = mix(cache, queries, stored.unflatten(1, (2, -1)).transpose(0, 1))
             layer.output.add_to(x, mixed.transpose(1, 2).reshape(len(x), -1))
             self._feed_forward(layer, x)
         return x.unflatten(0, ids.shape)

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 from grpo_pl.rollout.native.weights import refuse_llama_family
 
 _COLUMNS = 256  # tokens that the cache has room for at first; doubled whenever a row outgrows it
+_PREFILL_TOKENS = 4096  # of prompts or observations in one forward pass
 _POSITIONS = 128  # of a prompt whose logits are computed at once: all of them may be more than memory holds
 
 
@@ -26,6 +28,17 @@ def slot_decoder(model: Any, *, rows: int) -> LlamaFamilySlots | ForwardSlots:
         if refuse_llama_family(model, length=longest) is None:
             return LlamaFamilySlots(model, rows=rows)
     return ForwardSlots(model)
+
+
+def alike(sequences: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Numbers of sequences whose lengths differ by less than a factor of two: padding them together wastes little."""
+    ordered = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
+    while ordered:
+        shortest = len(sequences[ordered[0]])
+        fitting = sum(len(sequences[i]) < 2 * shortest for i in ordered)
+        part = ordered[: max(1, min(fitting, _PREFILL_TOKENS // (2 * shortest)))]
+        yield part
+        del ordered[: len(part)]
 
 
 class LlamaFamilySlots(LlamaFamilyDecoder):
@@ -50,11 +63,46 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         self._grow(max(lengths) + 1)
         x = self._read_ragged(prompts, first, owners)
         self._lengths += lengths
-        ends = torch.tensor(lengths, device=x.device)
-        hidden = torch.arange(self._columns, device=x.device) >= ends.unsqueeze(1)  # (rows, columns)
-        mine = self._attention_bias[first : first + len(owners)]
-        mine.zero_().masked_fill_(hidden, -torch.inf)
+        ends = self._show(first)
         return self._logits(x[torch.tensor(owners, device=x.device), ends - 1])
+
+    def extend(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Feeds one token or more to every row; the logits (rows, V) behind the last of each."""
+        parts = [(part, self._extend(part, [tokens[i] for i in part])) for part in alike(tokens)]
+        self._lengths = [length + len(new) for length, new in zip(self._lengths, tokens, strict=True)]
+        self._show(0)
+        order = torch.tensor([row for part, _ in parts for row in part], device=self._embedding.device)
+        return self._logits(torch.cat([x for _, x in parts])[order.argsort()])
+
+    def _extend(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Last hidden states (rows, H) behind further tokens of some rows; what pads them is written where nothing
+        counts yet."""
+        counts, device = torch.tensor([len(new) for new in tokens]), self._embedding.device
+        width, before = int(counts.max()), torch.tensor([self._lengths[row] for row in rows])
+        self._grow(int(before.max()) + width)
+        columns = int((before + counts).max())
+        ids = torch.tensor([[*new, *[0] * (width - len(new))] for new in tokens], device=device)  # (rows, S)
+        at = (before.unsqueeze(1) + torch.arange(width)).to(device)  # (rows, S) columns that are written
+        mine = torch.tensor(rows, device=device)
+        visible = torch.arange(columns, device=device) <= at[:, None, :, None]  # (rows, 1, S, columns)
+        visible = visible.repeat(1, 1, self._query_heads // self._key_heads, 1)  # a group shares its key head
+
+        def mix(cache: Tensor, queries: Tensor, stored: Tensor) -> Tensor:
+            cache[:, mine.unsqueeze(1), :, at] = stored.permute(1, 3, 0, 2, 4)
+            keys, values = cache[:, mine, :, :columns]
+            grouped = queries.unflatten(1, (self._key_heads, -1)).flatten(2, 3)  # (rows, key heads, group · S, D)
+            mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=visible, scale=self._scale)
+            return mixed.unflatten(2, (-1, width)).flatten(1, 2)
+
+        x = self._through(ids, self._rotary[at.flatten()].unsqueeze(1), mix)
+        return x[torch.arange(len(x), device=device), counts.to(device) - 1]
+
+    def _show(self, first: int) -> Tensor:
+        """Lets the rows from ``first`` on see what they hold, and no more; how much that is, (rows,)."""
+        ends = torch.tensor(self._lengths[first:], device=self._embedding.device)
+        hidden = torch.arange(self._columns, device=ends.device) >= ends.unsqueeze(1)  # (rows, columns)
+        self._attention_bias[first : len(self._lengths)].zero_().masked_fill_(hidden, -torch.inf)
+        return ends
 
     def prompt_logits(self, prompt: Sequence[int]) -> Iterator[Tensor]:
         """The logits behind every token of ``prompt``, (some positions, V) at a time; no row is made."""
@@ -75,9 +123,10 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         return self._read(ids, rotary, slice(first, first + len(owners)), mine)
 
     def step(self, tokens: Tensor) -> Tensor:
-        rows, shortest, width = len(tokens), min(self._lengths), max(self._lengths) + 1
+        rows, lengths = len(tokens), self._lengths[: len(tokens)]
+        shortest, width = min(lengths), max(lengths) + 1
         self._grow(width)
-        at = torch.tensor(self._lengths, device=tokens.device)  # (rows,) the column that each row writes
+        at = torch.tensor(lengths, device=tokens.device)  # (rows,) the column that each row writes
         row = torch.arange(rows, device=tokens.device)
         self._attention_bias[row, at] = 0.0
         bias = None if shortest + 1 == width else self._attention_bias[:rows, None, None, :width]
@@ -88,7 +137,7 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
             cache.view(-1, self._head_size).index_copy_(0, written, stored.flatten(0, 2))
 
         logits = self._feed(tokens, rotary, bias, width, store)
-        self._lengths = [length + 1 for length in self._lengths]
+        self._lengths[:rows] = [length + 1 for length in lengths]
         return logits
 
     def keep(self, alive: Sequence[bool]) -> list[int]:
@@ -114,6 +163,65 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         vectors = torch.arange(2 * self._slots * self._key_heads, device=device) * self._columns
         self._starts = vectors.view(2, self._slots, self._key_heads)
         self._rotary = self._rotations(self._columns)  # (columns, D/2)
+
+
+class TurnSlots(LlamaFamilySlots):
+    """Slots whose rows rest when their turn ends, and go on from contexts that begin with what they hold."""
+
+    def __init__(self, model: Any, *, rows: int) -> None:
+        super().__init__(model, rows=rows)
+        self._held: list[list[int]] = []  # by row: the tokens whose keys and values are kept
+        self._numbers: list[int] = []  # by row: which context it continued last
+
+    def resume(self, contexts: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
+        """Logits (rows, V) of the next token of every context, and the number of each row's context.
+
+        Rows of which no context is the continuation are given up. Contexts that continue in the order of the last
+        time find their rows; any other is computed from its beginning.
+        """
+        found = self._find(contexts)
+        order = super().keep([row in found for row in range(len(self._held))]) if self._held else []
+        self._numbers = [found[row] for row in order]
+        logits = []
+        if order:
+            held = [len(self._held[row]) for row in order]
+            logits.append(self.extend([contexts[i][n:] for i, n in zip(self._numbers, held, strict=True)]))
+        taken, owners = set(self._numbers), dict[tuple[int, ...], list[int]]()
+        for i, context in enumerate(contexts):
+            if i not in taken:
+                owners.setdefault(tuple(context), []).append(i)  # equal ones are computed once
+        prompts = list(owners)
+        for part in alike(prompts):
+            logits.append(self.join([prompts[i] for i in part], [len(owners[prompts[i]]) for i in part]))
+            self._numbers += [number for i in part for number in owners[prompts[i]]]
+        self._held = [list(contexts[number]) for number in self._numbers]
+        return torch.cat(logits), list(self._numbers)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        for held, token in zip(self._held, tokens.tolist(), strict=False):  # those behind rest
+            held.append(token)
+        return super().step(tokens)
+
+    def keep(self, alive: Sequence[bool]) -> list[int]:
+        """The others rest behind those that are alive."""
+        columns = max(self._lengths[: len(alive)])
+        order = self._compact(alive, self._attention_bias, columns, exchange=True)
+        self._lengths[: len(order)] = [self._lengths[i] for i in order]
+        self._held[: len(order)] = [self._held[i] for i in order]
+        self._numbers[: len(order)] = [self._numbers[i] for i in order]
+        return order[: sum(alive)]
+
+    def _find(self, contexts: Sequence[Sequence[int]]) -> dict[int, int]:
+        """Row -> the number of the context that continues it."""
+        rows, found = sorted(range(len(self._held)), key=self._numbers.__getitem__), dict[int, int]()
+        begin = 0
+        for number, context in enumerate(contexts):
+            for place in range(begin, len(rows)):
+                held = self._held[rows[place]]
+                if len(context) > len(held) and list(context[: len(held)]) == held:
+                    found[rows[place]], begin = number, place + 1
+                    break
+        return found
 
 
 class ForwardSlots:

@@ -147,7 +147,7 @@ def test_a_cache_that_grows_keeps_what_it_held(
 def test_prompts_of_all_lengths_that_join_at_once_draw_what_the_engine_draws(
     family: str, build_model: Callable, make_keys: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(continuous, "_PREFILL_TOKENS", 24)  # so that several passes are needed
+    monkeypatch.setattr(slots, "_PREFILL_TOKENS", 24)  # so that several passes are needed
     monkeypatch.setattr(continuous, "_BLOCK", 7)  # and several blocks of random numbers
     model, keys = build_model(family), make_keys(6, 2)
     prompts = [[5], [7] * 20, [9, 1], [3, 4, 5, 6, 7], [2, 8, 3], [6] * 4]
