@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's answers: choices, log-probabilities, usage and stream chunks."""
+"""Answers in OpenAI's formats: choices, log-probabilities, usage and stream chunks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from serve.schemas import ChatRequest, CompletionRequest
 
 @dataclass
 class Choice:
-    """One completion while it grows."""
+    """One completion while its tokens arrive."""
 
     index: int
     stream: TextStream
     prompt: Sequence[int]
     stop_token_ids: Sequence[int]
-    """Tokens that end it without being part of its text."""
+    """Tokens that end the completion without being part of its text."""
     echoed: list[ScoredToken] = field(default_factory=list)
-    """The prompt's tokens, where they are to be reported."""
+    """The prompt's tokens with their log-probabilities, if the client asked for them."""
     tokens: list[ScoredToken] = field(default_factory=list)
     finish: str | None = None
     offset: int = 0
@@ -63,7 +63,7 @@ class Choice:
         return list(enumerate(self.calls))[before:]
 
     def push(self, chunk: Chunk) -> tuple[str, list[ScoredToken]]:
-        """Takes a chunk and returns the text and the tokens that are new with it."""
+        """Adds a chunk; returns the new text and the new tokens."""
         before, tokens = len(self.stream.tokens), chunk.tokens
         silent = chunk.finish == "stop" and tokens[-1] in self.stop_token_ids
         text = self._read(tokens[:-1] if silent else tokens)
@@ -93,26 +93,26 @@ class Choice:
 
 
 class Shape(Protocol):
-    """How one route writes its answers, whole or as the events of a stream; an event may be empty."""
+    """The format in which one route writes its answers, whole or as the events of a stream; an event may be empty."""
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The answer to a request without streaming."""
 
     def opening(self, choice: Choice) -> str:
-        """What comes before the first token of a choice, with the text that the server begins with itself."""
+        """The event before the first token of a choice, with the text that the server prefilled or echoes."""
 
     def chunk(self, choice: Choice, text: str, tokens: Sequence[ScoredToken], choices: Sequence[Choice]) -> str:
-        """What is new in one of the choices."""
+        """The event for new text and tokens of ``choice``."""
 
     def closing(self, choices: Sequence[Choice]) -> str:
-        """What comes when all choices are finished."""
+        """The event after all choices are finished."""
 
     def failure(self, error: ApiError) -> str:
-        """The last event of a stream that broke off: a client must not take it for a short answer."""
+        """The last event of a stream that failed, so that a client does not take it for a short answer."""
 
 
 class ChoicesShape:
-    """What chat and completions have in common."""
+    """The format that chat and completions have in common."""
 
     object_name: str
     chunk_name: str
@@ -152,7 +152,8 @@ class ChoicesShape:
         return event({**self._head(self.chunk_name), "choices": [choice], **further})
 
     def _prompt_ids(self, choice: Choice, *, of_choice: bool) -> dict[str, Any]:
-        """The prompt's tokens, which chat has beside the choices and completions in each."""
+        """The field with the prompt's tokens, which chat answers have beside ``choices`` and completions in each
+        choice."""
         here = self._request.return_token_ids and of_choice == self.prompt_in_choice
         return {"prompt_token_ids": list(choice.prompt)} if here else {}
 
@@ -170,7 +171,7 @@ class ChoicesShape:
         return answer
 
     def _told(self, choice: Choice, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
-        """The log-probabilities of a choice's next tokens, if anybody asked for them."""
+        """The log-probabilities of a choice's next tokens; None if the client did not ask for them."""
         if self._request.alternatives is None or not tokens:
             return None
         texts = [self._text(token.token) for token in tokens]
@@ -257,7 +258,8 @@ def event(value: Any) -> str:
 
 
 def usage_of(choices: Sequence[Choice], n: int) -> dict[str, int]:
-    """Prompt tokens once per prompt, of which each has ``n`` choices; completion tokens of all, end tokens included."""
+    """OpenAI's ``usage``: tokens of each prompt once, although it has ``n`` choices, and tokens of all completions, end
+    tokens included."""
     prompt = sum(len(choice.prompt) for choice in choices[::n])
     completion = sum(len(choice.stream.tokens) for choice in choices)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -1,4 +1,4 @@
-"""Putting the server together: two workers, the routes in front of them, and how it starts and ends."""
+"""Builds the server from two workers and the routes in front of them, and runs it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Route(NamedTuple):
 
 
 class Application:
-    """The front process: all routes and what they share."""
+    """The front process: all routes, and the objects that they share."""
 
     def __init__(self, settings: ServeSettings, model: ServedModel, *, needs: Collection[str], began: float) -> None:
         self._settings, self._model, self._needs, self._began = settings, model, needs, began
@@ -76,9 +76,9 @@ class Application:
         self._set_up(self.server.app)
 
     def run(self) -> None:
-        """Serves until told to stop; raises as ``Server.serve`` does."""
+        """Serves until a signal tells it to stop; raises as ``Server.serve`` does."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` makes it
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores it
                 signal.signal(number, lambda number, frame: self.server.stop())
         self.server.serve(self._sockets, **self._settings.tls)
 
@@ -161,14 +161,14 @@ class Application:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _warm_up(self) -> None:
-        """Sends chats through all layers, because libraries load much only when it is first used; a client that came
-        first would wait for that."""
+        """Sends chats through all layers, because libraries load many modules on first use, for which the first client
+        would have to wait."""
         printable = string.printable.split()[0]
         text = "".join(filter(self._prompts.known(printable).__contains__, printable))
         chat = {"messages": [{"role": "user", "content": text[:_WARM_UP_CHARS]}], "max_tokens": 2, "seed": 0}
         key = self._settings.api_key
         async with httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(self.server.app),  # through all layers but the connection
+            transport=httpx2.ASGITransport(self.server.app),  # all layers but the HTTP connection
             base_url="http://localhost",
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=None,
@@ -202,7 +202,7 @@ def run_server(settings: ServeSettings) -> None:
 
     Raises:
         ValueError: a model, reward or device that cannot be served.
-        ChildProcessError: it did not end well, see ``Server.serve``.
+        ChildProcessError: see ``Server.serve``.
     """
     began = time.time()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -214,6 +214,6 @@ def run_server(settings: ServeSettings) -> None:
     needs = needs_of(rewards)
     for reward in rewards:
         reward.close()
-    sys.setswitchinterval(0.001)  # the event loop gets its turn sooner while threads read large bodies
-    sys.set_int_max_str_digits(640)  # a body may hold thousands of long numbers, which cost the square of their length
+    sys.setswitchinterval(0.001)  # the event loop runs sooner while threads parse large bodies
+    sys.set_int_max_str_digits(640)  # a body may hold thousands of long numbers; converting one takes quadratic time
     Application(settings, model, needs=needs, began=began).run()

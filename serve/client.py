@@ -1,4 +1,4 @@
-"""A small client of ``/v1/evaluate``: a few problems per request, so that progress shows."""
+"""A small client of ``/v1/evaluate``; it sends a few problems per request, so that progress can be shown."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _PATIENCE_S = 600.0  # for a server that is busy
 
 
 class ServerError(OSError):
-    """The server refused, or is not there."""
+    """The server refused a request, or cannot be reached."""
 
 
 def evaluate_remotely(
     server: str, items: Sequence[Mapping[str, Any]], options: Mapping[str, Any], *, api_key: str | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (index, result) as the server answers.
+    """Evaluates ``items`` on a server; yields (index, result) as answers arrive, in any order of requests.
 
     Raises:
         ServerError: see ``post``.
@@ -41,13 +41,13 @@ def evaluate_remotely(
 
 
 def post(url: str, body: Mapping[str, Any], *, api_key: str | None) -> dict[str, Any]:
-    """The JSON answer to a JSON request; waits and tries again while the server says that it is full.
+    """Posts JSON and returns the JSON answer; while the server is full (429) it waits and tries again.
 
     Raises:
-        ServerError: not reachable, or any other refusal, with the server's own words.
+        ServerError: the server cannot be reached, is full for too long, or refuses; with the server's own message.
     """
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
-    content = json.dumps(body)  # in ASCII, so that a column may hold any text
+    content = json.dumps(body)  # ASCII only, so that a column may hold any text, lone surrogates included
     give_up = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -65,5 +65,5 @@ def post(url: str, body: Mapping[str, Any], *, api_key: str | None) -> dict[str,
 def _message(answer: httpx2.Response) -> str:
     try:
         return str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):  # not this server's own answer, so whatever came
+    except (ValueError, KeyError, TypeError):  # not an answer of this server: a proxy's, for example
         return answer.text[:200]

@@ -27,22 +27,22 @@ from serve.settings import MAX_SAMPLES
 log = logging.getLogger(__name__)
 
 Growth = tuple[Choice, str, list[ScoredToken]]
-"""The text and the tokens that are new in a choice."""
+"""A choice with its new text and new tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A request that has been checked: what to draw and how to write it."""
+    """A checked request: what to draw, and the format of the answer."""
 
     request: ChatRequest | CompletionRequest
-    draws: Sequence[Generate]  # per prompt
-    choices: Sequence[Choice]  # empty at first; those of a prompt side by side
+    draws: Sequence[Generate]  # one per prompt
+    choices: Sequence[Choice]  # without tokens at first; the n choices of a prompt are neighbours
     shape: Shape
     deadline: Deadline
 
 
 class CompletionRoutes:
-    """Both routes; they differ in how a prompt is made and in the shape of the answer."""
+    """Both routes; they differ in how prompts are encoded and in the format of the answer."""
 
     def __init__(self, *, generator: Generator, prompts: Prompts, metrics: ServerMetrics, deadline_s: float) -> None:
         self._generator, self._prompts, self._metrics, self._deadline_s = generator, prompts, metrics, deadline_s
@@ -51,7 +51,7 @@ class CompletionRoutes:
         return await self.answer_chat(body, request, ChatShape(self._prompts.model, body))
 
     async def answer_chat(self, body: ChatRequest, request: Request, shape: Shape) -> Response:
-        """Completes a conversation. What follows a grammar begins with it, not with a prefill."""
+        """Completes a conversation. With a grammar the template's prefill is left out, because it may not match."""
         deadline, model = Deadline(self._deadline_s), self._prompts.model
         check_model(body.model, model.name)
         free = body.grammar is None and not body.must_call
@@ -140,7 +140,7 @@ class CompletionRoutes:
         return json_response(job.shape.whole(job.choices))
 
     async def _events(self, job: Job) -> AsyncGenerator[str, None]:
-        """The events of a stream. A failure before the first is raised, a later one becomes the last event."""
+        """The events of a stream. A failure before the first event is raised, a later one becomes the last event."""
         shape, choices, started = job.shape, job.choices, False
         try:
             async with aclosing(self._grow(job)) as steps:
@@ -164,7 +164,7 @@ class CompletionRoutes:
             yield shape.failure(_failure(error))
 
     async def _grow(self, job: Job) -> AsyncGenerator[list[Growth], None]:
-        """Fills the choices and yields what is new, together what came together."""
+        """Adds tokens to the choices as they arrive; yields lists of what arrived together."""
         body, choices = job.request, job.choices
         self._metrics.prompt_tokens.inc(sum(len(draw.prompt_ids) for draw in job.draws))
         if isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None:
@@ -186,7 +186,7 @@ class CompletionRoutes:
                 for chunk in chunks:
                     choice = choices[p * body.n + chunk.index]
                     if choice.finish is not None:
-                        continue  # drawn after a stop string, before the worker heard of it
+                        continue  # drawn after a stop string, before the worker was told to stop
                     grown.append((choice, *choice.push(chunk)))
                     if choice.stream.stopped:
                         stopped[p].add(chunk.index)
@@ -199,7 +199,7 @@ class CompletionRoutes:
             job.draws[p],
             live=job.request.stream or bool(job.request.stop) or any(choice.ends_early for choice in job.choices),
             deadline=job.deadline,
-            bounded=p == 0,  # the first prompt of a request may be refused; the others then wait for their turn
+            bounded=p == 0,  # only the first prompt of a request may be refused; the others wait for their turn
             stopped=stopped,
         )
         async with aclosing(chunks):
@@ -208,7 +208,7 @@ class CompletionRoutes:
 
 
 def _failure(error: Exception) -> ApiError:
-    """What a client hears of a failure in the middle of a stream."""
+    """The error that a client gets for a failure within a stream; unexpected ones are logged."""
     if isinstance(error, ApiError):
         return error
     log.error("a stream failed", exc_info=error)

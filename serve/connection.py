@@ -1,4 +1,4 @@
-"""Doing work for a client only as long as it is there, and several streams of answers as one."""
+"""Runs the work of a request only while its client is connected, and merges several streams into one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled when the client hangs up. The body must have been read.
+    """Awaits ``work`` and cancels it if the client disconnects. The request's body must have been read.
 
     Raises:
-        ApiError: the client is gone; nobody will see it.
+        ApiError: the client has disconnected (499), so the error reaches only the log.
     """
     task, gone, over = asyncio.current_task(), False, False
     assert task is not None
@@ -45,7 +45,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 class EventStream(Response):
-    """Server-sent events as they come, in one message what comes together; a failure before the first is raised."""
+    """Sends server-sent events as ``events`` yields them; an ``ApiError`` before the first event is raised."""
 
     media_type = "text/event-stream"
 
@@ -72,7 +72,7 @@ class EventStream(Response):
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """The items of all streams as they come; the first failure ends them all."""
+    """Yields the items of all streams as they arrive; the first failure closes all streams and is raised."""
     waiting = {asyncio.ensure_future(anext(stream)): stream for stream in streams}
     try:
         while waiting:

@@ -1,4 +1,4 @@
-"""The front process's end of the line to a worker: places in the batch, deadlines, cancelling, lost workers."""
+"""The front process's side of the connection to a worker: places in the batch, deadlines, cancelling, lost workers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from serve.score_worker import ScoreItems
 from serve.worker import Answer, Cancel, Frames, Refusal, packed
 
 _GAP_S = 0.001
-"""For each open stream, between two events of a stream: so events cost the same however many streams there are."""
+"""Least seconds between two events of a stream, times the number of open streams: the cost of events per second then
+does not grow with the number of streams."""
 
 
 class Deadline:
-    """When a request began, and by when it must be done."""
+    """The time limit of a request, which starts when the object is made."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._began = seconds, time.monotonic()
@@ -36,10 +37,10 @@ class Deadline:
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
-        """Ends what still waits inside when the time is up.
+        """Context manager that cancels its body when the time is up.
 
         Raises:
-            ApiError: it is (504).
+            ApiError: the time is up (504).
         """
         try:
             async with asyncio.timeout(self.left()):
@@ -70,23 +71,23 @@ class Chunk:
 
 
 class Call:
-    """A request to a worker: what has come of it and has not been read. Iterating waits, and gives the new tokens.
+    """A request to a worker, with the tokens that have arrived and are not read yet; iterating waits for new ones.
 
     Args:
-        completions: that it draws; none, if it has one answer.
-        live: its tokens are read as they come, not only at the end.
-        on_end: called when the worker is done with it, which may be before everything has been read.
+        completions: number of completions that it draws; 0 for a request with a single answer.
+        live: tokens are read as they arrive, not only at the end.
+        on_end: called when the worker is done with the request, which may be before all tokens are read.
     """
 
     def __init__(self, uid: int, *, completions: int, live: bool, on_end: Callable[[], None]) -> None:
         self.uid, self.live, self.on_end = uid, live, on_end
         self.left = set(range(completions))
-        """Completions that are still drawn."""
+        """Indices of the completions that are not finished."""
         self.sequences: list[int] = []
-        """Their numbers in the batch."""
+        """Numbers of the completions in the worker's batch."""
         self.answer: Any = None
         self.heard = False
-        """Whether the reader has been told of a first token."""
+        """Whether the reader has been woken for the first tokens."""
         self._chunks: dict[int, Chunk] = {}
         self._news, self._ended = asyncio.Event(), False
         self._failure: ApiError | None = None
@@ -97,18 +98,18 @@ class Call:
         self._chunks[index].add(*drawn)
 
     def wake(self) -> None:
-        """Lets the reader have what has come."""
+        """Lets the reader take the tokens that have arrived."""
         self.heard = True
         self._news.set()
 
     def end(self, failure: ApiError | None = None) -> None:
-        """Nothing more comes."""
+        """Marks the call as ended, with the error to raise after the remaining tokens, if any."""
         if not self._ended:
             self._ended, self._failure = True, failure
             self._news.set()
 
     async def result(self) -> Any:
-        """The one answer, of a request that draws nothing."""
+        """The answer of a request that draws no completions."""
         async for _ in self:
             pass
         return self.answer
@@ -129,15 +130,15 @@ class Call:
 
 
 class WorkerLine(asyncio.Protocol):
-    """One worker process as the routes see it: ask, and read answers until the last one."""
+    """The connection to one worker process, through which routes send requests and read answers."""
 
     def __init__(self) -> None:
         self.calls: dict[int, Call] = {}
         self._numbers, self._frames = count(), Frames()
-        self._ended: Callable[[], ApiError] | None = None  # why nothing more comes
-        self._rows: dict[int, tuple[Call, int]] = {}  # by sequence: the call and which of its completions
+        self._ended: Callable[[], ApiError] | None = None  # why no more answers will come
+        self._rows: dict[int, tuple[Call, int]] = {}  # by sequence: the call, and the index of its completion
         self._streams = 0
-        self._unread: set[Call] = set()  # streams with tokens that nobody has been told of
+        self._unread: set[Call] = set()  # streams with tokens for which their reader has not been woken
         self._told_at = 0.0
         self._telling: asyncio.TimerHandle | None = None
 
@@ -151,11 +152,11 @@ class WorkerLine(asyncio.Protocol):
         live: bool = False,
         on_end: Callable[[], None] = lambda: None,
     ) -> Iterator[Call]:
-        """Sends ``payload``; see :class:`Call`. Leaving early, however that happens, cancels the work.
+        """Sends ``payload`` and yields its :class:`Call`; leaving the context early cancels the work.
 
         Raises:
-            ApiError: worker lost or server ending (503); while reading also refused (400), the worker's own failure
-                (500), or too late (504).
+            ApiError: the worker is lost or the server is ending (503); while reading also: the worker refuses (400) or
+                fails (500), or the deadline has passed (504).
         """
         if self._ended is not None:
             on_end()
@@ -173,7 +174,7 @@ class WorkerLine(asyncio.Protocol):
             self._cancel(call)
 
     def stop(self, call: Call, indices: set[int]) -> None:
-        """Ends some of a call's completions."""
+        """Stops drawing the completions with these indices."""
         indices &= call.left
         if indices:
             self._send(call.uid, Cancel(frozenset(indices)))
@@ -183,14 +184,14 @@ class WorkerLine(asyncio.Protocol):
                 call.end()
 
     def fail_all(self, reason: Callable[[], ApiError]) -> None:
-        """Everyone who waits for the worker hears now why no answer will come."""
+        """Ends all calls with ``reason()`` as their error, and refuses later ones with it."""
         self._ended = reason
         for call in list(self.calls.values()):
             self._close(call)
             call.end(reason())
 
     def _expire(self, call: Call, deadline: Deadline) -> None:
-        """Ends the work when the time is up, also where nobody reads: a client that stopped reading holds a place."""
+        """Ends a call when its time is up, also if nobody reads it: a client that stopped reading would keep places."""
         self._cancel(call)
         call.end(deadline.passed())
 
@@ -199,7 +200,7 @@ class WorkerLine(asyncio.Protocol):
             self._send(call.uid, Cancel())
 
     def _close(self, call: Call) -> bool:
-        """The worker owes nothing more; False if that was so before."""
+        """Forgets a call that the worker is done with and calls its ``on_end``; False if that was done before."""
         if self.calls.pop(call.uid, None) is None:
             return False
         for sequence in call.sequences:
@@ -211,7 +212,7 @@ class WorkerLine(asyncio.Protocol):
     def _send(self, uid: int, payload: Any) -> None:
         self._transport.write(packed((uid, payload)))
 
-    # --- what the worker says ---------------------------------------------------------------------------------------
+    # --- messages of the worker -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
@@ -265,7 +266,7 @@ class WorkerLine(asyncio.Protocol):
 
 
 class QueueFull(ApiError):
-    """No place, and too many wait for one already."""
+    """No place is free, and too many requests wait for one already (429)."""
 
     def __init__(self, waiting: int) -> None:
         super().__init__(
@@ -277,10 +278,10 @@ class QueueFull(ApiError):
 
 
 class Places:
-    """Places in the running batch, given out in the order of asking; several at once or none.
+    """Places in the running batch, given out first come, first served; a request gets all its places at once.
 
-    Evaluations hold at most ``share`` places together, so that a chat finds one free however many evaluations run;
-    nobody waits behind an evaluation that is only short of its share.
+    Evaluations together hold at most ``share`` places, so that chats find free places however many evaluations run. A
+    request is not held up by an evaluation before it that only waits for the share.
     """
 
     def __init__(self, size: int, *, max_waiting: int) -> None:
@@ -292,15 +293,15 @@ class Places:
 
     @property
     def waiting(self) -> int:
-        """Those in line, evaluations included."""
+        """Number of requests that wait for places, evaluations included."""
         return sum(not turn.given.cancelled() for turn in self._line)
 
     async def take(self, count: int, *, bounded: bool, evaluation: bool = False) -> None:
         """Waits for ``count`` places.
 
         Raises:
-            QueueFull: ``bounded``, and the line is full.
-            ApiError: closed.
+            QueueFull: ``bounded``, and too many requests of this kind wait.
+            ApiError: places have been closed.
         """
         assert count <= (self.share if evaluation else self.size)
         if self._closed is not None:
@@ -318,13 +319,13 @@ class Places:
             await turn.given
         except asyncio.CancelledError:
             if turn.given.cancelled():
-                self._serve_line()  # who stood behind it may fit
+                self._serve_line()  # requests behind it may fit now
             elif turn.given.exception() is None:
                 self.give_back(count, evaluation=evaluation)
             raise
 
     def close(self, reason: Callable[[], ApiError]) -> None:
-        """Refuses everyone in line and whoever comes; what has its places keeps them."""
+        """Refuses all waiting and all later requests with ``reason()``; those that have places keep them."""
         self._closed = reason
         while self._line:
             turn = self._line.pop()
@@ -360,7 +361,7 @@ class _Turn(NamedTuple):
 
 
 class Generator:
-    """Completions from the worker that holds the model."""
+    """Draws completions with the worker that holds the model."""
 
     def __init__(self, *, max_batch_size: int, max_queue: int) -> None:
         self.line = WorkerLine()
@@ -369,12 +370,12 @@ class Generator:
     async def generate(
         self, job: Generate, *, live: bool, deadline: Deadline, bounded: bool, stopped: Set[int] = frozenset()
     ) -> AsyncGenerator[list[Chunk], None]:
-        """Draws one completion per key; more than fit in the batch are drawn in turns.
+        """Draws one completion per key; if there are more than places in the batch, in several parts.
 
         Args:
-            live: yield tokens as they come rather than all at the end.
-            bounded: be refused when the queue is full, instead of waiting in it.
-            stopped: the caller adds the indices of completions that it wants no more of.
+            live: yield tokens as they arrive, not all at the end.
+            bounded: raise ``QueueFull`` when the queue is full, instead of waiting.
+            stopped: set to which the caller adds the indices of completions that are to be stopped.
         """
         size = self.places.share if job.evaluation else self.places.size
         for first in range(0, len(job.keys), size):
@@ -392,7 +393,7 @@ class Generator:
                         self.line.stop(call, {i - first for i in stopped})
 
     async def score_prompt(self, job: ScorePrompt, *, deadline: Deadline, bounded: bool) -> list[ScoredToken]:
-        """The log-probabilities of a prompt's own tokens, in turn with those who wait for a place."""
+        """The log-probabilities of a prompt's own tokens; waits for a place like a completion."""
         async with deadline.limit():
             await self.places.take(1, bounded=bounded)
         with self.line.ask(job, deadline=deadline, on_end=lambda: self.places.give_back(1)) as call:
@@ -400,7 +401,7 @@ class Generator:
 
 
 class Scorer:
-    """Scores from the worker that holds the rewards."""
+    """Scores completions with the worker that holds the rewards."""
 
     def __init__(self, *, max_queue: int) -> None:
         self.line = WorkerLine()
@@ -408,7 +409,12 @@ class Scorer:
         self._asking = 0
 
     async def score(self, items: ScoreItems, *, deadline: Deadline, bounded: bool) -> list[Any]:
-        """What the worker says about each item, in order; ``bounded`` requests may be refused when many wait."""
+        """The worker's result for each item, in order.
+
+        Raises:
+            QueueFull: ``bounded``, and too many such requests are in progress.
+            ApiError: see :meth:`WorkerLine.ask`.
+        """
         if bounded and self._asking >= self._max_queue:
             raise QueueFull(self._asking)
         self._asking += bounded

@@ -1,4 +1,4 @@
-"""``ApiError`` and the one JSON shape in which every failure reaches a client."""
+"""``ApiError`` and the one JSON format in which clients get every error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 
 class ApiError(HTTPException):
-    """A failure that a client should hear about, in OpenAI's terms."""
+    """An error for the client, with the fields of OpenAI's errors."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ def bad_request(message: str, *, param: str | None, code: str = "invalid_value")
 
 
 def check_model(asked: str | None, served: str) -> None:
-    """Refuses a model that is not the one that is served; None is that one.
+    """Refuses a request for another model than the served one; None asks for the served one.
 
     Raises:
-        ApiError: another name (404).
+        ApiError: the names differ (404).
     """
     if asked not in (None, served):
         message = f"there is no model {asked!r} here, only {served!r}."
@@ -65,16 +65,16 @@ def shutting_down() -> ApiError:
 
 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """ASCII only, so that texts with lone surrogates are still valid JSON."""
+    """``value`` as a JSON response in ASCII, so that texts with lone surrogates are valid JSON as well."""
     return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")
 
 
-to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # made once: `json.dumps` makes one a call
+to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # `json.dumps` makes one at each call
 
 
 def from_fault(fault: Mapping[str, Any]) -> ApiError:
-    """One of pydantic's ``errors()``, with the path of the field."""
-    path = [part for part in map(str, fault["loc"]) if part.isidentifier() or part.isdigit()]  # without kinds of unions
+    """The ``ApiError`` for one of pydantic's ``errors()``, with the path of the field as ``param``."""
+    path = [part for part in map(str, fault["loc"]) if part.isidentifier() or part.isdigit()]  # no names of union types
     if named := fault.get("ctx", {}).get("field"):  # a rule for the whole object may still be about one field
         path.append(named)
     param = ".".join(path) or None
@@ -85,7 +85,7 @@ def from_fault(fault: Mapping[str, Any]) -> ApiError:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Makes every error take the common shape, the framework's own (unknown route, wrong method, a bug) included."""
+    """Gives every error the common format, also the framework's own (unknown route, wrong method) and bugs."""
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:

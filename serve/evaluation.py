@@ -1,4 +1,4 @@
-"""``/v1/evaluate``: generate, score and sum up, through the same batch and the same rewards as everyone else."""
+"""``/v1/evaluate``: draws and scores completions, with the batch and rewards of all other requests, and sums up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _JUDGED_AT_ONCE = 4  # problems; the reward worker judges eight requests at once
 
 
 class EvaluateRoute:
-    """Problems wait for places in the batch, a few of each evaluation at a time, within the share of evaluations."""
+    """Evaluates problems; a few of each request at a time wait for places in the batch, within evaluations' share."""
 
     def __init__(
         self, *, generator: Generator, scorer: Scorer, prompts: Prompts, metrics: ServerMetrics, deadline_s: float
@@ -45,13 +45,13 @@ class EvaluateRoute:
             body.items, body, seed=body.seed_or_random(), name=lambda i: f"items.{i}.problem"
         )
         results = await while_connected(request, self._all(body.items, jobs))
-        # thousands of samples: in a thread, so that other requests are answered meanwhile
+        # there may be thousands of samples: in a thread, so that other requests are answered meanwhile
         return await asyncio.to_thread(
             lambda: json_response({"items": results, "summary": summarise(results, n=body.n)})
         )
 
     async def _all(self, problems: Sequence[EvalProblem], jobs: Sequence[Generate]) -> list[dict[str, Any]]:
-        """The results in the order of the problems; the first failure ends them all."""
+        """The results in the order of the problems; the first failure cancels all others and is raised."""
         deadline = Deadline(self._deadline_s)
         at_once = asyncio.Semaphore(max(2, 2 * self._generator.places.share // len(jobs[0].keys)))
 
@@ -62,7 +62,7 @@ class EvaluateRoute:
         tasks = [asyncio.ensure_future(one(i)) for i in range(len(jobs))]
         try:
             return list(await asyncio.gather(*tasks))
-        finally:  # after a failure, or when the client hangs up, the others must not go on
+        finally:  # after a failure, or when the client disconnects, the other tasks must not continue
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -83,7 +83,7 @@ class EvaluateRoute:
 
 
 def items_of(problem: EvalProblem, finished: Sequence[Chunk], model: ServedModel) -> ScoreItems:
-    """The job of scoring a problem's completions as a group."""
+    """The job for the reward worker: a problem's completions as a group, with the columns of training."""
     n, tokens = len(finished), [chunk.tokens for chunk in finished]
     columns: dict[str, list[Any]] = {name: [value] * n for name, value in (problem.model_extra or {}).items()}
     columns["question"] = [problem.problem] * n
@@ -97,7 +97,7 @@ def items_of(problem: EvalProblem, finished: Sequence[Chunk], model: ServedModel
 def result_of(
     problem: EvalProblem, items: ScoreItems, finished: Sequence[Chunk], scored: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """What an evaluation reports about one problem."""
+    """The entry of one problem in the answer of an evaluation."""
     samples = [
         {"completion": text, "tokens": len(chunk.drawn), "finish_reason": chunk.finish, **score}
         for text, chunk, score in zip(items.completions, finished, scored, strict=True)
