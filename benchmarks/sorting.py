@@ -1,4 +1,4 @@
-"""Runs the sorting task with several seeds; records points and duration of 200 rollouts of 128 x 8 completions."""
+"""The sorting task over several seeds: points reached by 200 rollouts of 128 prompts x 8 completions, and how long."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BAR = 6.0  # of 7 points; digits in order that ignore the prompt are worth about
 
 
 def run(seed: int, folder: Path, extra: list[str]) -> dict[str, float | int | None]:
-    """Runs one `grpo-pl fit` in a new process."""
+    """One whole `grpo-pl fit` in a process of its own."""
     seeds = [
         f"--seed_everything={seed}",
         f"--model.policy.init_seed={seed}",

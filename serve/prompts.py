@@ -1,4 +1,4 @@
-"""Encodes messages and texts as prompt tokens, with the template of the policy's training."""
+"""From messages and texts to prompt tokens, through the template that the policy was trained with."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from serve.schemas import EvalProblem, Sampling, checked_grammar
 
 _SCALARS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "min_tokens")
 _MOST_LOGPROBS = 1 << 20  # in one answer: each takes some hundred bytes
-_LONG = 2000  # characters from which encoding would delay other requests noticeably
-_SLICE = 1 << 14  # characters scanned, and …
-_PER_CALL = 1 << 10  # … new ones tokenised, before other threads can run
+_LONG = 2000  # characters from which encoding would hold up other requests noticeably
+_SLICE = 1 << 14  # characters looked at, and
+_PER_CALL = 1 << 10  # new ones tokenised, before other threads get a turn
 _CHARS_PER_TOKEN = 64  # no text with more characters than this per token of context can fit
 
 
 @dataclass
 class Prompts:
-    """Encodes prompts for one model; refuses unknown characters and tokens, and prompts that exceed the context."""
+    """Encodes prompts of one model and refuses what it cannot read or hold."""
 
     model: ServedModel
     _renderer: Renderer = field(init=False, repr=False)
@@ -47,13 +47,11 @@ class Prompts:
         """Prompt tokens of a conversation that ends with the user's turn, or a tool's.
 
         Args:
-            messages: the conversation.
-            tools: the tools that the answer may call.
+            tools: what the model is told that it may call.
             prefill: begin the answer with the template's prefill.
 
         Raises:
-            ApiError: see ``Conversation.of`` and ``Renderer.tokens``; or an unknown character, or a prompt that is too
-                long (400).
+            ApiError: see ``Conversation.of`` and ``Renderer.tokens``; or what the model cannot read or hold.
         """
         conversation, told = Conversation.of(messages), [tool.told for tool in tools]
         said = [*(m.text for m in messages), *(call.function.arguments for m in messages for call in m.tool_calls)]
@@ -66,14 +64,14 @@ class Prompts:
         return await self._encode("".join(said), encode, "messages", more=len(schemas))
 
     def reader(self, tools: Sequence[FunctionTool], *, several: bool) -> CallReader:
-        """A new reader that separates calls of these tools from text, for one answer."""
+        """What tells calls of these tools from text, for one answer."""
         return CallReader(self.model.tools.parser, {tool.name: tool.told for tool in tools}, several=several)
 
     def call_grammar(self, tools: Sequence[FunctionTool], *, several: bool) -> Grammar:
-        """The grammar of an answer that must call one of these tools and holds nothing else.
+        """What an answer follows that has to call one of these tools, and says nothing else.
 
         Raises:
-            ApiError: the policy's form of calls has no grammar, or the grammar is too long (400).
+            ApiError: the policy's form of calls has no grammar, or that is too long.
         """
         rules = [f"call{i}" for i in range(len(tools))]
         try:
@@ -89,13 +87,13 @@ class Prompts:
     async def evaluations(
         self, problems: Sequence[EvalProblem], sampling: Sampling, *, seed: int, name: Callable[[int], str]
     ) -> list[Generate]:
-        """The drawing job of each problem; its question becomes a prompt as in training.
+        """What to draw for each problem, whose question becomes a prompt as in training.
 
         Args:
-            name: index of a problem -> its name in error messages.
+            name: what the problem of an index is called where it is refused.
 
         Raises:
-            ApiError: an unknown character, a problem that is too long, or a token id that the model lacks (400).
+            ApiError: a problem that the model cannot read or hold, or a token that it does not have.
         """
         logits, jobs, tokenizer = self.logits(sampling), [], self.model.tokenizer
         for i, problem in enumerate(problems):
@@ -103,15 +101,11 @@ class Prompts:
             ids = await self._encode(text, partial(self.model.template.encode, text, tokenizer), name(i))
             job = self.job(ids, sampling, logits, seed=seed, prompt_id=problem.id)
             jobs.append(replace(job, evaluation=True))
-            await asyncio.sleep(0)  # lets the event loop serve other requests
+            await asyncio.sleep(0)  # others get their turn of the event loop
         return jobs
 
     async def from_raw(self, prompt: str | Sequence[int]) -> list[int]:
-        """Tokens of a prompt that is used without the template.
-
-        Raises:
-            ApiError: an unknown character or token id, or a prompt that is empty or too long (400).
-        """
+        """Tokens of a prompt that is continued as it is: no template."""
         if isinstance(prompt, str):
             return await self._encode(prompt, lambda: list(self.model.tokenizer(prompt).input_ids), "prompt")
         ids = self._check_tokens(list(prompt), "prompt")
@@ -139,14 +133,14 @@ class Prompts:
         seed: int,
         prompt_id: int | str | None = None,
     ) -> Generate:
-        """The drawing job of a prompt; where the client gives no value, it uses those of training.
+        """What to draw for a prompt, with the model's own defaults where the client left them.
 
         Args:
             logits: from ``logits``, which is the same for all prompts of a request.
-            seed: identifies the samples together with ``prompt_id``; see ``sample_keys``.
+            seed: names the samples, with ``prompt_id``; see ``sample_keys``.
 
         Raises:
-            ApiError: prompt and completion would exceed the model's context, or ``min_tokens`` the length (400).
+            ApiError: the completion would not fit the model's context behind the prompt.
         """
         context, wanted, trained = self.model.context, request.length, self.model.sampling
         room = (context or 1 << 30) - len(prompt_ids)
@@ -171,10 +165,10 @@ class Prompts:
         return Generate(prompt_ids, keys, SequenceOptions(sampling=sampling, logits=logits))
 
     def check_logprobs(self, tokens: int, top: int) -> None:
-        """Refuses an answer with so many log-probabilities that it would take too much memory.
+        """Refuses an answer that would not fit into memory.
 
         Raises:
-            ApiError: tokens · (1 + top) exceeds the limit (400).
+            ApiError: too many tokens with ``top`` likely ones beside each.
         """
         if tokens * (1 + top) > _MOST_LOGPROBS:
             raise bad_request(
@@ -195,7 +189,7 @@ class Prompts:
             raise bad_request(f"{param}: there is no token {bad}, only 0 … {size - 1}.", param=param)
 
     def _spellings(self, word: str) -> list[tuple[int, ...]]:
-        """The tokens of a word at the beginning of a text, and after a blank if only its first token differs there."""
+        """The tokens of a word at the beginning of a text and, where that is another single piece, after a blank."""
         tokenizer = self.model.tokenizer
         plain, spaced = (tuple(tokenizer(text, add_special_tokens=False).input_ids) for text in (word, f" {word}"))
         if not plain or tokenizer.unk_token_id in plain:
@@ -216,10 +210,10 @@ class Prompts:
         return await asyncio.to_thread(work) if size > _LONG else work()
 
     def check_characters(self, text: str, param: str) -> None:
-        """Refuses a text with a character that the tokenizer would drop or replace.
+        """Refuses a text that would lose something on the way to tokens.
 
         Raises:
-            ApiError: names the first such character (400).
+            ApiError: a character that the tokenizer does not know.
         """
         asked = _characters(text)
         if unknown := asked - self.known(asked):
@@ -230,8 +224,8 @@ class Prompts:
             )
 
     def known(self, characters: Iterable[str]) -> set[str]:
-        """The characters that the tokenizer knows, so that it neither drops them nor replaces them by <unk>. New ones
-        are tokenised many per call, because a text may hold very many."""
+        """Those that leave a trace in the tokens: tokenizers drop what they do not know, or write <unk>. New ones are
+        looked at many in one call: a text may bring very many."""
         asked, tokenizer = set(characters), self.model.tokenizer
         new = list(asked - self._known.keys())
         for first in range(0, len(new), _PER_CALL):
@@ -258,14 +252,14 @@ class Prompts:
 
 
 def _characters(text: str) -> set[str]:
-    """The set of characters of a text; made in slices, so that other threads can run in between."""
+    """The different ones; in slices, because no other thread runs while a set is made of one text."""
     return set().union(*(set(text[first : first + _SLICE]) for first in range(0, len(text), _SLICE)))
 
 
 def sample_keys(prompt_ids: Sequence[int], *, seed: int, n: int, prompt_id: int | str | None = None) -> list[SampleKey]:
-    """Keys of ``n`` samples outside training: split ``predict``, step 0, and ``prompt_id`` or a hash of the tokens.
+    """Names of ``n`` samples outside training: split ``predict``, step 0; the prompt is named by its tokens.
 
-    Together with the weights they determine the completions, so any engine reproduces what the server drew.
+    With the weights they determine the completions, so any engine reproduces what the server drew.
     """
     if prompt_id is None:
         name = row_key("prompt", *prompt_ids)

@@ -82,6 +82,11 @@ def _tiny_config() -> dict[str, Any]:
     }
 
 
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    left_out = "not vllm" in str(config.option.markexpr)
+    return ["left out: tests marked vllm, which `bash .ci/vllm` runs in an environment with vLLM"] if left_out else []
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a command printed and left behind."""

@@ -52,6 +52,9 @@ EXTRA_OF = {
     "grpo_pl/rewards/sandbox/gym_entry.py": "reasoning-gym",
     "grpo_pl/rewards/sandbox/gym_guards.py": "reasoning-gym",
     "grpo_pl/rewards/sandbox/gym_judge.py": "reasoning-gym",
+    "grpo_pl/rollout/vllm/keyed_draws.py": "vllm",
+    "grpo_pl/rollout/vllm/reload.py": "vllm",
+    "grpo_pl/rollout/vllm/worker.py": "vllm",
     "serve/grammars.py": "structured",
 }
 """The files that may import what an extra brings, each inside a function or behind a message that names the extra."""

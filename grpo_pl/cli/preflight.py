@@ -38,8 +38,10 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
 
     Raises:
         ValueError: a model or data set that cannot be loaded, too few problems, none that fits the context, characters
-            that the vocabulary lacks, or held-out problems that are trained on or demonstrated.
+            that the vocabulary lacks, held-out problems that are trained on or demonstrated, or an engine that is not
+            installed.
     """
+    module.engine.check()
     tokenizer = load_tokenizer(module.policy_config)
     StopStrings.of(module.sampling, tokenizer, module.template.prefill)  # refuses those that no text can hold
     unknown = next((token for token in module.sampling.stop_token_ids if token >= len(tokenizer)), None)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from grpo_pl.rewards.base import RewardFailed
-from grpo_pl.rollout.engine import RolloutInterrupted
+from grpo_pl.rollout.engine import EngineDied, RolloutInterrupted
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
@@ -67,10 +67,15 @@ class Collective:
         return bool(self.max(int(flag), device))
 
     def interruptible(self, draw: Callable[[], T], device: torch.device) -> T:
-        """Returns ``draw()``; if it raises ``RolloutInterrupted`` on any rank, every rank raises it."""
-        drawn, interrupted = _attempt(draw, RolloutInterrupted)
-        if self.any(interrupted is not None, device):
-            raise interrupted or RolloutInterrupted("another process was told to stop")
+        """Returns ``draw()``; if it raises ``RolloutInterrupted`` on any rank, every rank raises it; else, if it raises
+        ``EngineDied`` on any, every rank raises that."""
+        drawn, error = _attempt(draw, RolloutInterrupted, EngineDied)
+        worst = self.max(0 if error is None else 2 if isinstance(error, RolloutInterrupted) else 1, device)
+        if worst == 2:
+            own = error if isinstance(error, RolloutInterrupted) else None
+            raise own or RolloutInterrupted("another process was told to stop")
+        if worst == 1:
+            raise error or EngineDied("the engine's process of another rank ended.")
         return cast(T, drawn)
 
     def scored(self, score: Callable[[], T], device: torch.device) -> T:
@@ -93,11 +98,11 @@ class Collective:
         return {name: total / count for name, (total, count) in zip(sums, totals, strict=True) if count}
 
 
-def _attempt(act: Callable[[], T], kind: type[E]) -> tuple[T | None, E | None]:
-    """(result of ``act``, None), or (None, the error) if it raises one of ``kind``."""
+def _attempt(act: Callable[[], T], *kinds: type[E]) -> tuple[T | None, E | None]:
+    """(result of ``act``, None), or (None, the error) if it raises one of ``kinds``."""
     try:
         return act(), None
-    except kind as error:
+    except kinds as error:
         return None, error
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,6 +36,24 @@ def attends_by_interface(model: PreTrainedModel) -> bool:
 def tied_names(model: PreTrainedModel) -> set[str]:
     """Names of weights that a checkpoint may lack because they are tied to others."""
     return set(model._tied_weights_keys or ())
+
+
+def persistent_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers that a checkpoint holds, tied ones once. Not by ``state_dict()``, which drops what FSDP2
+    has gathered."""
+    yield from model.named_parameters()
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{path}.{name}" if path else name, buffer
+
+
+def checkpoint_names(model: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of one module in the form that ``save_pretrained`` writes: some models keep fused what their checkpoints
+    hold apart, such as all experts of a layer."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return dict(revert_weight_conversion(model, weights))
 
 
 def has_hooks(module: nn.Module) -> bool:

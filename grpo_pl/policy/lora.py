@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from grpo_pl.policy.library_internals import is_adapted
 
@@ -99,18 +100,27 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
     """A copy on the CPU without adapters, with W + (alpha / rank) · B A as its weights."""
     from transformers import AutoModelForCausalLM
 
-    weights = {key.replace(".base_layer", ""): value for key, value in model.state_dict().items()}
-    for name, layer in _adapted(model):
-        for adapter in layer.active_adapters:
-            # all experts of a layer may be one 3-D parameter, which peft wraps once for each of its parameters
-            key = f"{name.replace('.base_layer', '')}.{getattr(layer, 'parameter_name', 'weight')}"
-            weight = weights[key]
-            weights[key] = (weight.float() + layer.get_delta_weight(adapter).float()).to(weight.dtype)
-    plain = {key: value for key, value in weights.items() if ".lora_" not in key}
     copy: PreTrainedModel = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
-    copy.load_state_dict(plain)
+    copy.load_state_dict(dict(merged_weights(model, model.state_dict().items())))
     copy.generation_config = model.generation_config
     return copy
+
+
+def merged_weights(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """``weights`` by the names that they have without adapters, each of which is added to its weight."""
+    adapted: dict[str, list[Any]] = {}
+    for name, layer in _adapted(model):
+        # all experts of a layer may be one 3-D parameter, which peft wraps once for each of its parameters
+        key = f"{name.replace('.base_layer', '')}.{getattr(layer, 'parameter_name', 'weight')}"
+        adapted.setdefault(key, []).append(layer)
+    for name, weight in weights:
+        if ".lora_" in name:
+            continue
+        key = name.replace(".base_layer", "")
+        for layer in adapted.get(key, ()):
+            for adapter in layer.active_adapters:
+                weight = (weight.float() + layer.get_delta_weight(adapter).float()).to(weight.dtype)
+        yield key, weight
 
 
 def _adapted(model: Any) -> Iterator[tuple[str, Any]]:

@@ -25,7 +25,10 @@ ProgressFn = Callable[[int, int], None]
 
 
 class RolloutEngine(ABC):
-    """Draws completions from a policy. An engine holds no weights of its own between calls."""
+    """Draws completions from a policy: from its live weights, or from a copy of its own."""
+
+    weights_version: int | None = None
+    """Of an engine that keeps a copy: how many weight updates it had heard of when it took that."""
 
     @abstractmethod
     def generate(
@@ -41,7 +44,7 @@ class RolloutEngine(ABC):
         should_stop: Callable[[], bool] | None = None,
         stops: StopStrings | None = None,
     ) -> Rollout:
-        """Draws ``len(keys[p])`` completions, the same number for every prompt ``p``.
+        """Draws ``len(keys[p])`` completions, the same number for every prompt ``p``. All ranks call it together.
 
         Args:
             model: the policy, on its device; its train/eval mode is the same before and after.
@@ -52,6 +55,10 @@ class RolloutEngine(ABC):
             stops: the strings of ``sampling.stop``, given only where there are some; a completion ends with the token
                 that completes one, by ``stop``.
             should_stop: asked between tokens; once true, the call raises `RolloutInterrupted`.
+
+        Raises:
+            RolloutInterrupted: ``should_stop`` turned true.
+            EngineDied: the engine draws in a process of its own, which ended.
         """
 
     def continuing(self, model: PreTrainedModel, *, rows: int, longest: int) -> RolloutEngine:
@@ -68,8 +75,19 @@ class RolloutEngine(ABC):
         """What drew the completions so far, in a few words for the log."""
         return type(self).__name__
 
+    def check(self) -> None:  # noqa: B027 - most engines need nothing
+        """Called before a run costs anything.
+
+        Raises:
+            ValueError: the engine cannot work here, and what to install.
+        """
+
     def update_weights(self, model: PreTrainedModel) -> None:  # noqa: B027 - in-process engines read the live weights
-        """Called once after each weight update, for engines that keep a copy."""
+        """Called once after each weight update, for engines that keep a copy: the next ``generate`` must draw from the
+        new weights."""
+
+    def close(self) -> None:  # noqa: B027 - most engines hold nothing
+        """Called when a fit or a validation is over: ends what the engine has started; it starts anew if used again."""
 
 
 class RolloutInterrupted(RuntimeError):
@@ -77,6 +95,10 @@ class RolloutInterrupted(RuntimeError):
 
     signal: Signals | None = None
     """Which signal asked this process to stop, if one did."""
+
+
+class EngineDied(RuntimeError):
+    """The process that an engine draws in has ended. The rollout can be drawn again: keys name its samples."""
 
 
 class PolicyDiverged(ValueError):

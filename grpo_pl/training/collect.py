@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
+from grpo_pl.distributed.sharding import is_sharded
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.rewards.base import Reward, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, join_scores, score_completions
+from grpo_pl.rollout.engine import EngineDied, RolloutEngine
 from grpo_pl.rollout.groups import group_rows, join_samples, samples_to, select_groups
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.training.process_supervision import step_tensors
@@ -23,6 +26,8 @@ from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainerState
+
+log = logging.getLogger(__name__)
 
 
 def trainer_state(step: int, steps: int, rank: int) -> TrainerState:
@@ -47,6 +52,24 @@ def gathered_values(scored: ScoredBatch, device: torch.device, collective: Colle
 def reward_weights(rewards: Sequence[Reward], device: torch.device) -> Tensor:
     """(R,) float64."""
     return torch.tensor([reward.weight for reward in rewards], dtype=torch.float64, device=device)
+
+
+def drawn_together(
+    draw: Callable[[], Samples], policy: PreTrainedModel, engine: RolloutEngine, collective: Collective
+) -> Samples:
+    """What ``draw`` returns on this rank.
+
+    A rollout in which an engine's process ended is drawn again, once. The engine does that itself unless the policy is
+    sharded: then only all ranks together can push its weights.
+    """
+    try:
+        return collective.interruptible(draw, policy.device)
+    except EngineDied as death:
+        if not is_sharded(policy):
+            raise
+        log.warning("%s\nThe engines are started again, and the rollout drawn again.", death)
+        engine.close()
+    return collective.interruptible(draw, policy.device)
 
 
 FetchPrompts = Callable[[int, int], PromptBatch]
@@ -158,7 +181,7 @@ class Collector:
             should_stop=self.should_stop,
         )
         with stopwatch(seconds, "rollout"):
-            samples = self.collective.interruptible(draw, policy.device)
+            samples = drawn_together(draw, policy, self.sampler.engine, self.collective)
         with stopwatch(seconds, "reward"):
             return samples, self.score(samples)
 

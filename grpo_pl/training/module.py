@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -29,7 +29,7 @@ from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.cold_start import ColdStart
-from grpo_pl.training.collect import Collector, trainer_state
+from grpo_pl.training.collect import Collector, drawn_together, trainer_state
 from grpo_pl.training.experience import Experience, ExperienceMaker
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.metrics import REFLECTION_WORDS, broken_share, experience_metrics, noted_means, pass_rates
@@ -37,6 +37,7 @@ from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.optimization import Optimization, TrainingDiverged
 from grpo_pl.training.reference import Reference
 from grpo_pl.training.stopwatch import stopwatch
+from grpo_pl.training.sync_proof import SyncProof
 from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.training.vocabulary import with_collected_characters
 from grpo_pl.types import PromptBatch, SamplingParams
@@ -105,6 +106,7 @@ class GRPOModule(LightningModule):
         self._held_out: HeldOutMetrics | None = None
         self._noted: dict[str, list[float]] = {}  # what reward functions logged in this validation
         self._reference: Reference | None = None
+        self._sync_proof = SyncProof()
         self._skipped_in_a_row = 0
         self._warned_of_rewards = False
         self._tokens_seen = 0
@@ -113,6 +115,10 @@ class GRPOModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         end_with_launcher()
+        self.engine.close()  # a copy of weights that it kept would be that of an earlier fit
+
+    def teardown(self, stage: str) -> None:
+        self.engine.close()
 
     def prepare_data(self) -> None:
         """Makes the cold start where it is missing, as a download would; runs in one process a node."""
@@ -172,6 +178,7 @@ class GRPOModule(LightningModule):
             self._data.source.observe(pass_rates(experience, self.rewards, self.collective))
             result = self.update(experience)
         self.engine.update_weights(self.require_policy())
+        self._sync_proof.updated()
         self._log_step(experience, result, seconds)
         self._check_divergence(result)
         self._data.completed_rollouts += 1
@@ -198,9 +205,15 @@ class GRPOModule(LightningModule):
         maker = ExperienceMaker(
             algorithm=self.algorithm, sampling=self.sampling, budget=self.budget, collective=self.collective
         )
-        with gathered(policy):
+        with self._gathered_for_engine():
             collected = collector.collect(policy, batch, self._data.prompts)
+            self._sync_proof.check(policy, collected, self.engine, self.sampling.temperature, self.collective)
             return maker.make(policy, None if reference is None else reference.model, collected)
+
+    def _gathered_for_engine(self) -> AbstractContextManager[None]:
+        """Whole weights of a sharded policy for an engine that reads them; others gather a part at a time."""
+        in_process = self.engine.weights_version is None
+        return gathered(self.require_policy()) if in_process else nullcontext()
 
     def update(self, experience: Experience) -> UpdateResult:
         """Advantage → loss → update."""
@@ -267,8 +280,8 @@ class GRPOModule(LightningModule):
             progress=lambda tokens, finished: self._report("validate", finished, rows, f"{tokens} tokens"),
             should_stop=self._should_stop,
         )
-        with gathered(self.require_policy()):
-            drawn = self.collective.interruptible(draw, self.device)
+        with self._gathered_for_engine():
+            drawn = drawn_together(draw, self.require_policy(), self.engine, self.collective)
         state = partial(trainer_state, self._data.completed_rollouts, self._data.steps, self.collective.rank)
         answers = self.collective.scored(
             lambda: grade(self.rewards, drawn, vote=samples > 1, trainer_state=state), self.device
@@ -309,6 +322,7 @@ class GRPOModule(LightningModule):
         metrics |= self.collective.ratios(result.sums)
         for callback in self._step_callbacks:
             metrics |= callback.step_metrics(self.trainer, self, experience)
+        metrics |= self._sync_proof.metrics
         self._tokens_seen += int(experience.lengths.sum())
         metrics |= {
             "num_tokens": float(self._tokens_seen),
@@ -355,6 +369,7 @@ class GRPOModule(LightningModule):
         checkpoint["tokens_seen"] = self._tokens_seen
         checkpoint["token_budget"] = self.budget.state_dict()
         checkpoint["skipped_in_a_row"] = self._skipped_in_a_row
+        checkpoint["sync_bound"] = self._sync_proof.bound
         checkpoint["reference"] = {} if self._reference is None else self._reference.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -364,6 +379,7 @@ class GRPOModule(LightningModule):
                 "the checkpoint was trained with other policy.characters: give those of the config.yaml of its run."
             )
         self._tokens_seen, self._skipped_in_a_row = checkpoint["tokens_seen"], checkpoint["skipped_in_a_row"]
+        self._sync_proof.bound = checkpoint.get("sync_bound")
         self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))
         if self._reference is not None:
             self._reference.load_state_dict(checkpoint["reference"])

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from grpo_pl.policy.library_internals import unwrap
+from grpo_pl.policy.weights import whole
 from grpo_pl.rollout.native.kernels import Matrix, attend
-from grpo_pl.rollout.native.weights import dense_linear, whole
+from grpo_pl.rollout.native.weights import dense_linear
 
 _PREFILL_TOKENS = 16_384  # prompt tokens per forward pass: bounds the activations of the prefill
 

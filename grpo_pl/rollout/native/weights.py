@@ -14,14 +14,9 @@ from grpo_pl.policy.library_internals import (
     unmerged_adapters,
     unwrap,
 )
+from grpo_pl.policy.weights import whole
 
 _STATIC_ROTARY = ("default", "linear", "llama3", "yarn")  # the others change with the length that was seen
-
-
-def whole(weight: Tensor) -> Tensor:
-    """The full tensor of a weight that may be sharded; gathering is collective, so every rank must ask."""
-    weight = weight.detach()
-    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
 
 def dense_linear(module: Any) -> tuple[Tensor, Tensor | None]:

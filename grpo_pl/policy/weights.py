@@ -1,0 +1,39 @@
+"""A policy's weights as a checkpoint would name them, tensor by tensor: gathered if sharded, adapters merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from grpo_pl.policy.library_internals import checkpoint_names, persistent_tensors, unwrap
+from grpo_pl.policy.lora import merged_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def whole(weight: Tensor) -> Tensor:
+    """The full tensor of a weight that may be sharded; gathering is collective, so every rank must ask."""
+    weight = weight.detach()
+    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether FSDP2 has cut the weights, so that only all processes together can read them."""
+    return any(hasattr(weight, "full_tensor") for weight in model.parameters())
+
+
+@torch.no_grad()
+def checkpoint_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """(name, whole tensor) of every weight by the names that ``save_pretrained`` would write, tied ones once.
+
+    At no time are more weights gathered than those of one module. LoRA adapters are added: W + (alpha / rank) · B A.
+    """
+    model = unwrap(model)
+    weights = merged_weights(model, ((name, weight.detach()) for name, weight in persistent_tensors(model)))
+    for _, module in groupby(weights, key=lambda named: named[0].rpartition(".")[0]):
+        yield from checkpoint_names(model, {name: whole(weight) for name, weight in module}).items()

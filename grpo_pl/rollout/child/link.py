@@ -1,0 +1,104 @@
+"""What goes between a process and the engine in its child: pickled messages by a pipe, weights by shared memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 64  # bytes; every type of tensor may begin there
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """Where in shared memory a tensor lies."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    """Bytes before it."""
+    size: int
+    """Bytes that it takes."""
+
+
+def send(pipe: Connection, *message: Any) -> None:
+    """Tensors are pickled whole: ``Connection.send`` would hand over files that hold them."""
+    pipe.send_bytes(pickle.dumps(message))
+
+
+def receive(pipe: Connection) -> tuple[Any, ...]:
+    """Raises EOFError or OSError once the other process has ended."""
+    message: tuple[Any, ...] = pickle.loads(pipe.recv_bytes())
+    return message
+
+
+class SharedMemory:
+    """Anonymous memory that two processes map: it vanishes with them, however they end.
+
+    Args:
+        descriptor: of the other process's, which is inherited; None makes new memory.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = _anonymous_file() if descriptor is None else descriptor
+        self._map: mmap.mmap | None = None
+
+    def ensure(self, size: int) -> None:
+        """Makes it at least ``size`` bytes large."""
+        if os.fstat(self.descriptor).st_size < size:
+            os.ftruncate(self.descriptor, size)
+
+    def bytes_at(self, offset: int, size: int) -> Tensor:
+        """(size,) uint8, which is that memory."""
+        if self._map is None or len(self._map) < offset + size:
+            self._map = mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size)
+        return torch.frombuffer(self._map, dtype=torch.uint8, count=size, offset=offset)
+
+    def close(self) -> None:
+        self._map = None
+        os.close(self.descriptor)
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("grpo_pl-weights")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def buckets(weights: Iterable[tuple[str, Tensor]], memory: SharedMemory, size: int) -> Iterator[list[Placed]]:
+    """Copies tensors into shared memory, as many at a time as fit into ``size`` bytes, a larger one alone. Each list
+    must be taken before the next is asked for."""
+    placed: list[Placed] = []
+    end = 0
+    for name, tensor in weights:
+        amount = tensor.numel() * tensor.element_size()
+        if placed and end + amount > size:
+            yield placed
+            placed, end = [], 0
+        if amount:
+            memory.ensure(max(size, end + amount))
+            flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            memory.bytes_at(end, amount).copy_(flat)
+        placed.append(Placed(name=name, dtype=tensor.dtype, shape=tuple(tensor.shape), offset=end, size=amount))
+        end += -(-amount // _ALIGNMENT) * _ALIGNMENT
+    if placed:
+        yield placed
+
+
+def unpacked(placed: Iterable[Placed], memory: SharedMemory) -> Iterator[tuple[str, Tensor]]:
+    """Copies of the tensors of one bucket."""
+    for part in placed:
+        if not part.size:
+            yield part.name, torch.empty(part.shape, dtype=part.dtype)
+            continue
+        yield part.name, memory.bytes_at(part.offset, part.size).clone().view(part.dtype).reshape(part.shape)

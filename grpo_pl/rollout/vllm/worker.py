@@ -1,0 +1,191 @@
+"""``VLLMWorker``: vLLM inside an engine's child process."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm import EngineArgs, LLMEngine
+from vllm import SamplingParams as RowParams
+from vllm.sampling_params import RequestOutputKind
+
+from grpo_pl.policy.stop_strings import StopStrings
+from grpo_pl.rollout.engine import DecodeMonitor, ProgressFn, assemble, check_request, pad_left, row_keys
+from grpo_pl.rollout.texts import TextStream
+from grpo_pl.rollout.vllm.keyed_draws import DRAW, KEY, KeyedDraws
+from grpo_pl.types import Rollout, SampleKey, SamplingParams
+
+
+class VLLMWorker:
+    """One vLLM engine with the architecture of ``config`` and, until the first push, made-up weights.
+
+    Args:
+        config: the policy's ``transformers`` config as plain values.
+        dtype, max_tokens, max_batch_rows: see `VLLMEngine`.
+        kv_cache_bytes: memory for keys and values.
+        engine_args: further arguments of vLLM's.
+
+    Raises:
+        ValueError: vLLM cannot run such a policy, or there is no such argument.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: dict[str, Any],
+        dtype: str,
+        max_tokens: int,
+        max_batch_rows: int,
+        kv_cache_bytes: int,
+        engine_args: dict[str, Any],
+    ) -> None:
+        known = {field.name for field in fields(EngineArgs)}
+        for name in engine_args.keys() - known:
+            near = get_close_matches(name, known, n=1)
+            raise ValueError(
+                f"model.engine: vLLM has no argument {name!r}{f'; did you mean {near[0]}?' if near else '.'}"
+            )
+        self._max_tokens = max_tokens
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(config))
+            arguments = EngineArgs(
+                model=folder,
+                dtype=dtype,  # type: ignore[arg-type]
+                max_model_len=max_tokens,
+                max_num_seqs=max_batch_rows,
+                kv_cache_memory_bytes=kv_cache_bytes,
+                load_format="dummy",
+                skip_tokenizer_init=True,
+                generation_config="vllm",  # the policy's own defaults are not ours
+                logits_processors=[KeyedDraws],
+                logprobs_mode="processed_logits",
+                worker_extension_cls="grpo_pl.rollout.vllm.reload.Reload",
+                async_scheduling=False,  # which draws before it has written the last token down
+                **{"enable_prefix_caching": True, "disable_log_stats": True, "seed": 0, **engine_args},
+            )
+            try:
+                self._engine = LLMEngine.from_engine_args(arguments)
+                self._warm_up()
+            except Exception as error:
+                line = " ".join(str(error).split())
+                raise ValueError(
+                    f"vLLM cannot run this policy ({config.get('model_type')}, {max_tokens} tokens, {dtype}): {line}"
+                ) from error
+
+    def _warm_up(self) -> None:
+        """Draws two tokens: what this machine's kernels cannot do shows now."""
+        params = RowParams(temperature=0.0, max_tokens=2, logprobs=0, output_kind=RequestOutputKind.DELTA)
+        for _ in self._steps(self._add([[0]], [params]), lambda: None):
+            pass
+
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        self._engine.collective_rpc("take_weights", args=(weights,))
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM did not drop the keys and values of the former weights.")
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        *,
+        prompt_ids: Sequence[Sequence[int]],
+        keys: Sequence[Sequence[SampleKey]],
+        sampling: SamplingParams,
+        eos_token_ids: Sequence[int],
+        pad_token_id: int,
+        stops: StopStrings | None,
+        progress: ProgressFn,
+        should_stop: Callable[[], bool],
+    ) -> Rollout:
+        group_size = check_request(prompt_ids, keys)
+        names = row_keys(keys)
+        longest = max(map(len, prompt_ids)) + sampling.max_completion_length
+        if longest > self._max_tokens:
+            raise ValueError(
+                f"a prompt and its completion may have {longest} tokens, the engine's limit is {self._max_tokens}: "
+                "raise model.engine.init_args.max_tokens."
+            )
+        owners = torch.arange(len(prompt_ids)).repeat_interleave(group_size)  # (B,)
+        texts = [] if stops is None else [TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix) for _ in names]
+        monitor = DecodeMonitor(
+            texts, sampling, eos=eos_token_ids, pad=pad_token_id, progress=progress, should_stop=should_stop
+        )
+        prompts = [list(prompt_ids[owner]) for owner in owners.tolist()]
+        drawn = self._draw(prompts, names, monitor)
+        ids, mask = pad_left(prompt_ids, pad_token_id)
+        return assemble(
+            group_size=group_size,
+            prompt_ids=ids[owners],
+            prompt_mask=mask[owners],
+            drawn=[drawn],
+            eos_token_ids=eos_token_ids,
+            pad_token_id=pad_token_id,
+            texts=texts,
+        )
+
+    def _draw(
+        self, prompts: Sequence[list[int]], names: Sequence[int], monitor: DecodeMonitor
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens and log-probabilities, both (B, T)."""
+        sampling = monitor.sampling
+        longest = sampling.max_completion_length
+        draw = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        # all are added before the first step, so that a rollout depends on nothing but its request
+        params = [
+            RowParams(
+                temperature=0.0,
+                max_tokens=longest,
+                ignore_eos=True,
+                stop_token_ids=sorted(monitor.eos),
+                logprobs=0,
+                detokenize=False,
+                output_kind=RequestOutputKind.DELTA,
+                extra_args={KEY: name, DRAW: draw},
+            )
+            for name in names
+        ]
+        requests = self._add(prompts, params)
+        tokens = torch.full((len(requests), longest), monitor.pad)
+        logprobs = torch.zeros(len(requests), longest)
+        lengths = torch.zeros(len(requests), dtype=torch.int64)
+        for index, new_tokens, new_logprobs in self._steps(requests, monitor.check_stop):
+            tokens[index, lengths[index]], logprobs[index, lengths[index]] = new_tokens, new_logprobs
+            lengths[index] += 1
+            ended = []
+            for last in (False, True):
+                some = (lengths[index] == longest) == last
+                alive = monitor.alive(new_tokens[some], index[some], last=last)
+                finished = index[some][~torch.tensor(alive, dtype=torch.bool)]
+                ended += [requests[row] for row in finished.tolist()]
+            self._engine.abort_request(ended, internal=True)  # a stop string may have ended them
+        width = int(lengths.max())
+        return tokens[:, :width], logprobs[:, :width]
+
+    def _add(self, prompts: Sequence[list[int]], params: Sequence[RowParams]) -> list[str]:
+        """vLLM's own names of new requests, whose outputs bear their row's number."""
+        return [
+            str(self._engine.add_request(str(row), {"prompt_token_ids": prompt}, how))
+            for row, (prompt, how) in enumerate(zip(prompts, params, strict=True))
+        ]
+
+    def _steps(
+        self, requests: Sequence[str], check_stop: Callable[[], None]
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Rows, tokens and log-probabilities, all (rows,), of what each step of vLLM's draws."""
+        try:
+            while self._engine.has_unfinished_requests():
+                check_stop()
+                # an output without a token is that of a row whose prompt is still being read
+                outputs = [(int(o.request_id), o.outputs[0]) for o in self._engine.step() if o.outputs[0].token_ids]
+                tokens = [output.token_ids[0] for _, output in outputs]
+                logprobs = [output.logprobs[0][output.token_ids[0]].logprob for _, output in outputs]
+                rows = torch.tensor([row for row, _ in outputs], dtype=torch.int64)
+                yield rows, torch.tensor(tokens, dtype=torch.int64), torch.tensor(logprobs)
+        finally:
+            self._engine.abort_request(list(requests), internal=True)  # all, where the rollout was told to stop

@@ -1,0 +1,100 @@
+"""``SyncProof``: an engine that keeps a copy of the weights is held to the policy's after every rollout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from grpo_pl.distributed.collective import Collective
+from grpo_pl.policy.logprobs import completion_logprobs
+from grpo_pl.rollout.engine import RolloutEngine
+from grpo_pl.training.collect import Collected
+from grpo_pl.training.experience import rollout_rows
+from grpo_pl.training.stopwatch import stopwatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ROWS = 8
+"""Completions of each rank that are scored."""
+FACTOR = 10.0
+"""How often the first rollout's error a later one may have."""
+FLOOR = 1e-4
+"""Errors up to this are noise of float32."""
+FIRST_AT_MOST = 0.5
+FIRST_AT_MOST_FLOAT32 = 1e-2
+"""Limits of the first error itself, in any precision and where policy and engine compute in float32."""
+
+
+class OutOfSync(ValueError):
+    """A rollout was not drawn from the policy's weights."""
+
+
+class SyncProof:
+    """Compares the engine's log-probabilities of some completions with the policy's.
+
+    error = mean over their tokens of |log π_policy(token) − log π_engine(token)|, the largest over the ranks.
+
+    The first rollout's error is rounding; a later one may be ten times that. The bound is kept in checkpoints.
+    """
+
+    def __init__(self) -> None:
+        self.bound: float | None = None
+        self.metrics: dict[str, float] = {}
+        """What is logged: nothing for an engine that reads the live weights."""
+        self._updates = 0
+        self._ahead: int | None = None  # updates that the policy had had more than the engine knows of, at the first
+
+    def updated(self) -> None:
+        """The policy's weights have been updated, and the engine was told."""
+        self._updates += 1
+
+    @torch.no_grad()
+    def check(
+        self,
+        policy: PreTrainedModel,
+        collected: Collected,
+        engine: RolloutEngine,
+        temperature: float,
+        collective: Collective,
+    ) -> None:
+        """Every rank must call it.
+
+        Raises:
+            OutOfSync: the engine drew from other weights, or computes something else than the policy.
+        """
+        if engine.weights_version is None:
+            return
+        rollout, step = collected.samples.rollout, collected.samples.step
+        with stopwatch(collected.seconds, "sync_proof"):
+            count = len(rollout.finish_reasons)
+            stride = max(1, count // ROWS)
+            rows = torch.arange(step % stride, count, stride, device=rollout.completion_ids.device)[:ROWS]
+            part = rollout_rows(rollout, rows)
+            scored = completion_logprobs(policy, **part, temperature=temperature, with_entropy=False)[0]
+            mask = part["action_mask"]
+            drawn = rollout.sampling_logprobs[rows, : mask.shape[1]]
+            error = float((scored - drawn)[mask].abs().mean())
+            error = max(collective.gather_objects(error))
+        self.metrics = {"sampling/sync_error": error}
+        if self._ahead is None:
+            self._ahead = self._updates - engine.weights_version
+        version = engine.weights_version + self._ahead
+        if self.bound is None:
+            bound = FIRST_AT_MOST_FLOAT32 if _in_float32(policy, engine) else FIRST_AT_MOST
+            self.bound = max(FLOOR, FACTOR * error)
+        else:
+            bound = self.bound
+        if not error <= bound or version != self._updates:
+            raise OutOfSync(
+                f"rollout {step + 1} was not drawn from the policy's weights: since the start the policy has had "
+                f"{self._updates} updates, and the engine's copy is that after {version}; log-probabilities differ by "
+                f"{error:.1e} on average, and {bound:.1e} is the most that rounding explains. Nothing was trained on "
+                "it: --resume goes on from the last checkpoint with a new copy."
+            )
+
+
+def _in_float32(policy: PreTrainedModel, engine: RolloutEngine) -> bool:
+    computes = (getattr(engine, "dtype", None) or "float32") == "float32" and policy.dtype == torch.float32
+    return computes and not torch.is_autocast_enabled(policy.device.type)

@@ -1,0 +1,79 @@
+"""Engines in a child process that run without vLLM: the native engine there, and some that end badly."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from grpo_pl.rollout.child.engine import ChildEngine
+from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.types import Rollout
+
+
+class NativeWorker:
+    """Draws with the native engine; takes ``pause_s`` between tokens."""
+
+    def __init__(self, *, config: dict[str, Any], pause_s: float) -> None:
+        self.model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+        self.pause_s = pause_s
+
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        missing, unexpected = self.model.load_state_dict(dict(weights), strict=False)
+        assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+
+    def generate(self, *, should_stop: Callable[[], bool], **request: Any) -> Rollout:
+        def slowly() -> bool:
+            time.sleep(self.pause_s)
+            return should_stop()
+
+        return NativeEngine().generate(self.model, should_stop=slowly, **request)
+
+
+class Refusing(NativeWorker):
+    """Has no kernel for anything."""
+
+    def __init__(self, **settings: Any) -> None:
+        raise ValueError("there is no kernel for heads of 16")
+
+
+class Failing(NativeWorker):
+    """Makes a mistake in every rollout, and lives on."""
+
+    def generate(self, **request: Any) -> Rollout:
+        raise IndexError("list index out of range")
+
+
+class Dying(NativeWorker):
+    """Ends in the middle of every rollout, with a last word."""
+
+    def generate(self, **request: Any) -> Rollout:
+        print("terminate called after throwing an instance of 'std::bad_alloc'", flush=True)
+        os._exit(134)
+
+
+@dataclass(kw_only=True)
+class NativeInChild(ChildEngine):
+    worker: ClassVar[str] = "child_engines:NativeWorker"
+    pause_s: float = 0.0
+
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        return {"config": model.config.to_dict(), "pause_s": self.pause_s}
+
+
+@dataclass(kw_only=True)
+class RefusingEngine(NativeInChild):
+    worker: ClassVar[str] = "child_engines:Refusing"
+
+
+@dataclass(kw_only=True)
+class FailingEngine(NativeInChild):
+    worker: ClassVar[str] = "child_engines:Failing"
+
+
+@dataclass(kw_only=True)
+class DyingEngine(NativeInChild):
+    worker: ClassVar[str] = "child_engines:Dying"

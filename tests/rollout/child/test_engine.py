@@ -1,0 +1,223 @@
+"""An engine in a child process draws what it would here, hears of new weights, and neither hangs nor outlives us."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_pl.rollout.engine import EngineDied, RolloutInterrupted
+from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.types import Rollout, SamplingParams
+
+
+def _generate(engine: Any, model: Any, prompts: Any, keys: Any, *, length: int = 14, **options: Any) -> Rollout:
+    return engine.generate(
+        model,
+        prompt_ids=prompts,
+        keys=keys,
+        sampling=SamplingParams(max_completion_length=length),
+        eos_token_ids=[6, 20],
+        pad_token_id=0,
+        **options,
+    )
+
+
+def _assert_equal(ours: Rollout, reference: Rollout) -> None:
+    for name, value in vars(reference).items():
+        same = torch.equal(getattr(ours, name), value) if torch.is_tensor(value) else getattr(ours, name) == value
+        assert same, name
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _gone(pid: int, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while _lives(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not _lives(pid)
+
+
+@pytest.fixture(scope="module")
+def engine(make_engine: Any) -> Any:
+    return make_engine()
+
+
+@pytest.fixture(scope="module")
+def slow_engine(make_engine: Any) -> Any:
+    return make_engine(pause_s=0.04)
+
+
+def test_draws_what_the_native_engine_draws_here(engine: Any, build_model: Any, make_keys: Any, prompts: Any) -> None:
+    model, keys = build_model("qwen2"), make_keys(3, 4)
+    seen: list[tuple[int, int]] = []
+    ours = _generate(engine, model, prompts, keys, progress=lambda *now: seen.append(now))
+    _assert_equal(ours, _generate(NativeEngine(), model, prompts, keys))
+    assert seen == sorted(seen) and seen[-1] == (int(ours.lengths.sum()), 12)
+
+
+def test_new_weights_are_drawn_from_once_the_engine_has_heard_of_them(
+    engine: Any, build_model: Any, make_keys: Any, prompts: Any
+) -> None:
+    model, keys = build_model("qwen2"), make_keys(3, 4)
+    engine.update_weights(model)
+    before = _generate(engine, model, prompts, keys)
+    pushes = engine.pushes
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    _assert_equal(_generate(engine, model, prompts, keys), before)
+    engine.update_weights(model)
+    after = _generate(engine, model, prompts, keys)
+    _assert_equal(after, _generate(NativeEngine(), model, prompts, keys))
+    assert not torch.equal(before.completion_ids, after.completion_ids)
+    assert engine.pushes == pushes + 1  # none where nothing is new
+
+
+def test_leaves_the_random_states_and_threads_of_this_process_alone(
+    engine: Any, build_model: Any, make_keys: Any, prompts: Any
+) -> None:
+    model = build_model("qwen2")
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    _generate(engine, model, prompts, make_keys(3, 2))
+    assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads
+
+
+def test_a_rollout_that_is_told_to_stop_ends_and_the_next_one_is_whole(
+    slow_engine: Any, build_model: Any, make_keys: Any, prompts: Any
+) -> None:
+    model, keys = build_model("qwen2"), make_keys(3, 4)
+    slow_engine.update_weights(model)
+    asked: list[int] = []
+    with pytest.raises(RolloutInterrupted):
+        _generate(slow_engine, model, prompts, keys, should_stop=lambda: asked.append(1) or len(asked) > 3)
+    _assert_equal(_generate(slow_engine, model, prompts, keys), _generate(NativeEngine(), model, prompts, keys))
+
+
+def test_an_exception_in_the_middle_of_an_answer_does_not_mix_up_the_next(
+    slow_engine: Any, build_model: Any, make_keys: Any, prompts: Any
+) -> None:
+    model, keys = build_model("qwen2"), make_keys(3, 4)
+
+    def interrupt(tokens: int, finished: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _generate(slow_engine, model, prompts, keys, progress=interrupt)
+    _assert_equal(_generate(slow_engine, model, prompts, keys), _generate(NativeEngine(), model, prompts, keys))
+
+
+def _kills(engine: Any, model: Any, prompts: Any, keys: Any, times: int) -> None:
+    reference = _generate(NativeEngine(), model, prompts, keys)
+    _generate(engine, model, prompts, keys)
+    for number in range(times):
+        victim = engine.pid
+        killer = threading.Timer(0.05 + 0.02 * number, os.kill, (victim, signal.SIGKILL))
+        killer.start()
+        start = time.monotonic()
+        _assert_equal(_generate(engine, model, prompts, keys), reference)
+        killer.join()
+        assert time.monotonic() - start < 60
+        assert _gone(victim)
+        assert engine.pid != victim
+
+
+def test_a_rollout_whose_process_is_killed_is_drawn_again(
+    slow_engine: Any, build_model: Any, make_keys: Any, prompts: Any, caplog: Any
+) -> None:
+    model = build_model("qwen2")
+    slow_engine.update_weights(model)
+    _kills(slow_engine, model, prompts, make_keys(3, 4), 1)
+    assert "ended by SIGKILL" in caplog.text
+
+
+@pytest.mark.slow
+def test_twenty_kills_lose_and_double_nothing(slow_engine: Any, build_model: Any, make_keys: Any, prompts: Any) -> None:
+    model = build_model("qwen2")
+    slow_engine.update_weights(model)
+    _kills(slow_engine, model, prompts, make_keys(3, 4), 20)
+
+
+def test_a_process_that_dies_twice_in_a_rollout_is_reported_with_its_last_lines(
+    make_engine: Any, build_model: Any, make_keys: Any, prompts: Any
+) -> None:
+    engine = make_engine("DyingEngine")
+    with pytest.raises(EngineDied, match=r"ended by exit status 134; its last lines:\n(.*\n)*.*std::bad_alloc"):
+        _generate(engine, build_model("qwen2"), prompts, make_keys(3, 4))
+    assert engine.pushes == 2
+
+
+def test_what_the_worker_refuses_is_one_clear_line(
+    make_engine: Any, build_model: Any, make_keys: Any, prompts: Any
+) -> None:
+    with pytest.raises(ValueError, match=r"^there is no kernel for heads of 16$"):
+        _generate(make_engine("RefusingEngine"), build_model("qwen2"), prompts, make_keys(3, 4))
+
+
+def test_a_mistake_of_the_worker_comes_with_its_traceback(
+    make_engine: Any, build_model: Any, make_keys: Any, prompts: Any
+) -> None:
+    engine = make_engine("FailingEngine")
+    with pytest.raises(RuntimeError, match=r"(?s)child_engines.py.*IndexError: list index out of range"):
+        _generate(engine, build_model("qwen2"), prompts, make_keys(3, 4))
+    assert _lives(engine.pid)
+
+
+PARENT = """
+import os, sys, time
+from pathlib import Path
+from grpo_pl.rollout.child.process import ChildProcess
+
+child = ChildProcess("sleeping_worker:Sleeper", {}, {})
+
+def tell(tokens, finished):
+    Path(sys.argv[1]).write_text(f"{os.getpid()} {child.pid}")
+
+WAY
+"""
+DRAWING = "child.ask('generate', {}, progress=tell)"
+
+
+@pytest.mark.parametrize(
+    ("way", "number", "group"),
+    [
+        (DRAWING, signal.SIGKILL, False),
+        ("tell(0, 0); time.sleep(300)", signal.SIGKILL, False),
+        (DRAWING, signal.SIGTERM, False),
+        (DRAWING, signal.SIGINT, True),
+        ("tell(0, 0); raise ValueError", None, False),
+        ("tell(0, 0); os._exit(3)", None, False),
+    ],
+    ids=["killed while drawing", "killed while idle", "SIGTERM", "Ctrl-C", "an error", "os._exit"],
+)
+def test_the_process_does_not_outlive_the_one_that_started_it(
+    tmp_path: Path, way: str, number: signal.Signals | None, group: bool
+) -> None:
+    file = tmp_path / "pids"
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PARENT).replace("WAY", way), str(file)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (file.exists() and file.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    parent, child = map(int, file.read_text().split())
+    if number is not None:
+        assert _lives(child)
+        (os.killpg if group else os.kill)(parent, number)
+    process.wait(timeout=30)
+    assert _gone(child)

@@ -1,0 +1,286 @@
+"""vLLM draws our samples, from the weights of the moment, and says clearly what it cannot do."""
+
+import importlib.util
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from grpo_pl.functional.sampling import uniforms
+from grpo_pl.policy.logprobs import completion_logprobs
+from grpo_pl.policy.lora import Lora, add_adapters
+from grpo_pl.policy.stop_strings import StopStrings
+from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted, row_keys
+from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.rollout.plain import PlainEngine
+from grpo_pl.types import Rollout, SamplingParams
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: see docs/engines.md"),
+]
+EOS = (6, 20)
+
+
+def _generate(
+    engine: Any,
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    keys: Any,
+    *,
+    length: int = 64,
+    eos: Sequence[int] = EOS,
+    stops: StopStrings | None = None,
+    progress: Any = None,
+    should_stop: Any = None,
+    **sampling: Any,
+) -> Rollout:
+    return engine.generate(
+        model,
+        prompt_ids=prompts,
+        keys=keys,
+        sampling=SamplingParams(max_completion_length=length, **sampling),
+        eos_token_ids=list(eos),
+        pad_token_id=0,
+        stops=stops,
+        progress=progress,
+        should_stop=should_stop,
+    )
+
+
+def _assert_same(ours: Rollout, reference: Rollout) -> None:
+    assert torch.equal(ours.completion_ids, reference.completion_ids)
+    assert torch.equal(ours.completion_mask, reference.completion_mask)
+    assert torch.equal(ours.prompt_ids, reference.prompt_ids) and torch.equal(ours.prompt_mask, reference.prompt_mask)
+    assert list(ours.finish_reasons) == list(reference.finish_reasons)
+    torch.testing.assert_close(ours.sampling_logprobs, reference.sampling_logprobs, atol=1e-4, rtol=0.0)
+
+
+def _prompts(count: int, length: int = 9) -> list[list[int]]:
+    """Of different lengths and contents."""
+    return [[(7 * p + 3 * t) % 99 + 1 for t in range(length - p % 4)] for p in range(count)]
+
+
+@pytest.fixture(scope="module")
+def tied(build_policy: Any, make_vllm: Any) -> tuple[PreTrainedModel, Any]:
+    """A policy with tied embeddings and its engine, shared by most tests here."""
+    return build_policy("qwen2"), make_vllm()
+
+
+# --- draws --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"temperature": 0.7}, {}, {"temperature": 1.3}, {"temperature": 0.0}, {"top_k": 5}, {"top_p": 0.8}],
+    ids=str,
+)
+def test_draws_the_samples_of_the_native_engine(tied: Any, make_keys: Any, how: dict[str, Any]) -> None:
+    model, engine = tied
+    prompts, keys = _prompts(8), make_keys(8, 8)
+    ours = _generate(engine, model, prompts, keys, eos=(), **how)
+    assert ours.completion_ids.shape == (64, 64)
+    _assert_same(ours, _generate(NativeEngine(), model, prompts, keys, eos=(), **how))
+
+
+def test_end_tokens_end_rows_and_count_as_theirs(tied: Any, make_keys: Any) -> None:
+    model, engine = tied
+    prompts, keys = _prompts(5), make_keys(5, 4)
+    ours = _generate(engine, model, prompts, keys, length=40)
+    _assert_same(ours, _generate(NativeEngine(), model, prompts, keys, length=40))
+    assert {"stop", "length"} == set(ours.finish_reasons)
+
+
+def test_stop_strings_end_rows_with_the_token_that_completes_one(tied: Any, make_keys: Any, tokenizer: Any) -> None:
+    model, engine = tied
+    prompts, keys = _prompts(5), make_keys(5, 4)
+    stops = StopStrings(texts=("7", "ab", "*"), tokenizer=tokenizer)
+    ours = _generate(engine, model, prompts, keys, stops=stops, eos=())
+    _assert_same(ours, _generate(NativeEngine(), model, prompts, keys, stops=stops, eos=()))
+    assert "stop" in ours.finish_reasons
+
+
+def test_captured_logprobs_are_those_of_teacher_forcing(tied: Any, make_keys: Any) -> None:
+    model, engine = tied
+    rollout = _generate(engine, model, _prompts(4), make_keys(4, 4), temperature=1.3)
+    with torch.no_grad():
+        scored, _ = completion_logprobs(
+            model,
+            prompt_ids=rollout.prompt_ids,
+            prompt_mask=rollout.prompt_mask,
+            completion_ids=rollout.completion_ids,
+            completion_mask=rollout.completion_mask,
+            temperature=1.3,
+        )
+    kept = rollout.completion_mask
+    assert (scored - rollout.sampling_logprobs)[kept].abs().max() < 1e-4
+    assert not rollout.sampling_logprobs[~kept].any()
+
+
+def test_rows_that_wait_or_are_computed_again_are_drawn_all_the_same(
+    build_policy: Any, make_vllm: Any, make_keys: Any
+) -> None:
+    """Eight rows at a time, a cache too small for them, prompts read in pieces."""
+    model = build_policy("qwen2", num_hidden_layers=8, num_key_value_heads=2, max_position_embeddings=600)
+    one_row = 8 * 2 * 2 * 32 * 4 * 640  # bytes
+    engine = make_vllm(max_batch_rows=8, kv_cache_gib=2.5 * one_row / 2**30, engine_args={"max_num_batched_tokens": 64})
+    prompts, keys = _prompts(3, length=150), make_keys(3, 4)
+    ours = _generate(engine, model, prompts, keys, eos=(), length=200)
+    _assert_same(ours, _generate(NativeEngine(), model, prompts, keys, eos=(), length=200))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+def test_near_ties_are_the_only_difference_over_many_samples(tied: Any, make_keys: Any, temperature: float) -> None:
+    model, engine = tied
+    prompts, keys = _prompts(64), make_keys(64, 8)
+    ours = _generate(engine, model, prompts, keys, eos=(), temperature=temperature)
+    reference = _generate(NativeEngine(), model, prompts, keys, eos=(), temperature=temperature)
+    differs = ours.completion_ids != reference.completion_ids
+    rows = differs.any(dim=1).nonzero().flatten().tolist()
+    print(f"{512 - len(rows)} of 512 rows are equal at temperature {temperature}")
+    assert len(rows) <= 10
+    names = row_keys(keys)
+    for row in rows:
+        position = int(differs[row].nonzero()[0])
+        distance = _distance_to_a_boundary(model, reference, row, position, names[row], temperature)
+        print(f"row {row}, token {position}: its uniform lies {distance:.1e} from the boundary of the two tokens")
+        assert distance < 1e-5
+
+
+def _distance_to_a_boundary(
+    model: PreTrainedModel, rollout: Rollout, row: int, position: int, key: int, temperature: float
+) -> float:
+    """How far the number that the token was drawn by lies from the nearest value at which another would be drawn."""
+    prompt = rollout.prompt_ids[row][rollout.prompt_mask[row]]
+    with torch.no_grad():
+        logits = model(torch.cat([prompt, rollout.completion_ids[row, :position]]).unsqueeze(0)).logits[0, -1]
+    boundaries = (logits.double() / temperature).softmax(dim=0).cumsum(dim=0)
+    return float((boundaries - uniforms(torch.tensor([key]), position)).abs().min())
+
+
+# --- weights ------------------------------------------------------------------------------------------------------
+
+
+def _disturb(model: PreTrainedModel, seed: int = 1) -> None:
+    """As an update would, but so that hardly a token stays the same."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+
+
+def _assert_greedy_follows_pushes(engine: Any, model: PreTrainedModel, make_keys: Any, reference: Any) -> None:
+    prompts, keys = _prompts(16), make_keys(16, 1)
+    for number in range(3):
+        ours = _generate(engine, model, prompts, keys, length=24, eos=(), temperature=0.0)
+        wanted = _generate(reference, model, prompts, keys, length=24, eos=(), temperature=0.0)
+        right = (ours.completion_ids == wanted.completion_ids).all(dim=1).sum()
+        assert right == 16, f"{right} of 16 greedy completions are right after push {number + 1}"
+        _disturb(model, number)
+        engine.update_weights(model)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen2",
+        pytest.param("llama", marks=pytest.mark.slow),
+        pytest.param("qwen3", marks=pytest.mark.slow),
+        pytest.param("gemma3_text", marks=pytest.mark.slow),
+        pytest.param("phi3", marks=pytest.mark.slow),
+        pytest.param("mixtral", marks=pytest.mark.slow),
+    ],
+)
+def test_every_push_arrives_whole(build_policy: Any, make_vllm: Any, make_keys: Any, family: str) -> None:
+    engine = make_vllm()
+    _assert_greedy_follows_pushes(engine, build_policy(family), make_keys, PlainEngine())
+    engine.close()
+
+
+def test_adapters_are_merged_into_what_is_pushed(build_policy: Any, make_vllm: Any, make_keys: Any) -> None:
+    model, engine = build_policy("llama"), make_vllm()
+    add_adapters(model, Lora(rank=4), seed=0)
+    _disturb(model)
+    _assert_greedy_follows_pushes(engine, model, make_keys, PlainEngine())
+    engine.close()
+
+
+def test_keys_and_values_of_former_weights_are_forgotten(tied: Any, make_keys: Any) -> None:
+    """Prompts of several blocks of the cache, whose keys and values vLLM would find again."""
+    model, engine = tied
+    prompts, keys = _prompts(2, length=300), make_keys(2, 4)
+    _generate(engine, model, prompts, keys, length=8)
+    _disturb(model)
+    engine.update_weights(model)
+    ours = _generate(engine, model, prompts, keys, length=8)
+    _assert_same(ours, _generate(NativeEngine(), model, prompts, keys, length=8))
+
+
+def test_a_push_of_three_million_weights_takes_little_time(build_policy: Any, make_vllm: Any, make_keys: Any) -> None:
+    shape = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 8}
+    model = build_policy("qwen2", **shape, num_key_value_heads=8)
+    engine = make_vllm()
+    assert 2.5e6 < sum(p.numel() for p in model.parameters()) < 3.5e6
+    _generate(engine, model, [[1]], make_keys(1, 1), length=1)
+    seconds = []
+    for _ in range(5):
+        engine.update_weights(model)
+        start = time.perf_counter()
+        engine._push(model)
+        seconds.append(time.perf_counter() - start)
+    print(f"pushes took {', '.join(f'{1000 * s:.0f}' for s in seconds)} ms")
+    assert min(seconds) < 2.0  # only what hangs is refused here
+    engine.close()
+
+
+# --- manners ------------------------------------------------------------------------------------------------------
+
+
+def test_progress_is_told_and_a_stopped_rollout_leaves_nothing_behind(tied: Any, make_keys: Any) -> None:
+    model, engine = tied
+    engine.update_weights(model)
+    prompts, keys = _prompts(4), make_keys(4, 4)
+    seen: list[tuple[int, int]] = []
+    whole = _generate(engine, model, prompts, keys, progress=lambda *now: seen.append(now))
+    assert seen == sorted(seen) and seen[-1] == (int(whole.lengths.sum()), 16)
+    with pytest.raises(RolloutInterrupted):
+        _generate(engine, model, prompts, keys, length=400, eos=(), should_stop=lambda: True)
+    _assert_same(_generate(engine, model, prompts, keys), whole)
+
+
+def test_more_tokens_than_the_engine_was_made_for_are_refused(tied: Any, make_keys: Any) -> None:
+    model, engine = tied
+    with pytest.raises(ValueError, match=r"may have 521 tokens, the engine's limit is 512"):
+        _generate(engine, model, _prompts(1), make_keys(1, 1), length=512)
+
+
+def test_weights_that_are_not_finite_are_told(build_policy: Any, tied: Any, make_keys: Any) -> None:
+    model, engine = build_policy("qwen2"), tied[1]
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    engine.update_weights(model)
+    with pytest.raises(PolicyDiverged):
+        _generate(engine, model, _prompts(2), make_keys(2, 2))
+    engine.update_weights(tied[0])
+    _generate(engine, tied[0], _prompts(2), make_keys(2, 2))
+
+
+def test_a_policy_that_vllm_has_no_kernel_for_is_refused_in_one_line(
+    build_policy: Any, make_vllm: Any, make_keys: Any
+) -> None:
+    engine = make_vllm()
+    with pytest.raises(ValueError, match=r"^vLLM cannot run this policy \(qwen2, 512 tokens, float32\): .*head_dim=16"):
+        _generate(engine, build_policy("qwen2", head_dim=16, hidden_size=32), _prompts(1), make_keys(1, 1))
+    engine.close()
+
+
+def test_an_argument_that_vllm_does_not_know_is_refused(build_policy: Any, make_vllm: Any, make_keys: Any) -> None:
+    engine = make_vllm(engine_args={"enforce_eagre": True})
+    with pytest.raises(ValueError, match=r"no argument 'enforce_eagre'; did you mean enforce_eager\?"):
+        _generate(engine, build_policy("qwen2"), _prompts(1), make_keys(1, 1))
+    engine.close()
