@@ -1,4 +1,4 @@
-"""What the speed benchmarks share: cells, scripted lengths, interleaved timing, records."""
+"""Shared parts of the speed benchmarks: cells, scripted lengths, interleaved timing, records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EOS, PAD = 1, 0
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A model shape and a batch."""
+    """The shape of a model, and the size of a batch."""
 
     name: str
     layers: int
@@ -96,7 +96,7 @@ HALF_BILLION = Cell(
 
 
 def scripted_lengths(rows: int, limit: int, *, seed: int = 0) -> list[int]:
-    """Lognormal lengths whose longest is ``limit`` and about four times their mean; 1 at least."""
+    """Lognormal lengths of at least 1; the longest is ``limit``, about four times their mean."""
     draws = torch.randn(rows, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     low, high = 0.0, 4.0
     for _ in range(60):  # the ratio grows with sigma
@@ -114,7 +114,8 @@ def lengths_of(law: str, cell: Cell) -> list[int]:
 
 
 def force_lengths(logits: Tensor, lengths: Tensor, position: int, *, limit: int) -> Tensor:
-    """Logits that draw EOS exactly where a row's length ends; at the limit the last token is any other one."""
+    """Logits (B, V) with which a row of ``lengths`` n < ``limit`` draws EOS exactly as its n-th token, and no row draws
+    it elsewhere."""
     logits = logits.clone()
     logits[:, EOS] = -torch.inf
     ends = (lengths == position + 1) & (lengths < limit)
@@ -124,7 +125,7 @@ def force_lengths(logits: Tensor, lengths: Tensor, position: int, *, limit: int)
 
 
 class ScriptedLengths(LogitsProcessor):
-    """:func:`force_lengths` for ``generate``; ``lengths`` follow the rows of the call."""
+    """:func:`force_lengths` for transformers' ``generate``; one length per row of the call."""
 
     def __init__(self, lengths: Sequence[int], prompt_tokens: int, limit: int, device: str) -> None:
         self.lengths = torch.tensor(lengths, device=device)
@@ -135,7 +136,7 @@ class ScriptedLengths(LogitsProcessor):
 
 
 def interleaved(arms: Mapping[str, Callable[[], None]], *, repetitions: int, device: str) -> dict[str, list[float]]:
-    """Seconds of every repetition of every arm, after one warm-up each; the arms take turns."""
+    """Seconds of each repetition by arm; the arms take turns, after one warm-up each that does not count."""
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     for repetition in range(repetitions + 1):
         for name, arm in arms.items():
@@ -154,7 +155,7 @@ def synchronise(device: str) -> None:
 
 
 def summary(seconds: Sequence[float]) -> dict[str, float]:
-    """Median, fastest and slowest, in seconds."""
+    """Median, minimum and maximum in seconds, and the number of repetitions."""
     return {
         "median": round(statistics.median(seconds), 4),
         "min": round(min(seconds), 4),
@@ -164,12 +165,12 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def ratio(theirs: Sequence[float], ours: Sequence[float]) -> float:
-    """How many times faster ours is: the median over repetitions that ran next to each other."""
+    """How many times faster ours is: the median of theirs / ours over repetitions that ran one after the other."""
     return round(statistics.median(t / o for t, o in zip(theirs, ours, strict=True)), 2)
 
 
 def surroundings(device: str) -> dict[str, Any]:
-    """Date, machine, versions and threads: what a figure means nothing without."""
+    """Date, machine, load, threads and versions under which figures are measured."""
     versions = {}
     for package in ("torch", "transformers", "trl", "vllm", "lightning"):
         try:

@@ -1,21 +1,21 @@
-r"""How often ``MathReward`` and plain math-verify agree with Math-Verify's own test suite, and where they do not.
+r"""Compares ``MathReward`` and plain math-verify with Math-Verify's own test suite, and lists the differences.
 
-The suite is not part of this repository. Fetch it first, then give its folder of tests::
+The suite is not part of this repository. Fetch it first, then pass its folder of tests::
 
     git clone https://github.com/huggingface/Math-Verify && python benchmarks/math_verify_suite.py Math-Verify/tests
 
 A pair is taken from every ``pytest.mark.parametrize`` with a ``gold``, a ``pred`` and an expected outcome. Both sides
-are cut down to one answer in the same way, and both verifiers see the same text, ``\boxed{gold}`` and
-``\boxed{answer}``. That one answer is, in this order:
+are reduced to one answer in the same way, and both verifiers get the same text, ``\boxed{gold}`` and
+``\boxed{answer}``. The answer of a text is the first of these that exists:
 
-1. what the last closed ``\boxed{…}`` of the text holds, with braces matched; and what the boxes before it hold, as one
-   list, as long as only ``and``, ``or``, punctuation and formula delimiters stand between them;
-2. else the whole text, less its formula delimiters, if it begins with a formula and has at most 100 characters
-   (``$28$ percent``), or if it holds no word at all;
-3. else what the last formula or number holds that follows the last ``answer is``, or that stands in the text at all: a
-   formula is ``$…$``, ``$$…$$``, ``\(…\)`` or ``\[…\]``, of one line at most if it has single delimiters, and a number
-   comes with the currency or percent sign or unit next to it;
-4. else the whole text.
+1. the content of its last closed ``\boxed{…}``, with braces matched, together with those of the boxes before it, as one
+   list, as long as only ``and``, ``or``, punctuation and formula delimiters are between them;
+2. the whole text without its formula delimiters, if it begins with a formula and has at most 100 characters
+   (``$28$ percent``), or if it holds no word;
+3. the content of the last formula or number after the last ``answer is``, else of the last one in the text. A formula
+   is ``$…$``, ``$$…$$``, ``\(…\)`` or ``\[…\]``, on one line if it has single delimiters; a number includes the
+   currency or percent sign or unit next to it;
+4. the whole text.
 
 ``math_verify_policies.jsonl`` lists the pairs on which ``MathReward`` differs from the suite on purpose, by test and
 place, with the policy. The exit status is 1 if agreement is below the floors.
@@ -87,7 +87,7 @@ def _rows(table: ast.expr) -> list[tuple]:
 
 
 def one_answer(text: str) -> str:
-    """The answer that a text commits to, by the rules at the head of this file."""
+    """The answer of a text, by the rules at the top of this file."""
     if last_boxed(text) is not None:
         return _joined_boxes(text).strip()
     text = text.strip()
@@ -98,7 +98,7 @@ def one_answer(text: str) -> str:
 
 
 def _joined_boxes(text: str) -> str:
-    """What the last box and its neighbours before it hold, as one list."""
+    """The contents of the last box and of its neighbours before it, as one list."""
     starts = [match.start() for match in _BOX.finditer(text)]
     parts: list[str] = []
     end = len(text)
@@ -115,7 +115,7 @@ def _joined_boxes(text: str) -> str:
 
 
 def plain_verdict(gold: str, answer: str) -> bool:
-    """math-verify with its defaults."""
+    """The verdict of math-verify with its default settings."""
     return bool(verify(parse(f"\\boxed{{{gold}}}"), parse(f"\\boxed{{{answer}}}")))
 
 

@@ -1,6 +1,6 @@
-"""Peak memory of log-probabilities and their backward pass as tokens times vocabulary grow, chunked and materialised.
+"""Measures peak memory of log-probabilities and their backward pass by tokens and vocabulary, chunked and materialised.
 
-Every figure comes from a process of its own. What counts is the memory beyond the inputs and the weight's gradient.
+Every figure is measured in its own process, and does not include the inputs and the weight's gradient.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def peak(device: str) -> float:
 
 
 def one(way: str, tokens: int, vocabulary: int, hidden_size: int, device: str) -> dict[str, Any]:
-    """MiB beyond inputs and weight gradient, and seconds, of one forward and backward pass."""
+    """Peak MiB beyond inputs and weight gradient, and seconds, of one forward and backward pass."""
     generator = torch.Generator(device).manual_seed(0)
     hidden = torch.randn(tokens, hidden_size, generator=generator, device=device).requires_grad_()
     weight = (torch.randn(vocabulary, hidden_size, generator=generator, device=device) * 0.02).requires_grad_()
@@ -41,7 +41,7 @@ def one(way: str, tokens: int, vocabulary: int, hidden_size: int, device: str) -
     hidden.grad, weight.grad = None, torch.zeros_like(weight)
     weight.grad.fill_(0.0)
     before, start = peak(device), time.perf_counter()
-    weight.grad = None  # its gradient takes the place that was measured
+    weight.grad = None  # frees the memory that the new gradient then takes
     if way == "chunked":
         logprobs, entropy = head_logprobs(hidden, weight, token_ids, with_entropy=True)
     else:

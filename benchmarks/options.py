@@ -1,4 +1,4 @@
-"""What bfloat16 and torch.compile would give: rollout and update of one model, against float32 as it is."""
+"""Measures what bfloat16 and torch.compile would gain for rollout and update of a model, against eager float32."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def update(model: PreTrainedModel, cell: Cell, device: str) -> Callable[[], None
 
 
 def padded_update(trunk: Callable[..., Any], cell: Cell, device: str) -> Callable[[], None]:
-    """Forward and backward passes of the trunk alone over whole rows: the one shape that a compiler likes best."""
+    """Forward and backward passes of the trunk over padded rows of one shape, the best case for a compiler."""
     ids = torch.cat(tokens(cell, device), dim=1)
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The quickstart over several seeds: what it reaches, how long the whole command takes, and how much memory."""
+"""Runs the quickstart with several seeds; records accuracy, duration of the whole command and peak memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONFIG = Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml"
 
 
 def run(seed: int, folder: Path, extra: list[str]) -> dict[str, float]:
-    """One whole `grpo-pl fit`, cold start included, in a process and a cache of its own."""
+    """Runs one `grpo-pl fit`, cold start included, in a new process with an empty cache."""
     seeds = [
         f"--seed_everything={seed}",
         f"--model.policy.init_seed={seed}",
@@ -49,7 +49,7 @@ def run(seed: int, folder: Path, extra: list[str]) -> dict[str, float]:
 
 
 def well_formed(completions: Path, rollouts: int = 20) -> float:
-    """Share of the logged completions of the last rollouts that earn all of the format reward."""
+    """Share of the logged completions of the last rollouts for which the format reward is 1."""
     rows = [json.loads(line) for line in completions.read_text().splitlines()]
     last = max(row["step"] for row in rows)
     paid = [row["rewards"]["format"]["value"] == 1.0 for row in rows if row["step"] > last - rollouts]
@@ -71,7 +71,7 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{os.cpu_count()} cores, {processor()}",
         "versions": {name: version(name) for name in ("torch", "transformers", "lightning")},
-        # the largest process of all runs, the training process; reward workers come on top
+        # of the largest process of all runs, which is the training process; reward workers are not included
         "peak_gib": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20, 2),
         "runs": results,
     }

@@ -1,8 +1,8 @@
-"""How fast MathReward judges: start of the pool, GRPO-shaped batches, all-distinct pairs, and batches with bombs; and
-what share of a quickstart step goes into rewards.
+"""Measures the speed of MathReward: start of the pool, GRPO-shaped batches, all-distinct pairs, and batches with bombs
+(answers that would hang); and the share of rewards in a quickstart step.
 
 Prints one JSON line last; ``--record`` also writes it to ``benchmarks/results``. The in-process figure is math-verify
-alone on the same pairs, without limits of any kind: what the sandbox costs is the difference.
+alone on the same pairs, without any limits; the difference is the cost of the sandbox.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def golds(rng: random.Random, count: int) -> list[str]:
 
 
 def answers(rng: random.Random, gold: str, count: int) -> list[str]:
-    """A group's answers: most right and alike, some right in another form, the rest one of three mistakes."""
+    """The answers of a group: most right and equal, some right in another form, the rest one of three mistakes."""
     other = gold.replace("\\frac", "\\dfrac").replace("x^2", "x\\cdot x").replace(",", ", ")
     slips = [gold.replace(d, str((int(d) + k) % 10)) for k in range(1, 4) for d in gold if d.isdigit()] or ["0"]
     wrong = [rng.choice(slips) for _ in range(3)]
@@ -65,7 +65,7 @@ def completion(answer: str) -> str:
 
 
 def batch(seed: int, *, prompts: int, group: int, bomb_share: float = 0.0) -> tuple[list[str], list[str]]:
-    """(completions, golds), ``prompts`` × ``group`` rows; exactly a share of them are bombs, the kinds in turn."""
+    """(completions, golds) with ``prompts`` × ``group`` rows; ``bomb_share`` of them are bombs, kind by kind."""
     rng = random.Random(seed)
     pairs = [(answer, gold) for gold in golds(rng, prompts) for answer in answers(rng, gold, group)]
     for i, row in enumerate(rng.sample(range(len(pairs)), round(bomb_share * len(pairs)))):
@@ -74,7 +74,7 @@ def batch(seed: int, *, prompts: int, group: int, bomb_share: float = 0.0) -> tu
 
 
 def cpu_seconds(reward: MathReward) -> float:
-    """CPU time that this process and its live workers have used; tells a slow program from a busy machine."""
+    """CPU seconds that this process and its live workers have used, which do not depend on the load of the machine."""
     ticks = 0
     for pid in reward.pool.pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -93,7 +93,7 @@ def pairs_per_second(reward: MathReward, texts: list[str], rows: list[str]) -> t
 
 
 def in_process_pairs_per_second(texts: list[str], rows: list[str]) -> float:
-    """The peer: ``math_verify.parse`` and ``verify`` as its documentation shows them, one pair after the other."""
+    """Pairs per second of ``math_verify.parse`` and ``verify``, used as in their documentation, one after another."""
     from math_verify import parse, verify
 
     started = time.perf_counter()
@@ -138,7 +138,7 @@ async def _nap(completions: list[str], **columns: Any) -> list[float]:
 
 
 def three_naps_s() -> float:
-    """Seconds that three asynchronous reward functions take together, each of which waits for half a second."""
+    """Seconds for three asynchronous reward functions that each wait for half a second."""
     rewards = [FunctionReward(function=_nap, name=f"nap{i}") for i in range(3)]
     started = time.perf_counter()
     score_completions(rewards, completions=["x"], answers=[""], columns={})
@@ -146,7 +146,7 @@ def three_naps_s() -> float:
 
 
 def share_of_quickstart() -> dict[str, float]:
-    """Seconds of a quickstart step, and the shares of it that rewards and the watch take, which comes on top."""
+    """Seconds of a quickstart step, and the time of rewards and of the watch (not part of the step) relative to it."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "grpo_pl", "fit", f"--config={ROOT / 'configs' / 'quickstart.yaml'}"]
         command += [f"--runs_dir={folder}", "--trainer.limit_val_batches=0"]

@@ -1,4 +1,4 @@
-"""Rollouts: tokens per second of the native engine against transformers' generate, vLLM and the products alone."""
+"""Measures tokens per second of the native engine against transformers' generate, vLLM and matrix products alone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ VLLM_PYTHON = "GRPO_PL_VLLM_PYTHON"
 
 @dataclass(kw_only=True)
 class ScriptedNative(NativeEngine):
-    """The native engine with scripted lengths; ``generate`` gets the same through a logits processor."""
+    """The native engine with scripted lengths; ``generate`` gets the same lengths through a logits processor."""
 
     lengths: Sequence[int] = field(default_factory=list)
 
@@ -103,10 +103,10 @@ def generate(model: PreTrainedModel, cell: Cell, lengths: Sequence[int], device:
 
 
 def products_alone(cell: Cell, lengths: Sequence[int], device: str, *, packed: bool) -> Callable[[], None]:
-    """The fused linear layers of one rollout and nothing else: prompts once, then a token for every live row.
+    """Only the fused linear layers of one rollout: each prompt once, then one token per step for every live row.
 
     Args:
-        packed: the engine's own kernels; else torch's ``F.linear``.
+        packed: use the engine's own kernels; otherwise torch's ``F.linear``.
     """
     dtype, size = getattr(torch, cell.dtype), cell.hidden // cell.heads
     widths = [
@@ -141,7 +141,7 @@ def products_alone(cell: Cell, lengths: Sequence[int], device: str, *, packed: b
 
 
 def vllm_seconds(cell: Cell, lengths: Sequence[int], repetitions: int) -> dict[str, Any] | None:
-    """Seconds per rollout of vLLM in its own environment, or None where there is none."""
+    """Seconds per rollout of vLLM in its own environment; None if there is no such environment."""
     python = os.environ.get(VLLM_PYTHON)
     if not python:
         print(f"vLLM left out: set {VLLM_PYTHON} to the python of an environment that has it.", flush=True)

@@ -1,4 +1,4 @@
-"""How the time of a GRPO step grows with group size, completion length, model size and ranks."""
+"""Measures how the time of a GRPO step grows with group size, completion length, model size and ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from step import our_steps
 
 
 def sweep(device: str) -> list[tuple[str, int, Cell]]:
-    """(axis, value, cell), one axis at a time around a base cell."""
+    """(axis, value, cell) for values along one axis at a time, around a base cell."""
     base = SMALL if device == "cpu" else replace(HALF_BILLION, prompts=8, completion_tokens=128)
     cells = [("group", group, replace(base, group=group)) for group in (4, 8, 16, 32)]
     cells += [("completion", tokens, replace(base, completion_tokens=tokens)) for tokens in (64, 128, 256, 512)]
@@ -42,7 +42,7 @@ def time_cell(cell: Cell, device: str, steps: int) -> dict[str, Any]:
 
 
 def ranks(counts: list[int], steps: int) -> list[dict[str, Any]]:
-    """Step time of the quickstart on several processes of one thread each; needs as many cores to mean anything."""
+    """Step time of the quickstart in several processes of one thread each; meaningful only with as many cores."""
     config = Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml"
     results = []
     for count in counts:

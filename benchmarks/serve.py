@@ -1,7 +1,7 @@
 """The server against the in-process engine, over loopback: ``python benchmarks/serve.py`` prints JSON.
 
-The model is the quickstart's architecture with random weights and room for 512 tokens; speed does not depend on what
-the weights say, and end tokens are ignored so that every completion has the same length.
+The model has the quickstart's architecture, random weights and a context of 512 tokens. Speed does not depend on the
+weights, because end tokens are ignored and every completion has the same length.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STREAMS = 8
 
 
 def engine_rate(policy: Any, prompt_ids: list[int]) -> float:
-    """Tokens per second of one rollout with as many rows as the clients ask for together."""
+    """Tokens per second of one rollout with as many rows as all clients ask for together."""
     keys = [
         [SampleKey(seed=c, split="predict", step=0, attempt=0, prompt_id=c, sample=s) for s in range(SAMPLES)]
         for c in range(CLIENTS)
@@ -88,7 +88,7 @@ def first_token_ms(server: Server, rounds: int) -> list[float]:
 
 
 def grpo_batch(seed: int, pairs: int) -> list[dict[str, str]]:
-    """Items shaped like rollouts: 16 completions of about 800 characters a problem, as benchmarks/rewards.py makes."""
+    """Items as in a rollout: 16 completions of about 800 characters per problem, made by benchmarks/rewards.py."""
     spec = importlib.util.spec_from_file_location("rewards_benchmark", Path(__file__).with_name("rewards.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -98,7 +98,7 @@ def grpo_batch(seed: int, pairs: int) -> list[dict[str, str]]:
 
 
 def score_rate(server: Server, pairs: int, *, seed: int, part: int = 64) -> float:
-    """Pairs per second of ``/v1/score`` over two connections; a new ``seed`` brings pairs that no cache has seen."""
+    """Pairs per second of ``/v1/score`` over two connections; each ``seed`` makes pairs that are not cached yet."""
     items = grpo_batch(seed, pairs)
     parts = [items[i : i + part] for i in range(0, len(items), part)]
 
@@ -113,7 +113,7 @@ def score_rate(server: Server, pairs: int, *, seed: int, part: int = 64) -> floa
 
 
 def memory_growth(server: Server, requests: int) -> dict[str, Any]:
-    """Resident memory after a fifth of the requests, when everything has been used once, and after all of them."""
+    """Resident memory after a fifth of the requests, when all parts have been used once, and after all requests."""
     body = {"messages": [{"role": "user", "content": PROMPT}], "n": 2, "max_tokens": 8}
     score = {"items": [{"completion": r"\boxed{632}", "answer": "632"}]}
     counter = iter(range(requests))
@@ -150,7 +150,7 @@ def _rounded(values: dict[str, float]) -> dict[str, float]:
 
 
 def medians(measure: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Each measurement ``rounds`` times, in turns, so that a busy spell of the machine meets all of them."""
+    """Runs each measurement ``rounds`` times, in turns, so that times of high load affect all of them."""
     values: dict[str, list[float]] = {name: [] for name in measure}
     for _ in range(rounds):
         for name, run in measure.items():

@@ -1,4 +1,4 @@
-"""A server with the quickstart's architecture, as a process of its own, for the benchmarks of serving."""
+"""Starts a server with the quickstart's architecture in its own process, for the benchmarks of serving."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMPT = "347+285="
 
 
 def build_export(folder: Path) -> Path:
-    """The quickstart's architecture, exported."""
+    """Exports a model with the quickstart's architecture and random weights."""
     config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())["model"]["policy"]["from_scratch"]
     policy = PolicyConfig(from_scratch={**config, "max_position_embeddings": 512})
     tokenizer = load_tokenizer(policy)
@@ -44,7 +44,7 @@ def build_export(folder: Path) -> Path:
 
 
 class Server:
-    """A server process and plain clients of it."""
+    """A server process, and simple clients of it."""
 
     def __init__(self, model: Path, *options: str) -> None:
         with socket.socket() as probe:
@@ -80,11 +80,11 @@ class Server:
         return {"front": front} | dict(zip(("score", "generate"), by_size, strict=True))
 
     def rss_mb(self) -> dict[str, float]:
-        """Resident memory of each."""
+        """Resident memory of each process in MiB."""
         return {name: process.memory_info().rss / 2**20 for name, process in self.processes().items()}
 
     def cpu_s(self) -> dict[str, float]:
-        """Processor seconds that each has taken so far."""
+        """CPU seconds that each process has used so far."""
         return {name: sum(process.cpu_times()[:2]) for name, process in self.processes().items()}
 
     def stop(self) -> int:

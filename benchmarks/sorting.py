@@ -1,4 +1,4 @@
-"""The sorting task over several seeds: points reached by 200 rollouts of 128 prompts x 8 completions, and how long."""
+"""Runs the sorting task with several seeds; records points and duration of 200 rollouts of 128 x 8 completions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BAR = 6.0  # of 7 points; digits in order that ignore the prompt are worth about
 
 
 def run(seed: int, folder: Path, extra: list[str]) -> dict[str, float | int | None]:
-    """One whole `grpo-pl fit` in a process of its own."""
+    """Runs one `grpo-pl fit` in a new process."""
     seeds = [
         f"--seed_everything={seed}",
         f"--model.policy.init_seed={seed}",

@@ -1,8 +1,8 @@
-"""A whole GRPO step, rollout to optimiser, against TRL's ``GRPOTrainer`` on the same batch, in one process.
+"""Compares a whole GRPO step, rollout to optimiser, with TRL's ``GRPOTrainer`` on the same batch, in one process.
 
-A Lightning run takes our steps; after each of them, outside its clock, every arm of TRL takes one of its own. Both
-sides draw 64 completions with the same lengths, score them with the same reward, compute entropy and take one AdamW
-step in the same type; neither has a reference model.
+A Lightning run makes our steps; after each step, outside its timing, every arm of TRL makes one. Both sides draw 64
+completions with the same lengths, score them with the same reward, compute entropy and make one AdamW step in the same
+type; neither has a reference model.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Letters(PromptSource):
 
 @dataclass(kw_only=True)
 class Checksum(Reward):
-    """A cheap number in [0, 1] that differs between completions; ``equal_share`` of the groups get one value only."""
+    """A cheap reward in [0, 1) that differs between completions; ``equal_share`` of the groups get the same value."""
 
     name: str = "checksum"
     correctness: bool = True
@@ -92,7 +92,7 @@ def checksum(text: str) -> float:
 
 
 class Ours(Callback):
-    """Clocks our steps and lets the peers take theirs in between."""
+    """Times our steps, and runs one step of each peer after each of them."""
 
     def __init__(self, peers: Mapping[str, TrlArm], warmup: int) -> None:
         self.peers, self.warmup = peers, warmup
@@ -223,7 +223,7 @@ class _Clock(TrainerCallback):
 
 
 def tuned(cell: Cell, lengths: Sequence[int], device: str, folder: str) -> tuple[TrlArm, int]:
-    """TRL without activation checkpointing and with the micro-batch that is fastest here."""
+    """TRL without activation checkpointing and with the fastest of three micro-batch sizes, and that size."""
     tried: dict[int, tuple[float, TrlArm]] = {}
     for size in (cell.rows, cell.rows // 2, cell.rows // 4):
         arm = TrlArm(cell, lengths, device, folder, per_device_train_batch_size=size, gradient_checkpointing=False)
@@ -259,7 +259,7 @@ def measure(cell: Cell, law: str, device: str, steps: int) -> dict[str, Any]:
 
 
 def zero_variance(cell: Cell, device: str, steps: int) -> dict[str, Any]:
-    """Update time when half of the groups have equal rewards, their rows skipped or not."""
+    """Update time when half of the groups have equal rewards, with their rows skipped and not."""
     lengths = lengths_of("fixed", cell)
     update: dict[bool, list[float]] = {}
     for skip in (True, False):

@@ -1,8 +1,8 @@
-"""Many streams at once against the in-process engine: ``python benchmarks/streams.py`` prints JSON.
+"""Compares many concurrent streams with the in-process engine: ``python benchmarks/streams.py`` prints JSON.
 
-Every client streams a completion of 32 tokens, and the next as soon as it has ended, from a process of its own on the
-same machine, whose work therefore counts against the server. The engine decodes as many rows of the same length, alone.
-``--busy 1`` keeps one more process spinning meanwhile.
+Each client streams completions of 32 tokens, one after another. All clients run in another process on the same machine,
+so their work slows the server. The engine decodes as many rows of the same length, alone. ``--busy 1`` runs one more
+process that keeps a core busy.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ BODY = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": TOKENS,
 
 
 class _Client(asyncio.Protocol):
-    """One stream after the other over one connection; notes when the first token came, and how many did.
+    """Streams one completion after another over one connection; records the time of each first token, and tokens.
 
-    It looks at no more of an answer than that, because all of its work is taken from the server's machine.
+    It parses nothing else of an answer, because its work slows the server on the same machine.
     """
 
     def __init__(self, port: int, number: int, until: float, first: list[float], tokens: list[int]) -> None:
@@ -110,7 +110,7 @@ def _spin() -> None:
 
 
 def streamed(server: Server, streams: int, seconds: float) -> dict[str, Any]:
-    """What ``streams`` clients see of the server in so many seconds."""
+    """Throughput and times to the first token for ``streams`` clients over ``seconds``."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.Process(target=_clients, args=(server.port, streams, seconds, theirs))
     process.start()
@@ -133,7 +133,7 @@ def streamed(server: Server, streams: int, seconds: float) -> dict[str, Any]:
 
 
 def engine_tokens_per_s(model: Path, rows: int, rounds: int = 5) -> float:
-    """The same rows in one rollout of the native engine, alone on the machine; the median of some."""
+    """Tokens per second of the native engine for as many rows, alone on the machine; the median of ``rounds``."""
     policy = PolicyConfig(path=str(model))
     tokenizer, network = load_tokenizer(policy), load_model(policy, load_tokenizer(policy))
     ids = list(tokenizer(PROMPT).input_ids)

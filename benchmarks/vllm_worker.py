@@ -1,4 +1,4 @@
-"""One rollout after another with vLLM; run by ``rollout.py`` in an environment that has vLLM, and nothing of ours."""
+"""Times rollouts of vLLM; ``rollout.py`` runs it in an environment with vLLM, so it imports nothing of grpo_pl."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main() -> None:
         model=request["model"],
         dtype=request["dtype"],
         skip_tokenizer_init=True,
-        enable_prefix_caching=True,  # a group's prompt is prefilled once, as ours is
+        enable_prefix_caching=True,  # the prompt of a group is prefilled once, as in the native engine
         max_model_len=longest + 1,
         max_num_seqs=len(request["lengths"]),
     )

@@ -34,23 +34,23 @@ class Choice:
     offset: int = 0
     """Characters of the tokens whose log-probabilities have been told."""
     reader: CallReader | None = None
-    """What finds calls, where it may make any."""
+    """Finds the calls of tools; None if the answer may not call any."""
     told: int = 0
-    """Calls that have been sent."""
+    """Number of calls that have been sent."""
     opening: str = field(init=False)
-    """The text that the server begins it with itself."""
+    """The text with which the server itself begins the completion."""
 
     def __post_init__(self) -> None:
         self.opening = self.stream.prefix if self.reader is None else self.reader.push(self.stream.prefix)
 
     @property
     def text(self) -> str:
-        """What is said beside calls."""
+        """The text so far, without calls of tools."""
         return self.stream.text if self.reader is None else self.reader.text
 
     @property
     def ends_early(self) -> bool:
-        """Whether the first call ends it."""
+        """Whether the completion ends with its first call."""
         return self.reader is not None and not self.reader.several
 
     @property
@@ -58,7 +58,7 @@ class Choice:
         return () if self.reader is None else self.reader.calls
 
     def new_calls(self) -> list[tuple[int, MadeCall]]:
-        """Those that have not been sent, with their places."""
+        """(index, call) of the calls that have not been sent; they count as sent from now on."""
         before, self.told = self.told, len(self.calls)
         return list(enumerate(self.calls))[before:]
 
@@ -83,7 +83,7 @@ class Choice:
         if self.reader is None:
             return self.stream.push(tokens)
         text = ""
-        for token in tokens:  # one by one: which of them ends a call must not depend on what came together
+        for token in tokens:  # one by one, so that the end of a call does not depend on which tokens arrive together
             text += self.reader.push(self.stream.push([token]))
             if self.reader.full:
                 self.stream.stopped = True

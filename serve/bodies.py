@@ -1,4 +1,4 @@
-"""``Body``: what every object in a request is checked as; and the texts that requests hold."""
+"""``Body``: the base class of all objects in requests, and the types of texts in them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Short = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Body(BaseModel):
-    """An object that holds what it declares, and what ``passing`` lets through. Null is the same as nothing."""
+    """An object with the declared fields, and further ones that ``passing`` accepts. Null counts as left out."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
     passing: ClassVar[fields.Passing | None] = fields.Passing()
-    """None takes further fields as they are."""
+    """Rules for fields that are not declared; None accepts them all."""
 
     @model_validator(mode="before")
     @classmethod
@@ -35,5 +35,5 @@ class Body(BaseModel):
 
 
 def at(field: str, message: str) -> PydanticCustomError:
-    """A fault of one of an object's fields, found when all of them are known."""
+    """An error about ``field``, for checks that need the whole object."""
     return PydanticCustomError("value_error", "{message}", {"message": message, "field": field})  # type: ignore[arg-type]

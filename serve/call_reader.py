@@ -1,4 +1,4 @@
-"""``CallReader``: tells calls of tools from text while an answer grows."""
+"""``CallReader``: separates calls of tools from text while an answer arrives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo_pl.environments.tool_calls import Call, CallParser
 
 
 class MadeCall(NamedTuple):
-    """A call as clients read it."""
+    """A call in the form that clients get."""
 
     id: str
     name: str
@@ -24,12 +24,12 @@ class MadeCall(NamedTuple):
 
 
 class CallReader:
-    """Reads one answer. What the policy's parser finds fault with, and calls of other tools, stay text.
+    """Reads one answer. Calls that the policy's parser finds faulty, and calls of unknown tools, remain text.
 
     Args:
-        parser: that of training; it sees a text again only when a call may have ended in it.
+        parser: the parser of the policy's training; it runs only when new text may have ended a call.
         tools: JSON schemas, by name.
-        several: whether an answer may hold more than one call; else it is over after the first.
+        several: whether an answer may hold several calls; otherwise it ends with the first.
     """
 
     def __init__(self, parser: CallParser, tools: Mapping[str, Mapping[str, Any]], *, several: bool) -> None:
@@ -37,18 +37,18 @@ class CallReader:
         self._tags = parser.tags(tools)
         self._opening = re.compile("|".join(re.escape(opening) for opening, _ in self._tags))
         self._overlap = max((len(closing) for _, closing in self._tags), default=1) - 1
-        self._held = ""  # what may be, or become, a call
+        self._held = ""  # text that is, or may become, a call
         self.text = ""
-        """What is no call."""
+        """The text of the answer without its calls."""
         self.calls: list[MadeCall] = []
 
     @property
     def full(self) -> bool:
-        """Whether nothing may follow."""
+        """Whether the answer ends here: it has a call, and may have only one."""
         return bool(self.calls) and not self.several
 
     def push(self, text: str, *, final: bool = False) -> str:
-        """Takes more of the answer; returns what is new in ``text``."""
+        """Adds a piece of the answer; returns what it adds to ``text``. ``final`` marks the last piece."""
         if self.full:
             return ""
         before, self._held = len(self.text), self._held + text
@@ -88,12 +88,12 @@ class CallReader:
             return None
         try:
             arguments = json.dumps(call.arguments, allow_nan=False)
-        except ValueError:  # a number as large as no JSON number
+        except ValueError:  # infinity or NaN, which JSON does not have
             return None
         return MadeCall(f"call_{uuid.uuid4().hex[:24]}", call.name, arguments)
 
     def _first_opening(self) -> int:
-        """Where a call begins, or may once more has come."""
+        """The offset in the held text where a call begins, or may begin once more text arrives."""
         if not self._tags:
             return 0
         if found := self._opening.search(self._held):

@@ -105,10 +105,10 @@ class CompletionRoutes:
         return Job(request=body, draws=draws, choices=choices, shape=shape, deadline=deadline)
 
     def _grammar(self, body: ChatRequest | CompletionRequest) -> Grammar | None:
-        """What completions must match.
+        """The grammar that completions must match; None if they may be any text.
 
         Raises:
-            ApiError: something, and this server has no means to.
+            ApiError: there is one, and llguidance is not installed (400).
         """
         tools = body.must_call if isinstance(body, ChatRequest) else []
         if (body.grammar is not None or tools) and not grammars.is_available():

@@ -1,4 +1,4 @@
-"""Conversations, in the turns that a policy knows from training: from messages to prompt tokens."""
+"""Checks conversations and encodes them as prompt tokens, with the turns as the policy's training wrote them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PROBE_TOOL = {
 
 @dataclass
 class Action:
-    """What the assistant said and which tools it called, with their results."""
+    """A message of the assistant: its text, the calls of tools in it, and their results."""
 
     text: str
     calls: list[Call] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Action:
 
 @dataclass
 class Exchange:
-    """A question of the user and what followed it."""
+    """A question of the user, and the assistant's actions after it."""
 
     question: str
     actions: list[Action] = field(default_factory=list)
@@ -49,17 +49,17 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages in their order, checked."""
+    """A checked conversation: the system text, and the exchanges in order."""
 
     system: str | None
     exchanges: list[Exchange]
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> Conversation:
-        """Reads messages; neighbours of the user, and of an assistant that calls nothing, become one.
+        """Reads messages; consecutive ones of the user, and of an assistant without calls, are joined.
 
         Raises:
-            ApiError: an order that makes no conversation for the model to continue.
+            ApiError: an order of messages that is not served, or calls and results that do not match (400).
         """
         first, *others = messages
         system = first.text if first.role in ("system", "developer") else None
@@ -71,7 +71,7 @@ class Conversation:
         if turns[0].role != "user":
             raise _bad("the first message after the system's must be the user's.")
         exchanges: list[Exchange] = []
-        due: dict[str, int] = {}  # calls without results, by id: which of the action's calls
+        due: dict[str, int] = {}  # id of each call that lacks its result -> its index among the action's calls
         for place, turn in enumerate(turns, start=len(messages) - len(turns)):
             if turn.role == "tool":
                 if turn.tool_call_id not in due:
@@ -99,7 +99,7 @@ def _ask(exchanges: list[Exchange], text: str) -> None:
 
 
 def _answer(exchange: Exchange, turn: Message, place: int) -> dict[str, int]:
-    """Adds what an assistant said; returns its calls, by id."""
+    """Adds a message of the assistant; returns id -> index of its calls."""
     if exchange.actions and not exchange.actions[-1].calls:
         exchange.actions[-1].text += f"\n\n{turn.text}"
     else:
@@ -120,24 +120,26 @@ def _bad(message: str, place: int | None = None) -> ApiError:
 
 @dataclass(frozen=True)
 class Renderer:
-    """Writes conversations for one model."""
+    """Encodes conversations for one model."""
 
     model: ServedModel
 
     def tokens(
         self, conversation: Conversation, tools: Sequence[Mapping[str, Any]] = (), *, prefill: bool = True
     ) -> list[int]:
-        """The prompt, after which the assistant's next turn follows.
+        """The tokens of the prompt up to the assistant's next turn.
 
-        Questions go through ``template.user``. With a chat template all turns are its own; calls are written as it has
-        them where the policy's parser reads that. Without one, all turns after the last question are what training
-        puts there, and earlier exchanges stand before it as the template's examples do.
+        ``template.user`` is applied to questions. With a chat template, it renders all turns, and calls in its own form
+        if the policy's parser reads that. Without one, the turns after the last question are encoded as in training,
+        and earlier exchanges come before it like the template's examples.
 
         Args:
+            tools: the tools that the assistant may call, as chat templates take them.
             prefill: begin the next turn with the template's prefill.
 
         Raises:
-            ApiError: tools that this model cannot be told of or call, or a conversation that its template refuses.
+            ApiError: tools that this model cannot be told of or cannot call, or a conversation that its template
+                refuses (400).
         """
         template, tokenizer = self.model.template, self.model.tokenizer
         if conversation.system is not None:
@@ -155,10 +157,10 @@ class Renderer:
             raise _bad(str(error)) from None
 
     def check(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Refuses tools that would be lost on the way to the model, or that it cannot call.
+        """Refuses tools of which the prompt would not tell the model, or that it cannot call.
 
         Raises:
-            ApiError: they are.
+            ApiError: there are such tools (400).
         """
         if not tools:
             return
@@ -172,19 +174,19 @@ class Renderer:
 
     @property
     def shows_tools(self) -> bool:
-        """Whether the model reads the schemas of tools."""
+        """Whether the prompt holds the schemas of tools."""
         chat = self.model.template.through_chat(self.model.tokenizer)
         return self._tells_tools if chat else bool(self.model.tools.plain.tools)
 
     @cached_property
     def _tells_tools(self) -> bool:
-        """Whether the chat template writes tools at all."""
+        """Whether the chat template renders tools."""
         question = [{"role": "user", "content": "1"}]
         return self._rendered(question, [_PROBE_TOOL]) != self._rendered(question, [])
 
     @cached_property
     def _writes_calls(self) -> bool:
-        """Whether the chat template writes calls as the parser reads them."""
+        """Whether the chat template renders calls in a form that the policy's parser reads."""
         said = {"role": "assistant", "content": "", "tool_calls": [_as_message(_PROBE)]}
         try:
             text = self._rendered([{"role": "user", "content": "1"}, said], [])
@@ -213,7 +215,7 @@ class Renderer:
         return [{"role": "assistant", "content": self._said(action)}, *told]
 
     def _said(self, action: Action) -> str:
-        """The text of an action, its calls as the parser reads them."""
+        """The text of an action, with its calls in the form of the policy's parser."""
         return action.text + "\n".join(map(self.model.tools.parser.written, action.calls))
 
     def _rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
@@ -224,7 +226,7 @@ class Renderer:
                     list(messages), tools=given, tokenize=False, add_generation_prompt=True
                 )
             )
-        except Exception as error:  # of jinja's, or raised by the template itself
+        except Exception as error:  # raised by jinja or by the template itself
             told = " ".join(str(error).split())[:200]
             raise _bad(f"the model's chat template cannot write them: {told}") from error
 
@@ -242,7 +244,7 @@ class Renderer:
         template = replace(template, examples=[*template.examples, *solved])
         bare = Dialogue(template=replace(template, prefill=""), tokenizer=tokenizer, tools=tools, plain=form.plain)
         begun = replace(bare, template=template)
-        # what an answer began with belongs to the prompt, as in training
+        # a prefill at the beginning of an action belongs to the prompt, as in training
         whole = [action.text.startswith(template.prefill) for action in last.actions] + [prefill]
         ids = (begun if whole[0] else bare).prompt_ids(last.question)
         for action, had, has in zip(last.actions, whole, whole[1:], strict=False):
@@ -261,5 +263,5 @@ class Renderer:
 
 
 def _as_message(call: Call) -> dict[str, Any]:
-    """As chat templates take it."""
+    """The call in the form that chat templates take."""
     return {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}

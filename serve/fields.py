@@ -1,4 +1,4 @@
-"""Fields of OpenAI's and vLLM's that this server does not act on: which values pass, and what is refused by name."""
+"""Fields of OpenAI's and vLLM's APIs that this server does not act on: values that are accepted, and refusals."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 ANY = object()
-"""Any value passes: the field says nothing about the text."""
+"""Any value is accepted, because the field has no effect on the text."""
 
 
 @dataclass(frozen=True)
 class Passing:
-    """Fields that a body may hold beside those it declares: ``ANY``, or the values that ask for nothing. Null, which
-    clients send for what they leave alone, always passes."""
+    """Fields that a body may hold besides those that it declares, with their accepted values: ``ANY``, or those that
+    change nothing. Null, which clients send for fields they do not use, is always accepted."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     instead: Mapping[str, str] = field(default_factory=dict)
-    """What to use in place of a field that has another name here."""
+    """Unknown field -> the field of this server to use instead."""
 
     def check(self, extra: Mapping[str, Any], declared: Iterable[str]) -> None:
-        """Refuses what would otherwise be ignored in silence.
+        """Refuses fields and values that would otherwise be ignored without notice.
 
         Raises:
-            PydanticCustomError: a field that is not known, or a value that asks for something that is not served.
+            PydanticCustomError: a field that is not known, or a value that this server does not support.
         """
         for name, value in extra.items():
             if name not in self.values:
@@ -47,7 +47,7 @@ def _refused(code: str, name: str, message: str) -> PydanticCustomError:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """1.0 is the same as 1, and true is not."""
+    """Whether two JSON values are equal: 1.0 equals 1, but true does not."""
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
@@ -55,7 +55,7 @@ def _short(value: Any) -> str:
     return f"{value!r:.40}" if isinstance(value, str | int | float) else f"this {type(value).__name__}"
 
 
-_FOR_WHOM = {  # who asks, and how the answer is kept or billed
+_FOR_WHOM = {  # who sends the request, and how the answer is stored or billed
     **dict.fromkeys(("user", "metadata", "store", "service_tier", "safety_identifier", "request_id", "priority"), ANY),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "cache_salt"), ANY),
 }
@@ -114,7 +114,7 @@ RESPONSES = Passing(
         "context_management": ([],),
         "include": ([], ["reasoning.encrypted_content"]),  # a part that a text answer never has
         "reasoning": ({},),
-        "truncation": ("disabled", "auto"),  # what is too long is refused
+        "truncation": ("disabled", "auto"),  # a conversation that is too long is refused
     },
     {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"},
 )

@@ -26,33 +26,34 @@ _DIVERGED = "the policy's logits are not finite: its weights have diverged."
 
 @dataclass(frozen=True)
 class Generate:
-    """Draw one completion per key."""
+    """Request to draw one completion per key."""
 
     prompt_ids: list[int]
     keys: list[int]
     options: SequenceOptions
     grammar: Grammar | None = None
-    """What the completions must match."""
+    """Grammar that the completions must match; None for no grammar."""
     evaluation: bool = False
-    """Join the batch one prompt a token: a crowd that joins at once would hold up everyone's next token."""
+    """Whether it belongs to an evaluation: such prompts join the batch one per decoding step, because many at once
+    would delay the next token of all running completions."""
 
 
 class ScorePrompt(NamedTuple):
-    """Tell the log-probabilities of a prompt's own tokens, and the ``top`` likeliest at each place."""
+    """Request for the log-probabilities of a prompt's own tokens, and of the ``top`` likeliest at each position."""
 
     prompt_ids: list[int]
     top: int
 
 
 class Started(NamedTuple):
-    """A request's completions have joined the batch: their numbers there."""
+    """Reply when a request's completions have joined the batch, with their sequence numbers there."""
 
     uid: int
     sequences: list[int]
 
 
 class Step(NamedTuple):
-    """What one step drew, as columns of ``Drawn``: one message for the whole batch."""
+    """The tokens drawn in one decoding step, as columns of ``Drawn``; one message for the whole batch."""
 
     columns: list[tuple[Any, ...]]
 
@@ -80,14 +81,14 @@ class GenerateWorker(Worker):
 
         end_with_parent()
         if self._target == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # one core answers HTTP
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # leaves one core to the front process
         self._model = self._served.load_policy(self._target)
         self._batch = self._new_batch()
 
     def work(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._owner: dict[int, _Request] = {}  # by sequence
-        self._aside: deque[tuple[int, Generate | ScorePrompt]] = deque()  # a turn between two tokens each
+        self._aside: deque[tuple[int, Generate | ScorePrompt]] = deque()  # one is handled per decoding step
         self._compiling: dict[int, tuple[Generate, Future[Any]]] = {}
         while True:
             busy = len(self._batch) or self._aside or self._compiling
@@ -98,7 +99,7 @@ class GenerateWorker(Worker):
                 continue
             try:
                 drawn = self._batch.step()
-            except Exception:  # one batch is lost, the server is not: the model's own faults are beyond control here
+            except Exception:  # the model's own code may fail: this batch is lost, the server goes on
                 log.exception("decoding failed; its requests are answered with 500")
                 for uid in {request.uid for request in self._owner.values()}:
                     self._fail(uid, "decoding failed; the server's log has the details.")
@@ -124,7 +125,7 @@ class GenerateWorker(Worker):
             self._start(uid, payload)
 
     def _take_turns(self) -> None:
-        """Work that must not keep the running completions waiting: one prompt a token, and grammars when ready."""
+        """Handles work that must not delay running completions: one waiting prompt per step, and compiled grammars."""
         for uid, (job, compiled) in list(self._compiling.items()):
             if compiled.done():
                 del self._compiling[uid]
@@ -132,7 +133,7 @@ class GenerateWorker(Worker):
                     masks = [GrammarMask(compiled.result().deep_copy()) for _ in job.keys]
                 except GrammarError as error:
                     self._fail(uid, Refusal(f"the grammar cannot be used: {error}.", _asked_by(job), "invalid_value"))
-                except Exception:  # a library read what a client wrote: whatever it trips over is not the server's end
+                except Exception:  # llguidance may raise anything on a client's text; the server goes on
                     log.exception("a grammar failed; its request is answered with 500")
                     self._fail(uid, "compiling the grammar failed; the server's log has the details.")
                 else:
@@ -149,7 +150,7 @@ class GenerateWorker(Worker):
     def _score(self, uid: int, job: ScorePrompt) -> None:
         try:
             scored = self._batch.prompt_logprobs(job.prompt_ids, top=job.top)
-        except Exception:  # as in decoding: one request is lost, the server is not
+        except Exception:  # as in decoding: this request is lost, the server goes on
             log.exception("scoring a prompt failed; its request is answered with 500")
             self._fail(uid, "scoring the prompt failed; the server's log has the details.")
             return
@@ -191,12 +192,12 @@ class GenerateWorker(Worker):
 
 
 def _asked_by(job: Generate) -> str:
-    """The field that a request's grammar comes from."""
+    """The field of the request that its grammar comes from."""
     return "tools" if job.grammar is not None and job.grammar.kind == "lark" else "response_format"
 
 
 def _why_nothing_is_left(request: _Request) -> str | Refusal:
-    """What to say about a request whose log-probabilities are not finite."""
+    """The reason for the failure of a request whose log-probabilities are not finite."""
     grammar = next((mask.error for mask in request.masks if mask.error), "")
     if grammar:
         return Refusal(f"the grammar is too complex to follow: {grammar}", _asked_by(request.job), "invalid_value")

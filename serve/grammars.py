@@ -1,4 +1,4 @@
-"""Completions that follow a JSON schema, a regular expression or a list of choices, by means of llguidance."""
+"""Restricts completions to a JSON schema, a regular expression or a list of choices, with llguidance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MESSAGE = 300  # characters of llguidance's own words that reach a client
 
 
 class Grammar(NamedTuple):
-    """What completions must match, as it travels to the worker."""
+    """What completions must match, in the form that is sent to the worker."""
 
     kind: Literal["json", "regex", "choice", "lark"]
     text: str
@@ -39,12 +39,12 @@ def is_available() -> bool:
 
 
 class GrammarMask:
-    """Which tokens one sequence may continue with; a ``TokenMask``."""
+    """The tokens with which one sequence may continue; a ``TokenMask``."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
         self.error = ""
-        """Why nothing more is allowed, if the grammar turned out too complex on the way."""
+        """llguidance's message if the grammar turned out too complex while decoding; no token is allowed then."""
 
     def allowed(self, vocabulary: int) -> Tensor:
         packed = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
@@ -62,21 +62,21 @@ class GrammarMask:
 
 
 class Grammars:
-    """Compiles grammars beside the decoding loop and keeps the latest. For the worker."""
+    """Compiles grammars in a thread of the worker, beside the decoding loop, and caches the latest."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer, self._eos = tokenizer, sorted(eos_token_ids)
         thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._vocabulary: Any = None
         self.compile: Callable[[Grammar], Future[Any]] = lru_cache(_KEPT)(lambda g: thread.submit(self._compile, g))
-        """What a ``GrammarMask`` takes a copy of, in a while. The future raises ``GrammarError``."""
+        """Returns a future of the matcher, of which each ``GrammarMask`` gets a copy; it may raise ``GrammarError``."""
 
     def _compile(self, grammar: Grammar) -> Any:
         from llguidance import LLMatcher, LLParserLimits
 
         if self._vocabulary is None:
             self._vocabulary = _vocabulary(self._tokenizer, self._eos)
-        # a step of decoding waits for the mask: its cost is bounded to a few milliseconds
+        # a decoding step waits for the mask: these limits bound its cost to a few milliseconds
         limits = LLParserLimits(step_lexer_fuel=50_000, max_lexer_states=50_000, verbose_errors=False)
         try:
             source = _source(grammar)
@@ -113,7 +113,7 @@ def _vocabulary(tokenizer: Any, eos_token_ids: Sequence[int]) -> Any:
 
 
 class _PlainVocabulary:
-    """A tokenizer whose tokens are the text that they stand for, as in ``tokenizer``."""
+    """Wraps a tokenizer whose tokens are named by their own text, for llguidance."""
 
     is_tokenizer_wrapper = True
 

@@ -1,4 +1,4 @@
-"""``Guard``: the ASGI layer around all routes that checks the key, the sender and the size of what it sends."""
+"""``Guard``: the ASGI layer around all routes that checks the key, the sender and the size of each request."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
 }
-"""Of every answer that has none of its own."""
+"""Headers of every answer that does not set them itself."""
 
 ObserveFn = Callable[[str, int, float], None]
 """Called as ``observe(route, status, seconds)`` after every request; ``other`` stands for all paths without a route."""
 
 
 class Guard:
-    """Wraps the application; knows nothing about what the routes do.
+    """Wraps the application, whatever its routes do.
 
     Args:
-        port: that the server listens on.
-        observe: told of every request.
+        port: the port that the server listens on.
+        observe: called after every request.
     """
 
     def __init__(self, app: ASGIApp, *, settings: ServeSettings, port: int, observe: ObserveFn) -> None:
@@ -108,10 +108,10 @@ class Guard:
             self._bytes_left += held[0]
 
     def _check_size(self, scope: Scope) -> None:
-        """Refuses what says of itself that it is too large, before any of it is read."""
+        """Refuses a body whose ``Content-Length`` is too large, before any of it is read."""
         headers = Headers(scope=scope)
         if int(headers.get("content-length", "0")) > self._max_body:
-            # a client that asked first sends nothing more; from others the HTTP layer takes the rest and drops it
+            # a client with `Expect: 100-continue` sends no body then; that of others the HTTP layer reads and drops
             raise _too_large(self._max_body, close="expect" in headers)
 
     def _check_key(self, scope: Scope) -> None:
@@ -131,10 +131,11 @@ class Guard:
             )
 
     async def _read(self, scope: Scope, receive: Receive, limit: int, held: list[int]) -> bytes:
-        """The whole body; ``held[0]`` is what it takes of the bytes that all large bodies share.
+        """Reads the whole body; ``held[0]`` becomes the bytes that it takes from the budget of all large bodies.
 
         Raises:
-            ApiError: larger than allowed (413), not there in time (408), or too many large ones at once (429).
+            ApiError: it is larger than ``limit`` (413) or did not arrive in time (408), or all large bodies together
+                exceed their budget (429).
         """
         parts: list[bytes] = []
         size = 0
@@ -174,13 +175,13 @@ def _wants_page(scope: Scope) -> bool:
 
 
 def _request_id(scope: Scope) -> str:
-    """The client's own name for the request if it is a plain word, or else a new one."""
+    """The client's ``X-Request-ID`` if it is a plain word, else a new one."""
     given = Headers(scope=scope).get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Hands out ``body`` as one message; then passes through, which is how a disconnect is noticed."""
+    """A ``receive`` that returns ``body`` as one message and then calls the original, to notice a disconnect."""
     whole: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def again() -> Message:

@@ -1,4 +1,4 @@
-"""JSON bodies whose refusal is cheap: elements and nesting are counted in the raw bytes before anything is built."""
+"""Reads JSON bodies; refuses too large ones cheaply, by counting elements and nesting in the raw bytes first."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from serve.origins import require_json
 MAX_ELEMENTS = 1 << 17
 """Most commas, colons and opening brackets outside of strings: 8 MB of them would take gigabytes once parsed."""
 MAX_DEPTH = 64
-"""Most levels of nesting; what is queued for a worker is pickled, which fails at some hundreds."""
-_LARGE = 1 << 16  # bytes from which reading a body would hold up other requests noticeably
+"""Most levels of nesting; requests to a worker are pickled, which fails at some hundreds of levels."""
+_LARGE = 1 << 16  # bytes from which parsing a body would delay other requests noticeably
 
 
 class JsonRoute(APIRoute):
@@ -45,7 +45,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object in a request's body.
 
     Raises:
-        ApiError: anything else, or more of it than any route could use (400).
+        ApiError: the body is not a JSON object, or has too many elements or levels (400).
     """
     check_outline(body)
     try:
@@ -58,12 +58,12 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def check_outline(body: bytes) -> None:
-    """Refuses too many elements or levels at the speed of ``bytes.replace``.
+    """Refuses bodies with too many elements or levels, at the speed of ``bytes.replace``.
 
-    Strings are found as a JSON parser finds them, up to the first error of a malformed body, where a parser stops.
+    Strings are recognised as by a JSON parser, up to the first error of a malformed body, at which a parser stops.
 
     Raises:
-        ApiError: see above (400).
+        ApiError: more than ``MAX_ELEMENTS`` elements or ``MAX_DEPTH`` levels, or unbalanced brackets (400).
     """
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     if bare.count(b'"') > 2 * MAX_ELEMENTS:
@@ -72,7 +72,7 @@ def check_outline(body: bytes) -> None:
     if sum(outside.count(sign) for sign in (b",", b":", b"[", b"{")) > MAX_ELEMENTS:
         raise _too_many()
     brackets = outside.translate(_ONE_KIND, delete=_NO_BRACKETS)
-    for _ in range(MAX_DEPTH):  # each round takes off the innermost level
+    for _ in range(MAX_DEPTH):  # each round removes the innermost level
         if not brackets:
             return
         brackets = brackets.replace(b"[]", b"")

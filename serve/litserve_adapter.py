@@ -1,4 +1,4 @@
-"""All that is known here of LitServe's inside: how it starts worker processes, and what it does not get to do."""
+"""The only module that uses LitServe's internals: starts its worker processes and leaves out the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from serve.worker import Mailbox
 
 
 class Worker(LitAPI):
-    """One worker process. The front process talks to it over a socket and answers HTTP by itself."""
+    """One worker process. The front process answers HTTP itself and exchanges messages with it over a socket."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -30,30 +30,30 @@ class Worker(LitAPI):
         )
 
     def environment(self) -> dict[str, str]:
-        """The variables that the process gets."""
+        """The environment variables of the process."""
         raise NotImplementedError
 
     def work(self, mailbox: Mailbox) -> None:
-        """What the process does once it is set up; never returns.
+        """Runs the process after its setup; never returns.
 
         Raises:
-            SystemExit: the front process is gone, or wants nothing any more.
+            SystemExit: the front process has ended or closed the connection.
         """
         raise NotImplementedError
 
 
 class _WholeProcess(LitLoop):
-    """Hands the process to :meth:`Worker.work`; LitServe's own loops batch requests that come whole and go whole."""
+    """Runs :meth:`Worker.work` in place of LitServe's loops, which batch whole requests and return whole answers."""
 
     def run(self, lit_api: Worker, device: str, worker_id: int, request_queue: socket.socket, *_: Any) -> None:
         try:
             lit_api.work(Mailbox(request_queue))
         except SystemExit:
-            os._exit(0)  # taking an interpreter with torch apart takes seconds and nothing depends on it
+            os._exit(0)  # the normal exit of an interpreter with torch takes seconds
 
 
 class SetupStatus:
-    """Which workers are ready, in shared memory; stands in for a dictionary of a manager process."""
+    """The state of each worker in shared memory; replaces LitServe's dictionary in a manager process."""
 
     _STATES = (WorkerSetupStatus.STARTING, WorkerSetupStatus.READY, WorkerSetupStatus.ERROR)
 
@@ -70,16 +70,17 @@ class SetupStatus:
 
 
 class Launcher(LitServer):
-    """LitServe's worker processes, without its queues, its manager process and its routes.
+    """Starts LitServe's worker processes without its queues, its manager process and its routes.
 
-    Its queues cost a thread and a round trip per message, through a process that outlives a killed parent; it takes one
-    ready worker for all, and notices a dead one after two seconds, to let requests hang for thirty more.
+    LitServe's queues need a thread and a round trip per message, through a process that outlives a killed parent.
+    LitServe counts as ready once one worker is, notices a dead worker after two seconds, and lets requests hang for
+    thirty more.
     """
 
     def __init__(self, workers: list[Worker]) -> None:
         super().__init__(
             list(workers),
-            accelerator="cpu",  # devices are chosen in the workers; this decides their number only
+            accelerator="cpu",  # decides only the number of workers; each chooses its device itself
             workers_per_device=1,
             timeout=False,
             disable_openapi_url=True,
@@ -88,7 +89,7 @@ class Launcher(LitServer):
         self._workers = workers
 
     def launch(self) -> tuple[list[Any], list[socket.socket]]:
-        """Starts the workers; their processes, and this process's ends of their sockets."""
+        """Starts the workers; returns their processes, and this process's ends of their sockets."""
         self.workers_setup_status = SetupStatus([f"{worker.api_path[1:]}_0" for worker in self._workers])
         processes, ours = [], []
         for worker in self._workers:
@@ -102,7 +103,8 @@ class Launcher(LitServer):
 
 @contextmanager
 def _bare_main() -> Iterator[None]:
-    """Keeps spawned processes from importing the program that started the server, which may import far too much."""
+    """Context manager: processes spawned within it do not import the program that started the server, which may import
+    much that a worker does not need."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:

@@ -1,4 +1,4 @@
-"""``/v1/evaluate`` without a server: the same batch, keys and rewards in this process."""
+"""``/v1/evaluate`` without a server, with the same batch, keys and rewards in this process."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def evaluate_locally(
     device: str,
     max_rows: int,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (index, result) as problems are finished; the results are those of the route.
+    """Evaluates a model; yields (index, result) as problems are finished, with the same results as the route.
 
     Raises:
-        ValueError: a problem that the model cannot read or hold.
+        ValueError: a problem with a character that the tokenizer does not know, or that exceeds the context.
     """
     evaluations = Prompts(model).evaluations(problems, sampling, seed=seed, name=lambda i: f"line {i + 1}")
     try:

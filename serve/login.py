@@ -1,4 +1,4 @@
-"""How a person opens the page of a server with a key: a form that gives the browser a session."""
+"""The login form for the page of a server with a key; it gives the browser a session cookie."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ input, button { font: inherit; display: block; width: 100%; box-sizing: border-b
 
 
 class Sessions:
-    """Signed cookies; a restart of the server ends all sessions.
+    """Sessions as signed cookies; a restart of the server ends all sessions.
 
     Args:
-        key: the server's API key, which opens one.
-        port: part of the cookie's name, because browsers do not keep the cookies of two ports apart.
+        key: the server's API key, with which a session is opened.
+        port: part of the cookie's name, because browsers share cookies between ports of a host.
     """
 
     def __init__(self, key: bytes, port: int) -> None:
         self.key, self._secret, self._name = key, secrets.token_bytes(32), f"grpo_pl_{port}"
 
     def holds(self, cookies: list[str]) -> bool:
-        """Whether the ``Cookie`` headers of a request hold a session that has not run out."""
+        """Whether the ``Cookie`` headers of a request hold a session that has not expired."""
         try:
             jar = SimpleCookie("; ".join(cookies))
         except CookieError:
@@ -54,7 +54,7 @@ class Sessions:
         return int(expires) > time.time()
 
     def open(self, form: bytes, *, secure: bool) -> Response:
-        """The answer to the form: to the page with a session, or the form once more."""
+        """The answer to the form: a redirect to the page with a session cookie, or the form again for a wrong key."""
         try:
             given = parse_qs(form.decode("latin-1"), max_num_fields=4, encoding="utf-8").get("key", [""])[0]
         except ValueError:
@@ -82,6 +82,6 @@ def login_page(message: str = "") -> Response:
     headers = {
         "Content-Security-Policy": _POLICY,
         "WWW-Authenticate": "Bearer",
-        "Referrer-Policy": "same-origin",  # with `no-referrer` a browser would hide where the form came from
+        "Referrer-Policy": "same-origin",  # with `no-referrer` a browser would send the form with a null `Origin`
     }
     return HTMLResponse(_FORM.replace("MESSAGE", html.escape(message)), status_code=401, headers=headers)

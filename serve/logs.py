@@ -1,4 +1,4 @@
-"""What the server writes to its log: a bounded number of lines a second, and requests as JSON where that is wanted."""
+"""The server's log, with a bounded number of lines per second, and the optional access log in JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _access = logging.getLogger("serve.access")
 
 
 class LineLimit(logging.Filter):
-    """Lets at most ``per_second`` records through in a second, and says with the next one how many were left out."""
+    """Passes at most ``per_second`` records per second; the next one that passes tells how many were left out."""
 
     def __init__(self, per_second: int) -> None:
         super().__init__()
@@ -39,12 +39,12 @@ class LineLimit(logging.Filter):
 
 
 def _is_a_fault(record: logging.LogRecord) -> bool:
-    """Whether a record is about a fault of the server; an ``ApiError`` is an answer that a client gets."""
+    """Whether a record is about a fault of the server; an ``ApiError`` is an answer to a client, not a fault."""
     return record.exc_info is None or not isinstance(record.exc_info[1], ApiError)
 
 
 def configure_logs() -> None:
-    """Warnings and errors of this process and its libraries, on standard error."""
+    """Sends warnings and errors of this process and its libraries to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.addFilter(LineLimit(per_second=20))
@@ -53,7 +53,7 @@ def configure_logs() -> None:
 
 
 def open_access_log() -> None:
-    """One line of JSON per request on standard output."""
+    """From now on writes one line of JSON per request to standard output."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     _access.addHandler(handler)
@@ -62,6 +62,6 @@ def open_access_log() -> None:
 
 
 def log_request(**fields: Any) -> None:
-    """Where an access log was opened: when, and ``fields``."""
+    """Writes the time and ``fields`` of a request to the access log, if that was opened."""
     if _access.isEnabledFor(logging.INFO):
         _access.info(json.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **fields}))

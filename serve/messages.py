@@ -1,4 +1,4 @@
-"""Messages of a conversation, the tools that an answer may call, and the calls, in OpenAI's form."""
+"""Messages of a conversation, tools that an answer may call, and their calls, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ _Name = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
 
 
 def _readable(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a function's parameters, in which chat templates and parsers may rely on the kinds of its parts."""
+    """The schema of a function's parameters, if its parts have the types on which chat templates and parsers rely.
+
+    Raises:
+        ValueError: names the part that has not.
+    """
     if schema.get("type", "object") != "object":
         raise ValueError("the type of parameters must be object")
     for where, part in _schemas(schema, "parameters"):
@@ -41,7 +45,11 @@ def _readable(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schemas(schema: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """A schema and those inside of it, each with its place."""
+    """(path, schema) of a schema and of all schemas nested in it.
+
+    Raises:
+        ValueError: a keyword that must hold an object of schemas holds something else.
+    """
     yield where[:200], schema
     if not isinstance(schema, dict):
         return
@@ -58,16 +66,16 @@ def _schemas(schema: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 class FunctionSchema(Body):
-    """A function as the model is told about it."""
+    """A function as the prompt describes it."""
 
     name: _Name
     description: Text | None = None
     parameters: Annotated[dict[str, Any], AfterValidator(_readable)] | None = None
     """A JSON schema of type object."""
     returns: dict[str, Any] | None = Field(None, alias="return")
-    """What it returns, as transformers' schemas tell."""
+    """The type of its result, as in the schemas of transformers."""
     strict: bool = False
-    """Held to where an answer has to call; where it may, arguments are what the model wrote."""
+    """Accepted; arguments follow the schema only where tool_choice makes the answer call a tool."""
 
     @model_validator(mode="after")
     def _can_be_written(self) -> Self:
@@ -90,7 +98,7 @@ class FunctionTool(Body):
 
     @property
     def told(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """The tool in the form that chat templates take."""
         told = self.function.model_dump(by_alias=True, include={"name", "description", "parameters", "returns"})
         return {"type": "function", "function": {name: value for name, value in told.items() if value is not None}}
 
@@ -100,7 +108,7 @@ class _Named(Body):
 
 
 class NamedTool(Body):
-    """The one tool that an answer has to call."""
+    """The tool that an answer must call."""
 
     type: Literal["function"]
     function: _Named
@@ -111,7 +119,7 @@ class NamedTool(Body):
 
 
 class CalledFunction(Body):
-    """What was called, with which arguments."""
+    """The called function with its arguments."""
 
     name: _Name
     arguments: Text
@@ -119,7 +127,7 @@ class CalledFunction(Body):
 
 
 class ToolCall(Body):
-    """A call in an earlier answer."""
+    """A call in an earlier message of the assistant."""
 
     passing = fields.TOOL_CALL
     id: Short
@@ -157,11 +165,11 @@ class Message(Body):
     passing = fields.MESSAGE
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[ContentPart], Field(max_length=MAX_ITEMS, fail_fast=True)] = ""
-    """What is said; an assistant that calls tools may say nothing."""
+    """The text; may be left out in an assistant's message with tool_calls."""
     tool_calls: list[ToolCall] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
-    """The calls that an assistant made."""
+    """The calls in a message of the assistant."""
     tool_call_id: Short | None = None
-    """The call whose result a tool's message is."""
+    """In a tool's message: the id of the call whose result it holds."""
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:

@@ -1,4 +1,4 @@
-"""What ``/metrics`` shows. All of it is counted in the front process, so one plain registry is enough."""
+"""The Prometheus metrics of ``/metrics``; all are counted in the front process, so one registry is enough."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 
 class ServerMetrics:
-    """The counters of one server."""
+    """The metrics of one server."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Begins to count anew: what the server asks itself while it starts is no request."""
+        """Sets all metrics to zero; called after the warm-up, whose requests must not count."""
         self.registry = CollectorRegistry()
         counted: dict[str, Any] = {"namespace": _SPACE, "registry": self.registry}
         timed = {**counted, "buckets": _SECONDS}

@@ -1,4 +1,4 @@
-"""``/openapi.json`` and ``/docs``: what the routes take, from the schemas that check it."""
+"""``/openapi.json`` and ``/docs``: describe the routes, from the schemas that check their requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def openapi(request: Request) -> Response:
 
 
 async def docs(request: Request) -> Response:
-    """The same as a page."""
+    """The same description as an HTML page."""
     app: FastAPI = request.app
     headers = {"Content-Security-Policy": _POLICY}
     return Response(_page(app.openapi()), media_type="text/html; charset=utf-8", headers=headers)

@@ -1,4 +1,4 @@
-"""Which names the server goes by and which web pages may talk to it: what keeps other people's pages out."""
+"""Checks by which name a request addresses the server, and that no foreign web page sent it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from serve.errors import ApiError
 from serve.settings import ServeSettings
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
-_OWN_SITES = ("same-origin", "none")  # the server's own page, and what a person typed or opened
+_OWN_SITES = ("same-origin", "none")  # the server's own page, and addresses that a person typed or opened
 
 
 class Origins:
-    """Checks ``Host``, ``Origin`` and ``Sec-Fetch-Site``; a client that is no browser sends only the first.
+    """Checks ``Host``, ``Origin`` and ``Sec-Fetch-Site``; clients that are not browsers send only the first.
 
-    Without a check of ``Host``, a page can give its own name the server's address (DNS rebinding) and read answers;
-    without one of ``Origin``, it can make the browser send requests whose answers it does not read.
+    Without the check of ``Host``, a foreign page could resolve its own name to the server's address (DNS rebinding) and
+    read answers. Without that of ``Origin``, it could make the browser send requests, although not read the answers.
     """
 
     def __init__(self, settings: ServeSettings) -> None:
@@ -34,10 +34,10 @@ class Origins:
         self._cors = frozenset(origin.rstrip("/").lower() for origin in settings.cors_origins)
 
     def check(self, scope: Scope) -> None:
-        """Refuses what a page of another site may have sent.
+        """Refuses requests that a page of another site may have sent.
 
         Raises:
-            ApiError: 400 without one valid ``Host``, 403 for a foreign one or a foreign page.
+            ApiError: not exactly one valid ``Host`` (400), a foreign ``Host`` (403), or a foreign page (403).
         """
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
@@ -67,7 +67,7 @@ class Origins:
 
 
 class CrossOrigin(CORSMiddleware):
-    """Starlette's, with a refusal in the shape of all others."""
+    """Starlette's CORS middleware, with refusals in the common format of errors."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
         answer = super().preflight_response(request_headers)
@@ -78,10 +78,10 @@ class CrossOrigin(CORSMiddleware):
 
 
 def require_json(scope: Scope) -> None:
-    """Refuses the types that a browser sends to other sites without asking (forms, plain text), and packed bodies.
+    """Refuses content types that browsers send to other sites without a preflight (forms, text), and encoded bodies.
 
     Raises:
-        ApiError: 415.
+        ApiError: the body is not plain ``application/json`` (415).
     """
     headers = Headers(scope=scope)
     kinds = [value.partition(";")[0].strip().lower() for value in headers.getlist("content-type")]

@@ -1,4 +1,4 @@
-"""``/``: the page, one file of HTML, CSS and JavaScript that asks for nothing from outside."""
+"""``/``: the web page of the server, one file of HTML, CSS and JavaScript without external resources."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ _HTML = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 
 
 async def page() -> Response:
-    """The page, with a policy under which a browser loads and runs nothing else."""
+    """The page, with a content security policy that allows nothing from other sources."""
     headers = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer"}
     return Response(_HTML, media_type="text/html; charset=utf-8", headers=headers)

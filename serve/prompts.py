@@ -1,4 +1,4 @@
-"""From messages and texts to prompt tokens, through the template that the policy was trained with."""
+"""Encodes messages and texts as prompt tokens, with the template of the policy's training."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from serve.schemas import EvalProblem, Sampling, checked_grammar
 
 _SCALARS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "min_tokens")
 _MOST_LOGPROBS = 1 << 20  # in one answer: each takes some hundred bytes
-_LONG = 2000  # characters from which encoding would hold up other requests noticeably
-_SLICE = 1 << 14  # characters looked at, and
-_PER_CALL = 1 << 10  # new ones tokenised, before other threads get a turn
+_LONG = 2000  # characters from which encoding would delay other requests noticeably
+_SLICE = 1 << 14  # characters scanned, and …
+_PER_CALL = 1 << 10  # … new ones tokenised, before other threads can run
 _CHARS_PER_TOKEN = 64  # no text with more characters than this per token of context can fit
 
 
 @dataclass
 class Prompts:
-    """Encodes prompts of one model and refuses what it cannot read or hold."""
+    """Encodes prompts for one model; refuses unknown characters and tokens, and prompts that exceed the context."""
 
     model: ServedModel
     _renderer: Renderer = field(init=False, repr=False)
@@ -47,11 +47,13 @@ class Prompts:
         """Prompt tokens of a conversation that ends with the user's turn, or a tool's.
 
         Args:
-            tools: what the model is told that it may call.
+            messages: the conversation.
+            tools: the tools that the answer may call.
             prefill: begin the answer with the template's prefill.
 
         Raises:
-            ApiError: see ``Conversation.of`` and ``Renderer.tokens``; or what the model cannot read or hold.
+            ApiError: see ``Conversation.of`` and ``Renderer.tokens``; or an unknown character, or a prompt that is too
+                long (400).
         """
         conversation, told = Conversation.of(messages), [tool.told for tool in tools]
         said = [*(m.text for m in messages), *(call.function.arguments for m in messages for call in m.tool_calls)]
@@ -64,14 +66,14 @@ class Prompts:
         return await self._encode("".join(said), encode, "messages", more=len(schemas))
 
     def reader(self, tools: Sequence[FunctionTool], *, several: bool) -> CallReader:
-        """What tells calls of these tools from text, for one answer."""
+        """A new reader that separates calls of these tools from text, for one answer."""
         return CallReader(self.model.tools.parser, {tool.name: tool.told for tool in tools}, several=several)
 
     def call_grammar(self, tools: Sequence[FunctionTool], *, several: bool) -> Grammar:
-        """What an answer follows that has to call one of these tools, and says nothing else.
+        """The grammar of an answer that must call one of these tools and holds nothing else.
 
         Raises:
-            ApiError: the policy's form of calls has no grammar, or that is too long.
+            ApiError: the policy's form of calls has no grammar, or the grammar is too long (400).
         """
         rules = [f"call{i}" for i in range(len(tools))]
         try:
@@ -87,13 +89,13 @@ class Prompts:
     async def evaluations(
         self, problems: Sequence[EvalProblem], sampling: Sampling, *, seed: int, name: Callable[[int], str]
     ) -> list[Generate]:
-        """What to draw for each problem, whose question becomes a prompt as in training.
+        """The drawing job of each problem; its question becomes a prompt as in training.
 
         Args:
-            name: what the problem of an index is called where it is refused.
+            name: index of a problem -> its name in error messages.
 
         Raises:
-            ApiError: a problem that the model cannot read or hold, or a token that it does not have.
+            ApiError: an unknown character, a problem that is too long, or a token id that the model lacks (400).
         """
         logits, jobs, tokenizer = self.logits(sampling), [], self.model.tokenizer
         for i, problem in enumerate(problems):
@@ -101,11 +103,15 @@ class Prompts:
             ids = await self._encode(text, partial(self.model.template.encode, text, tokenizer), name(i))
             job = self.job(ids, sampling, logits, seed=seed, prompt_id=problem.id)
             jobs.append(replace(job, evaluation=True))
-            await asyncio.sleep(0)  # others get their turn of the event loop
+            await asyncio.sleep(0)  # lets the event loop serve other requests
         return jobs
 
     async def from_raw(self, prompt: str | Sequence[int]) -> list[int]:
-        """Tokens of a prompt that is continued as it is: no template."""
+        """Tokens of a prompt that is used without the template.
+
+        Raises:
+            ApiError: an unknown character or token id, or a prompt that is empty or too long (400).
+        """
         if isinstance(prompt, str):
             return await self._encode(prompt, lambda: list(self.model.tokenizer(prompt).input_ids), "prompt")
         ids = self._check_tokens(list(prompt), "prompt")
@@ -133,14 +139,14 @@ class Prompts:
         seed: int,
         prompt_id: int | str | None = None,
     ) -> Generate:
-        """What to draw for a prompt, with the model's own defaults where the client left them.
+        """The drawing job of a prompt; where the client gives no value, it uses those of training.
 
         Args:
             logits: from ``logits``, which is the same for all prompts of a request.
-            seed: names the samples, with ``prompt_id``; see ``sample_keys``.
+            seed: identifies the samples together with ``prompt_id``; see ``sample_keys``.
 
         Raises:
-            ApiError: the completion would not fit the model's context behind the prompt.
+            ApiError: prompt and completion would exceed the model's context, or ``min_tokens`` the length (400).
         """
         context, wanted, trained = self.model.context, request.length, self.model.sampling
         room = (context or 1 << 30) - len(prompt_ids)
@@ -165,10 +171,10 @@ class Prompts:
         return Generate(prompt_ids, keys, SequenceOptions(sampling=sampling, logits=logits))
 
     def check_logprobs(self, tokens: int, top: int) -> None:
-        """Refuses an answer that would not fit into memory.
+        """Refuses an answer with so many log-probabilities that it would take too much memory.
 
         Raises:
-            ApiError: too many tokens with ``top`` likely ones beside each.
+            ApiError: tokens · (1 + top) exceeds the limit (400).
         """
         if tokens * (1 + top) > _MOST_LOGPROBS:
             raise bad_request(
@@ -189,7 +195,7 @@ class Prompts:
             raise bad_request(f"{param}: there is no token {bad}, only 0 … {size - 1}.", param=param)
 
     def _spellings(self, word: str) -> list[tuple[int, ...]]:
-        """The tokens of a word at the beginning of a text and, where that is another single piece, after a blank."""
+        """The tokens of a word at the beginning of a text, and after a blank if only its first token differs there."""
         tokenizer = self.model.tokenizer
         plain, spaced = (tuple(tokenizer(text, add_special_tokens=False).input_ids) for text in (word, f" {word}"))
         if not plain or tokenizer.unk_token_id in plain:
@@ -210,10 +216,10 @@ class Prompts:
         return await asyncio.to_thread(work) if size > _LONG else work()
 
     def check_characters(self, text: str, param: str) -> None:
-        """Refuses a text that would lose something on the way to tokens.
+        """Refuses a text with a character that the tokenizer would drop or replace.
 
         Raises:
-            ApiError: a character that the tokenizer does not know.
+            ApiError: names the first such character (400).
         """
         asked = _characters(text)
         if unknown := asked - self.known(asked):
@@ -224,8 +230,8 @@ class Prompts:
             )
 
     def known(self, characters: Iterable[str]) -> set[str]:
-        """Those that leave a trace in the tokens: tokenizers drop what they do not know, or write <unk>. New ones are
-        looked at many in one call: a text may bring very many."""
+        """The characters that the tokenizer knows, so that it neither drops them nor replaces them by <unk>. New ones
+        are tokenised many per call, because a text may hold very many."""
         asked, tokenizer = set(characters), self.model.tokenizer
         new = list(asked - self._known.keys())
         for first in range(0, len(new), _PER_CALL):
@@ -252,14 +258,14 @@ class Prompts:
 
 
 def _characters(text: str) -> set[str]:
-    """The different ones; in slices, because no other thread runs while a set is made of one text."""
+    """The set of characters of a text; made in slices, so that other threads can run in between."""
     return set().union(*(set(text[first : first + _SLICE]) for first in range(0, len(text), _SLICE)))
 
 
 def sample_keys(prompt_ids: Sequence[int], *, seed: int, n: int, prompt_id: int | str | None = None) -> list[SampleKey]:
-    """Names of ``n`` samples outside training: split ``predict``, step 0; the prompt is named by its tokens.
+    """Keys of ``n`` samples outside training: split ``predict``, step 0, and ``prompt_id`` or a hash of the tokens.
 
-    With the weights they determine the completions, so any engine reproduces what the server drew.
+    Together with the weights they determine the completions, so any engine reproduces what the server drew.
     """
     if prompt_id is None:
         name = row_key("prompt", *prompt_ids)

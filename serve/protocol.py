@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with limits on what a client may hold open before anybody has looked at its request."""
+"""uvicorn's HTTP protocol with limits on connections, headers and unread answers."""
 
 from __future__ import annotations
 
@@ -14,47 +14,48 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from serve.errors import ApiError, shutting_down
 
 HEAD_SECONDS = 10.0
-"""From the connection, or the first byte of a later request, to the end of its headers."""
+"""Most seconds from the connection, or from the first byte of a later request, to the end of its headers."""
 HEAD_BYTES = 1 << 16
-"""Request line and headers."""
+"""Most bytes of request line and headers."""
 WRITE_SECONDS = 30.0
-"""For which a client may leave an answer unread; then it counts as gone."""
+"""Most seconds for which a client may leave an answer unread; then the connection is closed."""
 ACCEPTED_AT_ONCE = 16
-"""Connections taken per turn of the loop: room is made for them in the next one, so descriptors must last till then."""
-_PIPELINED = 8  # requests sent ahead of the answers
+"""Connections accepted per turn of the event loop; others are closed only in the next turn, so that there must be file
+descriptors for all of these."""
+_PIPELINED = 8  # most requests that a client may send before it has their answers
 _MOST_CONNECTIONS = 1024
 _SPARE_DESCRIPTORS = 4 * ACCEPTED_AT_ONCE
 
 
 def connection_limit() -> int:
-    """As many connections as this process has descriptors for, with some to spare."""
+    """Most connections: as many as this process has file descriptors for, less a reserve, and at most 1024."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     used = len(os.listdir("/dev/fd"))
     return max(1, min(_MOST_CONNECTIONS, allowed - used - _SPARE_DESCRIPTORS))
 
 
 class Crowd:
-    """The connections of a server. When it is full, a newcomer takes the place of whoever keeps it waiting longest."""
+    """The connections of a server. When all are taken, a new one replaces that whose client has been idle longest."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._opening: WeakSet[BoundedProtocol] = WeakSet()  # in a TLS handshake
         self._open: set[BoundedProtocol] = set()
         self._closed = False
-        self._waiting: dict[BoundedProtocol, None] = {}  # for the client to send or go on, longest first
+        self._waiting: dict[BoundedProtocol, None] = {}  # connections that wait for their client, longest first
 
     def knock(self, protocol: BoundedProtocol) -> None:
-        """Before anything of a connection is known.
+        """Registers a connection that is accepted but not open yet, as in a TLS handshake.
 
         Raises:
-            ConnectionRefusedError: too many are at this stage; the loop closes the socket.
+            ConnectionRefusedError: too many connections are not open yet; the event loop closes the socket.
         """
         if len(self._opening) >= max(self.limit // 2, 2 * ACCEPTED_AT_ONCE):
             raise ConnectionRefusedError("too many connections that are not open yet")
         self._opening.add(protocol)
 
     def enter(self, protocol: BoundedProtocol) -> ApiError | None:
-        """Makes room for a connection, if need be by closing another; or why there is none."""
+        """Adds an open connection, if need be by closing another; returns the error if there is no room."""
         self._opening.discard(protocol)
         if self._closed:
             return shutting_down()
@@ -74,28 +75,28 @@ class Crowd:
         self._waiting.pop(protocol, None)
 
     def has_sent(self, protocol: BoundedProtocol) -> None:
-        """It is the server's turn."""
+        """A whole request has arrived: the connection waits for the server."""
         self._waiting.pop(protocol, None)
 
     def was_answered(self, protocol: BoundedProtocol) -> None:
-        """It is the client's turn again."""
+        """All requests are answered: the connection waits for its client."""
         if protocol in self._open:
             self._waiting[protocol] = None
 
     def close(self) -> None:
-        """Lets nobody in, and closes everything from which no whole request has come."""
+        """Refuses new connections, and closes those that wait for their client."""
         self._closed = True
         for protocol in list(self._waiting):
             protocol.transport.abort()
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. What it refuses below the routes has their JSON shape."""
+    """One connection. Errors below the routes have the same JSON format as theirs."""
 
     def __init__(self, *args: Any, crowd: Crowd, **options: Any) -> None:
         super().__init__(*args, **options)
         self._crowd = crowd
-        self._head_timer: asyncio.TimerHandle | None = None  # runs while a head is awaited
+        self._head_timer: asyncio.TimerHandle | None = None  # runs until the headers are complete
         self._write_timer: asyncio.TimerHandle | None = None
         self._overhead = 0  # bytes since the last request, head or piece of a body
         self._in_message = False
@@ -129,7 +130,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is None and not self._in_message and self.timeout_keep_alive_task is None and self._idle:
             self._await_head()  # blank lines stop the timer of an idle connection and begin no request
         elif self._overhead > HEAD_BYTES:
-            if self._head_timer is None:  # sizes of chunks, or headers behind the body
+            if self._head_timer is None:  # chunk sizes, or headers after the body
                 self.transport.abort()
             else:
                 self._refuse(_head_too_large())
@@ -152,7 +153,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head_timer is not None:  # else it stands behind the body, where it could change what has been checked
+        if self._head_timer is not None:  # else it comes after the body and could change checked headers
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -187,7 +188,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(self._fault or ApiError(400, "this is not an HTTP request.", code="invalid_http"))
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Such a request is answered as if it had not asked."""
+        """Logs nothing: a request for an upgrade is answered like any other."""
 
     # ----------------------------------------------------------------------------------------------------------------
 

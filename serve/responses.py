@@ -1,4 +1,4 @@
-"""``/v1/responses``: OpenAI's newer API, text only, on top of the chat route. Nothing is stored."""
+"""``/v1/responses``: OpenAI's newer API for text, on top of the chat route. No response is stored."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class TextFormat(Body):
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
 
     def response_format(self) -> dict[str, Any]:
-        """The same as chat has it."""
+        """The ``response_format`` of a chat that means the same."""
         schema = {} if self.json_schema is None else {"json_schema": {"schema": self.json_schema}}
         return {"type": self.type, **schema}
 
 
 class TextOptions(Body):
-    """What the answer looks like."""
+    """Options of the answer's text."""
 
     passing = fields.Passing({"verbosity": ("medium",)})
     format: TextFormat | None = None
@@ -47,9 +47,9 @@ class ResponsesRequest(Asked):
     passing = fields.RESPONSES
     input: Text | Annotated[list[Message], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
     instructions: Text | None = None
-    """Takes the place of the template's system text."""
+    """Replaces the template's system text."""
     max_output_tokens: int | None = Field(None, ge=1)
-    """Most tokens of the answer; by default the number of training."""
+    """Most tokens of the answer; by default that of training."""
     temperature: float | None = Field(None, ge=0.0, le=100.0)
     top_p: float | None = None
     seed: Seed | None = None
@@ -59,7 +59,7 @@ class ResponsesRequest(Asked):
     top_logprobs: Literal[0] | None = None
 
     def chat(self) -> ChatRequest:
-        """The same as a chat.
+        """The chat request that means the same.
 
         Raises:
             ValidationError: a value that chat refuses.
@@ -74,7 +74,7 @@ class ResponsesRequest(Asked):
 
 
 class ResponsesRoute:
-    """Asks the chat route for one completion, to be written as a response."""
+    """Answers through the chat route, with one completion in the format of a response."""
 
     def __init__(self, completions: CompletionRoutes, model: str) -> None:
         self._completions, self._model = completions, model
@@ -128,7 +128,7 @@ class ResponseShape:
         return "".join(events)
 
     def failure(self, error: ApiError) -> str:
-        """With ``error`` beside OpenAI's fields: that is what makes the client raise."""
+        """The last event of a failed stream; ``error``, besides OpenAI's own fields, makes its client raise."""
         told = error.body()["error"]
         return self._event("error", code=told["code"], message=told["message"], param=told["param"], error=told)
 
@@ -195,7 +195,7 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def _renamed(refusal: ApiError) -> ApiError:
-    """A refusal of the chat that a response became, in the response's own words."""
+    """A refusal by the chat route, with the names of fields of ``/v1/responses``."""
     names = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
     for name, own in names.items():
         if refusal.param is not None and refusal.param.startswith(name):

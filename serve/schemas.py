@@ -1,4 +1,4 @@
-"""What requests may hold, checked field by field; the names are OpenAI's where OpenAI has one."""
+"""The bodies of requests, checked field by field; fields have OpenAI's names where OpenAI has one."""
 
 from __future__ import annotations
 
@@ -32,60 +32,60 @@ _TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 
 
 def _at_most_1024(value: Any) -> Any:
-    """Before a dictionary is read: unlike a list it has an error for each of its values."""
+    """Checked before a dictionary is read, because pydantic reports an error for each of its values."""
     if isinstance(value, dict) and len(value) > 1024:
         raise ValueError(f"give at most 1024 entries, not {len(value)}")
     return value
 
 
 class StreamOptions(Body):
-    """How a stream is written."""
+    """Options of a stream."""
 
     passing = fields.STREAM_OPTIONS
     include_usage: bool = False
-    """End with a chunk that holds the usage."""
+    """Send a last chunk with the usage."""
     continuous_usage_stats: bool = False
-    """Put the usage so far into every chunk."""
+    """Add the usage so far to every chunk."""
 
 
 class Asked(Body):
-    """What every request for the model may name."""
+    """The field that all requests share."""
 
     model: Text | None = None
-    """The model's name, as `/v1/models` gives it."""
+    """The model's name, as listed by `/v1/models`."""
 
 
 class Sampling(Asked):
-    """How completions are drawn; what chat, completions and evaluate share."""
+    """Sampling parameters, which chat, completions and evaluate share."""
 
     n: int = Field(1, ge=1, le=MAX_SAMPLES)
-    """Completions of each prompt."""
+    """Completions per prompt."""
     seed: Seed | None = None
-    """Determines the completions; without one they differ from call to call."""
+    """Determines the completions; without a seed they differ from call to call."""
     temperature: float | None = Field(None, ge=0.0, le=100.0)
-    """Divides the logits; 0 takes the most likely token. By default the one of training."""
+    """Divides the logits; 0 takes the most likely token. By default that of training."""
     top_p: float = Field(1.0, ge=_SMALLEST, le=1.0)
-    """Draw from the smallest set of tokens with this much mass; 1 is off."""
+    """Draw from the smallest set of tokens with this probability mass; 1 is off."""
     top_k: Annotated[int, AfterValidator(lambda k: max(k, 0))] = Field(0, ge=-1)
     """Draw among the k most likely tokens; 0 and -1 are off."""
     min_p: float = Field(0.0, ge=0.0, le=1.0)
-    """Exclude tokens less likely than this times the most likely one; 0 is off."""
+    """Exclude tokens with less than this times the probability of the most likely one; 0 is off."""
     repetition_penalty: float = Field(1.0, ge=0.01, le=100.0)
     """Divides positive logits, and multiplies others, of tokens in the prompt or the completion; 1 is off."""
     presence_penalty: Penalty = 0.0
-    """Subtracted from the logits of tokens that the completion holds; 0 is off."""
+    """Subtracted once from the logit of each token that the completion holds; 0 is off."""
     frequency_penalty: Penalty = 0.0
-    """Subtracted for every time that the completion holds a token; 0 is off."""
+    """Subtracted from the logit of a token for each time that the completion holds it; 0 is off."""
     logit_bias: Annotated[
         dict[_TokenName, Annotated[float, Field(ge=-100.0, le=100.0)]], BeforeValidator(_at_most_1024)
     ] = Field({})
-    """By token id: a number that is added to its logit."""
+    """Token id -> a number that is added to its logit."""
     min_tokens: int = Field(0, ge=0)
-    """No end of the completion before this many tokens."""
+    """Tokens before which a completion does not end."""
     bad_words: list[Short] = Field([], max_length=128, fail_fast=True)
-    """Texts that a completion may not hold."""
+    """Texts that a completion must not hold."""
     max_tokens: int | None = Field(None, ge=1)
-    """Most tokens of a completion; by default the number of training."""
+    """Most tokens of a completion; by default that of training."""
     max_completion_tokens: int | None = Field(None, ge=1)
     """The same as max_tokens."""
     max_completion_length: int | None = Field(None, ge=1)
@@ -107,7 +107,7 @@ class Sampling(Asked):
 
     @property
     def length(self) -> int | None:
-        """Most tokens of a completion, if the client said so."""
+        """Most tokens of a completion; None if the client gives no limit."""
         given = (self.max_tokens, self.max_completion_tokens, self.max_completion_length)
         return next((length for length in given if length is not None), None)
 
@@ -123,7 +123,7 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """What form a completion has."""
+    """The form that a completion must have."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -142,7 +142,7 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """What a completion must match; give one."""
+    """A grammar that a completion must match; exactly one field is given."""
 
     regex: Text | None = Field(None, min_length=1, max_length=MAX_GRAMMAR)
     json_schema: dict[str, Any] | Text | None = Field(None, alias="json")
@@ -176,10 +176,10 @@ def json_grammar(schema: dict[str, Any] | str) -> Grammar:
 
 
 def checked_grammar(kind: Literal["json", "lark"], text: str) -> Grammar:
-    """A grammar that is not too long.
+    """A grammar of at most ``MAX_GRAMMAR`` characters.
 
     Raises:
-        ApiError: it is.
+        ApiError: it is longer (400).
     """
     if len(text) > MAX_GRAMMAR:
         raise bad_request(f"a schema may have {MAX_GRAMMAR} characters, and this one has {len(text)}.", param=None)
@@ -192,20 +192,20 @@ class _Completions(Sampling):
         Field(max_length=16, fail_fast=True),
         BeforeValidator(lambda v: [v] if isinstance(v, str) else v, json_schema_input_type=str | list[str]),
     ] = Field([])
-    """Up to 16 texts that end a completion; they are not part of it."""
+    """Up to 16 texts that end a completion and are not part of it."""
     stop_token_ids: list[TokenId] = Field([], max_length=128, fail_fast=True)
-    """Tokens that end a completion; they are not part of its text."""
+    """Tokens that end a completion and are not part of its text."""
     stream: bool = False
-    """Send the answer in pieces, as server-sent events."""
+    """Send the answer in chunks, as server-sent events."""
     stream_options: StreamOptions = StreamOptions()
     ignore_eos: bool = False
-    """Go on to the full length whatever is drawn: for measurements."""
+    """Do not end a completion at end tokens, so that it has the full length; for measurements."""
     return_token_ids: bool = False
-    """Add the token ids of prompts and completions."""
+    """Return the token ids of prompts and completions as well."""
     response_format: ResponseFormat | None = None
-    """The form of a completion: text, a JSON object, or JSON after a schema."""
+    """The form of a completion: text, a JSON object, or JSON that follows a schema."""
     structured_outputs: StructuredOutputs | None = None
-    """The same and more in vLLM's way: a regular expression, JSON, or a choice."""
+    """The same in vLLM's format, and more: a regular expression, JSON, or a choice of texts."""
 
     @model_validator(mode="after")
     def _one_grammar(self) -> Self:
@@ -215,7 +215,7 @@ class _Completions(Sampling):
 
     @property
     def grammar(self) -> Grammar | None:
-        """What completions must match."""
+        """The grammar that completions must match; None for any text."""
         asked = self.structured_outputs or self.response_format
         return None if asked is None else asked.grammar
 
@@ -226,15 +226,15 @@ class ChatRequest(_Completions):
     passing = fields.CHAT
     messages: list[Message] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
     logprobs: bool = False
-    """Report the log-probability of every token."""
+    """Return the log-probability of every token."""
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    """With logprobs: report this many likely tokens at every position."""
+    """With logprobs: return this many likely tokens at every position."""
     tools: list[FunctionTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
     """Functions that an answer may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
-    """Whether an answer calls tools: never, as the model decides, always, or always this one."""
+    """Whether an answer calls tools: never, as the model decides, always, or always the named one."""
     parallel_tool_calls: bool = True
-    """Whether an answer may hold several calls; else it ends with the first."""
+    """Whether an answer may hold several calls; otherwise it ends with the first."""
 
     @model_validator(mode="after")
     def _tools_fit(self) -> Self:
@@ -256,7 +256,7 @@ class ChatRequest(_Completions):
 
     @property
     def must_call(self) -> list[FunctionTool]:
-        """Those of which an answer has to call one; none, if it may do without."""
+        """The tools of which an answer must call one; empty if it need not call any."""
         chosen = self.tool_choice
         if isinstance(chosen, NamedTool):
             return [tool for tool in self.tools if tool.name == chosen.name]
@@ -270,7 +270,7 @@ class ChatRequest(_Completions):
 
     @property
     def alternatives(self) -> int | None:
-        """How many likely tokens to report at each position; None reports no log-probabilities."""
+        """How many likely tokens to return at each position; None if no log-probabilities are asked for."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -285,11 +285,11 @@ class CompletionRequest(_Completions):
         | Annotated[list[Annotated[list[int], _First]], _First]
     )
     logprobs: int | None = Field(None, ge=0, le=20)
-    """Report the log-probability of every token, and this many likely ones at its place."""
+    """Return the log-probability of every token, and of this many likely tokens at its position."""
     max_tokens: int | None = Field(None, ge=0)
-    """Most tokens of a completion; 0, with echo, only reads the prompt."""
+    """Most tokens of a completion; 0 is allowed with echo and draws none."""
     echo: bool = False
-    """Begin the text with the prompt; with logprobs, report those of its tokens, too."""
+    """Begin the text with the prompt; with logprobs, return those of its tokens as well."""
 
     @model_validator(mode="after")
     def _nothing_only_with_echo(self) -> Self:
@@ -309,7 +309,7 @@ class CompletionRequest(_Completions):
 
 
 class EvalProblem(Body):
-    """One problem to evaluate on; further fields are columns for the rewards."""
+    """One problem of an evaluation; further fields are columns for the rewards."""
 
     passing = None
     problem: Text
@@ -331,7 +331,7 @@ class EvaluateRequest(Sampling):
 
 
 class ScoreItem(Body):
-    """A completion to judge, which may hold anything that JSON can; further fields are columns for the rewards."""
+    """A completion to score, which may be any JSON string; further fields are columns for the rewards."""
 
     passing = None
     completion: AnyText
@@ -344,7 +344,7 @@ class ScoreRequest(Asked):
     passing = fields.EVALUATION
     items: list[ScoreItem] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
     group: bool = False
-    """Take the items as samples of one problem, and tell their advantages."""
+    """Treat the items as samples of one problem, and return their advantages."""
 
     @model_validator(mode="after")
     def _few_columns(self) -> Self:

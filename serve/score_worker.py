@@ -21,30 +21,31 @@ from serve.worker import Answer, Cancel, Failure, Mailbox, Refusal, end_with_par
 
 log = logging.getLogger(__name__)
 
-_THREADS = 8  # requests scored at once: one that holds bombs must not keep the others waiting
+_THREADS = 8  # requests scored at the same time, so that a slow one does not hold up the others
 _SLICE = 64  # completions per call of the rewards, or one group; a request may be cancelled between calls
 _SHOWN = 1000  # characters of an extracted answer
 
 
 class ScoreItems(NamedTuple):
-    """Score ``completions[i]`` against ``answers[i]``."""
+    """Request to score ``completions[i]`` against ``answers[i]``."""
 
     completions: list[str]
     answers: list[str]
     columns: Mapping[str, list[Any]]
     group_size: int = 0
-    """Completions of a problem, neighbours: also number their answers for the majority vote; 0 does not."""
+    """Completions per problem, which are neighbours: their answers are also numbered for majority votes. 0: no
+    groups."""
 
 
 class ScoreWorker(Worker):
-    """Takes :class:`ScoreItems` and ``Cancel``; answers with what the rewards say."""
+    """Takes :class:`ScoreItems` and ``Cancel``; answers with the scores of all rewards."""
 
     def __init__(self, rewards: Sequence[Mapping[str, Any]], *, trust_rewards: bool = False) -> None:
         super().__init__("score")
         self._specs, self._trusted = rewards, trust_rewards
 
     def environment(self) -> dict[str, str]:
-        """The variables that the process gets; rewards that are trusted may need the key of a judge."""
+        """The environment variables of the process; trusted rewards get all, as they may need the key of a judge."""
         return dict(os.environ) if self._trusted else worker_environment()
 
     def setup(self, device: str) -> None:
@@ -62,7 +63,7 @@ class ScoreWorker(Worker):
                         if not isinstance(payload, Cancel):
                             cancelled[uid] = Event()
                             threads.submit(self._answer, uid, payload, mailbox, cancelled)
-                        elif (event := cancelled.get(uid)) is not None:  # which its thread may remove at any time
+                        elif (event := cancelled.get(uid)) is not None:  # its thread may remove it at any time
                             event.set()
         finally:
             for reward in self._rewards:
@@ -77,9 +78,9 @@ class ScoreWorker(Worker):
                     return
                 items += score_items(self._rewards, job, slice(first, first + step))
             mailbox.send(Answer(uid, items))
-        except MissingColumn as error:  # the client's to mend
+        except MissingColumn as error:  # a fault of the request
             mailbox.send(Failure(uid, Refusal(str(error))))
-        except Exception as error:  # a reward is foreign code: its fault is this request's, not the server's
+        except Exception as error:  # a reward may be a user's code: only this request fails
             log.exception("a reward failed")
             reason = f"a reward failed: {type(error).__name__}; the server's log has the details."
             mailbox.send(Failure(uid, reason))
@@ -88,8 +89,16 @@ class ScoreWorker(Worker):
 
 
 def score_items(rewards: Sequence[Reward], job: ScoreItems, part: slice) -> list[dict[str, Any]]:
-    """Per completion of a part of a job (whole groups, if it has groups): weighted sum, what the correctness reward
-    says, the scores of all rewards, and the last boxed answer, cut where it is longer than anything worth showing."""
+    """Scores the completions of ``part`` of a job, which covers whole groups if it has groups.
+
+    Returns:
+        Per completion: weighted sum, status and verdict of the correctness reward, scores of all rewards, the last
+        boxed answer (at most ``_SHOWN`` characters), with groups its answer class, and the time of the call in ms.
+
+    Raises:
+        MissingColumn: a column that a reward needs is missing.
+        Exception: whatever a reward raises, see ``score_completions``.
+    """
     began = time.perf_counter()
     completions = job.completions[part]
     columns = {name: column[part] for name, column in job.columns.items()}

@@ -1,4 +1,4 @@
-"""``/v1/score``: the rewards of the checkpoint over given completions; nothing is generated."""
+"""``/v1/score``: scores given completions with the rewards of the checkpoint, without generating any."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from serve.schemas import ScoreRequest
 from serve.score_worker import ScoreItems
 
 _EPS = 1e-5  # the objective's default
-_LONGEST, _TOGETHER = 1 << 17, 1 << 20  # characters that are tokenised: the tokenizer takes 500 bytes for each
+_LONGEST, _TOGETHER = 1 << 17, 1 << 20  # characters to tokenise, per text and in all: each takes 500 bytes of memory
 
 
 @dataclass(kw_only=True)
 class ScoreRoute:
-    """Hands items to the reward worker."""
+    """Sends items to the reward worker."""
 
     model: ServedModel
     needs: Collection[str]
-    """Columns that some reward reads and that only a tokenizer can fill, see ``Reward.needs``."""
+    """Columns that the rewards read and that are filled with the tokenizer, see ``Reward.needs``."""
     scorer: Scorer
     metrics: ServerMetrics
     deadline_s: float
     max_queue: InitVar[int]
 
     def __post_init__(self, max_queue: int) -> None:
-        self._preparing = Places(1, max_waiting=max_queue)  # what one request takes, several at once would multiply
+        self._preparing = Places(1, max_waiting=max_queue)  # one request at a time, to bound the memory that this takes
 
     async def score(self, body: ScoreRequest, request: Request) -> Response:
         check_model(body.model, self.model.name)
@@ -52,12 +52,12 @@ class ScoreRoute:
         items = [{**item.__dict__, **(item.model_extra or {})} for item in body.items]
         preparing = asyncio.ensure_future(asyncio.to_thread(self._columns, items))
         preparing.add_done_callback(lambda _: self._preparing.give_back(1))
-        columns = await asyncio.shield(preparing)  # a client that leaves does not end the thread: its place is kept
+        columns = await asyncio.shield(preparing)  # if the client disconnects, the thread goes on and keeps its place
         completions, answers = ([item[name] for item in items] for name in ("completion", "answer"))
         return await self.scorer.score(ScoreItems(completions, answers, columns), deadline=deadline, bounded=True)
 
     def _columns(self, items: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-        """Every further field of the items, and what training puts beside them unless the client gives it."""
+        """All further fields of the items as columns, and those of training that the client does not give."""
         names = sorted({name for item in items for name in item} - {"completion", "answer"})
         columns: dict[str, list[Any]] = {name: [item.get(name) for item in items] for name in names}
         questions = [item.get("question", item.get("problem", "")) for item in items]
@@ -77,7 +77,7 @@ class ScoreRoute:
         """The tokens that the policy would have written, the end token included.
 
         Raises:
-            ApiError: longer texts than this server tokenises in one request (400).
+            ApiError: the texts are longer than this server tokenises in one request (400).
         """
         longest, total = max(map(len, completions)), sum(map(len, completions))
         if longest > _LONGEST or total > _TOGETHER:
@@ -93,7 +93,8 @@ class ScoreRoute:
 
 
 def _as_group(scored: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The items as one group of samples: with the advantage that GRPO would give each (group mean and std)."""
+    """The items as one group of samples, each with its GRPO advantage (r − mean) / (std + 10⁻⁵), and group
+    statistics."""
     values = torch.tensor([[math.nan if item["value"] is None else item["value"] for item in scored]]).double()
     valid = ~values.isnan()
     rewards = values.nan_to_num(0.0)

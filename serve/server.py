@@ -1,4 +1,4 @@
-"""``Server``: one front thread that answers HTTP, the workers behind it, and how all of them start and end."""
+"""``Server``: starts and ends the front thread, which answers HTTP, and the worker processes behind it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from serve.protocol import ACCEPTED_AT_ONCE, BoundedProtocol, Crowd, connection_
 log = logging.getLogger(__name__)
 
 _GRACE_S = 30.0  # for requests in flight, after SIGTERM
-_GOODBYE_S = 5.0  # for a worker to leave once told
-_BACKLOG = 1024  # connections that the kernel keeps until they are taken
-_LAST_WORDS_S = 1.5  # between the loss of a worker and the end of the server: probes and clients learn of it
+_GOODBYE_S = 5.0  # for a worker to end once its connection is closed
+_BACKLOG = 1024  # connections that the kernel holds until they are accepted
+_LAST_WORDS_S = 1.5  # between the loss of a worker and the end of the server, so that probes and clients notice it
 
 
 class Server:
     """The front thread and the worker processes.
 
     Args:
-        workers: each with the line on which the routes talk to it.
-        warm_up: run on the front's event loop before the server counts as ready.
-        on_ready: called then, with the port.
-        on_stop: called on the loop when the server is told to stop, with what to answer to those who must go.
+        workers: each with the connection through which routes use it.
+        warm_up: run on the event loop of the front thread before the server counts as ready.
+        on_ready: called when the server is ready, with the port.
+        on_stop: called on the event loop when the server is told to stop, with a function that makes the error for
+            refused requests.
     """
 
     def __init__(
@@ -60,20 +61,20 @@ class Server:
         self._processes: list[Any] = []
         self._ends: list[socket.socket] = []
         self._worker_lost = False
-        self._refused = 0  # of what was accepted, because the server ends
+        self._refused = 0  # accepted requests, or parts of them, that were refused because the server ends
 
     @property
     def ready(self) -> bool:
-        """Whether every worker is up and running, and the server is warm and not on its way down."""
+        """Whether all workers run, the warm-up is done, and the server has not been told to stop."""
         if self._worker_lost or not self._warm or self._stopping.is_set():
             return False
         return not any(_is_stopped(worker.pid) for worker in self._processes)
 
     def stop(self) -> None:
-        """Lets :meth:`serve` return; safe from signal handlers.
+        """Makes :meth:`serve` return; may be called in signal handlers.
 
         Raises:
-            KeyboardInterrupt: nothing is served yet.
+            KeyboardInterrupt: :meth:`serve` has not been called yet.
         """
         if self._told_to_stop is None:
             raise KeyboardInterrupt
@@ -121,14 +122,14 @@ class Server:
             timeout_graceful_shutdown=int(_GRACE_S + 2.0),
             **tls,
         )
-        config.load()  # what is wrong with a certificate shows here
+        config.load()  # raises here if the certificate cannot be used
         self._http = uvicorn.Server(config)
         self._front = threading.Thread(target=self._run_front, args=(sockets, told_to_stop), name="http")
         self._front.start()
         while not self._http.started and self._front.is_alive():
             time.sleep(0.01)
         for listener in sockets:
-            listener.listen(_BACKLOG)  # asyncio's is also how many it takes at once; this is only the kernel's
+            listener.listen(_BACKLOG)  # asyncio's own backlog also limits how many it accepts at once
         threading.Thread(target=self._watch_workers, name="worker-watch", daemon=True).start()
         asyncio.run_coroutine_threadsafe(self._warm_up(), self._loop).result()
         self._warm = True
@@ -148,7 +149,7 @@ class Server:
             told_to_stop.set()
 
     def _end(self) -> None:
-        """No new connections; what is being drawn is finished, what waits is refused, and then the workers end."""
+        """Takes no new connections, finishes running requests, refuses waiting ones, and then ends the workers."""
         self._stopping.set()
         if self._front is not None:
             if self._front.is_alive():
@@ -178,7 +179,7 @@ class Server:
             return
         self._worker_lost = True
         gone = next(process for process in self._processes if process.sentinel in closed)
-        gone.join(5.0)  # its pipe closes a little before it counts as ended
+        gone.join(5.0)  # its pipe closes shortly before the process has ended
         log.error("worker process %s ended with code %s; the server ends too.", gone.pid, gone.exitcode)
         self._loop.call_soon_threadsafe(self._fail_all, worker_lost)
         time.sleep(_LAST_WORDS_S)
@@ -189,16 +190,16 @@ class Server:
             end.close()
         for process in self._processes:
             process.join(_GOODBYE_S if self._warm else 0.0)
-            if process.is_alive():  # it pays no attention to SIGTERM, see `end_with_parent`
+            if process.is_alive():  # workers ignore SIGTERM, see `end_with_parent`
                 process.kill()
                 process.join()
 
 
 def bind(addresses: Sequence[tuple[socket.AddressFamily, tuple[str, int]]]) -> list[socket.socket]:
-    """One socket per address, not listening yet; of port 0 the system makes one free port for all of them.
+    """One bound socket per address, not listening yet; port 0 becomes one free port for all of them.
 
     Raises:
-        ValueError: a port that is taken or not allowed.
+        ValueError: the port is taken or not allowed.
     """
     sockets: list[socket.socket] = []
     for family, address in addresses:
@@ -221,7 +222,7 @@ def bind(addresses: Sequence[tuple[socket.AddressFamily, tuple[str, int]]]) -> l
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a process is halted by a signal or a debugger, or gone."""
+    """Whether a process is stopped by a signal or a debugger, or has ended."""
     try:
         state = psutil.Process(pid).status()
     except psutil.NoSuchProcess:

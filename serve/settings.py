@@ -1,4 +1,4 @@
-"""``ServeSettings``: what one server is started with."""
+"""``ServeSettings``: the settings of one server, and fixed limits of requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_ITEMS = 1024
 """Most items of one score or evaluate request, and messages of a chat."""
 
 MAX_TOOLS = 128
-"""Tools, or calls of them, in a request."""
+"""Most tools in a request, and calls of tools in a message."""
 MAX_COLUMNS = 64
 """Most further fields of the items of one request."""
 MAX_TEXT = 1 << 20
@@ -32,42 +32,46 @@ _NAME = re.compile(r"\[[0-9a-f:.]+\]|[a-z0-9._-]+", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """Checked before anything is loaded."""
+    """The settings of one server; checked before anything is loaded.
+
+    Raises:
+        ValueError: names the first setting that cannot be used.
+    """
 
     model: Path
     """Exported folder, run folder, or checkpoint file."""
     served_model_name: str | None = None
-    """What clients call the model; None takes the run's name, or the folder's."""
+    """Name of the model for clients; None takes the name of the run, or of the folder."""
     host: str = "127.0.0.1"
     """Address or name to listen on; ``0.0.0.0`` and ``::`` are all addresses of the machine."""
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = None
-    """Bearer token that every route but ``/health`` asks for; None asks for none."""
+    """Bearer token that all routes but ``/health`` require; None requires none."""
     no_key: bool = False
-    """Serve other machines without a key."""
+    """Allow other machines to use the server without a key."""
     allowed_hosts: Sequence[str] = ()
-    """Names of the server beyond its addresses, as clients write them into ``Host``."""
+    """Further names of the server, besides its addresses, that clients may send as ``Host``."""
     cors_origins: Sequence[str] = ()
     """Origins of web pages that may use the server."""
     ssl_certfile: Path | None = None
     """Certificate chain in PEM form; with it the server speaks TLS only."""
     ssl_keyfile: Path | None = None
-    """Its private key, unless the certificate's file holds it."""
+    """Private key of the certificate; None if the certificate's file holds it."""
     access_log: bool = False
     """One line of JSON per request on standard output."""
     max_batch_size: int = 64
-    """Most completions decoded at once."""
+    """Most completions that are decoded at the same time."""
     max_queue: int = 128
     """Most requests that wait for a place; further ones are refused with 429."""
     deadline_s: float = 120.0
-    """Seconds after which a request that is not finished is ended with 504."""
+    """Seconds after which an unfinished request is ended with 504."""
     device: str = "auto"
-    """``cpu``, ``cuda``, ``cuda:1`` …; ``auto`` takes a GPU where there is one."""
+    """``cpu``, ``cuda``, ``cuda:1`` …; ``auto`` takes a GPU if there is one."""
     max_body_mb: int = 8
     """Largest request body in MiB."""
     trust_rewards: bool = False
-    """Let the model name any class as a reward; without it only those that read text and do no more."""
+    """Allow the model's files to name any class as a reward; otherwise only those in ``grpo_pl.rewards.trust``."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -90,7 +94,7 @@ class ServeSettings:
 
     @cached_property
     def addresses(self) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
-        """What ``host`` stands for, as ``socket.bind`` takes it.
+        """The addresses that ``host`` stands for, as ``socket.bind`` takes them.
 
         Raises:
             ValueError: no such host.
@@ -108,7 +112,7 @@ class ServeSettings:
 
     @property
     def tls(self) -> dict[str, Any]:
-        """Uvicorn's options."""
+        """Uvicorn's options for TLS; empty without a certificate."""
         return {"ssl_certfile": self.ssl_certfile, "ssl_keyfile": self.ssl_keyfile} if self.ssl_certfile else {}
 
     def _check_key(self) -> None:

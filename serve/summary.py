@@ -1,4 +1,4 @@
-"""What a set of judged problems comes to: pass@1, unbiased pass@k and maj@k, each with its interval."""
+"""Sums up an evaluation: unbiased pass@k and maj@k with confidence intervals, lengths and counts."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from grpo_pl.evaluation.metrics import MajorityAtK, correctness_metrics
 
 
 def ks_of(n: int) -> list[int]:
-    """The k that pass@k is told for: powers of two below n, and n."""
+    """The values of k for pass@k: powers of two below n, and n."""
     return sorted({1, n} | {2**i for i in range(1, n.bit_length()) if 2**i < n})
 
 
 def summarise(results: Sequence[Mapping[str, Any]], *, n: int) -> dict[str, Any]:
     """Metrics over problems, from the per-problem results of an evaluation.
 
-    A completion that could not be judged, because the gold answer could not be read or a judge was not reachable,
-    counts neither as right nor as wrong; ``unjudged`` is the number of these, and ``unscored`` that of problems without
-    any other. A metric's ``problems`` are those with enough judged completions for it.
+    A completion that could not be judged, because the gold answer could not be read or a judge could not be reached,
+    counts neither as right nor as wrong; ``unjudged`` is their number, and ``unscored`` the number of problems without
+    any judged completion. ``problems`` of a metric is the number of problems with enough judged completions for it.
 
     Args:
-        results: each with ``samples``, of which each holds ``correct``, ``answer_class``, ``tokens`` and
+        results: one per problem with ``samples``, each of which has ``correct``, ``answer_class``, ``tokens`` and
             ``finish_reason``.
-        n: samples of a problem.
+        n: samples per problem.
     """
     summary: dict[str, Any] = {"problems": len(results), "n": n, "metrics": {}}
     samples = [sample for result in results for sample in result["samples"]]

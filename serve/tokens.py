@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``, in vLLM's form."""
+"""``/tokenize`` and ``/detokenize``, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class TokenizeRequest(Asked):
     prompt: Text | None = None
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_ITEMS, fail_fast=True)
     tools: list[FunctionTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
-    """With messages: what the model is told that it may call."""
+    """With messages: the tools that the prompt describes."""
     add_special_tokens: bool = True
-    """With a text: add what the tokenizer puts around one."""
+    """With prompt: add the special tokens that the tokenizer puts around a text."""
     return_token_strs: bool = False
-    """Tell the tokens' texts, too."""
+    """Return the tokens' texts as well."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -49,7 +49,7 @@ class DetokenizeRequest(Asked):
 
 
 class TokenRoutes:
-    """Both directions; nothing is generated."""
+    """Both routes; they use the tokenizer only."""
 
     def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts

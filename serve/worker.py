@@ -1,4 +1,4 @@
-"""What the front process and its workers say to each other over a socket, and how a worker ends."""
+"""Messages between the front process and its workers over a socket, and how a worker ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _READ = 1 << 18
 
 
 class Refusal(NamedTuple):
-    """What a worker answers to a request that the client has to mend."""
+    """A worker's reason for not serving a request that is the client's fault."""
 
     message: str
     param: str | None = "items"
@@ -26,39 +26,39 @@ class Refusal(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Nobody waits any more: for a whole request, or for its completions of these indices."""
+    """Message that a request is cancelled, or only its completions with these indices."""
 
     indices: frozenset[int] | None = None
 
 
 class Answer(NamedTuple):
-    """The whole answer to a request."""
+    """The complete answer to a request."""
 
     uid: int
     data: Any
 
 
 class Failure(NamedTuple):
-    """Why a request gets no answer, or no more of it."""
+    """The end of a request that failed, with the reason."""
 
     uid: int
     reason: str | Refusal
 
 
 def packed(message: Any) -> bytes:
-    """A message as :class:`Frames` reads it."""
-    data = ForkingPickler.dumps(message)  # as multiprocessing's own pipes do: both ends are processes of this server
+    """A message in the form that :class:`Frames` reads: its length in 8 bytes, then its pickle."""
+    data = ForkingPickler.dumps(message)  # as in multiprocessing's own pipes: both ends are processes of this server
     return _LENGTH.pack(len(data)) + data
 
 
 class Frames:
-    """Cuts a stream of bytes into messages."""
+    """Splits a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Takes what has come and yields the messages that are whole."""
+        """Adds received bytes and yields the messages that are complete."""
         self._bytes += data
         while len(self._bytes) >= _LENGTH.size:
             end = _LENGTH.size + _LENGTH.unpack_from(self._bytes)[0]
@@ -71,23 +71,23 @@ class Frames:
 
 
 class Mailbox:
-    """Requests in, answers out. Sending waits while the front process is far behind."""
+    """A worker's side of the connection. Sending blocks while the front process does not read."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end, self._frames, self._sending = end, Frames(), threading.Lock()
 
     def take(self, *, wait_for_one: bool) -> list[tuple[int, Any]]:
-        """The (uid, payload) that have come; ``wait_for_one`` waits until something has.
+        """The (uid, payload) pairs that have arrived; ``wait_for_one`` waits until data arrives.
 
         Raises:
-            SystemExit: the front process has closed the line, or is gone.
+            SystemExit: the front process has closed the connection, or has ended.
         """
         try:
             data = self._end.recv(_READ, 0 if wait_for_one else socket.MSG_DONTWAIT)
         except BlockingIOError:
             return []
         except OSError:
-            data = b""  # a front process that was killed may reset the line
+            data = b""  # if the front process was killed, the connection may be reset
         if not data:
             raise SystemExit(0)
         return list(self._frames.feed(data))
@@ -101,10 +101,10 @@ class Mailbox:
 
 
 def end_with_parent() -> None:
-    """Ends this process when the one that started it is gone, however that ended, and not by signals.
+    """Makes this process ignore SIGTERM, SIGINT and SIGHUP and end when its parent ends, in whatever way.
 
-    SIGTERM, Ctrl-C and the end of a terminal reach the whole process group: the parent, which knows what is in flight,
-    decides. Processes that this one starts inherit that.
+    Signals of Ctrl-C or of a closed terminal reach the whole process group, but the parent, which knows the requests in
+    flight, decides when a worker ends. Processes that this one starts ignore these signals, too.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

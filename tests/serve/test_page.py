@@ -28,6 +28,18 @@ needs_browser = pytest.mark.skipif(
     reason="Chromium is missing: apt-get install chromium chromium-driver",
 )
 pytestmark = needs_browser
+CALC = {
+    "type": "function",
+    "function": {
+        "name": "calc",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"enum": ["12*7"]}},
+            "required": ["expression"],
+            "additionalProperties": False,
+        },
+    },
+}
 
 
 class Browser:
@@ -214,6 +226,50 @@ def test_what_is_shown_is_never_markup(server: Any, browser: Browser) -> None:
     assert shown.count(evil) >= 4  # text, extracted answer, reward, error
     assert browser.run("return document.querySelectorAll('img, article script').length") == 0
     assert browser.run("return window.hit ?? null") is None
+
+
+def test_an_exchange_is_shown_turn_by_turn(server: Any, browser: Browser) -> None:
+    """A call gets its result, the answer its reward, and whoever goes on gets another answer."""
+    browser.open(server.address + "/")
+    browser.run(
+        "const real = fetch; window.bodies = []; window.fetch = (path, options) => {"
+        "const body = options && JSON.parse(options.body); if (options) bodies.push(body);"
+        "if (body?.tools?.length && body.messages.length === 1) Object.assign(body, {tool_choice: 'required',"
+        " parallel_tool_calls: false, max_tokens: 200});"
+        "return real(path, body ? {...options, body: JSON.stringify(body)} : options) }"
+    )  # random weights call nothing by themselves
+    browser.run("document.getElementById('tools').value = arguments[0]", json.dumps([CALC]))
+    browser.fill("n", "2")
+    browser.click("#go")
+    until(lambda: "Called tools" in browser.text("#group"))
+    assert browser.text("article .call") == 'calc({"expression": "12*7"})'
+    assert browser.run("return document.querySelectorAll('article.right, article.wrong').length") == 0
+    browser.run("document.querySelector('article .reply input').value = '<b>84</b>'")
+    browser.click("article .reply button")
+    until(lambda: browser.run("return document.querySelectorAll('article.right, article.wrong').length") == 1)
+    assert browser.run("return [...document.querySelectorAll('.turn .who')].map(w => w.textContent)") == [
+        "Policy",
+        "calc",
+    ]
+    assert browser.run("return document.querySelectorAll('.turn .text')[1].textContent") == "<b>84</b>"
+    _, said, result = browser.run("return bodies.filter(b => b.messages?.length === 3)[0].messages")
+    assert result["tool_call_id"] == said["tool_calls"][0]["id"] and result["content"] == "<b>84</b>"
+    browser.run("document.querySelector('article .reply input').value = 'Sure?'")
+    browser.click("article .reply button")
+    until(lambda: browser.run("return document.querySelectorAll('.turn').length") == 4)
+    until(lambda: browser.run("return document.querySelectorAll('.live').length") == 0)
+    assert browser.run("return document.querySelectorAll('.turn .who')[3].textContent") == "You"
+    assert browser.run("return document.querySelectorAll('article.right, article.wrong').length") == 0
+    assert browser.run("return document.querySelectorAll('article b').length") == 0
+    assert browser.run("return document.getElementById('error').hidden") is True
+
+
+def test_tools_that_are_no_json_are_named(server: Any, browser: Browser) -> None:
+    browser.open(server.address + "/")
+    browser.run("document.getElementById('tools').value = '[{'")
+    browser.click("#go")
+    until(lambda: browser.text("#error").startswith("Tools: "))
+    assert browser.text("#go") == "Sample"
 
 
 def test_it_fits_a_phone(server: Any, browser: Browser) -> None:
