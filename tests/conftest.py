@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before its libraries are imported: no test asks the hub
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start as well: others test at the same time
 
+import docstring_parser
 import pytest
 import torch
 import yaml
@@ -34,6 +36,7 @@ from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.types import PromptBatch, Rollout, SampleKey, SamplingParams
 
 torch.set_num_threads(1)
+docstring_parser.parse_from_object = cache(docstring_parser.parse_from_object)  # each command parses the same again
 
 CLOCKS = ("step_time", "time/")
 """Columns of ``metrics.csv`` that no two runs share."""
@@ -52,7 +55,8 @@ TINY_POLICY: dict[str, Any] = {
 
 
 def _tiny_config() -> dict[str, Any]:
-    """Single-digit sums; after its cold start the policy keeps the format now and then, so rewards differ."""
+    """Single-digit sums; after its cold start the policy keeps the format now and then, so rewards differ. Digits need
+    no mathematics, so no run waits for worker processes."""
     return {
         "seed_everything": 0,
         "trainer": {"accelerator": "cpu", "val_check_interval": 2},
@@ -60,7 +64,7 @@ def _tiny_config() -> dict[str, Any]:
             "policy": {"from_scratch": TINY_POLICY},
             "cold_start": {"steps": 60, "batch_size": 16, "lr": 0.01},
             "rewards": [
-                {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True}},
+                {"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"correctness": True}},
                 {"class_path": "grpo_pl.rewards.FormatReward", "init_args": {"weight": 0.1, "partial": True}},
             ],
             "algorithm": {"group_size": 4, "beta": 0.0},

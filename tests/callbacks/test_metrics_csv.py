@@ -135,5 +135,5 @@ def _check_table(table: dict[str, Any], run: Path) -> None:
     expected = [row for row in rows if row["step"] == 3][:8]
     got = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     assert [row["completion"] for row in got] == [row["completion"] for row in expected]
-    assert [row["reward/math"] for row in got] == [row["rewards"]["math"]["value"] for row in expected]
+    assert [row["reward/exact"] for row in got] == [row["rewards"]["exact"]["value"] for row in expected]
     assert [row["advantage"] for row in got] == pytest.approx([row["advantage"] for row in expected])

@@ -86,13 +86,13 @@ def test_the_closing_table_shows_both_ends_and_what_to_type_next(first: Fitted, 
 def test_every_rollout_logs_the_metrics_of_the_glossary(first: Fitted, read_metrics: ReadMetrics) -> None:
     header = (first.folder / "metrics.csv").read_text().splitlines()[0].split(",")
     always = {"reward", "reward_std", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio"}
-    always |= {"rewards/math/mean", "rewards/format/mean", "num_tokens", "lr", "updates/skipped"}
+    always |= {"rewards/exact/mean", "rewards/format/mean", "num_tokens", "lr", "updates/skipped"}
     assert {"step_time", "time/rollout", "time/reward", "time/backward", "time/optimizer"} <= set(header)
     rows = [row for row in read_metrics(first.folder / "metrics.csv") if "reward" in row]
     for row in rows:
         assert always <= set(row)
         assert float(row["reward"]) == pytest.approx(
-            float(row["rewards/math/mean"]) + 0.1 * float(row["rewards/format/mean"]), abs=1e-6
+            float(row["rewards/exact/mean"]) + 0.1 * float(row["rewards/format/mean"]), abs=1e-6
         )
     assert {"loss", "grad_norm", "entropy"} <= set(header)  # of the rollouts whose rewards differed
     assert "kl" not in header  # beta is 0: there is no reference
@@ -120,7 +120,7 @@ def test_the_export_is_a_hugging_face_folder_with_template_and_rewards(first: Fi
 
 def test_the_manifest_rebuilds_template_and_rewards(first: Fitted) -> None:
     from grpo_pl.policy.template import PromptTemplate
-    from grpo_pl.rewards import FormatReward, MathReward
+    from grpo_pl.rewards import ExactReward, FormatReward
     from grpo_pl.rewards.base import Reward
 
     manifest = json.loads((first.folder / "export" / "grpo_pl.json").read_text())
@@ -128,7 +128,7 @@ def test_the_manifest_rebuilds_template_and_rewards(first: Fitted) -> None:
     parser = ArgumentParser()
     parser.add_argument("--rewards", type=list[Reward])
     rewards = parser.instantiate_classes(parser.parse_object({"rewards": manifest["rewards"]})).rewards
-    assert rewards == [MathReward(correctness=True), FormatReward(weight=0.1, partial=True)]
+    assert rewards == [ExactReward(correctness=True), FormatReward(weight=0.1, partial=True)]
 
 
 def test_nothing_that_libraries_chatter_about_is_printed(first: Fitted) -> None:

@@ -99,8 +99,8 @@ def test_a_mistake_in_a_file_is_one_line_and_status_2(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("model: [\n", "{file}, line 2, column 1: expected the node content, but found '<stream end>'."),
-        ("model:\n\tseed: 0\n", "{file}, line 2, column 1: found character '\\t' that cannot start any token."),
+        ("model: [\n", "{file}, line 2, column 1: did not find expected node content."),
+        ("model:\n\tseed: 0\n", "{file}, line 2, column 1: found character that cannot start any token."),
         ("", "{file} is empty; a configuration is a mapping such as `data: {{steps: 100}}`."),
         ("dr_grpo", "{file} holds 'dr_grpo'; a configuration is a mapping such as `data: {{steps: 100}}`."),
     ],

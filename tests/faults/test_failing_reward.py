@@ -8,7 +8,7 @@ import pytest
 
 from grpo_pl.files.checkpoints import newest_whole
 
-CORRECT = {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True}}
+CORRECT = {"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"correctness": True}}
 SPARSE = {"every_n_rollouts": 100, "keep_best": 0}
 
 

@@ -1,7 +1,9 @@
 """A small exported policy and real server processes over it."""
 
+import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -147,6 +149,16 @@ class Running:
     def post(self, path: str, body: Any, **options: Any) -> tuple[int, Any]:
         return self.call("POST", path, body, **options)[:2]
 
+    def exchange(self, request: bytes) -> bytes:
+        """What comes back for bytes on a connection of their own, until the server closes it or has answered once."""
+        answer = b""
+        refused = contextlib.suppress(ConnectionError)  # a server may refuse to read on
+        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection, refused:
+            connection.sendall(request)
+            while not _is_whole(answer) and (part := connection.recv(1 << 16)):
+                answer += part
+        return answer
+
     def openai(self, **options: Any) -> openai.OpenAI:
         return openai.OpenAI(
             base_url=f"{self.address}/v1", api_key=self.key or "none", max_retries=0, timeout=60.0, **options
@@ -172,6 +184,12 @@ class Running:
             for process in self.family:
                 if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                     process.kill()
+
+
+def _is_whole(answer: bytes) -> bool:
+    head, blank, body = answer.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head.lower())
+    return bool(blank) and length is not None and len(body) >= int(length[1])
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:

@@ -1,6 +1,5 @@
 """Requests that no honest client sends: an answer in one shape, and a server that stays."""
 
-import contextlib
 import json
 import socket
 from typing import Any
@@ -24,16 +23,6 @@ def error_of(answer: tuple[int, Any], status: int) -> dict[str, Any]:
     assert error["message"]
     assert error["code"]
     return error
-
-
-def raw(server: Any, request: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
-        parts = []
-        with contextlib.suppress(ConnectionError):  # a server may refuse to read on
-            connection.sendall(request)
-            while part := connection.recv(65536):
-                parts.append(part)
-    return b"".join(parts)
 
 
 @pytest.mark.parametrize(
@@ -161,15 +150,14 @@ def test_a_prompt_longer_than_the_context_is_400(server: Any) -> None:
 def test_a_body_of_100_megabytes_is_413(server: Any) -> None:
     size = 100 << 20
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode()
-    answer = raw(server, head + b"x" * size)
+    answer = server.exchange(head + b"x" * size)
     assert answer.startswith(b"HTTP/1.1 413")
     assert error_of((413, json.loads(answer.partition(b"\r\n\r\n")[2])), 413)["code"] == "body_too_large"
 
 
 def test_a_chunked_body_counts_as_well(server: Any) -> None:
     chunk = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
-    answer = raw(
-        server,
+    answer = server.exchange(
         f"POST {SCORE} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
         + 9 * chunk
         + b"0\r\n\r\n",
@@ -179,7 +167,7 @@ def test_a_chunked_body_counts_as_well(server: Any) -> None:
 
 def test_garbage_on_the_socket_is_400_and_the_server_goes_on(server: Any) -> None:
     for garbage in (b"\0\1\2\3\r\n\r\n", b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n", b"x" * 200_000 + b"\r\n\r\n"):
-        answer = raw(server, garbage)
+        answer = server.exchange(garbage)
         assert answer.startswith(b"HTTP/1.1 4") or answer == b"", answer[:80]
     assert server.call("GET", "/ready")[0] == 200
 
@@ -198,7 +186,7 @@ def test_unknown_routes_and_methods_have_the_same_shape(server: Any) -> None:
     error_of(server.call("GET", "/info")[:2], 404)
     error_of(server.post("/health", {}), 405)
     for path, status in (("/health", 405), ("/v1/nothing", 404), (CHAT, 415)):
-        bare = raw(server, f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        bare = server.exchange(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         assert bare.startswith(f"HTTP/1.1 {status}".encode()), bare
 
 
@@ -223,7 +211,7 @@ def test_every_route_but_health_asks_for_the_key(crowded: Any, method: str, path
     bad = ["Bearer wrong", "Bearer secret-12", "Bearer secret-", "Basic !!", "Basic bWU6c2VjcmV0LTE=", "secret-1"]
     for header in ["", "X-API-Key: secret-1\r\n", *(f"Authorization: {value}\r\n" for value in bad)]:
         request = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{header}\r\n"
-        answer = raw(crowded, request.encode())
+        answer = crowded.exchange(request.encode())
         assert answer.startswith(b"HTTP/1.1 401"), answer
         assert b"www-authenticate" in answer.lower()
     assert crowded.call(method, path, {} if method == "POST" else None)[0] not in (401, 500)
@@ -231,5 +219,5 @@ def test_every_route_but_health_asks_for_the_key(crowded: Any, method: str, path
 
 def test_health_is_open_to_everyone(crowded: Any) -> None:
     for host in ("127.0.0.1", "10.0.0.7:8000", "probe.example"):
-        answer = raw(crowded, f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        answer = crowded.exchange(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         assert answer.startswith(b"HTTP/1.1 200"), answer

@@ -1,10 +1,8 @@
 """The table of hostile requests against one server: the answers, and what is left behind."""
 
-import contextlib
 import json
 import os
 import re
-import socket
 import time
 from typing import Any
 
@@ -14,25 +12,6 @@ import pytest
 from tests.serve.hostile_cases import CHAT, Case, cases, post
 
 CASES = cases()
-
-
-def exchange(port: int, request: bytes) -> bytes:
-    """What comes back until the server closes, or ends its first answer and stays silent."""
-    answer = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection, contextlib.suppress(ConnectionError):
-        connection.sendall(request)
-        connection.settimeout(30)
-        while part := connection.recv(1 << 16):
-            answer += part
-            if _is_whole(answer):
-                break
-    return answer
-
-
-def _is_whole(answer: bytes) -> bool:
-    head, blank, body = answer.partition(b"\r\n\r\n")
-    length = re.search(rb"content-length: (\d+)", head.lower())
-    return bool(blank) and length is not None and len(body) >= int(length[1])
 
 
 class Footprint:
@@ -54,7 +33,7 @@ def _family(server: Any) -> list[psutil.Process]:
 def footprints(server: Any) -> Any:
     """Before the table; taken after one request of each kind has warmed the server up."""
     for body in ({"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 2}, {}):
-        exchange(server.port, post(CHAT, json.dumps(body).encode()))
+        server.exchange(post(CHAT, json.dumps(body).encode()))
     return Footprint(server)
 
 
@@ -65,7 +44,7 @@ def test_the_table_is_long_and_no_case_is_there_twice() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: re.sub(r"\W+", "-", case.name)[:60])
 def test_a_hostile_request_is_answered_as_one(server: Any, footprints: Footprint, case: Case) -> None:
-    answer = exchange(server.port, case.request)
+    answer = server.exchange(case.request)
     head, _, body = answer.partition(b"\r\n\r\n")
     status = int(head.split()[1]) if head else 0
     assert status in case.statuses, answer[:500]

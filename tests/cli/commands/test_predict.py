@@ -10,7 +10,7 @@ from grpo_pl.cli.commands.predict import predict, training_problems
 from grpo_pl.cli.main import main
 from grpo_pl.data.demonstrations import Demonstration, read_demonstrations
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
-from grpo_pl.rewards import MathReward
+from grpo_pl.rewards import ExactReward
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +32,12 @@ def test_every_completion_is_a_line_with_its_rewards(run: Path, tmp_path: Path, 
         [{"role": "user", "content": prompt.question}] for prompt in held_out for _ in range(3)
     ]
     assert [row["sample"] for row in rows] == [0, 1, 2] * 5
-    judge = MathReward()
+    judge = ExactReward()
     texts = [row["completion"][0]["content"] for row in rows]
     scores = judge(texts, [prompt.answer for prompt in held_out for _ in range(3)], {})
-    judge.close()
     assert [row["correct"] for row in rows] == [score.value == 1.0 for score in scores]
     for row, score in zip(rows, scores, strict=True):
-        assert row["rewards"]["math"] == score.to_dict()
+        assert row["rewards"]["exact"] == score.to_dict()
         assert row["reward"] == pytest.approx(score.value + 0.1 * row["rewards"]["format"]["value"])
         assert 1 <= row["tokens"] <= 32
     assert "15 completions of 5 problems" in capsys.readouterr().out
