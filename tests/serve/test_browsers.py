@@ -83,8 +83,10 @@ def foreign() -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def locked(start: Callable[..., Any]) -> Any:
-    return start("--access-log", api_key=KEY)
+def locked(start: Callable[..., Any], foreign: int) -> Any:
+    """A server with a key, which lets in the pages of one other origin and has a further name."""
+    friend = f"http://friend.example:{foreign}"
+    return start("--access-log", "--cors-origin", friend, "--allowed-host", "model.example", api_key=KEY)
 
 
 def _log_in(browser: Browser, address: str, key: str) -> None:
@@ -142,14 +144,14 @@ def test_a_name_that_is_made_to_point_here_is_refused(server: Any, browser: Brow
     assert browser.wait_for(script) in (403, "blocked")
 
 
-def test_a_page_that_is_let_in_can_chat(start: Callable[..., Any], browser: Browser, foreign: int) -> None:
-    server = start("--cors-origin", f"http://friend.example:{foreign}", "--allowed-host", "model.example")
+def test_a_page_that_is_let_in_can_chat(locked: Any, browser: Browser, foreign: int) -> None:
     browser.open(f"http://friend.example:{foreign}/")
     script = (
-        "const done = arguments[1]; fetch(arguments[0] + '/v1/chat/completions', {method: 'POST', headers: "
-        "{'Content-Type': 'application/json'}, body: JSON.stringify({messages: [{role: 'user', content: '1+1='}],"
-        "max_tokens: 2})}).then((r) => r.json()).then((r) => done(r.object), (e) => done('' + e));"
+        "const done = arguments[2]; fetch(arguments[0] + '/v1/chat/completions', {method: 'POST', headers: "
+        "{'Content-Type': 'application/json', Authorization: 'Bearer ' + arguments[1]}, body: JSON.stringify("
+        "{messages: [{role: 'user', content: '1+1='}], max_tokens: 2})})"
+        ".then((r) => r.json()).then((r) => done(r.object), (e) => done('' + e));"
     )
-    assert browser.wait_for(script, f"http://model.example:{server.port}") == "chat.completion"
+    assert browser.wait_for(script, f"http://model.example:{locked.port}", KEY) == "chat.completion"
     browser.open(f"http://evil.example:{foreign}/")
-    assert browser.wait_for(script, f"http://model.example:{server.port}") != "chat.completion"
+    assert browser.wait_for(script, f"http://model.example:{locked.port}", KEY) != "chat.completion"
