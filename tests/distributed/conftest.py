@@ -115,33 +115,16 @@ STRATEGIES = {
 }
 
 
-def _record_samples(file: Path) -> None:
-    """Every rank appends what it drew: one line per prompt with its completions, texts and all."""
-    from grpo_pl.training.collect import Collector
-
-    collect = Collector.collect
-
-    def recording(self: Collector, *args: Any) -> Any:
-        collected = collect(self, *args)
-        samples, size = collected.samples, collected.samples.rollout.group_size
-        with file.open("a") as lines:
-            for i, prompt in enumerate(samples.prompts):
-                texts = samples.completions[i * size : (i + 1) * size]
-                lines.write(json.dumps([samples.step, prompt.question, texts]) + "\n")
-        return collected
-
-    Collector.collect = recording  # type: ignore[method-assign]  # this process ends with the command
-
-
 def grpo_pl(folder: Path, cache: Path, *args: object) -> int:
-    """``grpo-pl`` with its runs under ``folder``, where also ``samples<rank>.jsonl`` goes."""
+    """``grpo-pl`` with its runs under ``folder``, where a ``fit`` also leaves its ``samples<rank>.jsonl``."""
     from grpo_pl.cli.main import main
 
     os.environ["GRPO_PL_CACHE"] = str(cache)
     folder.mkdir(parents=True, exist_ok=True)
-    _record_samples(folder / f"samples{os.environ.get('RANK', '0')}.jsonl")
+    sys.path.insert(0, str(Path(__file__).parents[1] / "plugins"))
     verb, *rest = map(str, args)
-    return main([verb, *rest, f"--runs_dir={folder}"])
+    recording = ["--trainer.callbacks+=user_parts.KeepSamples"] if verb == "fit" else []
+    return main([verb, *rest, f"--runs_dir={folder}", *recording])
 
 
 @dataclass(frozen=True)

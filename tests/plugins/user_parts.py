@@ -1,6 +1,7 @@
 """Parts that a user might bring along by ``class_path``; tests of whole runs name them in their configurations."""
 
 import contextlib
+import json
 import os
 import random
 import sys
@@ -145,6 +146,20 @@ class FillDisk(Callback):
             with self.file.open("wb", buffering=0) as file, contextlib.suppress(OSError):
                 while True:
                     file.write(bytes(4096))
+
+
+class KeepSamples(Callback):
+    """Appends what this process drew to ``samples<rank>.jsonl`` beside the run: one line per prompt with its texts."""
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        samples = outputs["experience"].samples
+        size = samples.rollout.group_size
+        with (Path(trainer.default_root_dir).parent / f"samples{trainer.global_rank}.jsonl").open("a") as lines:
+            for i, prompt in enumerate(samples.prompts):
+                texts = samples.completions[i * size : (i + 1) * size]
+                lines.write(json.dumps([samples.step, prompt.question, texts]) + "\n")
 
 
 EVENTS: list[str] = []
