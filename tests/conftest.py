@@ -38,6 +38,11 @@ from grpo_pl.types import PromptBatch, Rollout, SampleKey, SamplingParams
 torch.set_num_threads(1)
 docstring_parser.parse_from_object = cache(docstring_parser.parse_from_object)  # each command parses the same again
 
+TOGETHER = ("tests/serve/", "tests/distributed/", "tests/faults/")
+"""Folders whose files share servers or runs that take long to make: one worker takes all of such a folder."""
+LONGEST = (*TOGETHER, "tests/docs/", "tests/cli/", "tests/test_presets.py", "tests/rewards/", "tests/callbacks/")
+"""What takes longest, in this order: handed out first, so that no worker is left with it at the end."""
+
 CLOCKS = ("step_time", "time/")
 """Columns of ``metrics.csv`` that no two runs share."""
 
@@ -89,6 +94,24 @@ def _tiny_config() -> dict[str, Any]:
 def pytest_report_header(config: pytest.Config) -> list[str]:
     left_out = "not vllm" in str(config.option.markexpr)
     return ["left out: tests marked vllm, which `bash .ci/vllm` runs in an environment with vLLM"] if left_out else []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: next((i for i, start in enumerate(LONGEST) if item.nodeid.startswith(start)), 99))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """``--dist loadfile``, but with `TOGETHER`, and in the order of the tests."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class _LongestFirst(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = str(super()._split_scope(nodeid))
+            return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+
+    config.option.loadscopereorder = False
+    return _LongestFirst(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @dataclass(frozen=True)
