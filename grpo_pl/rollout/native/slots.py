@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 from grpo_pl.rollout.native.weights import refuse_llama_family
 
-_COLUMNS = 256  # tokens that the cache has room for at first; doubled whenever a row outgrows it
 _PREFILL_TOKENS = 4096  # of prompts or observations in one forward pass
 _POSITIONS = 128  # of a prompt whose logits are computed at once: all of them may be more than memory holds
 
@@ -53,7 +52,7 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         self._slots, self._columns = rows, 0
         self._lengths: list[int] = []
         self._attention_bias: Tensor  # (slots, columns): 0 where a row holds a token, else -inf
-        self._grow(_COLUMNS)
+        self._grow(1)
 
     def join(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor:
         """Appends ``copies[i]`` rows that continue ``prompts[i]``; the logits (rows, V) of their first tokens."""

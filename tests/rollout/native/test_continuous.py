@@ -1,13 +1,13 @@
 """Continuous batching against the engines: whoever joins or leaves, a sequence draws what its key says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from grpo_pl.functional.sampling import sample_key
-from grpo_pl.rollout.native import continuous, slots
+from grpo_pl.rollout.native import slots
 from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import Rollout, SampleKey, SamplingParams
@@ -16,14 +16,19 @@ EOS = [0, 1]
 
 
 def _expected(
-    model: PreTrainedModel, prompts: list[list[int]], keys: list[list[SampleKey]], **sampling: float
+    model: PreTrainedModel,
+    prompts: list[list[int]],
+    keys: list[list[SampleKey]],
+    *,
+    eos: Sequence[int] = EOS,
+    **sampling: float,
 ) -> Rollout:
     return PlainEngine().generate(
         model,
         prompt_ids=prompts,
         keys=keys,
         sampling=SamplingParams(**sampling),
-        eos_token_ids=EOS,
+        eos_token_ids=eos,
         pad_token_id=0,
     )
 
@@ -127,10 +132,7 @@ def test_sequences_with_unlike_sampling_share_a_batch(
         assert [run.tokens(s) for s in sequences[p]] == _rows(alone)
 
 
-def test_a_cache_that_grows_keeps_what_it_held(
-    build_model: Callable, make_keys: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slots, "_COLUMNS", 4)
+def test_a_cache_that_grows_keeps_what_it_held(build_model: Callable, make_keys: Callable) -> None:
     model, keys = build_model("llama"), make_keys(2, 2)
     prompts = [[5, 9, 1], [7] * 30]
     expected = _rows(_expected(model, prompts, keys, max_completion_length=40))
@@ -148,12 +150,11 @@ def test_prompts_of_all_lengths_that_join_at_once_draw_what_the_engine_draws(
     family: str, build_model: Callable, make_keys: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slots, "_PREFILL_TOKENS", 24)  # so that several passes are needed
-    monkeypatch.setattr(continuous, "_BLOCK", 7)  # and several blocks of random numbers
     model, keys = build_model(family), make_keys(6, 2)
     prompts = [[5], [7] * 20, [9, 1], [3, 4, 5, 6, 7], [2, 8, 3], [6] * 4]
-    expected = _rows(_expected(model, prompts, keys, max_completion_length=30))
-    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, max_rows=12))
-    options = SequenceOptions(sampling=SamplingParams(max_completion_length=30))
+    expected = _rows(_expected(model, prompts, keys, eos=[], max_completion_length=70))  # more than one random block
+    run = Collector(ContinuousBatch(model, eos_token_ids=[], max_rows=12))
+    options = SequenceOptions(sampling=SamplingParams(max_completion_length=70))
     sequences = [
         run.batch.add(prompt, [sample_key(k) for k in group], options)
         for prompt, group in zip(prompts, keys, strict=True)
