@@ -125,9 +125,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """``grpo-pl`` in this process, with a cold-start cache and a folder of runs of its own."""
+    """``grpo-pl`` in this process, with a folder of runs of its own."""
 
     folder: Path
+    cold_starts: Path | None = None
+    """A cache that others use as well; None is one of its own."""
 
     @property
     def runs(self) -> Path:
@@ -135,7 +137,7 @@ class CommandLine:
 
     @property
     def cache(self) -> Path:
-        return self.folder / "cache"
+        return self.cold_starts or self.folder / "cache"
 
     def config(self, name: str = "tiny", **changes: Any) -> Path:
         """Writes the tiny configuration; ``model__policy__dtype="auto"`` changes one entry of it."""
@@ -172,9 +174,14 @@ def exit_status(command: Callable[[], int]) -> int:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
 
 
+@pytest.fixture(scope="session")
+def cold_starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cold_starts")
+
+
 @pytest.fixture(scope="module")
-def command_line(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
-    return CommandLine(tmp_path_factory.mktemp("command_line"))
+def command_line(tmp_path_factory: pytest.TempPathFactory, cold_starts: Path) -> CommandLine:
+    return CommandLine(tmp_path_factory.mktemp("command_line"), cold_starts)
 
 
 @pytest.fixture

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import CommandLine
+
 SHORT: dict[str, Any] = {"model__cold_start": {"steps": 2, "batch_size": 4}}
+
+
+@pytest.fixture(scope="module")
+def command_line(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
+    """One for which nobody else has made the cold start."""
+    return CommandLine(tmp_path_factory.mktemp("command_line"))
 
 
 def _err(command_line: Any, name: str, **changes: Any) -> str:

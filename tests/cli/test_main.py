@@ -14,6 +14,8 @@ from jsonargparse import ArgumentParser
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.conftest import CommandLine
+
 ReadMetrics = Callable[[Path], list[dict[str, str]]]
 
 
@@ -38,6 +40,12 @@ def _fit(command_line: Any, config: Path, *arguments: object) -> Fitted:
     metrics = re.search(r"^metrics +(.+)$", outcome.out, re.MULTILINE)
     assert metrics, outcome.out
     return Fitted(config, Path(metrics[1]).parent, outcome)
+
+
+@pytest.fixture(scope="module")
+def command_line(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
+    """One for which nobody else has made the cold start."""
+    return CommandLine(tmp_path_factory.mktemp("command_line"))
 
 
 @pytest.fixture(scope="module")
