@@ -84,7 +84,7 @@ def test_a_run_prints_tables_and_hands_them_to_loggers_that_have_tables(command_
 
     (key, columns, data, step), *_ = user_parts.TABLES
     assert (key, step, len(data)) == ("completions", 2, 4)
-    assert {"step", "completion", "reward/math", "status/format", "advantage"} <= set(columns)
+    assert {"step", "completion", "reward/exact", "status/format", "advantage"} <= set(columns)
     assert all(len(row) == len(columns) for row in data)
     user_parts.TABLES.clear()
 

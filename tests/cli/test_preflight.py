@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 TABLE = "grpo_pl.data.tables.TablePrompts"
-
 ARITHMETIC = "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts"
+MATH = {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True, "workers": 1}}
 
 
 def _source(folder: Path, rows: list[dict[str, str]], **arguments: Any) -> dict[str, Any]:
@@ -112,11 +112,11 @@ def test_prompts_too_long_for_the_context_are_left_out_and_counted(command_line:
 
 def test_gold_answers_that_cannot_be_judged_against_are_refused_or_left_out(command_line: Any, tmp_path: Path) -> None:
     rows = [*_sums(24), {"question": "a", "answer": r"\frac{1}{0}"}, {"question": "b", "answer": "nan"}]
-    line = _refused(command_line, model__cold_start=None, data__source=_source(tmp_path, rows))
+    line = _refused(command_line, model__cold_start=None, model__rewards=[MATH], data__source=_source(tmp_path, rows))
     assert "gold answers cannot be judged against: row " in line and "bad_rows to drop" in line
     source = _source(tmp_path, rows, bad_rows="drop")
-    config = command_line.config("dropped", model__cold_start=None, data__source=source, data__steps=1)
-    outcome = command_line("fit", "--config", config)
+    changes = {"model__cold_start": None, "model__rewards": [MATH], "data__source": source, "data__steps": 1}
+    outcome = command_line("fit", "--config", command_line.config("dropped", **changes))
     assert outcome.status == 0, outcome.err
     assert sum("; left out." in line for line in outcome.err.splitlines()) >= 1
 
@@ -154,7 +154,8 @@ def test_every_part_of_a_mixture_is_looked_at_by_its_own_rules(command_line: Any
         "class_path": "grpo_pl.data.mixture.MixturePrompts",
         "init_args": {"parts": {"read": table, "made_up": made_up}},
     }
-    config = command_line.config("mixed", model__cold_start=None, data__source=mixture)
+    changes = {"model__cold_start": None, "model__rewards": [MATH], "data__source": mixture}
+    config = command_line.config("mixed", **changes)
     outcome = command_line("validate", "--config", config)
     assert outcome.status == 0, outcome.err
     assert "read: 1 of 26 train prompts leave no room for a completion" in outcome.err

@@ -108,9 +108,9 @@ def test_a_run_of_torchrun_ends_with_it_workers_and_all(tmp_path: Path) -> None:
     """The real ones: two ranks and the workers of their rewards."""
     five = Path(__file__).with_name("five.yaml")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "grpo_pl"]
-    workers = "{class_path: MathReward, init_args: {correctness: false, workers: 1}}"
+    reward = "{class_path: grpo_pl.rewards.MathReward, init_args: {correctness: true}}"
     fit = ["fit", f"--config={five}", "--config=configs/strategy/fsdp.yaml", f"--runs_dir={tmp_path}"]
-    fit += [f"--model.rewards+={workers}"]
+    fit += [f"--model.rewards=[{reward}]"]
     environment = {**os.environ, "GRPO_PL_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     log = (tmp_path / "log").open("w")
     torchrun = subprocess.Popen([*command, *fit, "--data.steps=2000"], env=environment, stdout=log, stderr=log)

@@ -35,7 +35,9 @@ def _policy(command_line: Any) -> Path:
     """An exported tiny policy."""
     run = Path(command_line.runs / "filtering")
     if not run.exists():
-        done = command_line("fit", f"--config={command_line.config('filtering')}", "--data.steps=1")
+        math = {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True, "workers": 1}}
+        config = command_line.config("filtering", model__rewards=[math], data__steps=1)
+        done = command_line("fit", "--config", config)
         assert done.status == 0, done.err
     return run / "export"
 

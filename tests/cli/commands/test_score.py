@@ -256,7 +256,7 @@ def test_configs_without_usable_rewards_are_refused(tmp_path: Path) -> None:
     for content, match in [
         ("data: {}", "neither `rewards` nor"),
         ("- a\n- b", "a configuration is a mapping"),
-        ('{"a": 1}\n{"b": 2}', "line 2, column 1: expected '<document start>'"),
+        ('{"a": 1}\n{"b": 2}', "line 2, column 1: did not find expected <document start>"),
         ("rewards: [{class_path: grpo_pl.rewards.FormatReward}]", "correctness"),
         ("rewards: [{class_path: grpo_pl.rewards.MathReward, init_args: {soft_limit_s: -1}}]", "soft_limit_s"),
     ]:
