@@ -1,4 +1,4 @@
-"""``ToolForm``: how a policy is told of tools and writes their calls."""
+"""``ToolForm``: how prompts describe tools to a policy, and how the policy writes calls of them."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ _PARSERS = tuple(f"grpo_pl.environments.tool_calls.{name}" for name in ("HermesC
 
 @dataclass(frozen=True, kw_only=True)
 class ToolForm:
-    """By default Hermes' form, which most chat models know."""
+    """The form of tools and calls; by default that of Hermes, which most chat models know."""
 
     parser: CallParser = field(default_factory=HermesCalls)
-    """How calls are written."""
+    """Reads and writes calls."""
     plain: PlainTurns = field(default_factory=lambda: PlainTurns(tools=_TOLD))
-    """How turns are written without a chat template."""
+    """Format of turns without a chat template."""
     learnt: bool = False
-    """Whether the policy was trained in this form, and so may know its tools without being told."""
+    """Whether the policy was trained in this form, so that it may know its tools without a description."""
 
     @classmethod
     def of(cls, environment: Mapping[str, Any] | None, episodes: Mapping[str, Any], *, trust: bool = False) -> ToolForm:
-        """The form of a policy's training; the default one, where there were no tools.
+        """The form of a policy's training, or the default form if that had no tools.
 
         Args:
-            environment: ``class_path`` and ``init_args`` of what it was trained in; nothing of it is imported but the
-                parser of calls.
-            episodes: settings of its episodes, of which ``plain_turns`` counts here.
-            trust: let the parser be any class.
+            environment: ``class_path`` and ``init_args`` of the environment of the training; only its parser of calls
+                is imported.
+            episodes: settings of the episodes of the training; only ``plain_turns`` is used.
+            trust: allow any class as the parser.
 
         Raises:
-            ValueError: settings that no parser has; Untrusted, if it is none of ours.
+            ValueError: settings that the parser does not have.
+            Untrusted: the parser is not one of grpo_pl, and ``trust`` is false.
         """
         spec, used = environment or {}, episodes.get("plain_turns") or {}
         parser = (spec.get("init_args") or {}).get("parser")
@@ -48,7 +49,7 @@ class ToolForm:
         if parser["class_path"] not in _PARSERS and not trust:
             if spec.get("class_path") in _WITH_TOOLS:
                 raise Untrusted(f"the parser {parser['class_path']!r:.100} cannot be imported without {FLAG}.")
-            return cls()  # of actions that call nothing, say
+            return cls()  # its environment may have actions that are no calls
         from grpo_pl.config.objects import build
 
         return cls(parser=build(CallParser, dict(parser), "parser"), plain=PlainTurns(**used), learnt=True)

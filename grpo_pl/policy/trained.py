@@ -56,7 +56,7 @@ class ServedModel:
 
     @cached_property
     def tools(self) -> ToolForm:
-        """How it is told of tools and writes calls."""
+        """The form in which the policy reads descriptions of tools and writes calls."""
         return ToolForm.of(self.environment, self.episodes, trust=self.trust_rewards)
 
     def load_policy(self, device: str) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""A policy's weights as a checkpoint would name them, tensor by tensor: gathered if sharded, adapters merged."""
+"""Yields a policy's weights one by one with their names in checkpoints, gathered if sharded, with adapters merged."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ if TYPE_CHECKING:
 
 
 def whole(weight: Tensor) -> Tensor:
-    """The full tensor of a weight that may be sharded; gathering is collective, so every rank must ask."""
+    """The full tensor of a weight that may be sharded; every rank must call it, because gathering is collective."""
     weight = weight.detach()
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether FSDP2 has cut the weights, so that only all processes together can read them."""
+    """Whether FSDP2 has sharded the weights, so that reading them needs all processes."""
     return any(hasattr(weight, "full_tensor") for weight in model.parameters())
 
 
 @torch.no_grad()
 def checkpoint_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """(name, whole tensor) of every weight by the names that ``save_pretrained`` would write, tied ones once.
+    """(name, whole tensor) of every weight, with the names that ``save_pretrained`` writes; tied weights occur once.
 
-    At no time are more weights gathered than those of one module. LoRA adapters are added: W + (alpha / rank) · B A.
+    Only the weights of one module are gathered at a time. LoRA adapters are merged: W + (alpha / rank) · B A. Every
+    rank must consume the iterator if the model is sharded.
     """
     model = unwrap(model)
     weights = merged_weights(model, ((name, weight.detach()) for name, weight in persistent_tensors(model)))

@@ -64,7 +64,7 @@ class Score:
     steps: StepScores | None = None
     """The values of the steps, from a `ProcessReward`; None from any other reward."""
     turns: tuple[float, ...] | None = None
-    """What each turn of an episode adds to ``value``, from a reward that scores turns; None credits the last one."""
+    """The part of each turn of an episode in ``value``, from a reward that scores turns; None credits the last turn."""
 
     @property
     def correct(self) -> bool | None:
@@ -115,8 +115,8 @@ class Reward(ABC):
     @property
     def needs(self) -> frozenset[str]:
         """Names of columns that are computed only if a reward asks for them: ``completion_length`` (tokens per
-        completion), ``completion_ids`` (their ids) and ``episode`` (what was said and paid turn by turn). By default
-        what the rewards among its arguments need."""
+        completion), ``completion_ids`` (their ids) and ``episode`` (action, observation and reward of each turn). By
+        default what the rewards among its arguments need."""
         return needs_of(held_by(self))
 
     @property

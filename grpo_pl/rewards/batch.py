@@ -94,8 +94,8 @@ def score_completions(
 ) -> ScoredBatch:
     """Calls every reward once on the whole batch; asynchronous ones run at the same time as the others.
 
-    An episode that has no return, because its environment failed it, has no value by any reward: what was said until
-    then would be judged as if the policy had stopped there.
+    An episode without a return, because its environment failed, gets None from all rewards: otherwise its text would be
+    judged as if the policy had stopped there.
 
     Args:
         rewards: the rewards, see `check_rewards`.
@@ -121,7 +121,7 @@ def score_completions(
 
 
 def _episode_fault(episode: Any) -> Score | None:
-    """The score of an episode that ended for no fault of the policy, by whatever reward; None for any other."""
+    """The score of an episode that has no return, for all rewards; None for any other row."""
     if isinstance(episode, Mapping) and "return" in episode and episode["return"] is None:
         return Score(None, "unavailable", str(episode.get("detail", "")))
     return None

@@ -1,4 +1,4 @@
-"""``EnvironmentReward``: what an environment paid for an episode."""
+"""``EnvironmentReward``: the return of an episode."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _OF_THE_POLICY: Mapping[str, Status] = {
     "raised": "crashed",
     "too_long": "too_long",
 }
-"""Faults of a step that count against the policy, where the environment has ``blame: policy``."""
+"""Status of an environment's step that failed -> status of the score, if the environment has ``blame: policy``."""
 
 
 @dataclass(kw_only=True)
 class EnvironmentReward(Reward):
-    """Return of an episode, Σ_t r_t; no value where something outside the policy's power ended it.
+    """The return of an episode, Σ_t r_t; None if the episode was ended by something that is not the policy's fault.
 
-    Under ``algorithm.supervision: turn`` each turn is credited with its own reward, any other reward with the last
-    turn. To learn from the return and to count success by a threshold, name this reward twice, the one with the
-    threshold by ``correctness: true`` and ``weight: 0``.
+    With ``algorithm.supervision: turn`` each turn is credited with its own reward; all other rewards are credited to
+    the last turn. To train on the return and count success by a threshold, give this reward twice, the second with
+    ``threshold``, ``correctness: true`` and ``weight: 0``.
     """
 
     name: str = "environment"
