@@ -95,7 +95,7 @@ class Application:
         return [
             Route("POST", CHAT, completions.chat, "OpenAI chat, streaming and not"),
             Route("POST", "/v1/completions", completions.completions, "the same for plain prompts"),
-            Route("POST", "/v1/responses", responses.responses, "OpenAI's newer API, text only"),
+            Route("POST", "/v1/responses", responses.responses, "OpenAI's newer API, text and functions"),
             Route("POST", "/tokenize", tokens.tokenize, "text or messages to token ids"),
             Route("POST", "/detokenize", tokens.detokenize, "token ids to text"),
             Route("POST", SCORE, score.score, "the checkpoint's rewards over given completions"),

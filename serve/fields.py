@@ -59,11 +59,6 @@ _FOR_WHOM = {  # who sends the request, and how the answer is stored or billed
     **dict.fromkeys(("user", "metadata", "store", "service_tier", "safety_identifier", "request_id", "priority"), ANY),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "cache_salt"), ANY),
 }
-_TOOLS: dict[str, Any] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-}
 _VLLM: dict[str, Any] = {
     **dict.fromkeys(("add_special_tokens", "kv_transfer_params", "prompt_logprobs", "truncate_prompt_tokens"), ()),
     **dict.fromkeys(("best_of", "length_penalty"), (1,)),
@@ -108,7 +103,6 @@ COMPLETION = Passing(_FOR_WHOM | _VLLM | {"add_special_tokens": (True,), "suffix
 RESPONSES = Passing(
     {
         **_FOR_WHOM,
-        **_TOOLS,
         **dict.fromkeys(("conversation", "max_tool_calls", "moderation", "previous_response_id", "prompt"), ()),
         "background": (False,),
         "context_management": ([],),
@@ -129,6 +123,7 @@ MESSAGE = Passing(
     }
 )
 TOOL_CALL = Passing({"index": ANY})
+RESPONSE_ITEM = Passing(dict.fromkeys(("id", "status"), ANY))
 CONTENT_PART = Passing({"annotations": ([],), "cache_control": ANY, "logprobs": ([],)})
 JSON_SCHEMA = Passing(dict.fromkeys(("description", "name", "strict"), ANY))
 EVALUATION = Passing(_FOR_WHOM, _INSTEAD)

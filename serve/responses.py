@@ -1,24 +1,26 @@
-"""``/v1/responses``: OpenAI's newer API for text, on top of the chat route. No response is stored."""
+"""``/v1/responses``: OpenAI's newer API for text and functions, on top of the chat route. No response is stored."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
-from pydantic import Field, ValidationError
+from pydantic import Discriminator, Field, Tag, ValidationError
 
 from grpo_pl.rollout.native.continuous import ScoredToken
 from serve import fields
 from serve.answers import Choice, usage_of
-from serve.bodies import Body, Text
+from serve.bodies import Body, Short, Text
+from serve.call_reader import MadeCall
 from serve.completions import CompletionRoutes
 from serve.errors import ApiError, from_fault, to_json
-from serve.messages import Message
+from serve.messages import FunctionSchema, FunctionTool, Message
 from serve.schemas import Asked, ChatRequest, Seed, StreamOptions
-from serve.settings import MAX_ITEMS
+from serve.settings import MAX_ITEMS, MAX_TOOLS
 
 
 class TextFormat(Body):
@@ -41,11 +43,73 @@ class TextOptions(Body):
     format: TextFormat | None = None
 
 
+class FunctionCall(Body):
+    """A call in an earlier answer."""
+
+    passing = fields.RESPONSE_ITEM
+    type: Literal["function_call"]
+    call_id: Short
+    name: Text
+    arguments: Text
+
+
+class FunctionResult(Body):
+    """The result of a call."""
+
+    passing = fields.RESPONSE_ITEM
+    type: Literal["function_call_output"]
+    call_id: Short
+    output: Text
+
+
+class ResponseTool(FunctionSchema):
+    """A function that an answer may call."""
+
+    type: Literal["function"]
+
+
+class ChosenTool(Body):
+    """The one function that an answer has to call."""
+
+    type: Literal["function"]
+    name: Text
+
+
+def _kind(item: Any) -> str:
+    """The member of the union below that an item is read as; no identifier, which errors would take for a field."""
+    kinds = {"function_call": "a call", "function_call_output": "a result"}
+    return kinds.get(str(item.get("type")), "a message") if isinstance(item, dict) else "a message"
+
+
+_Item = Annotated[
+    Annotated[Message, Tag("a message")]
+    | Annotated[FunctionCall, Tag("a call")]
+    | Annotated[FunctionResult, Tag("a result")],
+    Discriminator(_kind),
+]
+
+
+def _as_messages(items: Sequence[Message | FunctionCall | FunctionResult]) -> list[dict[str, Any]]:
+    """The same as chat has it: calls belong to what the assistant said before them."""
+    messages: list[dict[str, Any]] = []
+    for item in items:
+        if isinstance(item, FunctionResult):
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
+        elif isinstance(item, FunctionCall):
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": "", "tool_calls": []})
+            function = {"name": item.name, "arguments": item.arguments}
+            messages[-1]["tool_calls"].append({"id": item.call_id, "type": "function", "function": function})
+        else:
+            messages.append({"role": item.role, "content": item.text, "tool_calls": []})
+    return messages
+
+
 class ResponsesRequest(Asked):
     """``POST /v1/responses``."""
 
     passing = fields.RESPONSES
-    input: Text | Annotated[list[Message], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    input: Text | Annotated[list[_Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
     instructions: Text | None = None
     """Replaces the template's system text."""
     max_output_tokens: int | None = Field(None, ge=1)
@@ -57,6 +121,12 @@ class ResponsesRequest(Asked):
     stream_options: StreamOptions | None = None
     text: TextOptions | None = None
     top_logprobs: Literal[0] | None = None
+    tools: list[ResponseTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
+    """Functions that an answer may call."""
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool = "auto"
+    """Whether an answer calls functions: never, as the model decides, always, or always this one."""
+    parallel_tool_calls: bool = True
+    """Whether an answer may hold several calls; else it ends with the first."""
 
     def chat(self) -> ChatRequest:
         """The chat request that means the same.
@@ -64,10 +134,15 @@ class ResponsesRequest(Asked):
         Raises:
             ValidationError: a value that chat refuses.
         """
-        messages = [Message(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        items = [Message(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        messages = _as_messages(items)
         if self.instructions is not None:
-            messages = [Message(role="system", content=self.instructions), *messages]
+            messages = [{"role": "system", "content": self.instructions}, *messages]
         same = {name: getattr(self, name) for name in ("temperature", "top_p", "seed", "stream", "model")}
+        same |= {"parallel_tool_calls": self.parallel_tool_calls, "tool_choice": self.tool_choice}
+        same["tools"] = [FunctionTool(type="function", function=tool) for tool in self.tools]
+        if isinstance(self.tool_choice, ChosenTool):
+            same["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
         if self.text is not None and self.text.format is not None:
             same["response_format"] = self.text.format.response_format()
         return ChatRequest.model_validate({**same, "messages": messages, "max_tokens": self.max_output_tokens})
@@ -96,47 +171,77 @@ class ResponseShape:
         self._body, self._chat, self._model = body, chat, model
         self._id, self._item = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
         self._created, self._events = int(time.time()), 0
+        self._said: int | None = None  # the place of the message among the items of a stream
+        self._calls: list[int] = []  # the places of the calls
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         (choice,) = choices
         status = "incomplete" if choice.finish == "length" else "completed"
-        return self._response(status, [self._message(choice.stream.text, status)], usage_of(choices, 1))
+        items = list(zip(self._calls or range(1, 1 + len(choice.calls)), map(_call, choice.calls), strict=True))
+        if choice.text or not items:
+            items.append((self._said or 0, self._message(choice.text, status)))
+        return self._response(status, [item for _, item in sorted(items, key=itemgetter(0))], usage_of(choices, 1))
 
     def opening(self, choice: Choice) -> str:
         empty = self._response("in_progress", [], None)
-        item = {**self._message("", "in_progress"), "content": []}
         events = [
             self._event("response.created", response=empty),
             self._event("response.in_progress", response=empty),
-            self._event("response.output_item.added", output_index=0, item=item),
-            self._event("response.content_part.added", **self._place(), part=_part("")),
-            self._delta(choice.stream.prefix),
         ]
+        if choice.opening or choice.reader is None:  # else it may have calls and no text
+            events.append(self._text(choice.opening))
         return "".join(events)
 
     def chunk(self, choice: Choice, text: str, tokens: Sequence[ScoredToken], choices: Sequence[Choice]) -> str:
-        return self._delta(text)
+        said = self._text(text) if text else ""
+        return said + "".join(self._called(_call(call)) for _, call in choice.new_calls())
 
     def closing(self, choices: Sequence[Choice]) -> str:
-        whole, text = self.whole(choices), choices[0].stream.text
-        events = [
-            self._event("response.output_text.done", **self._place(), text=text, logprobs=[]),
-            self._event("response.content_part.done", **self._place(), part=_part(text)),
-            self._event("response.output_item.done", output_index=0, item=whole["output"][0]),
-            self._event(f"response.{whole['status']}", response=whole),
-        ]
-        return "".join(events)
+        (choice,) = choices
+        begun = "" if self._said is not None or choice.calls else self._text("")
+        whole = self.whole(choices)
+        events = [begun]
+        if self._said is not None:
+            events += [
+                self._event("response.output_text.done", **self._place(), text=choice.text, logprobs=[]),
+                self._event("response.content_part.done", **self._place(), part=_part(choice.text)),
+                self._event("response.output_item.done", output_index=self._said, item=whole["output"][self._said]),
+            ]
+        return "".join([*events, self._event(f"response.{whole['status']}", response=whole)])
 
     def failure(self, error: ApiError) -> str:
         """The last event of a failed stream; ``error``, besides OpenAI's own fields, makes its client raise."""
         told = error.body()["error"]
         return self._event("error", code=told["code"], message=told["message"], param=told["param"], error=told)
 
-    def _delta(self, text: str) -> str:
-        return self._event("response.output_text.delta", **self._place(), delta=text, logprobs=[]) if text else ""
+    def _text(self, text: str) -> str:
+        """More of the message, which begins with the first."""
+        events = []
+        if self._said is None:
+            self._said = len(self._calls)
+            item = {**self._message("", "in_progress"), "content": []}
+            events.append(self._event("response.output_item.added", output_index=self._said, item=item))
+            events.append(self._event("response.content_part.added", **self._place(), part=_part("")))
+        if text:
+            events.append(self._event("response.output_text.delta", **self._place(), delta=text, logprobs=[]))
+        return "".join(events)
+
+    def _called(self, item: dict[str, Any]) -> str:
+        """A call, whole."""
+        self._calls.append(len(self._calls) + (self._said is not None))
+        place = {"item_id": item["id"], "output_index": self._calls[-1]}
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        arguments = item["arguments"]
+        events = [
+            self._event("response.output_item.added", output_index=place["output_index"], item=begun),
+            self._event("response.function_call_arguments.delta", **place, delta=arguments),
+            self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=arguments),
+            self._event("response.output_item.done", output_index=place["output_index"], item=item),
+        ]
+        return "".join(events)
 
     def _place(self) -> dict[str, Any]:
-        return {"item_id": self._item, "output_index": 0, "content_index": 0}
+        return {"item_id": self._item, "output_index": self._said, "content_index": 0}
 
     def _event(self, kind: str, **content: Any) -> str:
         value = {"type": kind, "sequence_number": self._events, **content}
@@ -176,18 +281,29 @@ class ResponseShape:
             "metadata": extra.get("metadata") or {},
             "model": self._model,
             "output": list(output),
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
             "store": False,
             "temperature": body.temperature,
             "text": {"format": chosen.model_dump(by_alias=True, exclude_none=True)},
-            "tool_choice": "none",
-            "tools": [],
+            "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump(),
+            "tools": [tool.model_dump(by_alias=True, exclude={"returns"}) for tool in body.tools],
             "top_p": self._chat.top_p,
             "truncation": "disabled",
             "usage": told,
             "user": extra.get("user"),
         }
+
+
+def _call(call: MadeCall) -> dict[str, Any]:
+    return {
+        "type": "function_call",
+        "id": f"fc_{call.id.removeprefix('call_')}",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": "completed",
+    }
 
 
 def _part(text: str) -> dict[str, Any]:

@@ -208,6 +208,53 @@ def test_results_go_back_into_the_conversation(server: Any, client: openai.OpenA
     )
 
 
+def flat(told: dict[str, Any]) -> dict[str, Any]:
+    """A tool as the responses API has it."""
+    return {"type": "function", "strict": True, **told["function"]}
+
+
+def test_a_loop_over_responses_ends_with_the_answer(calculator: Any) -> None:
+    client, items = calculator.openai(), [{"role": "user", "content": "9*9+1="}]
+    for _ in range(4):
+        answer = client.responses.create(
+            model="calculator", input=items, tools=[flat(schema(calc))], temperature=0, store=False
+        )
+        assert answer.status == "completed" and answer.tools[0].name == "calc" and answer.tool_choice == "auto"
+        calls = [item for item in answer.output if item.type == "function_call"]
+        items += [item.model_dump(exclude_none=True) for item in answer.output]
+        if not calls:
+            break
+        for call in calls:
+            text = calc(**json.loads(call.arguments))
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": text})
+    assert answer.output_text == "82" and len([i for i in items if i.get("type") == "function_call"]) == 2
+
+
+@pytest.mark.parametrize("chosen", ["required", "auto"])
+def test_streamed_responses_hold_the_same_items(calculator: Any, chosen: str) -> None:
+    client = calculator.openai()
+    options: dict[str, Any] = {"model": "calculator", "input": "12*7=", "tools": [flat(CALC)], "temperature": 0}
+    options |= {"tool_choice": chosen, "parallel_tool_calls": False}
+    (item,) = client.responses.create(**options).output
+    with client.responses.stream(**options) as stream:
+        events = list(stream)
+        (streamed,) = stream.get_final_response().output
+    assert item.type == streamed.type == "function_call" and item.arguments == streamed.arguments
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    done = [event for event in events if event.type == "response.output_item.done"]
+    assert [(event.output_index, event.item.call_id) for event in done] == [(0, streamed.call_id)]
+
+
+def test_text_before_a_call_is_an_item_of_its_own(client: openai.OpenAI) -> None:
+    """The prefill is text: the message comes first, in streams too."""
+    options: dict[str, Any] = {"model": "tiny", "input": "1+1=", "tools": [flat(LOOK)], "max_output_tokens": 5}
+    options["extra_body"] = {"seed": 1}
+    whole = client.responses.create(**options)
+    final = [e for e in client.responses.create(**options, stream=True) if hasattr(e, "response")][-1].response
+    assert [item.type for item in whole.output] == [item.type for item in final.output] == ["message"]
+    assert whole.output_text == final.output_text and whole.output_text.startswith("<think>")
+
+
 def test_schemas_with_references_hold_their_calls(client: openai.OpenAI) -> None:
     """References lead from the root of the parameters, as pydantic writes them."""
     turn = tool("turn", {"which": {"$ref": "#/$defs/Which"}}, **{"$defs": {"Which": {"enum": ["left"]}}})
