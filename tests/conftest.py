@@ -22,6 +22,7 @@ import yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.distributed.collective import Collective
+from grpo_pl.environments import Environment, EnvironmentPool
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.logprobs import completion_logprobs
@@ -29,6 +30,7 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rollout.engine import RolloutEngine, pad_left
+from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.collect import Collector
 from grpo_pl.training.experience import Experience, ExperienceMaker
@@ -214,12 +216,13 @@ def tiny_policy(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
 
 
 class ScriptedEngine(RolloutEngine):
-    """Draws what it was told to: the texts of each prompt id, with log-probabilities as the policy gives them.
+    """Draws what it was told to: the texts of each prompt id, with log-probabilities as the policy gives them; of an
+    episode the text of each turn.
 
     A text ends with EOS unless the limit cuts it off.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Mapping[int, Sequence[str]]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Mapping[int, Sequence[str | Sequence[str]]]) -> None:
         self.tokenizer, self.texts = tokenizer, texts
         self.requests: list[list[list[SampleKey]]] = []
 
@@ -238,7 +241,9 @@ class ScriptedEngine(RolloutEngine):
         rows = []
         for group in keys:
             for key in group:
-                ids = self.tokenizer(self.texts[key.prompt_id][key.sample], add_special_tokens=False).input_ids
+                told = self.texts[key.prompt_id][key.sample]
+                text = told if isinstance(told, str) else told[key.turn]
+                ids = self.tokenizer(text, add_special_tokens=False).input_ids
                 rows.append([*ids, self.tokenizer.eos_token_id][:limit])
         ids, mask = pad_left([ids for ids, group in zip(prompt_ids, keys, strict=True) for _ in group], pad_token_id)
         flipped, flipped_mask = pad_left([row[::-1] for row in rows], pad_token_id)
@@ -284,10 +289,18 @@ def make_experience(
         fetch: Callable[[int, int], PromptBatch] | None = None,
         engine: ScriptedEngine | None = None,
         max_tokens: int = 1000,
+        environment: Environment | None = None,
+        episodes: EpisodeSettings = EpisodeSettings(),  # noqa: B008 - frozen
     ) -> Experience:
         sampling = SamplingParams(max_completion_length=max_completion_length)
         collector = Collector(
-            sampler=CompletionSampler(engine=engine or scripted_engine(texts), template=template, tokenizer=tokenizer),
+            sampler=CompletionSampler(
+                engine=engine or scripted_engine(texts),
+                template=template,
+                tokenizer=tokenizer,
+                pool=None if environment is None else EnvironmentPool(environment, episodes),
+                episodes=episodes,
+            ),
             rewards=rewards,
             algorithm=algorithm,
             sampling=sampling,

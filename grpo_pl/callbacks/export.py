@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
@@ -24,9 +25,12 @@ class ExportPolicy(Callback):
         self.folder = folder
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Rewards that an export could not name are refused before the training, not after it."""
-        for reward in cast(GRPOModule, pl_module).rewards:
+        """Rewards and environments that an export could not name are refused before the training, not after it."""
+        module = cast(GRPOModule, pl_module)
+        for reward in module.rewards:
             reward.spec()
+        if module.environment is not None:
+            module.environment.spec()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module = cast(GRPOModule, pl_module)
@@ -39,4 +43,6 @@ class ExportPolicy(Callback):
                 template=module.template,
                 rewards=module.rewards,
                 sampling=module.sampling,
+                environment=None if module.environment is None else module.environment.spec(),
+                episodes=asdict(module.episodes),
             )

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from grpo_pl.config.environments import build_environment
+from grpo_pl.config.objects import build
 from grpo_pl.config.rewards import build_rewards
+from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.rewards.base import Reward, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, score_completions
 from grpo_pl.training.progress import progress_bar
@@ -55,12 +58,14 @@ class Answerer:
     def answers(
         self, title: str, problems: Iterable[Problem], total: int, *, samples: int, seed: int, batch_size: int
     ) -> Generator[tuple[Samples, ScoredBatch]]:
-        """Judged completions of ``total`` problems, batch by batch, with a progress bar; closes the rewards when it is
-        closed itself."""
+        """Judged completions of ``total`` problems, batch by batch, with a progress bar; closes rewards and
+        environments when it is closed itself."""
         rest, done = iter(problems), 0
         with ExitStack() as stack:
             for reward in self.rewards:
                 stack.enter_context(closing(reward))
+            if self.sampler.pool is not None:
+                stack.enter_context(self.sampler.pool)
             advance = stack.enter_context(progress_bar(title, total))
             while batch := list(islice(rest, max(1, batch_size // samples))):
                 drawn = self.sampler.sample(
@@ -80,11 +85,21 @@ class Answerer:
 def load_answerer(trained: ServedModel, device: str, sampling: SamplingParams) -> Answerer:
     """A trained policy in the memory of ``device``, with the rewards it was trained on."""
     from grpo_pl.policy.loading import choose_device
+    from grpo_pl.rollout.episode_settings import EpisodeSettings
     from grpo_pl.rollout.native.engine import NativeEngine
     from grpo_pl.rollout.sampler import CompletionSampler
 
+    episodes, pool = build(EpisodeSettings, dict(trained.episodes), "episodes"), None
+    if trained.environment is not None:
+        pool = EnvironmentPool(build_environment(trained.environment, trust=trained.trust_rewards), episodes)
     return Answerer(
-        sampler=CompletionSampler(engine=NativeEngine(), template=trained.template, tokenizer=trained.tokenizer),
+        sampler=CompletionSampler(
+            engine=NativeEngine(),
+            template=trained.template,
+            tokenizer=trained.tokenizer,
+            pool=pool,
+            episodes=episodes,
+        ),
         model=trained.load_policy(choose_device(device)),
         sampling=sampling,
         rewards=build_rewards(trained.rewards, trust_rewards=trained.trust_rewards),

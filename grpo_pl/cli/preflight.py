@@ -15,7 +15,9 @@ from grpo_pl.config.suggestions import NAMES, nearest
 from grpo_pl.data.datamodule import RolloutDataModule, check_distinct
 from grpo_pl.data.overlap import find_overlaps, refuse_repeats
 from grpo_pl.data.sources import PromptSource
+from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.evaluation.held_out import HeldOutMetrics
+from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import context_length, load_tokenizer, model_config
 from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.policy.template import Fits
@@ -48,6 +50,8 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
     if unknown is not None:
         raise ValueError(f"sampling.stop_token_ids: there is no token {unknown}, only 0 … {len(tokenizer) - 1}.")
     context = context_length(model_config(module.policy_config, tokenizer))
+    if module.pool is not None:
+        _check_environment(module.pool, module, tokenizer, context)
     fits = None
     if context is not None:
         fits = Fits(module.template, tokenizer, context=context, length=module.sampling.max_completion_length)
@@ -109,6 +113,31 @@ def check_monitor(monitor: str, module: GRPOModule, data: RolloutDataModule) -> 
     if monitor not in metrics:
         names = ", ".join(metrics)
         raise ValueError(f"checkpoint.monitor: no validation measures {monitor!r}{nearest(monitor, metrics)} ({names})")
+
+
+def _check_environment(
+    pool: EnvironmentPool, module: GRPOModule, tokenizer: PreTrainedTokenizerBase, context: int | None
+) -> None:
+    """Starts the environment and looks at what would stand between its turns."""
+    pool.start()
+    most = module.episodes.max_episode_tokens
+    if context is not None and most >= context:
+        raise ValueError(
+            f"episodes.max_episode_tokens is {most}, but the model's context of {context} must hold a prompt as well."
+        )
+    budget, needed = module.budget.configured, most or context
+    if budget is not None and needed is not None and budget < needed:
+        raise ValueError(
+            f"model.max_tokens_per_microbatch is {budget}, but an episode may have {needed} tokens: set it to "
+            f"{context or needed + 1} at least or to null, or lower episodes.max_episode_tokens."
+        )
+    environment = pool.environment
+    Dialogue(
+        template=module.template,
+        tokenizer=tokenizer,
+        tools=environment.tool_schemas,
+        plain=module.episodes.plain_turns,
+    ).check(environment.observation_role)
 
 
 def _check_need_of_golds(source: PromptSource, name: str, rewards: Sequence[Reward]) -> None:

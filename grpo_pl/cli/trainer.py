@@ -171,6 +171,8 @@ class GRPOCLI(LightningCLI):
         trainer = self._built.trainer
         check_trainer(trainer)
         self._resolve_characters()
+        if self.model.pool is not None:
+            self._end.enter_context(self.model.pool)  # which the check starts
         check_start(self.model, self.datamodule, _say)  # before a run folder is claimed
         if self._given.ckpt_path:
             if self._given.get("resume"):
@@ -233,7 +235,9 @@ class GRPOCLI(LightningCLI):
             characters = read([earlier.config]).get("model.policy.characters")
             resolved = replace(policy, characters=characters)
         else:
-            resolved = with_collected_characters(policy, self.model.template, self.datamodule, self.model.cold_start)
+            resolved = with_collected_characters(
+                policy, self.model.template, self.datamodule, self.model.cold_start, self.model.stage
+            )
         self.model.policy_config = resolved
         self._given.model.policy.characters = resolved.characters
 

@@ -24,7 +24,7 @@ class PoolLimits:
     """Steps that run at the same time where episodes share this process."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
+        for field in fields(PoolLimits):
             value = getattr(self, field.name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{field.name} must be positive and finite, got {value}.")

@@ -33,6 +33,8 @@ def export_policy(
     template: PromptTemplate,
     rewards: Sequence[Reward | Mapping[str, Any]],
     sampling: SamplingParams,
+    environment: Mapping[str, Any] | None = None,
+    episodes: Mapping[str, Any] | None = None,
     merge: bool = True,
 ) -> None:
     """Writes safetensors, tokenizer, generation config and ``grpo_pl.json``, atomically.
@@ -40,6 +42,8 @@ def export_policy(
     Args:
         folder: a new or empty folder, or an earlier export, which is replaced.
         rewards: the rewards of the training, or the ``class_path`` and ``init_args`` of each.
+        environment: ``class_path`` and ``init_args`` of the environment of the training, if there was one.
+        episodes: the settings of its episodes.
         merge: add LoRA adapters to the weights; false writes the adapters only, which need their base model.
 
     Raises:
@@ -64,6 +68,8 @@ def export_policy(
             pad_token_id=tokenizer.pad_token_id,
         ).save_pretrained(staging)
         tree = manifest(template, rewards, sampling)
+        if environment is not None:
+            tree |= {"environment": dict(environment), "episodes": dict(episodes or {})}
         (staging / MANIFEST).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
 
 

@@ -34,6 +34,13 @@ SOURCES: Mapping[str, Sequence[str]] = {
     "tables": ["TablePrompts"],
 }
 """Trusted prompt sources by module: they read data and import nothing by name."""
+ENVIRONMENTS: Mapping[str, Sequence[str]] = {
+    "gymnasium_ids": ["GymnasiumEnvironment"],
+    "textarena_games": ["TextArenaEnvironment"],
+    "tool_calls": ["HermesCalls", "TagCalls"],
+    "tools": ["ToolEnvironment"],
+}
+"""Environments, and what they are made of, by module; functions that they name must be ours as well."""
 LIMITS = {"workers": 64, "memory_limit_mb": 65_536, "soft_limit_s": 60, "hard_limit_s": 120, "max_answer_chars": 10**6}
 """Largest values, without the flag, of arguments that cost processes, memory or time."""
 _LEVELS = 16
@@ -68,6 +75,27 @@ def check_source_trusted(spec: Any) -> None:
         Untrusted: see `check_rewards_trusted`.
     """
     _check(spec, _paths("", {f"grpo_pl.data.{module}": names for module, names in SOURCES.items()}), "source")
+
+
+def check_environment_trusted(spec: Any) -> None:
+    """Refuses an environment of a run or an export that is none of ours, or names code elsewhere; imports nothing.
+
+    Raises:
+        Untrusted: see `check_rewards_trusted`.
+    """
+    own = "grpo_pl.environments."
+    _check(spec, _paths("", {f"{own}{module}": names for module, names in ENVIRONMENTS.items()}), "environment")
+    for text in _texts(spec.get("init_args") or {}):
+        if (":" in text or text.endswith(".py")) and not text.startswith(own):
+            raise Untrusted(f"the environment {spec['class_path']!r} names {_short(text)}: that needs {FLAG}.")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in plain values, however deep."""
+    if isinstance(value, str):
+        yield value
+    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
+        yield from _texts(inner)
 
 
 def _paths(package: str, modules: Mapping[str, Sequence[str]]) -> frozenset[str]:

@@ -35,6 +35,7 @@ def select_groups(samples: Samples, groups: Sequence[int]) -> Samples:
         prompts=[samples.prompts[g] for g in groups],
         prompt_texts=[samples.prompt_texts[g] for g in groups],
         completions=[samples.completions[r] for r in rows],
+        episodes=None if samples.episodes is None else [samples.episodes[r] for r in rows],
         rollout=replace(
             rollout,
             finish_reasons=[rollout.finish_reasons[r] for r in rows],
@@ -56,6 +57,7 @@ def join_samples(parts: Sequence[Samples], pad_token_id: int) -> Samples:
         prompts=[prompt for part in parts for prompt in part.prompts],
         prompt_texts=[text for part in parts for text in part.prompt_texts],
         completions=[text for part in parts for text in part.completions],
+        episodes=None if parts[0].episodes is None else [one for part in parts for one in part.episodes or ()],
         rollout=replace(
             rollouts[0],
             finish_reasons=[reason for r in rollouts for reason in r.finish_reasons],

@@ -1,15 +1,19 @@
-"""``CompletionSampler``: questions in, completions as tokens and as the text that rewards read."""
+"""``CompletionSampler``: questions in, completions or episodes as tokens and as the text that rewards read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
+from grpo_pl.environments.pool import EnvironmentPool
+from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import context_length, eos_ids
 from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
+from grpo_pl.rollout.episode_settings import EpisodeSettings
+from grpo_pl.rollout.episodes import Episode, run_episodes
 from grpo_pl.types import Draw, Problem, Rollout, SampleKey, SamplingParams, Split
 
 if TYPE_CHECKING:
@@ -23,8 +27,9 @@ class Samples:
     prompts: Sequence[Problem]  # P
     prompt_texts: Sequence[str]  # P
     rollout: Rollout
-    completions: Sequence[str]  # B, the template's prefill included
+    completions: Sequence[str]  # B, the template's prefill included; of episodes what `rewards_see` says
     step: int
+    episodes: Sequence[Episode] | None = None  # B; None where nothing was played
 
     @property
     def per_row(self) -> list[Problem]:
@@ -36,7 +41,7 @@ class Samples:
 
         Args:
             needs: what the rewards ask for, see ``Reward.needs``; with ``completion_ids`` the tokens as they were
-                drawn, the end token included.
+                drawn, end tokens included and observations left out.
         """
         rows = self.per_row
         names = {name for prompt in self.prompts for name in prompt.columns}
@@ -50,11 +55,35 @@ class Samples:
             ]
         # the part of a mixture; without one, a column of that name is the data set's own
         columns["source"] = [row.source or row.columns.get("source", "") for row in rows]
-        columns["completion_length"] = lengths = self.rollout.lengths.tolist()
+        columns["completion_length"] = self.rollout.action_lengths.tolist()
         if "completion_ids" in needs:
-            tokens = self.rollout.completion_ids.tolist()
-            columns["completion_ids"] = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
+            written = zip(self.rollout.completion_ids, self.rollout.action_mask, strict=True)
+            columns["completion_ids"] = [ids[mask].tolist() for ids, mask in written]
+        if self.episodes is not None:
+            columns["episode"] = list(map(episode_row, self.episodes))
         return columns
+
+
+def episode_row(episode: Episode) -> dict[str, Any]:
+    """An episode as plain values: what rewards read in the column ``episode``, and files keep."""
+    turns = zip(episode.actions, episode.turns, strict=True)
+    return {
+        "return": episode.value,
+        "status": episode.status,
+        "detail": episode.detail,
+        "finish_reason": episode.finish_reason,
+        "observation": episode.start.observation,
+        "turns": [
+            {
+                "action": action,
+                "observation": turn.transition.observation,
+                "reward": turn.transition.reward,
+                "invalid_action": turn.transition.invalid_action,
+                "finish_reason": turn.finish_reason,
+            }
+            for action, turn in turns
+        ],
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +93,15 @@ class CompletionSampler:
     engine: RolloutEngine
     template: PromptTemplate
     tokenizer: PreTrainedTokenizerBase
+    pool: EnvironmentPool | None = None
+    """Plays the environment that the policy acts in; None draws completions of a single turn."""
+    episodes: EpisodeSettings = field(default_factory=EpisodeSettings)
+
+    @property
+    def dialogue(self) -> Dialogue:
+        """The tokens between the turns of an episode."""
+        tools = () if self.pool is None else self.pool.environment.tool_schemas
+        return Dialogue(template=self.template, tokenizer=self.tokenizer, tools=tools, plain=self.episodes.plain_turns)
 
     def sample(
         self,
@@ -79,22 +117,38 @@ class CompletionSampler:
         progress: ProgressFn | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> Samples:
-        """Draws ``group_size`` completions for every prompt.
+        """Draws ``group_size`` completions for every prompt, or plays as many episodes.
 
         Raises:
-            ValueError: a prompt and ``max_completion_length`` do not fit the model's context.
+            ValueError: a prompt and ``max_completion_length`` do not fit the model's context; or, with an environment,
+                as ``run_episodes``.
             RolloutInterrupted: ``should_stop`` turned true.
         """
+        draw: Draw = "greedy" if sampling.temperature == 0.0 else "sampled"
+        key = SampleKey(seed=seed, split=split, step=step, attempt=attempt, prompt_id=0, sample=0, draw=draw)
+        keys = [[replace(key, prompt_id=prompt.id, sample=i) for i in range(group_size)] for prompt in prompts]
+        if self.pool is not None:
+            rollout, episodes = run_episodes(
+                self.engine,
+                model,
+                dialogue=self.dialogue,
+                pool=self.pool,
+                problems=prompts,
+                keys=keys,
+                sampling=sampling,
+                limits=self.episodes,
+                progress=progress,
+                should_stop=should_stop,
+            )
+            return self._played(prompts, rollout, episodes, step)
         prompt_ids = [self.template.encode(prompt.asked, self.tokenizer) for prompt in prompts]
         self._check_context(model, prompts, prompt_ids, sampling.max_completion_length)
         stops = StopStrings.of(sampling, self.tokenizer, self.template.prefill)
         ends = {*eos_ids(model, self.tokenizer), *sampling.stop_token_ids}
-        draw: Draw = "greedy" if sampling.temperature == 0.0 else "sampled"
-        key = SampleKey(seed=seed, split=split, step=step, attempt=attempt, prompt_id=0, sample=0, draw=draw)
         rollout = self.engine.generate(
             model,
             prompt_ids=prompt_ids,
-            keys=[[replace(key, prompt_id=prompt.id, sample=i) for i in range(group_size)] for prompt in prompts],
+            keys=keys,
             sampling=sampling,
             eos_token_ids=sorted(ends),
             pad_token_id=int(self.tokenizer.pad_token_id),
@@ -102,16 +156,30 @@ class CompletionSampler:
             should_stop=should_stop,
             **({} if stops is None else {"stops": stops}),
         )
-        tokens, lengths = rollout.completion_ids.tolist(), rollout.lengths.tolist()
         return Samples(
             prompts=prompts,
             prompt_texts=[self.template.render(prompt.asked, self.tokenizer) for prompt in prompts],
             rollout=rollout,
             step=step,
-            completions=[
-                self.template.completion_text(row[:length], self.tokenizer)
-                for row, length in zip(tokens, lengths, strict=True)
-            ],
+            completions=self._texts(rollout),
+        )
+
+    def _texts(self, rollout: Rollout) -> list[str]:
+        """All that follows each prompt."""
+        rows = zip(rollout.completion_ids.tolist(), rollout.lengths.tolist(), strict=True)
+        return [self.template.completion_text(row[:length], self.tokenizer) for row, length in rows]
+
+    def _played(self, prompts: Sequence[Problem], rollout: Rollout, episodes: Sequence[Episode], step: int) -> Samples:
+        first = slice(None, None, rollout.group_size)  # all episodes of a group begin alike
+        asked = zip(rollout.prompt_ids[first], rollout.prompt_mask[first], strict=True)
+        whole = self.episodes.rewards_see == "exchange"
+        return Samples(
+            prompts=prompts,
+            prompt_texts=[str(self.tokenizer.decode(ids[mask].tolist())) for ids, mask in asked],
+            rollout=rollout,
+            step=step,
+            completions=self._texts(rollout) if whole else [(["", *episode.actions])[-1] for episode in episodes],
+            episodes=episodes,
         )
 
     @staticmethod

@@ -22,6 +22,7 @@ from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.training.process_supervision import step_tensors
 from grpo_pl.training.progress import ProgressCallback
 from grpo_pl.training.stopwatch import stopwatch
+from grpo_pl.training.turn_supervision import Turns, turns_of
 from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class Collected:
     """Of one greedy completion per prompt, if the objective's baseline asks for it."""
     steps: tuple[Tensor, Tensor] | None = None
     """Rewards of steps and the tokens they end at, both (B, K), under process supervision."""
+    turns: Turns | None = None
+    """What the turns of episodes got, under turn supervision."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time per stage."""
 
@@ -112,12 +115,22 @@ class Collector:
         seconds: dict[str, float] = {}
         draw = partial(self._draw, policy, seconds)
         samples, scored, attempts = self._informative_groups(draw, batch, fetch)
-        greedy = steps = None
+        greedy = steps = turns = None
         if self.algorithm.needs_greedy_baseline:
             _, greedy = draw(samples.prompts, samples.step, greedy=True)
         if self.algorithm.needs_step_rewards:
             steps = step_tensors(scored, samples, self.sampler.template, self.sampler.tokenizer)
-        return Collected(samples=samples, scored=scored, greedy=greedy, steps=steps, attempts=attempts, seconds=seconds)
+        if self.algorithm.needs_turns:
+            turns = turns_of(scored, samples)
+        return Collected(
+            samples=samples,
+            scored=scored,
+            greedy=greedy,
+            steps=steps,
+            turns=turns,
+            attempts=attempts,
+            seconds=seconds,
+        )
 
     def _informative_groups(
         self, draw: Callable[..., tuple[Samples, ScoredBatch]], batch: PromptBatch, fetch: FetchPrompts

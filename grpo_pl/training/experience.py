@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
+from grpo_pl.functional.turn_credit import spread_over_tokens
 from grpo_pl.objective.algorithm import Advantages, GRPOAlgorithm
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.lora import adapters_off
@@ -35,6 +36,7 @@ class Experience(Collected):
     advantages: Tensor  # (B, T), or (B, 1) where all tokens of a completion share one
     keep: Tensor  # (B,)
     active: Tensor  # (B,)
+    turn_advantages: Tensor | None = None  # (B, K), 0 behind an episode's last turn; under turn supervision
     old_logprobs: Tensor | None  # (B, T)
     ref_logprobs: Tensor | None  # (B, T)
     entropy_mask: Tensor | None  # (B, T)
@@ -57,6 +59,8 @@ class ExperienceMaker:
     sampling: SamplingParams
     budget: TokenBudget
     collective: Collective
+    longest: int | None = None
+    """Most tokens that the policy writes in a completion; None: as ``sampling`` says."""
 
     def make(self, policy: PreTrainedModel, reference: PreTrainedModel | None, collected: Collected) -> Experience:
         """Scores the samples under policy and reference where the objective needs it, and assesses them."""
@@ -75,6 +79,12 @@ class ExperienceMaker:
             step_values, step_ends = collected.steps
             width = rollout.completion_ids.shape[1]
             advantages = self.algorithm.process_advantages(step_values=step_values, step_ends=step_ends, width=width)
+        by_turn = None
+        if collected.turns is not None:
+            valid = statistics.valid.flatten()[mine]
+            by_turn = self.algorithm.turn_advantages(**vars(collected.turns), valid=valid).to(statistics.rewards.dtype)
+            advantages = spread_over_tokens(by_turn, rollout.turn_index)
+            active = active & (advantages.any(dim=1) | (not self.algorithm.skips_zeros))
         return Experience(
             **vars(collected),
             statistics=statistics,
@@ -85,6 +95,7 @@ class ExperienceMaker:
             advantages=advantages,
             keep=keep,
             active=active,
+            turn_advantages=by_turn,
             old_logprobs=forced["old_logprobs"],
             ref_logprobs=forced["ref_logprobs"],  # logged as `kl` even where the loss has no such term
             entropy_mask=self._entropy_mask(forced["entropy"], rollout.action_mask & keep.unsqueeze(1)),
@@ -112,7 +123,7 @@ class ExperienceMaker:
             reward_weights=reward_weights(scored.rewards, values.device),
             lengths=lengths,
             truncated=truncated,
-            max_completion_length=self.sampling.max_completion_length,
+            max_completion_length=self.longest or self.sampling.max_completion_length,
             **extra,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import get_args
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
+from grpo_pl.environments import base as environments
 from grpo_pl.evaluation import metrics as evaluation
 from grpo_pl.rewards.base import Reward, Status, correctness_index
 from grpo_pl.training.experience import Experience
+from grpo_pl.types import FinishReason
 
 REFLECTION_WORDS = ("wait", "check")
 """A completion that contains one of these counts as reflecting (the "aha moment" of DeepSeek-R1)."""
@@ -42,9 +45,38 @@ def experience_metrics(
     metrics["completions/correct"] = _mean((judged >= 1.0)[~judged.isnan()])
     metrics["completions/mean_length_correct"] = _mean(lengths[judged >= 1.0])
     metrics["completions/mean_length_wrong"] = _mean(lengths[judged < 1.0])
+    metrics |= _episode_metrics(experience, collective)
     metrics |= _source_metrics(experience, rewards, collective)
     metrics |= _text_metrics(experience, collective, reflection_words)
     return {name: value for name, value in metrics.items() if value == value}  # NaN: a mean over nothing
+
+
+def _episode_metrics(experience: Experience, collective: Collective) -> dict[str, float]:
+    """What happened in the environment; nothing where there is none."""
+    if experience.samples.episodes is None:
+        return {}
+    reasons, statuses = get_args(FinishReason), get_args(environments.Status)
+    rows = [
+        (
+            len(episode.turns),
+            sum(episode.invalid_actions),
+            math.nan if episode.value is None else episode.value,
+            reasons.index(episode.finish_reason),
+            statuses.index(episode.status),
+        )
+        for episode in experience.samples.episodes
+    ]
+    mine = torch.tensor(rows, dtype=torch.float64, device=experience.keep.device)
+    turns, invalid, returns, reason, status = collective.gather_rows(mine).unbind(dim=1)
+    ended = {name: (reason == number).double() for number, name in enumerate(reasons)}
+    went_wrong = {name: (status == number).sum().item() for number, name in enumerate(statuses) if name != "ok"}
+    return {
+        "episodes/mean_turns": turns.mean().item(),
+        "episodes/invalid_actions": (invalid.sum() / turns.sum()).item(),
+        "episodes/return": _mean(returns[~returns.isnan()]),
+        **{f"episodes/finish/{name}": ended[name].mean().item() for name in ("environment", "turns", "tokens")},
+        **{f"episodes/status/{name}": count for name, count in went_wrong.items() if count},
+    }
 
 
 def _source_metrics(experience: Experience, rewards: Sequence[Reward], collective: Collective) -> dict[str, float]:

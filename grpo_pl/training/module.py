@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
@@ -19,19 +21,23 @@ from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.orphans import end_with_launcher
 from grpo_pl.distributed.sharding import build_once, gathered, is_sharded, shard
 from grpo_pl.distributed.strategy import FSDP2Strategy
+from grpo_pl.environments.base import Environment
+from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, Validation, grade
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.batch import check_rewards
+from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.rollout.engine import RolloutEngine
+from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
-from grpo_pl.training.cold_start import ColdStart
+from grpo_pl.training.cold_start import ColdStart, Stage
 from grpo_pl.training.collect import Collector, drawn_together, trainer_state
 from grpo_pl.training.experience import Experience, ExperienceMaker
-from grpo_pl.training.hooks import StepCallback
+from grpo_pl.training.hooks import CloseEnvironments, StepCallback
 from grpo_pl.training.metrics import REFLECTION_WORDS, broken_share, experience_metrics, noted_means, pass_rates
 from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.optimization import Optimization, TrainingDiverged
@@ -54,6 +60,8 @@ class GRPOModule(LightningModule):
         rewards: score completions; exactly one of them decides what a right answer is (``correctness: true``).
         template: how a question becomes a prompt.
         algorithm: the objective.
+        environment: what the policy acts in, turn by turn; null asks for completions of a single turn.
+        episodes: limits of the episodes that are played in the environment.
         engine: what draws completions; null takes the native engine.
         sampling: length, temperature and ends of training completions.
         optimization: AdamW, learning-rate schedule, clipping.
@@ -72,6 +80,8 @@ class GRPOModule(LightningModule):
         rewards: list[Reward],
         template: PromptTemplate = PromptTemplate(),  # noqa: B008 - frozen
         algorithm: GRPOAlgorithm = GRPOAlgorithm(),  # noqa: B008 - frozen
+        environment: Environment | None = None,
+        episodes: EpisodeSettings = EpisodeSettings(),  # noqa: B008 - frozen
         engine: RolloutEngine | None = None,
         sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
         optimization: Optimization = Optimization(),  # noqa: B008 - frozen
@@ -84,6 +94,7 @@ class GRPOModule(LightningModule):
     ) -> None:
         super().__init__()
         check_rewards(rewards, steps_needed=algorithm.needs_step_rewards)
+        _check_episodes(environment, algorithm, rewards)
         sampling.require_on_policy()
         self.budget = TokenBudget(configured=max_tokens_per_microbatch)
         if max_tokens_per_microbatch is not None and max_tokens_per_microbatch <= sampling.max_completion_length:
@@ -96,6 +107,9 @@ class GRPOModule(LightningModule):
         self.rewards, self.algorithm, self.sampling = rewards, algorithm, sampling
         self.optimization, self.validation = optimization, validation
         self.engine = engine or NativeEngine()
+        self.environment, self.episodes = environment, episodes
+        self.pool = None if environment is None else EnvironmentPool(environment, episodes)
+        """Where episodes are played; closed when a fit or validation ends, however it ends."""
         self.reflection_words, self.seed = reflection_words, seed
         self.activation_checkpointing = activation_checkpointing
         self.policy: PreTrainedModel | None = None
@@ -120,12 +134,16 @@ class GRPOModule(LightningModule):
     def teardown(self, stage: str) -> None:
         self.engine.close()
 
+    def configure_callbacks(self) -> list[Callback]:
+        """What closes the environments however a fit or validation ends; Lightning adds it to the trainer's own."""
+        return [] if self.pool is None else [CloseEnvironments(self.pool)]
+
     def prepare_data(self) -> None:
         """Makes the cold start where it is missing, as a download would; runs in one process a node."""
         self._resolve_characters()
         if self.cold_start is not None and self._needs_start_weights():
             device = self.trainer.strategy.root_device
-            self.cold_start.ensure(self.policy_config, self.template, self._data.source, device=device)
+            self.cold_start.ensure(self.policy_config, self.template, self._data.source, self.stage, device=device)
 
     def configure_model(self) -> None:
         """Loads tokenizer, policy and, if the objective pulls towards one, the frozen reference."""
@@ -136,7 +154,7 @@ class GRPOModule(LightningModule):
         needs_weights = self._needs_start_weights()
         path = None
         if self.cold_start is not None and needs_weights:
-            path = str(self.cold_start.folder(self.policy_config, self.template, self._data.source))
+            path = str(self.cold_start.folder(self.policy_config, self.template, self._data.source, self.stage))
         build = partial(load_model, self.policy_config, self.tokenizer, path)
         sharding = self.trainer.strategy.sharding if isinstance(self.trainer.strategy, FSDP2Strategy) else None
         self.policy = build_once(build) if sharding else build(weights=needs_weights)
@@ -151,7 +169,9 @@ class GRPOModule(LightningModule):
 
     def _resolve_characters(self) -> None:
         """Collects what ``policy.characters: from_data`` stands for, unless the command line has done so."""
-        self.policy_config = with_collected_characters(self.policy_config, self.template, self._data, self.cold_start)
+        self.policy_config = with_collected_characters(
+            self.policy_config, self.template, self._data, self.cold_start, self.stage
+        )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimization.build(self.require_policy().parameters())
@@ -167,7 +187,26 @@ class GRPOModule(LightningModule):
 
     @property
     def sampler(self) -> CompletionSampler:
-        return CompletionSampler(engine=self.engine, template=self.template, tokenizer=self.tokenizer)
+        return CompletionSampler(
+            engine=self.engine,
+            template=self.template,
+            tokenizer=self.tokenizer,
+            pool=self.pool,
+            episodes=self.episodes,
+        )
+
+    @property
+    def stage(self) -> Stage | None:
+        """Where a cold start plays its demonstrations."""
+        if self.environment is None:
+            return None
+        return Stage(environment=self.environment, plain=self.episodes.plain_turns)
+
+    @property
+    def longest_completion(self) -> int:
+        """Most tokens that the policy writes in a completion or an episode."""
+        length = self.sampling.max_completion_length
+        return length if self.environment is None else self.episodes.most_actions(self.sampling)
 
     # --- training ---------------------------------------------------------------------------------------------------
 
@@ -203,7 +242,11 @@ class GRPOModule(LightningModule):
             total_steps=self._data.steps,
         )
         maker = ExperienceMaker(
-            algorithm=self.algorithm, sampling=self.sampling, budget=self.budget, collective=self.collective
+            algorithm=self.algorithm,
+            sampling=self.sampling,
+            budget=self.budget,
+            collective=self.collective,
+            longest=self.longest_completion,
         )
         with self._gathered_for_engine():
             collected = collector.collect(policy, batch, self._data.prompts)
@@ -223,7 +266,7 @@ class GRPOModule(LightningModule):
             algorithm=self.algorithm,
             optimization=self.optimization,
             temperature=self.sampling.temperature,
-            max_completion_length=self.sampling.max_completion_length,
+            max_completion_length=self.longest_completion,
             budget=self.budget,
             seed=self.seed,
             collective=self.collective,
@@ -383,3 +426,26 @@ class GRPOModule(LightningModule):
         self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))
         if self._reference is not None:
             self._reference.load_state_dict(checkpoint["reference"])
+
+
+def _check_episodes(environment: Environment | None, algorithm: GRPOAlgorithm, rewards: Sequence[Reward]) -> None:
+    """Refuses what needs an environment without one, and the other way round.
+
+    Raises:
+        ValueError: what to change.
+    """
+    if environment is not None:
+        if algorithm.needs_step_rewards:
+            raise ValueError(
+                "algorithm.supervision is process, whose steps are parts of one text, but with model.environment a "
+                "completion has many: set supervision to turn or outcome."
+            )
+        return
+    if algorithm.needs_turns:
+        raise ValueError(
+            "algorithm.supervision is turn, but there is no model.environment whose turns could be credited: name one, "
+            "or set supervision: outcome."
+        )
+    reward = next((reward for reward in rewards if isinstance(reward, EnvironmentReward)), None)
+    if reward is not None:
+        raise ValueError(f"reward {reward.name!r} pays what an environment gave, but there is no model.environment.")

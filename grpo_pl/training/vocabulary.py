@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
@@ -22,7 +23,7 @@ from grpo_pl.policy.tokenizer import (
     lacking_characters,
     shown_characters,
 )
-from grpo_pl.training.cold_start import MADE_UP, ColdStart
+from grpo_pl.training.cold_start import MADE_UP, ColdStart, Stage
 from grpo_pl.types import Problem
 
 if TYPE_CHECKING:
@@ -47,7 +48,11 @@ _Lacking = tuple[_Text, set[str]]
 
 
 def with_collected_characters(
-    policy: PolicyConfig, template: PromptTemplate, data: RolloutDataModule, cold_start: ColdStart | None
+    policy: PolicyConfig,
+    template: PromptTemplate,
+    data: RolloutDataModule,
+    cold_start: ColdStart | None,
+    stage: Stage | None = None,
 ) -> PolicyConfig:
     """``policy`` with the characters that ``from_data`` stands for; itself where they are given.
 
@@ -57,10 +62,12 @@ def with_collected_characters(
         return policy
     texts: Iterator[str] = (text.text for text in _texts(template, character_tokenizer(policy.tags), data, cold_start))
     if cold_start is not None and cold_start.demonstrations is None:
-        texts = chain(texts, (shown.text for batch in cold_start.made(data.source) for shown in batch))
+        made = (shown for batch in cold_start.made(data.source, stage) for shown in batch)
+        texts = chain(texts, (text for shown in made for text in (str(shown.question), shown.text)))
     found = set[str]()
-    for text in texts:
-        found |= lacking_characters(text, found.union(CHARACTERS), policy.tags)
+    with nullcontext() if stage is None else stage.open():
+        for text in texts:
+            found |= lacking_characters(text, found.union(CHARACTERS), policy.tags)
     further = sorted(c for c in found if not "\ud800" <= c <= "\udfff")  # JSON can write half a character, no text can
     return replace(policy, characters=CHARACTERS + "".join(further))
 

@@ -6,7 +6,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -14,8 +14,9 @@ import pytest
 import torch
 
 CONFIG = Path(__file__).with_name("tiny.yaml")
+PLUGINS = Path(__file__).parents[1] / "plugins"
 END_SECONDS = 120
-Stage = Literal["rollout", "reward", "update", "save", "seal", "validation"]
+Stage = Literal["rollout", "environment", "reward", "update", "save", "seal", "validation"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Death:
 def _plan(death: Death) -> None:
     """Lets this process kill itself at the given visit of a stage, half-way through what the stage does."""
     from grpo_pl.callbacks import checkpoint
+    from grpo_pl.environments import EnvironmentPool
     from grpo_pl.rollout.engine import DecodeMonitor
     from grpo_pl.training.collect import Collector
     from grpo_pl.training.module import GRPOModule
@@ -61,6 +63,7 @@ def _plan(death: Death) -> None:
     else:
         owner, name = {
             "rollout": (DecodeMonitor, "check_stop"),  # between two tokens
+            "environment": (EnvironmentPool, "step"),  # some episodes of a turn have been told, others not
             "reward": (Collector, "score"),
             "update": (Optimization, "clip_gradients"),  # gradients are there, weights have not moved
             "seal": (checkpoint, "seal"),  # the checkpoint lies there without its marker
@@ -69,19 +72,20 @@ def _plan(death: Death) -> None:
         before(owner, name)
 
 
-def _child(folder: Path, cache: Path, log: Path, args: tuple[str, ...], death: Death | None) -> None:
+def _child(config: Path, folder: Path, cache: Path, log: Path, args: tuple[str, ...], death: Death | None) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     os.environ["GRPO_PL_CACHE"] = str(cache)
+    sys.path.append(str(PLUGINS))
     status = 1
     try:
         from grpo_pl.cli.main import main
 
         if death is not None:
             _plan(death)
-        status = main(["fit", f"--config={CONFIG}", f"--runs_dir={folder}", *args])
+        status = main(["fit", f"--config={config}", f"--runs_dir={folder}", *args])
     except BaseException:
         traceback.print_exc()
     finally:
@@ -96,10 +100,11 @@ class Quickstart:
 
     folder: Path
     cache: Path
+    config: Path = CONFIG
 
     @property
     def run(self) -> Path:
-        return self.folder / "tiny"
+        return self.folder / self.config.stem
 
     @property
     def log(self) -> str:
@@ -108,7 +113,8 @@ class Quickstart:
     def start(self, *args: str, death: Death | None = None) -> Any:
         self.folder.mkdir(parents=True, exist_ok=True)
         context = multiprocessing.get_context("fork")
-        process = context.Process(target=_child, args=(self.folder, self.cache, self.folder / "log", args, death))
+        given = (self.config, self.folder, self.cache, self.folder / "log", args, death)
+        process = context.Process(target=_child, args=given)
         process.start()
         return process
 
@@ -138,12 +144,28 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Quicks
     return quickstart
 
 
+@pytest.fixture
+def played(quickstart: Quickstart) -> Quickstart:
+    """One of many turns."""
+    return replace(quickstart, config=PLUGINS / "down.yaml")
+
+
 @pytest.fixture(scope="session")
-def assert_same_end(undisturbed: Quickstart, read_metrics: Callable[..., Any]) -> Callable[[Quickstart], None]:
+def undisturbed_play(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Quickstart:
+    """The run of many turns to which all others are compared."""
+    played = Quickstart(tmp_path_factory.mktemp("undisturbed_play") / "runs", cache, PLUGINS / "down.yaml")
+    assert played.fit() == 0, played.log
+    return played
+
+
+@pytest.fixture(scope="session")
+def assert_same_end(request: Any, read_metrics: Callable[..., Any]) -> Callable[[Quickstart], None]:
     """Weights, optimiser, counters and ``metrics.csv`` (clock readings left out) equal those of the undisturbed run."""
     from grpo_pl.files.sharded_checkpoints import read_checkpoint
 
     def check(quickstart: Quickstart) -> None:
+        name = "undisturbed" if quickstart.config == CONFIG else "undisturbed_play"
+        undisturbed = request.getfixturevalue(name)
         ours, theirs = (read_checkpoint(q.run / "checkpoints" / "last.ckpt") for q in (quickstart, undisturbed))
         assert _differences(ours, theirs) == []
         assert read_metrics(quickstart.run / "metrics.csv") == read_metrics(undisturbed.run / "metrics.csv")

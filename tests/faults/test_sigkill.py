@@ -23,6 +23,28 @@ def test_three_deaths_leave_no_trace(
     assert "is passed over: it was never completed" in quickstart.log  # the one that died before its seal
 
 
+def test_deaths_in_the_middle_of_episodes_leave_no_trace(
+    played: Any, death: Callable[..., Any], assert_same_end: Callable[[Any], None]
+) -> None:
+    for planned in (death("environment", 70), death("rollout", 33)):
+        assert played.fit("--resume", death=planned) == -signal.SIGKILL, played.log
+    assert played.fit("--resume") == 0, played.log
+    assert_same_end(played)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_twenty_deaths_in_the_middle_of_episodes_leave_no_trace(
+    played: Any, death: Callable[..., Any], assert_same_end: Callable[[Any], None]
+) -> None:
+    rng = random.Random(0)
+    for _ in range(20):  # a rollout has 30 turns at least, so some of these deaths come after a checkpoint
+        planned = death("environment", rng.randint(1, 120))
+        assert played.fit("--resume", death=planned) in (-signal.SIGKILL, 0), played.log
+    assert played.fit("--resume") == 0, played.log
+    assert_same_end(played)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(4))

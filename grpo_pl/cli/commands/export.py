@@ -42,6 +42,8 @@ def export(checkpoint: Path, out: Path, merge: bool = True) -> None:
         template=trained.template,
         rewards=trained.rewards,
         sampling=trained.sampling,
+        environment=trained.environment,
+        episodes=trained.episodes,
         merge=merge,
     )
     print(out)

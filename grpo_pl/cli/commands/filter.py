@@ -205,10 +205,11 @@ def _configured(given: Config, data: RolloutDataModule, device: str) -> Answerer
         raise ValueError(f"{' and '.join(given.files)} has no model: name the policy there, or give --model.")
     module = given.build("model", GRPOModule)
     quiet_libraries()
-    policy = with_collected_characters(module.policy_config, module.template, data, module.cold_start)
+    policy = with_collected_characters(module.policy_config, module.template, data, module.cold_start, module.stage)
     tokenizer, path = load_tokenizer(policy), None
     if module.cold_start is not None:
-        path = str(module.cold_start.ensure(policy, module.template, data.source, device=torch.device(device)))
+        place = torch.device(device)
+        path = str(module.cold_start.ensure(policy, module.template, data.source, module.stage, device=place))
     module.policy = load_model(policy, tokenizer, path).to(device).eval()  # type: ignore[arg-type]
     module.tokenizer = tokenizer
     return Answerer(sampler=module.sampler, model=module.policy, sampling=module.sampling, rewards=module.rewards)

@@ -13,7 +13,7 @@ from rich.table import Table
 from grpo_pl.cli.given import Given, settings
 from grpo_pl.config.objects import build
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.tokenizer import FROM_DATA
 from grpo_pl.training.microbatches import MOST_TOKENS
 from grpo_pl.training.planning import (
@@ -56,7 +56,9 @@ def plan(
             raise ValueError(f"--{name} must be positive, got {value}.")
     files = [*(config if isinstance(config, list) else [str(config)]), *([overlay] if overlay else [])]
     parts = resolved_settings(files)
-    shape, work = shape_of(meta_model(parts)), workload(parts, gpus=gpus, prompt_tokens=prompt_tokens)
+    model = meta_model(parts)
+    work = workload(parts, gpus=gpus, prompt_tokens=prompt_tokens, context=context_length(model.config))
+    shape = shape_of(model)
     usable = USABLE * gpu_memory * GIB
     if parts.model.max_tokens_per_microbatch is None:  # a run finds the largest that fits by itself
         work = replace(work, micro_batch_tokens=min(MOST_TOKENS, token_budget(shape, work, usable) or work.longest))
@@ -99,8 +101,11 @@ def meta_model(parts: Any) -> Any:
         return load_model(policy, tokenizer, weights=False)
 
 
-def workload(parts: Any, *, gpus: int, prompt_tokens: int) -> Workload:
+def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None = None) -> Workload:
     """What one of ``gpus`` processes has to do.
+
+    Args:
+        context: most tokens that the model reads, which bounds episodes.
 
     Raises:
         ValueError: the prompts of a step do not divide among them.
@@ -122,7 +127,7 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int) -> Workload:
         rows=data.prompts_per_step // gpus * algorithm.group_size,
         group_size=algorithm.group_size,
         prompt_tokens=prompt_tokens,
-        completion_tokens=model.sampling.max_completion_length,
+        completion_tokens=_behind_the_prompt(model, prompt_tokens, context),
         micro_batch_tokens=model.max_tokens_per_microbatch or MOST_TOKENS,
         weight_bytes=weights,
         compute_bytes=compute,
@@ -132,6 +137,15 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int) -> Workload:
         offload=layout == "fsdp" and arguments.cpu_offload,
         deferred=layout == "fsdp" and arguments.defer_gradient_sync,
     )
+
+
+def _behind_the_prompt(model: Any, prompt_tokens: int, context: int | None) -> int:
+    """Most tokens of a completion, or of an episode with its observations."""
+    if model.environment is None:
+        return int(model.sampling.max_completion_length)
+    written = model.episodes.max_turns * model.sampling.max_completion_length
+    most = [n for n in (model.episodes.max_episode_tokens, (context or 0) - prompt_tokens) if n > 0]
+    return int(min(most, default=written))
 
 
 def _table(shape: Shape, work: Workload, memory: MemoryPlan, title: str) -> Table:

@@ -1,0 +1,123 @@
+"""Training, validation, prediction and export of a policy that acts in an environment, on the command line."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+PLUGINS = Path(__file__).parents[1] / "plugins"
+CONFIG = PLUGINS / "down.yaml"
+SHORT = ("--data.steps=2", "--data.val_prompts=2", "--model.cold_start.steps=20", "--model.validation.greedy=false")
+IN_PROCESSES = "--model.environment.init_args.isolation=process"
+
+
+@pytest.fixture(scope="module")
+def run(command_line: Any) -> Path:
+    outcome = command_line("fit", f"--config={CONFIG}", *SHORT)
+    assert outcome.status == 0, outcome.err
+    folder: Path = command_line.runs / "down"
+    return folder
+
+
+@pytest.fixture
+def no_process_left() -> Iterator[None]:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    assert [c.cmdline() for c in psutil.Process().children(recursive=True) if c.pid not in before] == []
+
+
+def test_the_run_folder_tells_of_episodes(run: Path, read_metrics: Callable[..., Any]) -> None:
+    rows = [row for row in read_metrics(run / "metrics.csv") if "reward" in row]
+    assert len(rows) == 2
+    for row in rows:
+        assert 1 <= float(row["episodes/mean_turns"]) <= 4
+        assert float(row["episodes/return"]) == pytest.approx(float(row["rewards/environment/mean"]))
+        assert float(row["loss"]) != 0.0
+    config = yaml.safe_load((run / "config.yaml").read_text())["model"]
+    assert config["environment"]["class_path"] == "countdown_task.Down"
+    assert config["episodes"]["max_turns"] == 4 and config["episodes"]["step_timeout_s"] == 30.0
+    told = json.loads((run / "export" / "grpo_pl.json").read_text())
+    assert told["environment"]["init_args"]["isolation"] == "thread"
+    assert told["episodes"]["rewards_see"] == "exchange"
+
+
+def test_validate_finds_what_fit_found(run: Path, command_line: Any, read_metrics: Callable[..., Any]) -> None:
+    last = read_metrics(run / "metrics.csv")[-1]
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    outcome = command_line("validate", f"--config={CONFIG}", *SHORT, f"--ckpt_path={checkpoint}")
+    assert outcome.status == 0, outcome.err
+    assert f"val/pass@1 {float(last['val/pass@1']):.3f}" in outcome.err + outcome.out
+
+
+@pytest.mark.parametrize("model", ["export", "checkpoints/last.ckpt"])
+def test_predict_plays_episodes(
+    run: Path, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, no_process_left: None
+) -> None:
+    from grpo_pl.cli.main import main
+
+    monkeypatch.syspath_prepend(PLUGINS)
+    file = tmp_path / "out.jsonl"
+    asked = [
+        "predict",
+        f"--model={run / model}",
+        f"--output={file}",
+        "--prompts=2",
+        "--samples=2",
+        f"--config={CONFIG}",
+    ]
+    assert main([*asked, "--trust_rewards=true"]) == 0
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(rows) == 4 and {row["finish_reason"] for row in rows} <= {"environment", "turns", "tokens"}
+    assert all(isinstance(row["rewards"]["environment"]["value"], float) for row in rows)
+
+
+def test_somebody_elses_environment_needs_trust(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from grpo_pl.cli.main import main
+
+    asked = ["predict", f"--model={run}", f"--output={tmp_path / 'out.jsonl'}", f"--config={CONFIG}"]
+    with pytest.raises(SystemExit):
+        sys.exit(main(asked))
+    assert "the environment 'countdown_task.Down' cannot be imported without --trust-rewards" in capsys.readouterr().err
+
+
+def test_processes_draw_what_threads_do(
+    run: Path, command_line: Any, read_metrics: Callable[..., Any], no_process_left: None
+) -> None:
+    outcome = command_line("fit", f"--config={CONFIG}", *SHORT, IN_PROCESSES, "--name=processes")
+    assert outcome.status == 0, outcome.err
+    both = [read_metrics(command_line.runs / name / "metrics.csv") for name in ("processes", run.name)]
+    assert both[0] == both[1]
+
+
+@pytest.mark.parametrize("ending", ["ValueError", "KeyboardInterrupt"])
+def test_environments_end_with_whatever_ends_the_run(command_line: Any, no_process_left: None, ending: str) -> None:
+    failing = f"--trainer.callbacks+={{class_path: failing_callback.Failing, init_args: {{error: {ending}}}}}"
+    outcome = command_line("fit", f"--config={CONFIG}", *SHORT, IN_PROCESSES, failing, f"--name={ending}")
+    assert outcome.status != 0
+
+
+BAD = {
+    "--model.episodes.max_turns=0": "max_turns must be at least 1, got 0",
+    "--model.episodes.max_episode_tokens=48": "max_episode_tokens is 48, but the model's context of 48 must hold a",
+    "--model.max_tokens_per_microbatch=20": "max_tokens_per_microbatch is 20, but an episode may have 32 tokens",
+    "--model.episodes.rewards_see=all": "last_action or exchange",
+    "--model.episodes.step_timeout_s=0": "step_timeout_s must be positive",
+    "--model.algorithm.supervision=process": "supervision",
+    "--model.environment=null": "there is no model.environment",
+    "--model.environment.class_path=grpo_pl.environments.gymnasium_ids.GymnasiumEnvironment "
+    "--model.environment.init_args.id=FrozenLik-v1": "FrozenLik",
+}
+
+
+@pytest.mark.parametrize("flags", BAD, ids=lambda flags: flags[8:40])
+def test_bad_input_is_one_line_before_the_first_rollout(command_line: Any, no_process_left: None, flags: str) -> None:
+    outcome = command_line("fit", f"--config={CONFIG}", *flags.split(), "--name=bad")
+    assert outcome.status != 0
+    lines = [line for line in outcome.err.splitlines() if "error" in line]
+    assert len(lines) == 1 and BAD[flags] in lines[0], outcome.err
+    assert not (command_line.runs / "bad").exists()

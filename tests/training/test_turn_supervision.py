@@ -1,0 +1,158 @@
+"""From scripted episodes through a real environment to the advantage of every token, by hand."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "plugins"))
+
+from countdown_task import Down
+
+from grpo_pl.distributed.collective import Collective
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.rewards import EnvironmentReward, FunctionReward
+from grpo_pl.rollout.episode_settings import EpisodeSettings
+from grpo_pl.training.experience import Experience
+from grpo_pl.training.metrics import experience_metrics
+from grpo_pl.types import NO_TURN, Problem, PromptBatch
+
+BATCH = PromptBatch(step=2, prompts=[Problem(id=1, question="", answer="", columns={"start": 3})], valid=[True])
+TEXTS = {1: [["1", "2"], ["1", "9"], ["x", "3"]]}
+"""From 3 to 2 and 0, earning 0.1 and 0.2; from 3 to 2 and below 0, earning 0.1 and -0.5; nothing, then from 3 to 0."""
+TURN = GRPOAlgorithm(group_size=3, beta=0.0, supervision="turn", baseline="leave_one_out", scale="none")
+REWARDS = [EnvironmentReward(correctness=True)]
+
+
+@pytest.fixture
+def make(make_experience: Callable[..., Experience]) -> Callable[..., Experience]:
+    given = {
+        "batch": BATCH,
+        "rewards": REWARDS,
+        "max_completion_length": 4,
+        "environment": Down(isolation="thread"),
+        "episodes": EpisodeSettings(max_turns=3),
+    }
+    return lambda algorithm=TURN, *, texts=TEXTS, **more: make_experience(
+        texts, algorithm=algorithm, **{**given, **more}
+    )
+
+
+def by_turn(experience: Experience) -> list[list[float]]:
+    """The advantage that all tokens of each turn have, once it is checked that they do and no other token has any."""
+    rows = []
+    for advantages, turns in zip(experience.advantages, experience.rollout.turn_index, strict=True):
+        assert not advantages[turns == NO_TURN].any()
+        found = [advantages[turns == turn].unique().tolist() for turn in range(int(turns.max()) + 1)]
+        rows.append([value for (value,) in found])
+    return rows
+
+
+def test_returns_to_go_less_what_others_got_from_the_same_state(make: Callable[..., Experience]) -> None:
+    experience = make()
+    # to go: 0.3, 0.2; -0.4, -0.5; 0.3, 0.3. All first turns and the last one of all began at 3, the others at 2
+    first = 0.3 - (-0.4 + 0.3 + 0.3) / 3
+    expected = [[first, 0.2 + 0.5], [-0.4 - 0.3, -0.5 - 0.2], [0.35, 0.35]]
+    for ours, theirs in zip(by_turn(experience), expected, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-6)
+    assert experience.turn_advantages.tolist()[1] == pytest.approx(expected[1], abs=1e-6)
+    assert experience.statistics.rewards[0].tolist() == pytest.approx([0.3, -0.4, 0.3])
+    assert experience.active.all() and experience.lengths.tolist() == [[4, 4, 4]]  # each action and its end
+
+
+def test_gigpo_adds_the_turn_among_its_equals_to_the_episode(make: Callable[..., Experience]) -> None:
+    algorithm = replace(
+        TURN, turn_advantage="gigpo", baseline="group_mean", step_weight=0.5, invalid_action_penalty=0.1
+    )
+    mean = 0.2 / 3  # of 0.3, -0.4 and 0.3
+    # at 3 came 0.3, -0.4, 0.3 less the penalty, 0.3: on average 0.1; at 2 came 0.2 and -0.5
+    expected = [
+        [0.3 - mean + 0.1, 0.3 - mean + 0.175],
+        [-0.4 - mean - 0.25, -0.4 - mean - 0.175],
+        [0.3 - mean - 0.1 + 0.05, 0.3 - mean + 0.1],
+    ]
+    for ours, theirs in zip(by_turn(make(algorithm)), expected, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-6)
+
+
+def test_without_turn_supervision_all_turns_have_the_advantage_of_their_episode(
+    make: Callable[..., Experience],
+) -> None:
+    experience = make(replace(TURN, supervision="outcome", baseline="group_mean"))
+    assert experience.advantages.squeeze(1).tolist() == pytest.approx([0.7 / 3, -1.4 / 3, 0.7 / 3], abs=1e-6)
+    assert experience.turn_advantages is None
+
+
+@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out"])
+def test_with_one_turn_the_returns_of_turns_are_those_of_episodes(
+    make: Callable[..., Experience], baseline: Any
+) -> None:
+    texts = {1: [["3"], ["9"], ["4"]]}
+    turn = make(replace(TURN, baseline=baseline), texts=texts)
+    whole = make(replace(TURN, baseline=baseline, supervision="outcome"), texts=texts)
+    spread = whole.advantages * turn.rollout.action_mask
+    torch.testing.assert_close(turn.advantages, spread, atol=1e-7, rtol=0)
+    assert turn.advantages.any() and torch.equal(turn.active, whole.active)
+
+
+def test_an_episode_that_its_environment_failed_is_compared_with_nothing(make: Callable[..., Experience]) -> None:
+    experience = make(texts={1: [["1", "2"], ["1", "!"], ["9"]]})
+    assert experience.statistics.valid.tolist() == [[True, False, True]]
+    assert experience.keep.tolist() == experience.active.tolist() == [True, False, True]
+    ours = by_turn(experience)
+    # 0.3 and -0.5 from 3; at 2 there was nobody else, so the other's return counts
+    assert ours[0] == pytest.approx([0.8, 0.2 + 0.5]) and ours[2] == pytest.approx([-0.8])
+    assert not experience.advantages[1].any()
+    metrics = experience_metrics(experience, REWARDS, Collective(), ())
+    assert metrics["episodes/status/raised"] == 1.0 and metrics["samples/dropped"] == 1.0
+    assert metrics["episodes/return"] == pytest.approx((0.3 - 0.5) / 2)
+
+
+def test_a_group_of_equal_turns_is_not_forwarded(make: Callable[..., Experience]) -> None:
+    experience = make(texts={1: [["1", "2"]] * 3})
+    assert experience.keep.all() and not experience.active.any() and not experience.advantages.any()
+
+
+def test_metrics_tell_what_happened(make: Callable[..., Experience]) -> None:
+    experience = make(texts={1: [["1", "2"], ["x", "x", "x"], ["9"]]})
+    metrics = experience_metrics(experience, REWARDS, Collective(), ())
+    assert metrics["episodes/mean_turns"] == 2.0
+    assert metrics["episodes/invalid_actions"] == 0.5
+    assert metrics["episodes/return"] == pytest.approx((0.3 + 0.0 - 0.5) / 3)
+    assert metrics["episodes/finish/environment"] == pytest.approx(2 / 3)
+    assert metrics["episodes/finish/turns"] == metrics["completions/clipped_ratio"] == pytest.approx(1 / 3)
+    assert metrics["episodes/finish/tokens"] == 0.0
+    assert not any(name.startswith("episodes/status") for name in metrics)
+    assert metrics["completions/mean_length"] == 4.0  # 4, 6 and 2 tokens of actions and their ends
+
+
+HEARD: list[tuple[Sequence[str], Any]] = []
+
+
+def listen(completions: Sequence[str], episode: Any, completion_ids: Any) -> list[float]:
+    HEARD.append((completions, episode))
+    assert [len(ids) for ids in completion_ids] == [4, 4, 4]  # observations are none of the policy's tokens
+    return [float(len(text)) for text in completions]
+
+
+@pytest.mark.parametrize(
+    ("sees", "expected"), [("last_action", ["2", "9", "3"]), ("exchange", ["1\n2:\n2", "1\n2:\n9", "x\n3?\n3"])]
+)
+def test_rewards_of_texts_see_the_last_action_or_all_of_it(
+    make: Callable[..., Experience], sees: Any, expected: list[str]
+) -> None:
+    HEARD.clear()
+    rewards = [*REWARDS, FunctionReward(function=listen, name="listen", weight=0.5)]
+    experience = make(rewards=rewards, episodes=EpisodeSettings(max_turns=3, rewards_see=sees))
+    ((completions, episodes),) = HEARD
+    assert list(completions) == expected == list(experience.samples.completions)
+    assert episodes[2]["return"] == pytest.approx(0.3)
+    assert [turn["action"] for turn in episodes[2]["turns"]] == ["x", "3"]
+    assert [turn["invalid_action"] for turn in episodes[2]["turns"]] == [True, False]
+    # what a text is worth is credited to the last turn: 0.1 and 0.2 more for half of each text's characters
+    assert experience.turns.rewards[0].tolist() == pytest.approx([0.1, 0.2 + 0.5 * len(expected[0])])
+    assert experience.samples.prompt_texts == ["3:"]
