@@ -4,6 +4,8 @@ import ast
 import re
 import sys
 import tomllib
+from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -22,15 +24,22 @@ LOADED_BY_OTHERS = {
 """Declared, though no line of ours imports it -> what does."""
 
 
+@cache
+def _providers() -> Mapping[str, list[str]]:
+    """Module -> the distributions that bring it; reads the records of all that are installed."""
+    return packages_distributions()
+
+
 def _declared(*extras: str) -> dict[str, Requirement]:
     lines = [*PROJECT["dependencies"], *(line for extra in extras for line in PROJECT["optional-dependencies"][extra])]
     found = [Requirement(line) for line in lines]
     return {canonicalize_name(requirement.name): requirement for requirement in found}
 
 
+@cache
 def _imported(folder: str) -> dict[str, set[str]]:
     """Distribution -> the files that import it, at the top, inside functions or for type checkers."""
-    providers = packages_distributions()
+    providers = _providers()
     found: dict[str, set[str]] = {}
     for file in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -86,7 +95,7 @@ def test_tests_and_benchmarks_import_what_dev_brings() -> None:
     declared = _declared(*extras).keys()
     folders = ("tests", "benchmarks")
     local = {canonicalize_name(file.stem) for folder in folders for file in (ROOT / folder).rglob("*.py")} | {"tests"}
-    installed = {canonicalize_name(name) for names in packages_distributions().values() for name in names}
+    installed = {canonicalize_name(name) for names in _providers().values() for name in names}
     for folder in folders:
         for name, files in _imported(folder).items():
             ours = name in local or name not in installed  # such as a module that a test writes and imports

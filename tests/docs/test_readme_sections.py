@@ -13,6 +13,7 @@ import datasets
 import pytest
 import yaml
 
+from grpo_pl.cli.main import main
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +67,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data__prompts_per_step=4,
         data__val_prompts=8,
     )
-    _run("grpo-pl fit --config configs/quickstart.yaml", place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setenv("GRPO_PL_CACHE", str(place / "cache"))
+        assert main(["fit", "--config", "configs/quickstart.yaml"]) == 0
     return place
 
 
