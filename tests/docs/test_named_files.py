@@ -41,3 +41,11 @@ def test_every_module_that_a_page_names_is_there(page: Path) -> None:
 def test_the_reference_shows_each_module_once() -> None:
     shown = Counter(name for page in REFERENCE for name in re.findall(r"^::: (.*)", page.read_text(), re.MULTILINE))
     assert shown and [name for name, times in shown.items() if times > 1] == []
+
+
+def test_the_page_on_data_names_every_source() -> None:
+    code = "\n".join(file.read_text() for file in (ROOT / "grpo_pl" / "data").rglob("*.py"))
+    sources = set(re.findall(r"^class (\w+Prompts)\(", code, re.MULTILINE)) - {"GeneratedPrompts", "RowPrompts"}
+    table = (ROOT / "docs" / "data.md").read_text().split("\n## ")[0]
+    assert len(sources) >= 9
+    assert {name for name in sources if f".{name}`" not in table} == set()
