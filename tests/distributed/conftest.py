@@ -170,20 +170,21 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def completed(cache: Path, five_rollouts: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
-    """``completed("single" | "ddp" | "fsdp" | "sharded")``: that run of five rollouts, made at most once."""
-    made: dict[str, Run] = {}
+def completed(cache: Path, five_rollouts: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """``completed("single" | "ddp" | "fsdp" | "sharded")``: that run of five rollouts, or of another configuration,
+    made at most once."""
+    made: dict[tuple[str, Path], Run] = {}
 
-    def run(name: str) -> Run:
-        if name not in made:
+    def run(name: str, config: Path = five_rollouts) -> Run:
+        if (name, config) not in made:
             folder = tmp_path_factory.mktemp(name)
             world = 1 if name == "single" else 2
             flags = STRATEGIES.get(name, [])
-            args = (folder / "runs", cache, "fit", f"--config={five_rollouts}", *flags)
+            args = (folder / "runs", cache, "fit", f"--config={config}", *flags)
             ended = join(fork(grpo_pl, *args, folder=folder, world=world), folder)
             assert ended.status == [0] * world, "\n".join(ended.log(rank)[-4000:] for rank in range(world))
-            made[name] = Run(folder / "runs" / "five")
-        return made[name]
+            made[name, config] = Run(folder / "runs" / config.stem)
+        return made[name, config]
 
     return run
 

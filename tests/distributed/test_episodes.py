@@ -1,0 +1,39 @@
+"""Episodes of several turns: one process, DDP on two and FSDP2 on two play the same ones, and so does a resumed run."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+PLAY = Path(__file__).parents[1] / "plugins" / "down.yaml"
+
+
+@pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_episodes_and_figures_are_those_of_one_process(
+    completed: Callable[..., Any], read_metrics: Callable[..., Any], name: str
+) -> None:
+    single, ours = completed("single", PLAY), completed(name, PLAY)
+    assert len(single.samples()) == 4 * 4
+    assert any("\n" in text for _, _, texts in single.samples() for text in texts)  # some went on after a first turn
+    assert ours.samples() == single.samples()
+    for mine, theirs in zip(read_metrics(ours.metrics), read_metrics(single.metrics), strict=True):
+        assert mine.keys() == theirs.keys()
+        for key, value in theirs.items():
+            assert float(mine[key]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), key
+    before, after = single.state(4)["state_dict"], ours.state(4)["state_dict"]
+    difference = sum((after[key] - value).double().square().sum() for key, value in before.items()).sqrt()
+    assert difference / sum(value.double().square().sum() for value in before.values()).sqrt() <= 1e-5
+
+
+def test_a_resumed_run_of_episodes_ends_bit_for_bit_alike(
+    completed: Callable[..., Any], command: Callable[..., Any], read_metrics: Callable[..., Any], tmp_path: Path
+) -> None:
+    whole = completed("single", PLAY)
+    resumed = whole.copy_until(2, tmp_path / "runs")
+    command(tmp_path / "runs", "fit", f"--config={PLAY}", "--resume", world=1)
+    for key, value in whole.state(4)["state_dict"].items():
+        assert torch.equal(resumed.state(4)["state_dict"][key], value), key
+    assert read_metrics(resumed.metrics) == read_metrics(whole.metrics)
+    assert resumed.samples() == [row for row in whole.samples() if row[0] >= 2]
