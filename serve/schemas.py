@@ -22,8 +22,8 @@ from serve.grammars import MAX_GRAMMAR, Grammar
 from serve.messages import FunctionTool, Message, NamedTool
 from serve.settings import MAX_COLUMNS, MAX_ITEMS, MAX_SAMPLES, MAX_TEXT, MAX_TOOLS
 
-AnyText = Annotated[InstanceOf[str], Field(max_length=MAX_TEXT)]  # and this one is not
-_SMALLEST = 2.0**-126  # below it a 32-bit float is zero or nearly so, and no token is left to draw
+AnyText = Annotated[InstanceOf[str], Field(max_length=MAX_TEXT)]  # unlike `Text` it may hold lone surrogates
+_SMALLEST = 2.0**-126  # smaller 32-bit floats are zero or lose digits, and no token would be left to draw
 _First = Field(fail_fast=True)  # one error for a list, not one per element: a body may hold hundreds of thousands
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
