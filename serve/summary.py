@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from grpo_pl.evaluation.metrics import MajorityAtK, correctness_metrics
+from grpo_pl.types import CUT_OFF
 
 
 def ks_of(n: int) -> list[int]:
@@ -31,7 +32,7 @@ def summarise(results: Sequence[Mapping[str, Any]], *, n: int) -> dict[str, Any]
     summary: dict[str, Any] = {"problems": len(results), "n": n, "metrics": {}}
     samples = [sample for result in results for sample in result["samples"]]
     summary["mean_length"] = sum(sample["tokens"] for sample in samples) / len(samples)
-    summary["clipped_ratio"] = sum(sample["finish_reason"] == "length" for sample in samples) / len(samples)
+    summary["clipped_ratio"] = sum(sample["finish_reason"] in CUT_OFF for sample in samples) / len(samples)
     groups = [result["samples"] for result in results]
     judged = torch.tensor([[sample["correct"] is not None for sample in group] for group in groups])
     summary["unscored"], summary["unjudged"] = int((~judged.any(dim=1)).sum()), int((~judged).sum())

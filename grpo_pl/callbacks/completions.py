@@ -15,6 +15,7 @@ from grpo_pl.environments.base import text_of
 from grpo_pl.files.rows import Row, json_line, read_lines, row_writer
 from grpo_pl.files.writing import append_lines, dispensable
 from grpo_pl.functional.choices import check_at_least
+from grpo_pl.rollout.sampler import episode_row
 from grpo_pl.training.experience import Experience
 
 
@@ -116,9 +117,21 @@ def rows_of(experience: Experience, numbers: Iterable[int]) -> list[Row]:
                 **experience.scored.noted(i),
                 "reward": _finite(rewards[experience.first_row + i]),
                 "advantage": _finite(advantages[i]),
+                **({} if samples.episodes is None else {"episode": _credited(experience, i)}),
             }
         )
     return rows
+
+
+def _credited(experience: Experience, number: int) -> Row:
+    """An episode of this process with the advantage of each of its turns."""
+    episodes, credit = experience.samples.episodes, experience.turn_advantages
+    assert episodes is not None
+    row = episode_row(episodes[number])
+    for turn, values in enumerate(row["turns"]):
+        of_turn = experience.advantages[number, 0] if credit is None else credit[number, turn]
+        values["advantage"] = _finite(of_turn.item())
+    return row
 
 
 def _per_completion(experience: Experience) -> list[float]:

@@ -75,7 +75,7 @@ class Dialogue:
             ValueError: the template renders earlier turns differently once another message follows.
         """
         if self.template.through_chat(self.tokenizer):
-            text = self._suffix(_PROBES[0], _messages(observation))
+            text = self._suffix(_PROBES[0], messages_of(observation))
         else:
             text = self.plain.observation.replace("{observation}", text_of(observation))
         ids = list(self.tokenizer(text + self.template.prefill, add_special_tokens=False).input_ids)
@@ -154,7 +154,8 @@ def opening(asked: str | Conversation, observation: Observation) -> str | Conver
     return messages
 
 
-def _messages(observation: Observation) -> Conversation:
+def messages_of(observation: Observation) -> Conversation:
+    """What a text says as a message of the user; messages as they are."""
     if isinstance(observation, str):
         return ({"role": "user", "content": observation},)
     return tuple(observation)

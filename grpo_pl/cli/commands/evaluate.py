@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from grpo_pl.files.rows import line_name, read_lines, row_writer
 from grpo_pl.training.progress import progress_bar
 
 if TYPE_CHECKING:
+    from grpo_pl.policy.trained import ServedModel
     from serve.schemas import EvalProblem
 
 _QUESTION_NAMES = ("problem", "question", "prompt")
@@ -40,11 +41,14 @@ def evaluate(
 ) -> int:
     """Answers every problem of a file n times and says how many answers are right.
 
+    A policy that was trained in an environment plays each problem there, where it is evaluated in this process.
+
     Shows pass@1, unbiased pass@k and maj@k with 95 % intervals over problems, and writes one line per problem. Both
     ways draw the same completions for the same seed.
 
     Args:
-        data: JSONL file; each line has problem (or question, or prompt) and answer, further fields go to the rewards.
+        data: JSONL file; each line has problem (or question, or prompt) and answer, further fields go to the rewards
+            and to the environment, in which neither of the two is needed.
         model: Exported folder, run folder or checkpoint to evaluate in this process.
         server: Address of a running `grpo-pl serve` to evaluate instead, such as http://127.0.0.1:8000.
         n: Completions per problem, 1 to 64.
@@ -67,22 +71,23 @@ def evaluate(
     from serve.schemas import Sampling
     from serve.summary import summarise
 
-    problems = read_problems(Path(data), limit)
     asked = {"n": n, "temperature": temperature, "top_p": top_p, "max_completion_length": max_completion_length}
     Sampling.model_validate(asked)
     if server is not None:
         from serve.client import evaluate_remotely
 
+        problems = read_problems(Path(data), limit)
         items = [problem.model_dump() for problem in problems]
         key = api_key if api_key is not None else os.environ.get(API_KEY)
         answers = evaluate_remotely(server, items, {**asked, "seed": seed}, api_key=key)
     else:
         from grpo_pl.policy.loading import choose_device
         from grpo_pl.policy.trained import find_model
-        from serve.local import evaluate_locally
 
-        answers = evaluate_locally(
-            find_model(Path(str(model)), trust_rewards=trust_rewards),
+        trained = find_model(Path(str(model)), trust_rewards=trust_rewards)
+        problems = read_problems(Path(data), limit, asks=trained.environment is None)
+        answers = _here(trained)(
+            trained,
             problems,
             Sampling.model_validate(asked),
             seed=seed,
@@ -97,8 +102,22 @@ def evaluate(
     return 0
 
 
-def read_problems(file: Path, limit: int | None = None) -> list[EvalProblem]:
+def _here(trained: ServedModel) -> Callable[..., Iterator[tuple[int, dict[str, Any]]]]:
+    """What evaluates in this process: completions, or episodes where the policy was trained in an environment."""
+    if trained.environment is None:
+        from serve.local import evaluate_locally
+
+        return evaluate_locally
+    from grpo_pl.cli.playing import evaluate_episodes
+
+    return evaluate_episodes
+
+
+def read_problems(file: Path, limit: int | None = None, *, asks: bool = True) -> list[EvalProblem]:
     """The problems of a JSONL file.
+
+    Args:
+        asks: each line needs a problem and an answer; without one they are empty where they are missing.
 
     Raises:
         ValueError: a line that is no JSON object or lacks a problem or an answer.
@@ -110,6 +129,7 @@ def read_problems(file: Path, limit: int | None = None) -> list[EvalProblem]:
     problems: list[EvalProblem] = []
     for number, _, row in islice(read_lines(file), limit):
         name = next((name for name in _QUESTION_NAMES if name in row), "problem")
+        row = row if asks else {name: "", "answer": "", **row}
         try:
             fields = {key: value for key, value in row.items() if key != name}
             fields |= {"answer": str(row["answer"])} if isinstance(row.get("answer"), int | float) else {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,15 @@ from grpo_pl.cli.answering import load_answerer, training_problems
 from grpo_pl.cli.given import Given, settings
 from grpo_pl.files.rows import row_writer
 from grpo_pl.files.runs import RunFolder
+from grpo_pl.policy.dialogue import messages_of, opening
+from grpo_pl.rollout.sampler import episode_row
+from grpo_pl.types import CUT_OFF
 
 if TYPE_CHECKING:
     from grpo_pl.data.sources import PromptSource
     from grpo_pl.rewards.batch import ScoredBatch
     from grpo_pl.rollout.sampler import Samples
+    from grpo_pl.types import Problem
 
 
 def predict(
@@ -120,9 +125,14 @@ def completion_rows(drawn: Samples, scored: ScoredBatch) -> Iterator[dict[str, A
     """One row per completion, in order: messages, gold answer, each reward with its status, and whether it is right."""
     totals, correct, lengths = scored.totals(), scored.correct(), drawn.rollout.action_lengths.tolist()
     for i, prompt in enumerate(drawn.per_row):
+        asked = list(prompt.messages or [{"role": "user", "content": prompt.question}])
+        said, played = [{"role": "assistant", "content": drawn.completions[i]}], {}
+        if drawn.episodes is not None:
+            played = {"episode": episode_row(drawn.episodes[i])}
+            asked, said = exchange(prompt, played["episode"])
         yield {
-            "prompt": list(prompt.messages or [{"role": "user", "content": prompt.question}]),
-            "completion": [{"role": "assistant", "content": drawn.completions[i]}],
+            "prompt": asked,
+            "completion": said,
             "answer": prompt.answer,
             "prompt_id": prompt.id,
             "sample": i % drawn.rollout.group_size,
@@ -132,7 +142,17 @@ def completion_rows(drawn: Samples, scored: ScoredBatch) -> Iterator[dict[str, A
             "tokens": lengths[i],
             "finish_reason": drawn.rollout.finish_reasons[i],
             **scored.noted(i),
+            **played,
         }
+
+
+def exchange(prompt: Problem, episode: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """The messages up to the first action of an episode, and those from it to the last action."""
+    said: list[Any] = []
+    for turn in episode["turns"]:
+        said += [{"role": "assistant", "content": turn["action"]}, *messages_of(turn["observation"])]
+    last = max((i for i, message in enumerate(said) if message["role"] == "assistant"), default=-1)
+    return list(messages_of(opening(prompt.asked, episode["observation"]))), said[: last + 1]
 
 
 def _fate(row: dict[str, Any], seen: set[tuple[int, str]]) -> str:
@@ -141,9 +161,9 @@ def _fate(row: dict[str, Any], seen: set[tuple[int, str]]) -> str:
         return "not judged"
     if row["correct"] is not True:
         return "not correct"
-    if row["finish_reason"] == "length":
+    if row["finish_reason"] in CUT_OFF:
         return "cut off"
-    text = (row["prompt_id"], row["completion"][0]["content"])
+    text = (row["prompt_id"], json.dumps([row["prompt"], row["completion"]]))
     if text in seen:
         return "repeated"
     seen.add(text)

@@ -16,6 +16,7 @@ from grpo_pl.config.suggestions import nearest
 from grpo_pl.files.rows import count_rows, read_rows, require_rows, row_writer
 from grpo_pl.rewards.base import Reward, Score, Status
 from grpo_pl.rewards.batch import ScoredBatch, check_rewards, score_completions
+from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.training.progress import progress_bar
 
 STATUSES = get_args(Status)
@@ -31,6 +32,9 @@ def score(
 ) -> int:
     """Scores the completions of a file with the rewards of a configuration.
 
+    Exchanges of several turns, message lists or the `episode` that `grpo-pl fit` and `grpo-pl predict` write, are
+    scored as the rewards saw them in training: `model.episodes.rewards_see` of the configuration says what that is.
+
     Prints a table and writes one JSON object a row: the row itself, its `scores` by reward, their weighted `reward`
     and whether it is `correct`. A row may carry `expected`: a number, true or false for the value of the correctness
     reward, null for no value, or the name of a status such as timeout. The exit status is 1 if an expectation was not
@@ -38,7 +42,8 @@ def score(
 
     Args:
         file: JSONL (.jsonl, .json) or Parquet (.parquet) with a completion, an answer, and other columns for rewards.
-            Prompts and completions may be text or lists of chat messages, as `grpo-pl predict` writes them.
+            Prompts and completions may be text or lists of chat messages, as `grpo-pl predict` writes them; `messages`
+            may stand for both.
         config: YAML with `rewards`, or `model.rewards` as in the configuration of a training run.
         output: JSONL file to write; beside the input by default, as NAME.scores.jsonl.
         completion_column: column of the completions, prefilled text included.
@@ -60,6 +65,9 @@ def score(
             completion_column=completion_column,
             answer_column=answer_column,
             batch_size=batch_size,
+            episodes=settings(config, "rewards", "model.rewards", "model.episodes").build(
+                "model.episodes", EpisodeSettings
+            ),
         )
     print_summary(summary, rewards, Console())
     print(f"scores: {target}")
@@ -72,7 +80,7 @@ def load_rewards(config: Given) -> list[Reward]:
     Raises:
         ValueError: no rewards there, arguments that a reward refuses, or a list that no run could use.
     """
-    given = settings(config, "rewards", "model.rewards")
+    given = settings(config, "rewards", "model.rewards", "model.episodes")
     key = next((key for key in ("rewards", "model.rewards") if key in given), None)
     if key is None:
         raise ValueError(f"{' and '.join(given.files)} has neither `rewards` nor `model.rewards`.")
@@ -89,11 +97,13 @@ def score_file(
     completion_column: str = "completion",
     answer_column: str = "answer",
     batch_size: int = 512,
+    episodes: EpisodeSettings = EpisodeSettings(),  # noqa: B008 - frozen
 ) -> ScoreSummary:
     """Scores a JSONL or Parquet file in batches, in memory that does not grow with the number of rows.
 
     Args:
         output: JSONL file for the scored rows; none is written by default.
+        episodes: what of an exchange rewards read as its completion.
 
     Raises:
         ValueError: a file of another kind, a row without completion or answer, or a reward that broke its contract.
@@ -110,7 +120,7 @@ def score_file(
     with progress_bar("score", total) as advance, row_writer(output) as write, closing(read_rows(file)) as rows:
         while batch := list(islice(rows, batch_size)):
             first = summary.rows + 1
-            texts, golds, columns = _arrange(batch, names, first)
+            texts, golds, columns = _arrange([_whole(row, names[0]) for row in batch], names, first, episodes)
             scored = score_completions(rewards, completions=texts, answers=golds, columns=columns)
             for row in _describe(batch, scored, summary, first, answer_column):
                 write(row)
@@ -119,7 +129,7 @@ def score_file(
 
 
 def _arrange(
-    batch: Sequence[Mapping[str, Any]], names: tuple[str, str], first: int
+    batch: Sequence[Mapping[str, Any]], names: tuple[str, str], first: int, episodes: EpisodeSettings
 ) -> tuple[list[str], list[str], dict[str, list[Any]]]:
     """(completions, answers, further columns) of a batch whose first row has the number ``first``."""
     completion, answer = names
@@ -128,7 +138,7 @@ def _arrange(
         for name in names:
             if row.get(name) is None:
                 raise ValueError(f"row {number} has no {name!r}; its columns are {sorted(row)}.")
-        text = _message_text(row[completion])
+        text = _seen(row[completion], episodes)
         if text is None:
             raise ValueError(
                 f"row {number}: {completion!r} must be text or a list of messages, got {row[completion]!r}."
@@ -141,6 +151,30 @@ def _arrange(
     if all(isinstance(prompt, list) for prompt in asked):
         columns.setdefault("prompt_messages", asked)
     return texts, [str(row[answer]) for row in batch], columns
+
+
+def _whole(row: Mapping[str, Any], completion: str) -> Mapping[str, Any]:
+    """The row, with ``messages`` cut into prompt and completion where it has no completion of its own."""
+    messages = row.get("messages")
+    if row.get(completion) is not None or not isinstance(messages, list):
+        return row
+    roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+    if "assistant" not in roles:
+        return row
+    first = roles.index("assistant")
+    return {"prompt": messages[:first], **row, completion: messages[first:]}
+
+
+def _seen(completion: Any, episodes: EpisodeSettings) -> str | None:
+    """What rewards read of a completion: of an exchange its last action, or all of it in the form of plain turns."""
+    if episodes.rewards_see == "last_action" or not isinstance(completion, list) or len(completion) < 2:
+        return _message_text(completion)
+    texts = [_message_text([message]) for message in completion]
+    if None in texts:
+        return None
+    form = episodes.plain_turns.observation
+    said = zip(completion, texts, strict=True)
+    return "".join(str(t) if m.get("role") == "assistant" else form.replace("{observation}", str(t)) for m, t in said)
 
 
 def _message_text(value: Any) -> str | None:

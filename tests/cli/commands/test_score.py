@@ -340,3 +340,47 @@ def test_what_a_reward_function_notes_stands_in_the_rows(tmp_path: Path) -> None
     file = write(tmp_path / "rows.jsonl", [{"completion": text, "answer": ""} for text in ("a", "b", "c")])
     score_file(file, [reward], output=tmp_path / "out.jsonl", batch_size=2)
     assert [row["extra"] for row in read(tmp_path / "out.jsonl")] == [{"loud": "A"}, {"loud": "B"}, {"loud": "C"}]
+
+
+EXCHANGE = [
+    {"role": "user", "content": "12*7?"},
+    {"role": "assistant", "content": "<calc>12*7</calc> is \\boxed{1}"},
+    {"role": "tool", "name": "calc", "content": "84"},
+    {"role": "assistant", "content": "\\boxed{84}"},
+]
+
+
+@pytest.mark.parametrize("sees", ["last_action", "exchange"])
+@pytest.mark.parametrize("form", ["messages", "completion"])
+def test_an_exchange_is_scored_as_the_run_would_have(tmp_path: Path, sees: str, form: str) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "model:\n"
+        f"  episodes: {{rewards_see: {sees}, plain_turns: {{observation: '[{{observation}}]'}}}}\n"
+        "  rewards:\n"
+        "    - {class_path: grpo_pl.rewards.MathReward, init_args: {correctness: true}}\n"
+        f"    - {{class_path: grpo_pl.rewards.FunctionReward, init_args: {{function: '{tmp_path}/seen.py:seen'}}}}\n"
+    )
+    (tmp_path / "seen.py").write_text(
+        "def seen(prompts, completions, **columns):\n    return [float('[84]' in text) for text in completions]\n"
+    )
+    row = {"messages": EXCHANGE} if form == "messages" else {"prompt": EXCHANGE[:1], "completion": EXCHANGE[1:]}
+    rows = [{**row, "answer": "84"}, {"completion": "\\boxed{84}", "answer": "84"}]
+    out = tmp_path / "out.jsonl"
+    assert score(str(write(tmp_path / "rows.jsonl", rows)), str(config), str(out)) == 0
+    exchange, single = (json.loads(line) for line in out.read_text().splitlines())
+    assert exchange["correct"] is single["correct"] is True
+    assert exchange["scores"]["function"]["value"] == float(sees == "exchange")
+
+
+def test_exchanges_without_their_episodes_cannot_pay_what_an_environment_paid(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("rewards:\n  - {class_path: grpo_pl.rewards.EnvironmentReward, init_args: {correctness: true}}\n")
+    rows = [{"messages": EXCHANGE, "answer": ""}]
+    with pytest.raises(ValueError, match="needs the column 'episode'"):
+        score(str(write(tmp_path / "rows.jsonl", rows)), str(config))
+    row = {"return": 2.0, "status": "ok", "turns": [{"reward": 0.5}, {"reward": 1.5}]}
+    out = tmp_path / "out.jsonl"
+    given = [{"messages": EXCHANGE, "answer": "", "episode": row}, {"completion": "", "answer": "", "episode": row}]
+    assert score(str(write(tmp_path / "rows.jsonl", given)), str(config), str(out)) == 0
+    assert [json.loads(line)["reward"] for line in out.read_text().splitlines()] == [2.0, 2.0]
