@@ -17,6 +17,15 @@ def show(env: Any, observation: Any) -> str:
     return "\n".join("".join(line) for line in rows)
 
 
+def show_with_sides(env: Any, observation: Any) -> str:
+    """The map, and below it the fields to the left, down, right and up of the player; ``#`` is the edge."""
+    lines = show(env, observation).split("\n")
+    row, column = divmod(int(observation), len(lines[0]))
+    edged = ["#" * (len(lines[0]) + 2), *(f"#{line}#" for line in lines), "#" * (len(lines[0]) + 2)]
+    sides = ((row, column - 1), (row + 1, column), (row, column + 1), (row - 1, column))
+    return "\n".join([*lines, "".join(edged[r + 1][c + 1] for r, c in sides)])
+
+
 def parse(action: str, space: Any) -> int | None:
     """The number of the move that a text is the name of."""
     word = action.strip().lower()

@@ -1,4 +1,4 @@
-"""TextArena's GuessTheNumber in few words: the range first, then what the game says of each guess."""
+"""TextArena's GuessTheNumber in few words: where the number can still be."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 
 def show(game: Any, messages: Sequence[str]) -> str:
-    """``1-15`` at first; then ``higher`` or ``lower``, or ``invalid`` for what was no new guess within the range."""
-    said = messages[-1] if messages else ""
-    for hint in ("higher", "lower"):
-        if said.endswith(f"{hint}."):
-            return hint
-    return f"{game.min_number}-{game.max_number}" if game.state.turn == 0 and not game.state.error_count else "invalid"
+    """``1-15`` at first, ``9-15`` once 8 was too low, and the same again after a guess that means nothing."""
+    low, high = game.min_number, game.max_number
+    for guess, hint in game.state.game_state["guess_history"]:
+        low, high = (max(low, guess + 1), high) if hint == "higher" else (low, min(high, guess - 1))
+    return f"{low}-{high}"

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from grpo_pl.data.tasks.generated import GeneratedPrompts
-from grpo_pl.environments import Environment, Player, PolicyFault, Transition
-from grpo_pl.policy.dialogue import PlainTurns
+from grpo_pl.environments import Environment, EnvironmentPool, Player, PolicyFault, Transition
+from grpo_pl.policy.dialogue import Dialogue, PlainTurns
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rollout.episodes import EpisodeLimits, run_episodes
+from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.training.cold_start import ColdStart, Example, Stage, demonstration_loss
-from grpo_pl.types import Problem
+from grpo_pl.types import Problem, SampleKey, SamplingParams
 from tests.training.test_cold_start import CPU, POLICY
 
 SHORT = ColdStart(steps=2, batch_size=4)
@@ -115,15 +116,30 @@ def test_the_loss_is_the_mean_over_the_tokens_of_actions() -> None:
     assert loss.item() == pytest.approx(nll / count, rel=1e-5)
 
 
-def test_a_policy_learns_to_answer_what_it_sees() -> None:
-    stage, tokenizer = Stage(environment=Doors()), load_tokenizer(POLICY)
-    folder = ColdStart(steps=150, batch_size=16, lr=2e-2).ensure(POLICY, PromptTemplate(), Words(), stage, device=CPU)
-    model: PreTrainedModel = load_model(POLICY, tokenizer, str(folder))
-    right = 0
-    for prompt, completion, written in _examples(Words()):
-        guessed = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].argmax(-1).tolist()
-        right += all(guess == token for guess, token, own in zip(guessed, completion, written, strict=True) if own)
-    assert right == 4
+def test_a_policy_learns_to_answer_what_it_sees_in_the_very_tokens_of_its_episodes() -> None:
+    template, tokenizer = PromptTemplate(user="\n{question}\n"), load_tokenizer(POLICY)
+    stage = Stage(environment=Doors(isolation="thread"))
+    cold = ColdStart(steps=150, batch_size=16, lr=2e-2)
+    folder = cold.ensure(POLICY, template, Words(), stage, device=CPU)
+    shown = dict(zip((p.id for p in Words().prompts(-1, count=4)), _examples(Words(), template), strict=True))
+    problems = Words().prompts(-1, count=4)
+    with EnvironmentPool(stage.environment) as pool:
+        rollout, episodes = run_episodes(
+            NativeEngine(),
+            load_model(POLICY, tokenizer, str(folder)),
+            dialogue=Dialogue(template=template, tokenizer=tokenizer),
+            pool=pool,
+            problems=problems,
+            keys=[[SampleKey(seed=0, split="val", step=0, attempt=0, prompt_id=p.id, sample=0)] for p in problems],
+            sampling=SamplingParams(max_completion_length=2, temperature=0.0),
+            limits=EpisodeLimits(max_turns=9),
+        )
+    assert [episode.value for episode in episodes] == [3.0] * 4
+    for row, problem in enumerate(problems):
+        example = shown[problem.id]
+        assert rollout.prompt_ids[row][rollout.prompt_mask[row]].tolist() == example.prompt
+        assert rollout.completion_ids[row][rollout.completion_mask[row]].tolist() == example.completion
+        assert rollout.action_mask[row][rollout.completion_mask[row]].tolist() == example.written
 
 
 def test_environment_and_plain_form_name_the_cache() -> None:

@@ -34,13 +34,7 @@ class GuessNumberPrompts(GeneratedPrompts):
 
         def guess(turns: Sequence[Transition]) -> str | None:
             """No number twice, which the game forbids."""
-            low, high = 1, self.most
-            if heeding:
-                for before, turn in zip(guesses, turns[1:], strict=True):
-                    if "higher" in text_of(turn.observation):
-                        low = max(low, before + 1)
-                    else:
-                        high = min(high, before - 1)
+            low, high = map(int, text_of(turns[-1].observation).split("-")) if heeding else (1, self.most)
             left = [number for number in range(low, high + 1) if number not in guesses]
             guesses.extend(rng.sample(left, min(1, len(left))))
             return f"[{guesses[-1]}]" if left else None

@@ -37,15 +37,18 @@ def test_heeding_wins_sooner_than_guessing_blindly() -> None:
     assert blind == pytest.approx(4 / 15, abs=0.12) and heeding > blind + 0.25
 
 
-def test_the_policy_reads_the_range_and_then_a_word_for_each_guess() -> None:
+def test_the_policy_reads_where_the_number_can_still_be() -> None:
     pytest.importorskip("textarena")
-    number = next(n for n in range(1, 16) if play(GAME, [f"[{n}]"], seed=5)[-1].reward == 1.0)
-    guesses = [f"[{n}]" for n in (number - 1, number + 1) if 1 <= n <= 15]
-    seen = [turn.observation for turn in play(GAME, guesses, seed=5)]
-    assert seen == ["1-15", "higher", "lower"]
-    broken = play(GAME, [guesses[0], guesses[0]], seed=5)
-    assert broken[-1].observation == "invalid" and broken[-1].invalid_action
-    assert play(GAME, ["what?"], seed=5)[-1].observation == "invalid"
+    number, seed = next(
+        (n, seed) for seed in range(20) for n in range(4, 12) if play(GAME, [f"[{n}]"], seed=seed)[-1].reward == 1.0
+    )
+    turns = play(GAME, [f"[{number - 3}]", f"[{number + 4}]", "[1]", f"[{number - 1}]"], seed=seed)
+    low, high = number - 2, number + 3
+    seen = ["1-15", f"{low}-15", f"{low}-{high}", f"{low}-{high}", f"{number}-{high}"]
+    assert [turn.observation for turn in turns] == seen
+    for broken in ("[99]", "what?"):
+        turn = play(GAME, [broken], seed=seed)[-1]
+        assert turn.observation == "1-15" and turn.invalid_action
 
 
 def test_games_are_told_apart_and_held_out_by_their_number() -> None:
