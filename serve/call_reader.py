@@ -88,7 +88,7 @@ class CallReader:
             return None
         try:
             arguments = json.dumps(call.arguments, allow_nan=False)
-        except ValueError:  # infinity or NaN, which JSON does not have
+        except (ValueError, RecursionError):  # a number as large as no JSON number, or brackets without end
             return None
         return MadeCall(f"call_{uuid.uuid4().hex[:24]}", call.name, arguments)
 

@@ -84,6 +84,14 @@ def test_every_call_has_an_id_of_its_own() -> None:
     assert len({call.id for call in reader.calls}) == 3
 
 
+def test_brackets_without_end_stay_text() -> None:
+    for depth in (100, 900, 990, 2000, 100_000):
+        text = f'<tool_call>{{"name": "calc", "arguments": {{"e": {"[" * depth}{"]" * depth}}}}}</tool_call>'
+        beside, calls, _ = read(HermesCalls(), text, 1000)
+        assert (beside, len(calls)) in ((text, 0), ("", 1))
+    assert beside == text
+
+
 class Shouted(CallParser):
     """``CALC!12*7`` up to the end: says neither tags nor places."""
 

@@ -1,6 +1,7 @@
 """The smaller routes: responses, models, tokens, and the description of them all."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,8 @@ def test_every_route_is_described_from_its_schema(server: Any) -> None:
     chat = schemas["ChatRequest"]["properties"]
     assert chat["n"]["maximum"] == 64
     assert "min_tokens" in chat
+    assert chat["tools"]["items"]["$ref"].endswith("/FunctionTool") and chat["tools"]["maxItems"] == 128
+    assert {"required", "$ref"} <= set(re.findall(r"[$\w]+", json.dumps(chat["tool_choice"])))
     assert "likely" in chat["top_logprobs"]["description"]
     references = json.dumps(document).split('"$ref": "#/components/schemas/')[1:]
     assert {r.partition('"')[0] for r in references} <= set(schemas)
