@@ -66,7 +66,6 @@ class Samples:
 
 def episode_row(episode: Episode) -> dict[str, Any]:
     """An episode as plain values: what rewards read in the column ``episode``, and files keep."""
-    turns = zip(episode.actions, episode.turns, strict=True)
     return {
         "return": episode.value,
         "status": episode.status,
@@ -75,13 +74,13 @@ def episode_row(episode: Episode) -> dict[str, Any]:
         "observation": episode.start.observation,
         "turns": [
             {
-                "action": action,
+                "action": turn.action,
                 "observation": turn.transition.observation,
                 "reward": turn.transition.reward,
                 "invalid_action": turn.transition.invalid_action,
                 "finish_reason": turn.finish_reason,
             }
-            for action, turn in turns
+            for turn in episode.turns
         ],
     }
 

@@ -10,6 +10,12 @@ import psutil
 import pytest
 import yaml
 
+from grpo_pl.config.environments import build_environment
+from grpo_pl.environments.tools import ToolEnvironment
+from grpo_pl.policy.loading import PolicyConfig, load_model
+from grpo_pl.policy.tokenizer import character_tokenizer
+from grpo_pl.rewards.trust import Untrusted
+
 PLUGINS = Path(__file__).parents[1] / "plugins"
 CONFIG = PLUGINS / "down.yaml"
 SHORT = ("--data.steps=2", "--data.val_prompts=2", "--model.cold_start.steps=20", "--model.validation.greedy=false")
@@ -121,3 +127,49 @@ def test_bad_input_is_one_line_before_the_first_rollout(command_line: Any, no_pr
     lines = [line for line in outcome.err.splitlines() if "error" in line]
     assert len(lines) == 1 and BAD[flags] in lines[0], outcome.err
     assert not (command_line.runs / "bad").exists()
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused_before_the_run(
+    command_line: Any, tmp_path: Path, no_process_left: None
+) -> None:
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' or loop.last %}<{{ m.role }}>{{ m.content }}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    policy = yaml.safe_load(CONFIG.read_text())["model"]["policy"]
+    load_model(PolicyConfig(**policy), tokenizer).save_pretrained(tmp_path / "forgetful")
+    tokenizer.save_pretrained(tmp_path / "forgetful")
+    flags = [f"--model.policy.path={tmp_path / 'forgetful'}", "--model.policy.from_scratch=null"]
+    outcome = command_line("fit", f"--config={CONFIG}", *flags, "--name=forgetful")
+    assert outcome.status == 1
+    (line,) = [line for line in outcome.err.splitlines() if "error" in line]
+    assert "the chat template of" in line and "writes earlier turns differently" in line
+    assert not (command_line.runs / "forgetful").exists()
+
+
+@pytest.mark.parametrize(
+    ("class_path", "arguments"),
+    [
+        ("gymnasium_ids.GymnasiumEnvironment", {"id": "somebody.module:World-v0"}),
+        ("gymnasium_ids.GymnasiumEnvironment", {"id": "FrozenLake-v1", "observe": "somebody.module:show"}),
+        ("tools.ToolEnvironment", {"tools": ["grpo_pl.environments.calculator:calc", "theirs.py:calc"]}),
+        ("tools.ToolEnvironment", {"tools": ["a:b"], "parser": {"class_path": "theirs.Calls"}}),
+        ("openenv_http.OpenEnvEnvironment", {"urls": ["http://localhost:1"]}),
+        ("trl_factory.TRLEnvironment", {"factory": "grpo_pl.environments.calculator:calc"}),
+    ],
+)
+def test_code_of_others_is_not_built_without_trust(class_path: str, arguments: dict[str, Any]) -> None:
+    spec = {"class_path": f"grpo_pl.environments.{class_path}", "init_args": arguments}
+    with pytest.raises(Untrusted, match="--trust-rewards"):
+        build_environment(spec)
+
+
+def test_our_own_environments_are_built_from_an_export() -> None:
+    parser = {"class_path": "grpo_pl.environments.tool_calls.TagCalls", "init_args": {"error": "<no>{text}</no>"}}
+    made = ToolEnvironment(tools=["grpo_pl.environments.calculator:calc"])
+    spec = made.spec() | {"init_args": {**made.spec()["init_args"], "parser": parser}}
+    built = build_environment(spec)
+    assert isinstance(built, ToolEnvironment) and built.spec()["init_args"]["tools"] == spec["init_args"]["tools"]
+    assert built.step("<calc>6*7</calc>")[0] == "<result>42</result>"
+    built.shutdown()

@@ -130,6 +130,24 @@ def test_metrics_tell_what_happened(make: Callable[..., Experience]) -> None:
     assert metrics["completions/mean_length"] == 4.0  # 4, 6 and 2 tokens of actions and their ends
 
 
+def test_dynamic_sampling_takes_episodes_along(make: Callable[..., Experience]) -> None:
+    problems = [Problem(id=i, question="", answer="", columns={"start": 3}) for i in (1, 2, 3)]
+    texts = {1: [["1", "2"]] * 3, 2: [["3"], ["x", "9"], ["x", "x", "3"]], 3: [["9"], ["1", "1", "1"], ["3"]]}
+    experience = make(
+        replace(TURN, dynamic_sampling=True),
+        texts=texts,
+        batch=PromptBatch(step=2, prompts=problems[:2], valid=[True] * 2),
+        fetch=lambda step, attempt: PromptBatch(step=step, prompts=problems[2:] + problems[:1], valid=[True] * 2),
+    )
+    samples = experience.samples
+    assert [prompt.id for prompt in samples.prompts] == [2, 3]
+    assert [episode.actions for episode in samples.episodes] == [*texts[2], *texts[3]]
+    assert [
+        list(map(int, ids[mask].tolist()))
+        for ids, mask in zip(samples.rollout.turn_index, samples.rollout.action_mask, strict=True)
+    ] == [[turn for turn in range(len(told)) for _ in range(2)] for told in [*texts[2], *texts[3]]]
+
+
 HEARD: list[tuple[Sequence[str], Any]] = []
 
 
