@@ -145,15 +145,21 @@ class Renderer:
         if conversation.system is not None:
             template = replace(template, system=conversation.system)
         self.check(tools)
+        if template.through_chat(tokenizer):
+            text = self._rendered(self._messages(template, conversation.exchanges), tools)
+            text += template.prefill if prefill else ""
+            return list(tokenizer(text, add_special_tokens=False).input_ids)
+        return self._plain(template, conversation.exchanges, tools, prefill=prefill)
+
+    def written(self, call: Call) -> str:
+        """The call in the form of the policy's parser.
+
+        Raises:
+            ApiError: it cannot be written so (400).
+        """
         try:
-            if template.through_chat(tokenizer):
-                text = self._rendered(self._messages(template, conversation.exchanges), tools)
-                text += template.prefill if prefill else ""
-                return list(tokenizer(text, add_special_tokens=False).input_ids)
-            return self._plain(template, conversation.exchanges, tools, prefill=prefill)
-        except ApiError:
-            raise
-        except ValueError as error:  # a call that the parser cannot write
+            return self.model.tools.parser.written(call)
+        except ValueError as error:
             raise _bad(str(error)) from None
 
     def check(self, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -216,7 +222,7 @@ class Renderer:
 
     def _said(self, action: Action) -> str:
         """The text of an action, with its calls in the form of the policy's parser."""
-        return action.text + "\n".join(map(self.model.tools.parser.written, action.calls))
+        return action.text + "\n".join(map(self.written, action.calls))
 
     def _rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         given = [dict(tool) for tool in tools] or None

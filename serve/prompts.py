@@ -56,7 +56,8 @@ class Prompts:
                 long (400).
         """
         conversation, told = Conversation.of(messages), [tool.told for tool in tools]
-        said = [*(m.text for m in messages), *(call.function.arguments for m in messages for call in m.tool_calls)]
+        calls = [self._renderer.written(called.call) for message in messages for called in message.tool_calls]
+        said = [*(message.text for message in messages), *calls]
         schemas = json.dumps(told, ensure_ascii=False) if tools and self._renderer.shows_tools else ""
 
         def encode() -> list[int]:

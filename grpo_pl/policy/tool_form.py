@@ -44,6 +44,8 @@ class ToolForm:
         parser = (spec.get("init_args") or {}).get("parser")
         if spec.get("class_path") in _WITH_TOOLS and parser is None:
             parser = {"class_path": _PARSERS[0]}
+        if isinstance(parser, str):
+            parser = {"class_path": parser}
         if not isinstance(parser, Mapping) or "class_path" not in parser:
             return cls()
         if parser["class_path"] not in _PARSERS and not trust:

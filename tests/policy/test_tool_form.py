@@ -27,6 +27,7 @@ def test_it_is_that_of_training() -> None:
     form = ToolForm.of(spec, {"max_turns": 3, "plain_turns": PLAIN})
     assert form == ToolForm(parser=TagCalls(result="= {text}"), plain=PlainTurns(**PLAIN), learnt=True)
     assert ToolForm.of(trained(None), {}) == ToolForm(parser=HermesCalls(), plain=PlainTurns(), learnt=True)
+    assert ToolForm.of(trained("grpo_pl.environments.tool_calls.TagCalls"), {}).parser == TagCalls()  # as in YAML
     assert ToolForm.of(trained(None, tools=["nowhere:at_all"]), {}).learnt  # no tool is imported
 
 

@@ -1,5 +1,6 @@
 """Messages with tools become the tokens that the policy read in training."""
 
+import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from grpo_pl.types import SamplingParams
 from serve.conversations import Conversation, Renderer
 from serve.errors import ApiError
 from serve.messages import Message
+from serve.prompts import Prompts
 
 TEMPLATES = Path(pytest.importorskip("trl").__file__).parent / "chat_templates"
 TOOL = {
@@ -185,6 +187,18 @@ def test_a_refusal_of_the_chat_template_is_the_clients() -> None:
 def test_messages_in_an_order_that_makes_no_sense(messages: list[dict[str, Any]], says: str) -> None:
     with pytest.raises(ApiError, match=says):
         conversation(*messages)
+
+
+def test_characters_that_stand_in_no_turn_need_not_be_known() -> None:
+    tokenizer = character_tokenizer(["<calc>", "</calc>"], characters="0123456789+*=<>/calresut\n")
+    talk = renderer(tokenizer, TAGS, user="{question}=").model
+    talk.context = None  # type: ignore[misc]
+    messages = [Message.model_validate(m) for m in (user("1+1"), called("1+1"), result("1+1", "2"))]
+    ids = asyncio.run(Prompts(talk).from_messages(messages))
+    assert tokenizer.decode(ids) == "1+1=<calc>1+1</calc><eos>\n<result>2</result>\n"
+    messages[1:] = [Message.model_validate(m) for m in (called("1-1"), result("1-1", "0"))]
+    with pytest.raises(ApiError, match="does not know the character '-'"):
+        asyncio.run(Prompts(talk).from_messages(messages))
 
 
 def test_a_call_that_tags_cannot_write_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
