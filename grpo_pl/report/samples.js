@@ -47,7 +47,7 @@ function exchange(episode, largest) {
     if (turn.advantage != null) facts.append(advantage(turn.advantage, largest));
     if (turn.invalid_action) facts.append(element("span", { class: "chip", text: "invalid action" }));
     if (turn.finish_reason === "length") facts.append(element("span", { class: "chip", text: "cut off" }));
-    const item = element("li", {}, marked(turn.action), facts);
+    const item = element("li", {}, turn.action ? marked(turn.action) : element("div", { class: "text tag", text: "(nothing)" }), facts);
     if (observed(turn.observation)) item.append(element("pre", { class: "observation", text: observed(turn.observation) }));
     return item;
   });

@@ -26,6 +26,7 @@ def test_charts_show_what_was_measured_and_nothing_else() -> None:
         *("val/pass@1", "val/greedy", "val/mean_length", "val/hard/pass@1", "reward", "rewards/math/mean"),
         *("rewards/math/status/ok", "kl", "clip_ratio/low_mean", "clip_ratio/region_mean"),
         *("completions/mean_length_wrong", "watch/agreement", "time/update", "time/rollout", "unknown"),
+        *("episodes/mean_turns", "episodes/finish/turns", "episodes/invalid_actions", "episodes/return"),
     ]
     shown = {chart.title: [series.label for series in chart.series] for chart in charts({n: [(1, 0.5)] for n in names})}
     assert shown == {
@@ -34,6 +35,8 @@ def test_charts_show_what_was_measured_and_nothing_else() -> None:
         "Reward": ["reward"],
         "Rewards by name": ["math"],
         "Length of completions": ["wrong"],
+        "Turns of an episode": ["turns"],
+        "Ends of episodes": ["turns", "invalid actions"],
         "KL to the reference": ["KL"],
         "Clipped ratios": ["low"],
         "Watch": ["agree"],
