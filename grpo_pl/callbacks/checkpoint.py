@@ -16,8 +16,9 @@ from grpo_pl.files.checkpoints import LAST, PATTERN, CheckpointError, annotate, 
 from grpo_pl.files.writing import dispensable, link_atomically
 from grpo_pl.functional.choices import check_at_least
 from grpo_pl.rewards.base import RewardFailed
-from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted
+from grpo_pl.rollout.engine import EngineDied, PolicyDiverged, RolloutInterrupted
 from grpo_pl.training.optimization import TrainingDiverged
+from grpo_pl.training.sync_proof import OutOfSync
 
 BEST = "best.ckpt"
 """Link to the checkpoint with the highest value of ``monitor``."""
@@ -98,9 +99,9 @@ class RolloutCheckpoint(Checkpoint):
             raise CheckpointError(f"the end of the run could not be saved: {problem}.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Saves the last completed rollout of a run that was told to stop, or whose reward failed: then all ranks end
-        at the same rollout. After any other error they may not, and nothing is saved."""
-        if isinstance(exception, RolloutInterrupted | RewardFailed):
+        """Saves the last completed rollout of a run that was told to stop, or whose reward or engine failed: then all
+        ranks end at the same rollout. After any other error they may not, and nothing is saved."""
+        if isinstance(exception, RolloutInterrupted | RewardFailed | EngineDied | OutOfSync):
             self._save(trainer)
         named = TrainingDiverged | PolicyDiverged | RewardFailed
         if isinstance(exception, named) and self._saved_at > 0 and self.folder is not None:

@@ -65,10 +65,10 @@ def drawn_together(
     """
     try:
         return collective.interruptible(draw, policy.device)
-    except EngineDied as death:
+    except EngineDied:
         if not is_sharded(policy):
             raise
-        log.warning("%s\nThe engines are started again, and the rollout drawn again.", death)
+        log.warning("The engines of all ranks are started again, and the rollout drawn again.")
         engine.close()
     return collective.interruptible(draw, policy.device)
 

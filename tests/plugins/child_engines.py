@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -77,3 +78,43 @@ class FailingEngine(NativeInChild):
 @dataclass(kw_only=True)
 class DyingEngine(NativeInChild):
     worker: ClassVar[str] = "child_engines:Dying"
+
+
+@dataclass(kw_only=True)
+class ForgettingEngine(NativeInChild):
+    """Hears of no update."""
+
+    def update_weights(self, model: PreTrainedModel) -> None:
+        pass
+
+
+class Keeping(NativeWorker):
+    """Takes the first weights that it gets, and says nothing when it drops the others."""
+
+    loads = 0
+
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        Keeping.loads += 1
+        if Keeping.loads == 1:
+            super().load(weights)
+
+
+@dataclass(kw_only=True)
+class KeepingEngine(NativeInChild):
+    worker: ClassVar[str] = "child_engines:Keeping"
+
+
+class DyingOnRankOne(NativeWorker):
+    """Ends in the middle of the first rollout for which there is no file yet, on one rank only."""
+
+    def generate(self, **request: Any) -> Rollout:
+        mark = Path(os.environ["MARK"])
+        if os.environ.get("RANK") == "1" and not mark.exists():
+            mark.touch()
+            os._exit(9)
+        return super().generate(**request)
+
+
+@dataclass(kw_only=True)
+class DyingOnRankOneEngine(NativeInChild):
+    worker: ClassVar[str] = "child_engines:DyingOnRankOne"

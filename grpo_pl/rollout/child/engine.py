@@ -81,9 +81,10 @@ class ChildEngine(RolloutEngine):
                 break
             except EngineDied as death:
                 self._stale = True
+                log.warning("%s", death)
                 if not first or is_sharded(model):  # whose weights only all ranks together can push again
                     raise
-                log.warning("%s\nIt is started again, and the rollout drawn again.", death)
+                log.warning("It is started again, and the rollout drawn again.")
         tensors: dict[str, Any] = {n: v.to(model.device) for n, v in vars(rollout).items() if torch.is_tensor(v)}
         return replace(rollout, **tensors)
 

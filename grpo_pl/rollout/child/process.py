@@ -60,7 +60,11 @@ class ChildProcess:
         self._finalizer = weakref.finalize(
             self, _end, os.getpid(), self._process, self._pipe, self._memory, self._output
         )
-        self.ask("start", worker, dict(settings))
+        try:
+            self.ask("start", worker, dict(settings))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:

@@ -1,4 +1,4 @@
-"""What vLLM's worker learns from us: to take new weights, those that it packed or that are tied included."""
+"""What vLLM's worker learns from us: to take new weights, those that it has packed included."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ class Reload:
     """Mixed into vLLM's worker by ``worker_extension_cls``."""
 
     def take_weights(self: Any, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Every weight of the model anew. On CPUs layers compute with packed copies, two kinds of which vLLM's own
+        reload leaves old: those of experts, which it packs with their kernel, and of a head that is tied to the
+        embedding, which is not loaded itself."""
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
+        modules = list(self.get_model().modules())
+        on_cpu = self.device.type == "cpu"
+        for module in modules:
+            if on_cpu and getattr(getattr(module, "quant_method", None), "moe_kernel", None) is not None:
+                module.quant_method.moe_kernel = None  # so that it is made again
         self.reload_weights(weights_iterator=weights)
-        # On CPUs a head keeps a packed copy of its weight. One that is tied to the embedding is not loaded itself, so
-        # vLLM would not pack it again.
-        for module in self.get_model().modules():
-            if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
+        for module in modules:
+            if on_cpu and isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
                 module.quant_method.process_weights_after_loading(module)

@@ -1,6 +1,9 @@
 """vLLM draws our samples, from the weights of the moment, and says clearly what it cannot do."""
 
 import importlib.util
+import os
+import signal
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -251,6 +254,22 @@ def test_progress_is_told_and_a_stopped_rollout_leaves_nothing_behind(tied: Any,
     with pytest.raises(RolloutInterrupted):
         _generate(engine, model, prompts, keys, length=400, eos=(), should_stop=lambda: True)
     _assert_same(_generate(engine, model, prompts, keys), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_twenty_kills_lose_and_double_nothing(build_policy: Any, make_vllm: Any, make_keys: Any) -> None:
+    model, engine = build_policy("qwen2"), make_vllm()
+    prompts, keys = _prompts(8), make_keys(8, 8)
+    reference = _generate(NativeEngine(), model, prompts, keys, length=400, eos=())
+    _generate(engine, model, prompts, keys, length=1)
+    for number in range(20):
+        victim = engine.pid
+        killer = threading.Timer(0.05 + 0.1 * number, os.kill, (victim, signal.SIGKILL))
+        killer.start()
+        _assert_same(_generate(engine, model, prompts, keys, length=400, eos=()), reference)
+        killer.join()
+    engine.close()
 
 
 def test_more_tokens_than_the_engine_was_made_for_are_refused(tied: Any, make_keys: Any) -> None:

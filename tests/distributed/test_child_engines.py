@@ -1,0 +1,44 @@
+"""Two processes with an engine each make the run of one, also where one engine's process ends in the middle."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PLUGINS = Path(__file__).parents[1] / "plugins"
+STRATEGIES = Path(__file__).parents[2] / "configs/strategy"
+SHORT = {"data__steps": 2, "data__val_prompts": 2, "trainer__val_check_interval": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_an_engine_that_ends_on_one_rank_costs_no_sample(
+    command_line: Any, read_metrics: Callable[..., list[dict[str, str]]], tmp_path: Path, strategy: str
+) -> None:
+    whole = command_line("fit", "--config", command_line.config("whole", **SHORT))
+    assert whole.status == 0 or (command_line.runs / "whole/metrics.csv").exists(), whole.err
+    config = command_line.config("two", **SHORT, model__engine={"class_path": "child_engines.DyingOnRankOneEngine"})
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "grpo_pl"]
+    done = subprocess.run(
+        [*torchrun, "fit", f"--config={config}", f"--config={STRATEGIES / strategy}.yaml", f"--runs_dir={tmp_path}"],
+        env={
+            **os.environ,
+            "GRPO_PL_CACHE": str(command_line.cache),
+            "PYTHONPATH": os.pathsep.join([str(PLUGINS), *filter(None, sys.path)]),
+            "MARK": str(tmp_path / "mark"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "mark").exists()
+    ours, reference = read_metrics(tmp_path / "two/metrics.csv"), read_metrics(command_line.runs / "whole/metrics.csv")
+    for one, other in zip(ours, reference, strict=True):
+        for key, value in other.items():
+            assert float(one[key]) == pytest.approx(float(value), rel=1e-3, abs=1e-5), key
+        assert float(one.get("sampling/sync_error", 0.0)) < 1e-5

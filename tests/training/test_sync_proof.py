@@ -1,0 +1,86 @@
+"""An engine that keeps a copy of the weights cannot draw from old ones unnoticed."""
+
+import csv
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ReadMetrics = Callable[..., list[dict[str, str]]]
+SHORT = {"data__steps": 3, "data__val_prompts": 2, "trainer__val_check_interval": 3}
+
+
+def _fit(command_line: Any, name: str, engine: str | None, *options: str) -> Any:
+    changes = {} if engine is None else {"model__engine": {"class_path": f"child_engines.{engine}"}}
+    return command_line("fit", "--config", command_line.config(name, **SHORT, **changes), *options)
+
+
+def _errors(run: Path) -> list[float]:
+    with (run / "metrics.csv").open(newline="") as file:
+        return [float(row["sampling/sync_error"]) for row in csv.DictReader(file) if row["reward"]]
+
+
+@pytest.fixture(scope="module")
+def in_child(command_line: Any) -> Path:
+    """A whole run that draws in a child process."""
+    outcome = _fit(command_line, "child", "NativeInChild")
+    assert outcome.status == 0, outcome.err
+    return Path(command_line.runs / "child")
+
+
+def test_a_run_in_a_child_process_is_the_run_without_one_and_proves_every_step(
+    command_line: Any, in_child: Path, read_metrics: ReadMetrics
+) -> None:
+    assert _fit(command_line, "here", None).status == 0
+    own = [
+        {k: v for k, v in row.items() if k != "sampling/sync_error"} for row in read_metrics(in_child / "metrics.csv")
+    ]
+    assert own == read_metrics(command_line.runs / "here/metrics.csv")
+    errors = _errors(in_child)
+    assert len(errors) == 3 and max(errors) < 1e-5
+
+
+def test_a_push_that_was_skipped_ends_the_run_and_names_both_versions(command_line: Any) -> None:
+    outcome = _fit(command_line, "forgetting", "ForgettingEngine", "--checkpoint.every_n_rollouts=25")
+    assert outcome.status == 1
+    assert (command_line.runs / "forgetting/checkpoints/rollout-000001.ckpt").exists()
+    assert re.search(r"rollout 2 was not drawn from .* has had 1 updates, and .* that after 0;", outcome.err), (
+        outcome.err
+    )
+    assert "Traceback" not in outcome.err
+
+
+def test_weights_that_were_lost_on_their_way_are_noticed_by_what_is_drawn(command_line: Any) -> None:
+    outcome = _fit(command_line, "keeping", "KeepingEngine")
+    assert outcome.status == 1
+    found = re.search(r"rollout 2 was not drawn .* that after 1; .* differ by (\S+) on .* and (\S+) is", outcome.err)
+    assert found, outcome.err
+    assert float(found[1]) > 10 * float(found[2])
+
+
+def test_an_engine_that_dies_twice_in_a_rollout_ends_the_run_with_its_last_lines(command_line: Any) -> None:
+    outcome = _fit(command_line, "dying", "DyingEngine")
+    assert outcome.status == 1
+    assert "exit status 134" in outcome.err and "std::bad_alloc" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_a_resumed_run_pushes_first_and_keeps_its_bound(
+    command_line: Any, in_child: Path, read_metrics: ReadMetrics
+) -> None:
+    checkpoint = in_child / "checkpoints/rollout-000002.ckpt"
+    resumed = command_line("fit", f"--config={in_child / 'config.yaml'}", f"--ckpt_path={checkpoint}", "--name=resumed")
+    assert resumed.status == 0, resumed.err
+    last = [
+        next(row for row in read_metrics(run / "metrics.csv") if row["step"] == "3" and "reward" in row)
+        for run in (in_child, command_line.runs / "resumed")
+    ]
+    assert last[0] == last[1] and "sampling/sync_error" in last[0]
+    bounds = [
+        torch.load(run / "checkpoints/last.ckpt", weights_only=True)["sync_bound"]
+        for run in (in_child, command_line.runs / "resumed")
+    ]
+    assert bounds[0] == bounds[1] > 0
