@@ -27,6 +27,7 @@ Status = Literal[
     "malformed",  # an observation of a wrong type, a reward that is no finite number, a state that names nothing
     "unavailable",  # a server could not be reached, or a process not be started
 ]
+_LARGEST_REWARD = 1e30  # sums over the turns of an episode must stay numbers
 Blame = Literal["environment", "policy"]
 Player = Callable[[Sequence["Transition"]], str | None]
 """The next action after all that has happened, the reset first; None where it gives up."""
@@ -227,8 +228,10 @@ def read_step(returned: Any, where: str = "step") -> Transition:
         value = math.nan if isinstance(reward, str | bytes) else float(reward)
     except (TypeError, ValueError, OverflowError):
         value = math.nan
-    if not math.isfinite(value):
-        raise EnvironmentMistake(f"{where} returned the reward {_shown(reward)}: a finite number is needed.")
+    if not abs(value) <= _LARGEST_REWARD:
+        raise EnvironmentMistake(
+            f"{where} returned the reward {_shown(reward)}: a finite number is needed, of {_LARGEST_REWARD:g} at most."
+        )
     if not isinstance(info, Mapping):
         raise EnvironmentMistake(f"{where} returned the info {_shown(info)}: a mapping is needed.")
     return Transition(
@@ -243,9 +246,8 @@ def read_step(returned: Any, where: str = "step") -> Transition:
 
 
 def _check_observation(observation: Any, where: str) -> None:
-    if isinstance(observation, str):
-        return
-    messages = observation if isinstance(observation, list | tuple) else None
+    messages = [{"role": "", "content": observation}] if isinstance(observation, str) else observation
+    messages = messages if isinstance(messages, list | tuple) else None
     if messages is None or not all(
         isinstance(m, Mapping) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
         for m in messages
@@ -254,6 +256,13 @@ def _check_observation(observation: Any, where: str) -> None:
             f"{where} returned the observation {_shown(observation)}: a text is needed, or a list of messages with "
             "role and content."
         )
+    try:
+        "".join(message["content"] for message in messages).encode()
+    except UnicodeEncodeError as error:
+        raise EnvironmentMistake(
+            f"{where} returned the observation {_shown(observation)}: {error.object[error.start]!r} stands for bytes "
+            "that are no text (decode them with errors='replace')."
+        ) from error
 
 
 def text_of(observation: Observation) -> str:

@@ -280,7 +280,7 @@ class _Driver:
             return
         try:
             row.prompt = self.dialogue.prompt_ids(row.problem.asked, start.observation)
-        except ValueError as error:
+        except Exception as error:  # a template may raise anything; without the observation it wrote this prompt
             return self._refuse(row, error)
         row.room = min(self.limits.max_episode_tokens or self.context, self.context - len(row.prompt))
         if row.room < 1:
@@ -329,7 +329,7 @@ class _Driver:
             else:
                 row.finish = "tokens"
 
-    def _refuse(self, row: _Row, error: ValueError) -> None:
+    def _refuse(self, row: _Row, error: Exception) -> None:
         """Ends an episode whose environment showed what the template cannot write."""
         self.pool.release(row.number)
         row.conclude("environment", failed("malformed", str(error), blame="environment"))

@@ -38,7 +38,7 @@ def test_messages_are_an_observation() -> None:
     assert read_step((messages, 0.0, False, False, {})).state == "84\nand now?"
 
 
-@pytest.mark.parametrize("reward", [math.nan, math.inf, None, "1", b"1", [1.0], 10**400])
+@pytest.mark.parametrize("reward", [math.nan, math.inf, None, "1", b"1", [1.0], 10**400, -1e300])
 def test_a_reward_that_is_no_finite_number_is_refused(reward: Any) -> None:
     with pytest.raises(EnvironmentMistake, match="a finite number is needed"):
         read_step(("", reward, False, False, {}))
@@ -50,6 +50,13 @@ def test_an_observation_of_a_wrong_type_is_refused(observation: Any) -> None:
         read_step((observation, 0.0, False, False, {}))
     with pytest.raises(EnvironmentMistake, match="reset returned the observation"):
         read_reset((observation, {}))
+
+
+@pytest.mark.parametrize("text", ["half \udc80", "\ud83d"])
+def test_text_that_no_tokenizer_can_read_is_refused(text: str) -> None:
+    for observation in (text, [{"role": "user", "content": text}]):
+        with pytest.raises(EnvironmentMistake, match="stands for bytes that are no text"):
+            read_step((observation, 0.0, False, False, {}))
 
 
 @pytest.mark.parametrize("returned", [None, "text", ("", 0.0, False, {}), ["", 0.0, False, False, {}]])

@@ -332,6 +332,18 @@ def test_messages_that_cannot_begin_an_episode_cost_that_episode(play: Play) -> 
     assert "must end with a message of the user, got 'assistant'" in episodes[2].detail and episodes[2].value is None
 
 
+def test_a_template_that_refuses_what_an_environment_shows_costs_that_episode(policy: PreTrainedModel) -> None:
+    templates = Path(pytest.importorskip("trl").__file__).parent / "chat_templates"
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = (templates / "gemma3.jinja").read_text()
+    model = load_model(PolicyConfig(from_scratch={"model_type": "qwen2", **SHAPE}), tokenizer)
+    talk = Dialogue(template=PromptTemplate(), tokenizer=tokenizer)
+    twice = [{"role": "user", "content": "This is asked, too."}]  # roles must alternate there
+    _, episodes = Play(model, talk)(rows=[{}, {"shown": twice}], limits=EpisodeLimits(max_turns=1))
+    assert [episode.status for episode in episodes] == ["ok", "ok", "malformed", "malformed"]
+    assert "roles must alternate" in episodes[2].detail
+
+
 def test_turns_go_through_the_chat_template(policy: PreTrainedModel) -> None:
     templates = Path(pytest.importorskip("trl").__file__).parent / "chat_templates"
     tokenizer = character_tokenizer()

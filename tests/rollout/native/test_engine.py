@@ -1,6 +1,8 @@
 """Tests of the native engine: the plain engine's samples, at any batch shape, from the weights of the moment."""
 
 import logging
+import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -274,3 +276,23 @@ def test_lora_that_cannot_be_merged_goes_to_the_plain_engine(build_model, make_k
     caplog.clear()
     low = _with_lora(build_model("qwen2").bfloat16())
     assert "low precision" in _fallback_line(low, prompts, make_keys(3, 2), caplog)
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_contexts_go_on_from_what_was_kept_or_begin_anew(family, build_model, make_keys):
+    """Rows that rest, leave, are cut short or come new: each draws what its whole context draws."""
+    model, rng, key = build_model(family), random.Random(1), make_keys(1, 1)[0][0]
+    kept = NativeEngine().continuing(model, rows=12, longest=128)
+    contexts = {i: [5, 9, 1 + i // 4] for i in range(10)}
+    for turn in range(5):
+        prompts, keys = list(contexts.values()), [[replace(key, sample=i, turn=turn)] for i in contexts]
+        ours, reference = (_generate(engine, model, prompts, keys, max_length=9) for engine in (kept, PlainEngine()))
+        assert torch.equal(ours.completion_ids, reference.completion_ids)
+        torch.testing.assert_close(ours.sampling_logprobs, reference.sampling_logprobs, rtol=1e-4, atol=1e-4)
+        for row, i in enumerate(list(contexts)):
+            used = int(ours.lengths[row]) - (i == 4 and int(ours.lengths[row]) > 1)  # one is cut
+            contexts[i] = contexts[i] + ours.completion_ids[row, :used].tolist() + rng.choices(range(37), k=turn + 1)
+            if rng.random() < 0.15:
+                del contexts[i]
+        if turn == 1:
+            contexts = {20: [7, 7, 7, 7], **contexts, 21: [5, 9, 1]}  # in front and behind
