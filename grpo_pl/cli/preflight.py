@@ -24,6 +24,7 @@ from grpo_pl.policy.template import Fits
 from grpo_pl.rewards.base import Reward, correctness_index
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
+from grpo_pl.rollout.episodes import checked_prompts
 from grpo_pl.training.cold_start import MADE_UP, ColdStart, cache_root
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.vocabulary import check_vocabulary, first_prompts
@@ -51,7 +52,7 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
         raise ValueError(f"sampling.stop_token_ids: there is no token {unknown}, only 0 … {len(tokenizer) - 1}.")
     context = context_length(model_config(module.policy_config, tokenizer))
     if module.pool is not None:
-        _check_environment(module.pool, module, tokenizer, context)
+        _check_environment(module.pool, module, data, tokenizer, context)
     fits = None
     if context is not None:
         fits = Fits(module.template, tokenizer, context=context, length=module.sampling.max_completion_length)
@@ -116,7 +117,11 @@ def check_monitor(monitor: str, module: GRPOModule, data: RolloutDataModule) -> 
 
 
 def _check_environment(
-    pool: EnvironmentPool, module: GRPOModule, tokenizer: PreTrainedTokenizerBase, context: int | None
+    pool: EnvironmentPool,
+    module: GRPOModule,
+    data: RolloutDataModule,
+    tokenizer: PreTrainedTokenizerBase,
+    context: int | None,
 ) -> None:
     """Starts the environment and looks at what would stand between its turns."""
     pool.start()
@@ -132,12 +137,14 @@ def _check_environment(
             f"{context or needed + 1} at least or to null, or lower episodes.max_episode_tokens."
         )
     environment = pool.environment
-    Dialogue(
+    dialogue = Dialogue(
         template=module.template,
         tokenizer=tokenizer,
         tools=environment.tool_schemas,
         plain=module.episodes.plain_turns,
-    ).check(environment.observation_role)
+    )
+    first = data.source.prompts(0, count=data.prompts_per_step)
+    checked_prompts(dialogue, environment, first, module.episodes, context or 1 << 30)
 
 
 def _check_need_of_golds(source: PromptSource, name: str, rewards: Sequence[Reward]) -> None:

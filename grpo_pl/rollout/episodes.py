@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_pl.environments.base import Observation, Transition, episode_value, failed
+from grpo_pl.environments.base import Environment, Observation, Transition, episode_value, failed
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.functional.exact_sums import weighted_sum
 from grpo_pl.functional.sampling import row_key
@@ -151,9 +151,8 @@ def run_episodes(
         RolloutInterrupted: ``should_stop`` turned true.
         PolicyDiverged: the policy's logits are not finite.
     """
-    prompts = [dialogue.prompt_ids(problem.asked) for problem in problems]
     context = context_length(model.config) or 1 << 30
-    _check(dialogue, pool, problems, prompts, limits, context)
+    prompts = checked_prompts(dialogue, pool.environment, problems, limits, context)
     group_size = check_request([prompt or [0] for prompt in prompts], keys)
     owners = [(p, key) for p, group in enumerate(keys) for key in group]
     rows = [_Row(number, problems[p], prompts[p], key) for number, (p, key) in enumerate(owners)]
@@ -335,16 +334,17 @@ class _Driver:
         row.conclude("environment", failed("malformed", str(error), blame="environment"))
 
 
-def _check(
-    dialogue: Dialogue,
-    pool: EnvironmentPool,
-    problems: Sequence[Problem],
-    prompts: Sequence[Sequence[int]],
-    limits: EpisodeLimits,
-    context: int,
-) -> None:
-    """Refuses what cannot work, as far as it is known before the environments have said anything."""
-    role = pool.environment.observation_role
+def checked_prompts(
+    dialogue: Dialogue, environment: Environment, problems: Sequence[Problem], limits: EpisodeLimits, context: int
+) -> list[list[int]]:
+    """The tokens of what is asked, unless it is known before the environments have said anything that no episode can
+    be played.
+
+    Raises:
+        ValueError: a template that rewrites earlier turns, or limits or a prompt that the context has no room for.
+    """
+    prompts = [dialogue.prompt_ids(problem.asked) for problem in problems]
+    role = environment.observation_role
     dialogue.check(role)
     between = len(dialogue.observation_ids("" if role == "user" else [{"role": role, "content": ""}], None))
     least = limits.max_turns + (limits.max_turns - 1) * between  # one token an action, nothing to show
@@ -361,6 +361,7 @@ def _check(
             f"prompt {problems[longest].id} has {len(prompts[longest])} tokens; with {told} that exceeds the model's "
             f"context of {context}. Shorten one of them."
         )
+    return prompts
 
 
 def _rollout(rows: Sequence[_Row], group_size: int, pad: int, device: torch.device) -> Rollout:

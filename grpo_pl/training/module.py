@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -29,7 +28,6 @@ from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.batch import check_rewards
-from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.native.engine import NativeEngine
@@ -44,6 +42,7 @@ from grpo_pl.training.optimization import Optimization, TrainingDiverged
 from grpo_pl.training.reference import Reference
 from grpo_pl.training.stopwatch import stopwatch
 from grpo_pl.training.sync_proof import SyncProof
+from grpo_pl.training.turn_supervision import check_episodes
 from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.training.vocabulary import with_collected_characters
 from grpo_pl.types import PromptBatch, SamplingParams
@@ -94,7 +93,7 @@ class GRPOModule(LightningModule):
     ) -> None:
         super().__init__()
         check_rewards(rewards, steps_needed=algorithm.needs_step_rewards)
-        _check_episodes(environment, algorithm, rewards)
+        check_episodes(environment, algorithm, rewards)
         sampling.require_on_policy()
         self.budget = TokenBudget(configured=max_tokens_per_microbatch)
         if max_tokens_per_microbatch is not None and max_tokens_per_microbatch <= sampling.max_completion_length:
@@ -426,26 +425,3 @@ class GRPOModule(LightningModule):
         self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))
         if self._reference is not None:
             self._reference.load_state_dict(checkpoint["reference"])
-
-
-def _check_episodes(environment: Environment | None, algorithm: GRPOAlgorithm, rewards: Sequence[Reward]) -> None:
-    """Refuses what needs an environment without one, and the other way round.
-
-    Raises:
-        ValueError: what to change.
-    """
-    if environment is not None:
-        if algorithm.needs_step_rewards:
-            raise ValueError(
-                "algorithm.supervision is process, whose steps are parts of one text, but with model.environment a "
-                "completion has many: set supervision to turn or outcome."
-            )
-        return
-    if algorithm.needs_turns:
-        raise ValueError(
-            "algorithm.supervision is turn, but there is no model.environment whose turns could be credited: name one, "
-            "or set supervision: outcome."
-        )
-    reward = next((reward for reward in rewards if isinstance(reward, EnvironmentReward)), None)
-    if reward is not None:
-        raise ValueError(f"reward {reward.name!r} pays what an environment gave, but there is no model.environment.")

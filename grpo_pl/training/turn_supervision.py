@@ -1,4 +1,4 @@
-"""Turn supervision: what the rewards give each turn of an episode, and where its action was taken."""
+"""Turn supervision: what the rewards give each turn of an episode, and what does not go together with episodes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from grpo_pl.environments.base import Environment
 from grpo_pl.functional.exact_sums import weighted_sum
+from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.rewards.batch import ScoredBatch
+from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.rollout.sampler import Samples
 
 
@@ -62,3 +65,26 @@ def _parts(reward: Reward, score: Score, count: int) -> Sequence[float]:
     if len(score.turns) != count:
         raise ValueError(f"reward {reward.name!r} scored {len(score.turns)} turns of an episode that has {count}.")
     return score.turns
+
+
+def check_episodes(environment: Environment | None, algorithm: GRPOAlgorithm, rewards: Sequence[Reward]) -> None:
+    """Refuses what needs an environment without one, and the other way round.
+
+    Raises:
+        ValueError: what to change.
+    """
+    if environment is not None:
+        if algorithm.needs_step_rewards:
+            raise ValueError(
+                "algorithm.supervision is process, whose steps are parts of one text, but with model.environment a "
+                "completion has many: set supervision to turn or outcome."
+            )
+        return
+    if algorithm.needs_turns:
+        raise ValueError(
+            "algorithm.supervision is turn, but there is no model.environment whose turns could be credited: name one, "
+            "or set supervision: outcome."
+        )
+    reward = next((reward for reward in rewards if isinstance(reward, EnvironmentReward)), None)
+    if reward is not None:
+        raise ValueError(f"reward {reward.name!r} pays what an environment gave, but there is no model.environment.")

@@ -110,6 +110,8 @@ def test_environments_end_with_whatever_ends_the_run(command_line: Any, no_proce
 BAD = {
     "--model.episodes.max_turns=0": "max_turns must be at least 1, got 0",
     "--model.episodes.max_episode_tokens=48": "max_episode_tokens is 48, but the model's context of 48 must hold a",
+    "--model.episodes.max_turns=20": "max_turns=20 takes",
+    "--model.episodes.max_turns=20 --model.episodes.max_episode_tokens=0": "exceeds the model's context of 48",
     "--model.max_tokens_per_microbatch=20": "max_tokens_per_microbatch is 20, but an episode may have 32 tokens",
     "--model.episodes.rewards_see=all": "last_action or exchange",
     "--model.episodes.step_timeout_s=0": "step_timeout_s must be positive",
