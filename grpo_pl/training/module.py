@@ -129,6 +129,7 @@ class GRPOModule(LightningModule):
     def setup(self, stage: str) -> None:
         end_with_launcher()
         self.engine.close()  # a copy of weights that it kept would be that of an earlier fit
+        self._sync_proof = SyncProof()
 
     def teardown(self, stage: str) -> None:
         self.engine.close()
@@ -411,7 +412,6 @@ class GRPOModule(LightningModule):
         checkpoint["tokens_seen"] = self._tokens_seen
         checkpoint["token_budget"] = self.budget.state_dict()
         checkpoint["skipped_in_a_row"] = self._skipped_in_a_row
-        checkpoint["sync_bound"] = self._sync_proof.bound
         checkpoint["reference"] = {} if self._reference is None else self._reference.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -421,7 +421,6 @@ class GRPOModule(LightningModule):
                 "the checkpoint was trained with other policy.characters: give those of the config.yaml of its run."
             )
         self._tokens_seen, self._skipped_in_a_row = checkpoint["tokens_seen"], checkpoint["skipped_in_a_row"]
-        self._sync_proof.bound = checkpoint.get("sync_bound")
         self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))
         if self._reference is not None:
             self._reference.load_state_dict(checkpoint["reference"])

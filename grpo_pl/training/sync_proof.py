@@ -22,7 +22,7 @@ FACTOR = 10.0
 """How often the first rollout's error a later one may have."""
 FLOOR = 1e-4
 """Errors up to this are noise of float32."""
-FIRST_AT_MOST = 0.5
+FIRST_AT_MOST = 0.2
 FIRST_AT_MOST_FLOAT32 = 1e-2
 """Limits of the first error itself, in any precision and where policy and engine compute in float32."""
 
@@ -36,13 +36,14 @@ class SyncProof:
 
     error = mean over their tokens of |log π_policy(token) − log π_engine(token)|, the largest over the ranks.
 
-    The first rollout's error is rounding; a later one may be ten times that. The bound is kept in checkpoints.
+    The first rollout's error of a fit is rounding, since an engine starts with made-up weights and would be far off; a
+    later one may be ten times that.
     """
 
     def __init__(self) -> None:
-        self.bound: float | None = None
         self.metrics: dict[str, float] = {}
         """What is logged: nothing for an engine that reads the live weights."""
+        self._bound: float | None = None
         self._updates = 0
         self._ahead: int | None = None  # updates that the policy had had more than the engine knows of, at the first
 
@@ -75,17 +76,13 @@ class SyncProof:
             scored = completion_logprobs(policy, **part, temperature=temperature, with_entropy=False)[0]
             mask = part["action_mask"]
             drawn = rollout.sampling_logprobs[rows, : mask.shape[1]]
-            error = float((scored - drawn)[mask].abs().mean())
-            error = max(collective.gather_objects(error))
+            difference = (scored - drawn)[mask].abs().sum() / mask.sum().clamp(min=1)
+            error = float(torch.tensor(collective.gather_objects(float(difference))).max())  # NaN if any is
         self.metrics = {"sampling/sync_error": error}
         if self._ahead is None:
             self._ahead = self._updates - engine.weights_version
         version = engine.weights_version + self._ahead
-        if self.bound is None:
-            bound = FIRST_AT_MOST_FLOAT32 if _in_float32(policy, engine) else FIRST_AT_MOST
-            self.bound = max(FLOOR, FACTOR * error)
-        else:
-            bound = self.bound
+        bound = self._bound or (FIRST_AT_MOST_FLOAT32 if _in_float32(policy, engine) else FIRST_AT_MOST)
         if not error <= bound or version != self._updates:
             raise OutOfSync(
                 f"rollout {step + 1} was not drawn from the policy's weights: since the start the policy has had "
@@ -93,6 +90,7 @@ class SyncProof:
                 f"{error:.1e} on average, and {bound:.1e} is the most that rounding explains. Nothing was trained on "
                 "it: --resume goes on from the last checkpoint with a new copy."
             )
+        self._bound = self._bound or max(FLOOR, FACTOR * error)
 
 
 def _in_float32(policy: PreTrainedModel, engine: RolloutEngine) -> bool:
