@@ -51,6 +51,11 @@ class ChildEngine(RolloutEngine):
         self._updates += 1
         self._stale = True
 
+    def continuing(self, model: PreTrainedModel, *, rows: int, longest: int) -> RolloutEngine:
+        if self._stale and is_sharded(model):  # ranks will make different numbers of calls, some perhaps none
+            self._push(model)
+        return self
+
     def generate(
         self,
         model: PreTrainedModel,

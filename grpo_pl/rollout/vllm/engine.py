@@ -67,13 +67,15 @@ class VLLMEngine(ChildEngine):
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         base = unwrap(model)
         config = base.config.to_dict() | {"architectures": [_architecture(base)]}
-        length = self.max_tokens or context_length(base.config)
+        context = context_length(base.config)
+        length = self.max_tokens or context
         if length is None:
             raise ValueError("the policy's config names no context length: set model.engine.init_args.max_tokens.")
         return {
             "config": config,
             "dtype": self.dtype or str(model.dtype).removeprefix("torch."),
             "max_tokens": length,
+            "context": context,
             "max_batch_rows": self.max_batch_rows,
             "kv_cache_bytes": int(self.kv_cache_gib * 2**30),
             "engine_args": {"enforce_eager": model.device.type == "cpu", **self.engine_args},

@@ -29,6 +29,7 @@ class VLLMWorker:
     Args:
         config: the policy's ``transformers`` config as plain values.
         dtype, max_tokens, max_batch_rows: see `VLLMEngine`.
+        context: most tokens that the policy itself can attend to, if its config says.
         kv_cache_bytes: memory for keys and values.
         engine_args: further arguments of vLLM's.
 
@@ -42,6 +43,7 @@ class VLLMWorker:
         config: dict[str, Any],
         dtype: str,
         max_tokens: int,
+        context: int | None,
         max_batch_rows: int,
         kv_cache_bytes: int,
         engine_args: dict[str, Any],
@@ -52,7 +54,7 @@ class VLLMWorker:
             raise ValueError(
                 f"model.engine: vLLM has no argument {name!r}{f'; did you mean {near[0]}?' if near else '.'}"
             )
-        self._max_tokens = max_tokens
+        self._max_tokens, self._context = max_tokens, context
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config))
             arguments = EngineArgs(
@@ -106,7 +108,8 @@ class VLLMWorker:
         group_size = check_request(prompt_ids, keys)
         names = row_keys(keys)
         longest = max(map(len, prompt_ids)) + sampling.max_completion_length
-        if longest > self._max_tokens:
+        # turns of episodes may ask for more than the context holds, and take what fits
+        if longest > self._max_tokens and self._max_tokens != self._context:
             raise ValueError(
                 f"a prompt and its completion may have {longest} tokens, the engine's limit is {self._max_tokens}: "
                 "raise model.engine.init_args.max_tokens."
@@ -123,7 +126,7 @@ class VLLMWorker:
             group_size=group_size,
             prompt_ids=ids[owners],
             prompt_mask=mask[owners],
-            drawn=[drawn],
+            drawn=drawn,
             eos_token_ids=eos_token_ids,
             pad_token_id=pad_token_id,
             texts=texts,
@@ -131,16 +134,16 @@ class VLLMWorker:
 
     def _draw(
         self, prompts: Sequence[list[int]], names: Sequence[int], monitor: DecodeMonitor
-    ) -> tuple[Tensor, Tensor]:
-        """Tokens and log-probabilities, both (B, T)."""
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Tokens and log-probabilities of each row, both (1, T)."""
         sampling = monitor.sampling
-        longest = sampling.max_completion_length
+        limits = [min(sampling.max_completion_length, self._max_tokens - len(prompt)) for prompt in prompts]
         draw = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
         # all are added before the first step, so that a rollout depends on nothing but its request
         params = [
             RowParams(
                 temperature=0.0,
-                max_tokens=longest,
+                max_tokens=limit,
                 ignore_eos=True,
                 stop_token_ids=sorted(monitor.eos),
                 logprobs=0,
@@ -148,24 +151,26 @@ class VLLMWorker:
                 output_kind=RequestOutputKind.DELTA,
                 extra_args={KEY: name, DRAW: draw},
             )
-            for name in names
+            for name, limit in zip(names, limits, strict=True)
         ]
         requests = self._add(prompts, params)
-        tokens = torch.full((len(requests), longest), monitor.pad)
-        logprobs = torch.zeros(len(requests), longest)
-        lengths = torch.zeros(len(requests), dtype=torch.int64)
+        room, lengths = torch.tensor(limits), torch.zeros(len(requests), dtype=torch.int64)
+        tokens = torch.full((len(requests), max(limits)), monitor.pad)
+        logprobs = torch.zeros(tokens.shape)
         for index, new_tokens, new_logprobs in self._steps(requests, monitor.check_stop):
             tokens[index, lengths[index]], logprobs[index, lengths[index]] = new_tokens, new_logprobs
             lengths[index] += 1
             ended = []
             for last in (False, True):
-                some = (lengths[index] == longest) == last
+                some = (lengths[index] == room[index]) == last
                 alive = monitor.alive(new_tokens[some], index[some], last=last)
                 finished = index[some][~torch.tensor(alive, dtype=torch.bool)]
                 ended += [requests[row] for row in finished.tolist()]
             self._engine.abort_request(ended, internal=True)  # a stop string may have ended them
-        width = int(lengths.max())
-        return tokens[:, :width], logprobs[:, :width]
+        return [
+            (tokens[row : row + 1, :length], logprobs[row : row + 1, :length])
+            for row, length in enumerate(lengths.tolist())
+        ]
 
     def _add(self, prompts: Sequence[list[int]], params: Sequence[RowParams]) -> list[str]:
         """vLLM's own names of new requests, whose outputs bear their row's number."""

@@ -272,10 +272,27 @@ def test_twenty_kills_lose_and_double_nothing(build_policy: Any, make_vllm: Any,
     engine.close()
 
 
-def test_more_tokens_than_the_engine_was_made_for_are_refused(tied: Any, make_keys: Any) -> None:
+def test_rows_take_what_the_context_holds(tied: Any, make_keys: Any) -> None:
+    """As turns of episodes ask for it: what one row has room for is too much for another."""
     model, engine = tied
-    with pytest.raises(ValueError, match=r"may have 521 tokens, the engine's limit is 512"):
-        _generate(engine, model, _prompts(1), make_keys(1, 1), length=512)
+    engine.update_weights(model)
+    long, short = _prompts(1, length=500)[0], _prompts(1)[0]
+    keys = make_keys(2, 1)
+    ours = _generate(engine, model, [long, short], keys, eos=())
+    assert ours.lengths.tolist() == [12, 64] and list(ours.finish_reasons) == ["length", "length"]
+    alone = _generate(NativeEngine(), model, [long], keys[:1], eos=(), length=12)
+    assert torch.equal(ours.completion_ids[:1, :12], alone.completion_ids)
+    alone = _generate(NativeEngine(), model, [short], keys[1:], eos=())
+    assert torch.equal(ours.completion_ids[1:], alone.completion_ids)
+
+
+def test_more_tokens_than_the_engine_was_made_for_are_refused(
+    build_policy: Any, make_vllm: Any, make_keys: Any
+) -> None:
+    engine = make_vllm(max_tokens=64)
+    with pytest.raises(ValueError, match=r"may have 73 tokens, the engine's limit is 64"):
+        _generate(engine, build_policy("qwen2"), _prompts(1), make_keys(1, 1))
+    engine.close()
 
 
 def test_weights_that_are_not_finite_are_told(build_policy: Any, tied: Any, make_keys: Any) -> None:
