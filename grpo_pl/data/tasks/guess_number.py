@@ -1,4 +1,4 @@
-"""Games of GuessTheNumber, with demonstrations of which some heed what the game says."""
+"""Games of GuessTheNumber, with demonstrations of which some halve the range that is left."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ class GuessNumberPrompts(GeneratedPrompts):
 
     most: int = 15
     """Largest number, ``max_number`` of the game; the smallest is 1."""
-    heeding_share: float = 0.3
-    """Share of demonstrations that guess where the number can still be, anywhere there; the others guess blindly."""
+    halving_share: float = 0.2
+    """Share of demonstrations that guess the middle of where the number can still be; the others guess blindly."""
 
     def __post_init__(self) -> None:
         if self.most < 2:
             raise ValueError(f"most must be at least 2, got {self.most}.")
-        if not 0.0 <= self.heeding_share <= 1.0:
-            raise ValueError(f"heeding_share must lie in [0, 1], got {self.heeding_share}.")
+        if not 0.0 <= self.halving_share <= 1.0:
+            raise ValueError(f"halving_share must lie in [0, 1], got {self.halving_share}.")
 
     def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> Player:
-        heeding, guesses = rng.random() < self.heeding_share, list[int]()
+        halving, guesses = rng.random() < self.halving_share, list[int]()
 
         def guess(turns: Sequence[Transition]) -> str | None:
             """No number twice, which the game forbids."""
-            low, high = map(int, text_of(turns[-1].observation).split("-")) if heeding else (1, self.most)
-            left = [number for number in range(low, high + 1) if number not in guesses]
+            if halving:
+                low, high = map(int, text_of(turns[-1].observation).split("-"))
+                left = [(low + high + rng.randrange(2)) // 2]
+            else:
+                left = [number for number in range(1, self.most + 1) if number not in guesses]
             guesses.extend(rng.sample(left, min(1, len(left))))
             return f"[{guesses[-1]}]" if left else None
 

@@ -27,14 +27,14 @@ def _won_within(turns: int, games: Sequence[Sequence[Transition]]) -> float:
 
 def test_every_demonstration_finds_the_number_in_the_end_and_breaks_no_rule() -> None:
     for share in (0.0, 1.0):
-        games = _play(GuessNumberPrompts(heeding_share=share), 40)
+        games = _play(GuessNumberPrompts(halving_share=share), 40)
         assert all(game[-1].terminated and game[-1].reward == 1.0 for game in games)
         assert not any(turn.invalid_action for game in games for turn in game)
 
 
-def test_heeding_wins_sooner_than_guessing_blindly() -> None:
-    heeding, blind = (_won_within(4, _play(GuessNumberPrompts(heeding_share=share), 150)) for share in (1.0, 0.0))
-    assert blind == pytest.approx(4 / 15, abs=0.12) and heeding > blind + 0.25
+def test_halving_always_wins_within_four_guesses_and_blind_ones_as_often_as_they_hit() -> None:
+    halving, blind = (_won_within(4, _play(GuessNumberPrompts(halving_share=share), 150)) for share in (1.0, 0.0))
+    assert halving == 1.0 and blind == pytest.approx(4 / 15, abs=0.12)
 
 
 def test_the_policy_reads_where_the_number_can_still_be() -> None:
@@ -57,7 +57,7 @@ def test_games_are_told_apart_and_held_out_by_their_number() -> None:
     assert len(held_out) == 50 and not held_out & {p.id for p in source.prompts(0, count=200)}
 
 
-@pytest.mark.parametrize("settings", [{"most": 1}, {"heeding_share": 1.5}])
+@pytest.mark.parametrize("settings", [{"most": 1}, {"halving_share": 1.5}])
 def test_games_that_cannot_be_made_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(settings))} must .* {next(iter(settings.values()))}"):
         GuessNumberPrompts(**settings)  # type: ignore[arg-type]
