@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -146,3 +147,14 @@ def test_a_run_that_ends_by_a_signal_takes_its_engine_along(
     while Path(f"/proc/{engine}").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not Path(f"/proc/{engine}").exists()
+
+
+@pytest.mark.slow
+def test_episodes_on_vllm_are_those_of_the_native_engine(command_line: Any, read_metrics: ReadMetrics) -> None:
+    config = Path(__file__).parents[2] / "plugins/down.yaml"
+    short = ["--data.steps=2", "--model.policy.from_scratch.hidden_size=64"]
+    for name, engine in (("episodes", []), ("episodes_vllm", [f"--model.engine={json.dumps(ENGINE)}"])):
+        outcome = command_line("fit", f"--config={config}", f"--name={name}", *short, *engine)
+        assert outcome.status == 0, outcome.err
+    native, ours = (read_metrics(command_line.runs / f"{n}/metrics.csv") for n in ("episodes", "episodes_vllm"))
+    _assert_alike(_without_proof(ours), native)
