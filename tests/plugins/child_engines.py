@@ -34,28 +34,6 @@ class NativeWorker:
         return NativeEngine().generate(self.model, should_stop=slowly, **request)
 
 
-class Refusing(NativeWorker):
-    """Has no kernel for anything."""
-
-    def __init__(self, **settings: Any) -> None:
-        raise ValueError("there is no kernel for heads of 16")
-
-
-class Failing(NativeWorker):
-    """Makes a mistake in every rollout, and lives on."""
-
-    def generate(self, **request: Any) -> Rollout:
-        raise IndexError("list index out of range")
-
-
-class Dying(NativeWorker):
-    """Ends in the middle of every rollout, with a last word."""
-
-    def generate(self, **request: Any) -> Rollout:
-        print("terminate called after throwing an instance of 'std::bad_alloc'", flush=True)
-        os._exit(134)
-
-
 @dataclass(kw_only=True)
 class NativeInChild(ChildEngine):
     worker: ClassVar[str] = "child_engines:NativeWorker"
@@ -67,17 +45,17 @@ class NativeInChild(ChildEngine):
 
 @dataclass(kw_only=True)
 class RefusingEngine(NativeInChild):
-    worker: ClassVar[str] = "child_engines:Refusing"
+    worker: ClassVar[str] = "light_workers:Refusing"
 
 
 @dataclass(kw_only=True)
 class FailingEngine(NativeInChild):
-    worker: ClassVar[str] = "child_engines:Failing"
+    worker: ClassVar[str] = "light_workers:Failing"
 
 
 @dataclass(kw_only=True)
 class DyingEngine(NativeInChild):
-    worker: ClassVar[str] = "child_engines:Dying"
+    worker: ClassVar[str] = "light_workers:Dying"
 
 
 @dataclass(kw_only=True)

@@ -170,7 +170,7 @@ def test_a_mistake_of_the_worker_comes_with_its_traceback(
     make_engine: Any, build_model: Any, make_keys: Any, prompts: Any
 ) -> None:
     engine = make_engine("FailingEngine")
-    with pytest.raises(RuntimeError, match=r"(?s)child_engines.py.*IndexError: list index out of range"):
+    with pytest.raises(RuntimeError, match=r"(?s)light_workers.py.*IndexError: list index out of range"):
         _generate(engine, build_model("qwen2"), prompts, make_keys(3, 4))
     assert _lives(engine.pid)
 
@@ -180,7 +180,7 @@ import os, sys, time
 from pathlib import Path
 from grpo_pl.rollout.child.process import ChildProcess
 
-child = ChildProcess("sleeping_worker:Sleeper", {}, {})
+child = ChildProcess("light_workers:Sleeper", {}, {})
 
 def tell(tokens, finished):
     Path(sys.argv[1]).write_text(f"{os.getpid()} {child.pid}")
