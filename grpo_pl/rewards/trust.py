@@ -40,7 +40,19 @@ ENVIRONMENTS: Mapping[str, Sequence[str]] = {
     "tool_calls": ["HermesCalls", "TagCalls"],
     "tools": ["ToolEnvironment"],
 }
-"""Environments, and what they are made of, by module; functions that they name must be ours as well."""
+"""Trusted environments by module, and what they are made of; `ENVIRONMENT_FUNCTIONS` says what these may call."""
+ENVIRONMENT_FUNCTIONS = frozenset(
+    f"grpo_pl.environments.{name}"
+    for name in (
+        "calculator:calc",
+        "frozen_lake:parse",
+        "frozen_lake:show",
+        "frozen_lake:show_with_sides",
+        "guess_number:show",
+    )
+)
+"""Functions that a trusted environment may name, in the one form in which they may be written."""
+_CALLED = ("observe", "parse", "tools")
 LIMITS = {"workers": 64, "memory_limit_mb": 65_536, "soft_limit_s": 60, "hard_limit_s": 120, "max_answer_chars": 10**6}
 """Largest values, without the flag, of arguments that cost processes, memory or time."""
 _LEVELS = 16
@@ -83,15 +95,24 @@ def check_environment_trusted(spec: Any) -> None:
     Raises:
         Untrusted: see `check_rewards_trusted`.
     """
-    own = "grpo_pl.environments."
-    _check(spec, _paths("", {f"{own}{module}": names for module, names in ENVIRONMENTS.items()}), "environment")
-    for text in _texts(spec.get("init_args") or {}):
-        if (":" in text or text.endswith(".py")) and not text.startswith(own):
-            raise Untrusted(f"the environment {spec['class_path']!r} names {_short(text)}: that needs {FLAG}.")
+    modules = {f"grpo_pl.environments.{module}": names for module, names in ENVIRONMENTS.items()}
+    allowed = _paths("", modules)
+    _check(spec, allowed, "environment")
+    for name, value in (spec.get("init_args") or {}).items():
+        if name in _CALLED:
+            known = all(text in ENVIRONMENT_FUNCTIONS for text in _texts(value))
+        elif name == "parser":
+            known = not isinstance(value, str) or value in allowed
+        elif name == "kwargs":
+            known = not any(_texts(value))  # which an environment may take for the names of files or classes
+        else:
+            known = not any(":" in text for text in _texts(value)) or name == "invalid"
+        if not known:
+            raise Untrusted(f"the environment {spec['class_path']!r} has {name}={_short(value)}: that needs {FLAG}.")
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in plain values, however deep."""
+    """Every text in plain values, however deep, but for the names in mappings."""
     if isinstance(value, str):
         yield value
     for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
