@@ -32,8 +32,8 @@ def score(
 ) -> int:
     """Scores the completions of a file with the rewards of a configuration.
 
-    Exchanges of several turns, message lists or the `episode` that `grpo-pl fit` and `grpo-pl predict` write, are
-    scored as the rewards saw them in training: `model.episodes.rewards_see` of the configuration says what that is.
+    Of exchanges of several turns, lists of messages, the last action is scored, or with `rewards_see: exchange` in
+    `model.episodes` all turns, written in the form of its `plain_turns`.
 
     Prints a table and writes one JSON object a row: the row itself, its `scores` by reward, their weighted `reward`
     and whether it is `correct`. A row may carry `expected`: a number, true or false for the value of the correctness
