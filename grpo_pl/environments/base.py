@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from grpo_pl.functional.exact_sums import weighted_sum
@@ -109,6 +111,11 @@ class Environment(ABC):
         """
         return described(self)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as its settings: functions found by a text are found again where it is unpickled."""
+        settings = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        return functools.partial(type(self), **settings), ()
+
     def finish(self) -> float:
         """The reward that is still due when a limit of the pipeline, on turns or tokens, ends the episode here."""
         return 0.0
@@ -188,12 +195,18 @@ def described(value: Any) -> Any:
 
 
 def resolved(function: str | Callable[..., Any]) -> Callable[..., Any]:
-    """A function given by itself, as ``package.module:function`` or as ``file.py:function``.
+    """A function given by itself, as ``package.module:function`` or as ``file.py:function``; a file is run once.
 
     Raises:
         ValueError: no such function.
     """
-    return load_function(function) if isinstance(function, str) else function
+    return _loaded(function, Path.cwd()) if isinstance(function, str) else function
+
+
+@functools.cache
+def _loaded(reference: str, folder: Path) -> Callable[..., Any]:
+    """The function of a reference, which may be relative to ``folder``."""
+    return load_function(reference)
 
 
 def failed(status: Status, detail: str, *, blame: Blame) -> Transition:
