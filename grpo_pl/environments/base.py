@@ -68,7 +68,7 @@ class Environment(ABC):
         """Begins an episode.
 
         Args:
-            seed: what everything random must be derived from.
+            seed: what everything random must be derived from, 0 … 2³² - 1.
             row: the columns of the prompt, with ``question`` and ``answer`` among them.
 
         Returns:

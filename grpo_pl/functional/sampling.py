@@ -27,6 +27,11 @@ def row_key(*parts: int | str) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
+def small_seed(*parts: int | str) -> int:
+    """The lowest 32 bits of ``row_key``, 0 … 2³² - 1: the range that NumPy, Gymnasium and others take seeds from."""
+    return row_key(*parts) % 2**32
+
+
 def sample_key(key: SampleKey) -> int:
     """The ``row_key`` of a sample; each turn of an episode has its own, and turn 0 that of a single-turn sample."""
     parts = (key.seed, key.split, key.step, key.attempt, key.prompt_id, key.sample)

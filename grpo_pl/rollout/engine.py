@@ -29,6 +29,8 @@ class RolloutEngine(ABC):
 
     weights_version: int | None = None
     """Of an engine that keeps a copy: how many weight updates it had heard of when it took that."""
+    max_tokens: int | None = None
+    """Most tokens of a prompt and its completion, where the engine itself sets a limit below the model's context."""
 
     @abstractmethod
     def generate(

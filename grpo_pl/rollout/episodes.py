@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from grpo_pl.environments.base import Environment, Observation, Transition, episode_value, failed
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.functional.exact_sums import weighted_sum
-from grpo_pl.functional.sampling import row_key
+from grpo_pl.functional.sampling import small_seed
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import context_length, eos_ids
 from grpo_pl.policy.stop_strings import StopStrings
@@ -132,7 +132,7 @@ def run_episodes(
     A row is prompt, action, observation, action, … and ends with an action; what the policy wrote stays the tokens
     that it drew. Turn k draws with the key of ``turn=k`` and positions from 0, so that it can be drawn again from its
     context alone. What an environment does wrong costs its episode. One whose reset failed, or that had no room for an
-    action, is a row of a single padding token that no turn wrote.
+    action, is a row of a single padding token that no turn wrote, behind as much of its prompt as the context holds.
 
     Args:
         dialogue: what stands between actions.
@@ -147,20 +147,21 @@ def run_episodes(
 
     Raises:
         ValueError: before the first reset: limits that the context has no room for, a template that rewrites earlier
-            turns, an environment that refuses its settings, a prompt that is too long.
+            turns, an environment that refuses its settings, prompts that are all too long.
         RolloutInterrupted: ``should_stop`` turned true.
         PolicyDiverged: the policy's logits are not finite.
     """
-    context = context_length(model.config) or 1 << 30
+    context = min(context_length(model.config) or 1 << 30, engine.max_tokens or 1 << 30)
     prompts = checked_prompts(dialogue, pool.environment, problems, limits, context)
     group_size = check_request([prompt or [0] for prompt in prompts], keys)
     owners = [(p, key) for p, group in enumerate(keys) for key in group]
-    rows = [_Row(number, problems[p], prompts[p], key) for number, (p, key) in enumerate(owners)]
+    rows = [_Row(number, problems[p], prompts[p][: context - 1], key) for number, (p, key) in enumerate(owners)]
     together = getattr(engine, "max_batch_rows", 0) or len(rows)
     try:
         pool.start()
         driver = _Driver(
-            engine=engine.continuing(model, rows=min(together, len(rows)), longest=context),
+            engine=engine,
+            keeping=engine.continuing(model, rows=min(together, len(rows)), longest=context),
             model=model,
             dialogue=dialogue,
             pool=pool,
@@ -222,6 +223,7 @@ class _Driver:
     """Plays rows to their ends, in waves."""
 
     engine: RolloutEngine
+    keeping: RolloutEngine  # draws most turns: it may keep what it computed for the next one
     model: PreTrainedModel
     dialogue: Dialogue
     pool: EnvironmentPool
@@ -240,7 +242,7 @@ class _Driver:
     def play(self, rows: Sequence[_Row]) -> None:
         for row in rows:
             key, problem = row.key, row.problem
-            seed = row_key(key.seed, key.split, key.step, key.attempt, key.prompt_id)
+            seed = small_seed(key.seed, key.split, key.step, key.attempt, key.prompt_id)
             columns = {"question": problem.question, "answer": problem.answer, **problem.columns}
             self.pool.reset(row.number, seed=seed, row=columns)
         self._wave(rows, self._begin)
@@ -278,19 +280,28 @@ class _Driver:
             row.finish = "environment"
             return
         try:
-            row.prompt = self.dialogue.prompt_ids(row.problem.asked, start.observation)
+            prompt = self.dialogue.prompt_ids(row.problem.asked, start.observation)
         except Exception as error:  # a template may raise anything; without the observation it wrote this prompt
             return self._refuse(row, error)
-        row.room = min(self.limits.max_episode_tokens or self.context, self.context - len(row.prompt))
+        row.room = min(self.limits.max_episode_tokens or self.context, self.context - len(prompt))
+        row.prompt = prompt[: self.context - 1]  # where that is all, a padding token follows
         if row.room < 1:
             row.finish = "tokens"
 
     def _act(self, rows: Sequence[_Row]) -> None:
-        """Draws the next action of each row and begins to play it."""
+        """Draws the next action of each row and begins to play it. A row that has less left of the context than others
+        draw is drawn apart from them, for a model or an engine may go no further."""
+        longest = min(self.sampling.max_completion_length, max(row.room for row in rows))
+        parts = dict[int, list[_Row]]()
+        for row in rows:
+            parts.setdefault(min(longest, self.context - len(row.prompt) - len(row.tokens)), []).append(row)
+        for most, part in parts.items():
+            self._draw(part, self.keeping if most == longest else self.engine, most)
+
+    def _draw(self, rows: Sequence[_Row], engine: RolloutEngine, longest: int) -> None:
         before, ended = self._tokens, self._ended
         progress = self.progress
-        longest = min(self.sampling.max_completion_length, max(row.room for row in rows))
-        drawn = self.engine.generate(
+        drawn = engine.generate(
             self.model,
             prompt_ids=[row.prompt + row.tokens for row in rows],
             keys=[[replace(row.key, turn=len(row.turns))] for row in rows],
@@ -338,10 +349,11 @@ def checked_prompts(
     dialogue: Dialogue, environment: Environment, problems: Sequence[Problem], limits: EpisodeLimits, context: int
 ) -> list[list[int]]:
     """The tokens of what is asked, unless it is known before the environments have said anything that no episode can
-    be played.
+    be played. A prompt that is longer than others costs its own episodes only, which end where the context does.
 
     Raises:
-        ValueError: a template that rewrites earlier turns, or limits or a prompt that the context has no room for.
+        ValueError: a template that rewrites earlier turns, or limits that the context has no room for beside any of
+            the prompts.
     """
     prompts = [dialogue.prompt_ids(problem.asked) for problem in problems]
     role = environment.observation_role
@@ -354,11 +366,11 @@ def checked_prompts(
             f"max_turns={limits.max_turns} takes {least} tokens at the very least, {between} of them between two "
             f"actions: max_episode_tokens={most} can never hold that."
         )
-    longest = max(range(len(prompts)), key=lambda p: len(prompts[p]), default=None)
-    if longest is not None and len(prompts[longest]) + (most or least) > context:
+    shortest = min(range(len(prompts)), key=lambda p: len(prompts[p]), default=None)
+    if shortest is not None and len(prompts[shortest]) + (most or least) > context:
         told = f"max_episode_tokens={most}" if most else f"max_turns={limits.max_turns} (at least {least} tokens)"
         raise ValueError(
-            f"prompt {problems[longest].id} has {len(prompts[longest])} tokens; with {told} that exceeds the model's "
+            f"prompt {problems[shortest].id} has {len(prompts[shortest])} tokens; with {told} that exceeds the model's "
             f"context of {context}. Shorten one of them."
         )
     return prompts

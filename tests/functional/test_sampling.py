@@ -3,10 +3,11 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from grpo_pl.functional.sampling import draw_tokens, row_key, sample_key, truncate_logits, uniforms
+from grpo_pl.functional.sampling import draw_tokens, row_key, sample_key, small_seed, truncate_logits, uniforms
 from grpo_pl.types import SampleKey
 
 
@@ -162,3 +163,11 @@ def test_bfloat16_logits_are_scored_in_float32():
     tokens, logprobs = draw_tokens(logits, uniforms(torch.arange(3), 0), temperature=1.0)
     assert logprobs.dtype == torch.float32
     torch.testing.assert_close(logprobs, logits.float().log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1))
+
+
+def test_small_seeds_are_what_numpy_takes() -> None:
+    seeds = [small_seed(0, "train", step) for step in range(50)]
+    assert len(set(seeds)) == 50 and max(seeds) > 2**31
+    for seed in seeds:
+        np.random.RandomState(seed)
+        np.random.default_rng(seed)

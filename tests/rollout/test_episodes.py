@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "plugins"))
 from user_environments import Countdown, Fated
 
 from grpo_pl.environments import Environment, EnvironmentPool, PoolLimits
-from grpo_pl.functional.sampling import row_key
+from grpo_pl.functional.sampling import small_seed
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.template import PromptTemplate
@@ -144,12 +144,11 @@ def test_a_row_is_prompt_action_observation_action(play: Play, dialogue: Dialogu
     assert (rollout.sampling_logprobs[rollout.action_mask] < 0).all()
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gpt2"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_kept_keys_and_values_draw_what_computing_them_anew_draws(
     family: str, play: Play, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    shape = SHAPE if family != "gpt2" else {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
-    model = load_model(PolicyConfig(from_scratch={"model_type": family, **shape, "initializer_range": 0.3}), tokenizer)
+    model = load_model(PolicyConfig(from_scratch={"model_type": family, **SHAPE}), tokenizer)
     (kept, episodes), (anew, others) = play(model=model), play(model=model, engine=PlainEngine())
     assert same(kept, anew) and episodes == others
     torch.testing.assert_close(kept.sampling_logprobs, anew.sampling_logprobs, rtol=1e-4, atol=1e-4)
@@ -238,7 +237,7 @@ def test_all_episodes_of_a_group_begin_alike(play: Play) -> None:
     _, episodes = play(
         Countdown(isolation="thread"), rows=[{"start": 9}, {"start": 4}], limits=EpisodeLimits(max_turns=1)
     )
-    seeds = [row_key(1, "train", 2, 0, prompt) for prompt in (100, 101)]
+    seeds = [small_seed(1, "train", 2, 0, prompt) for prompt in (100, 101)]
     shown = [f"9 (seed {seeds[0]})", f"4 (seed {seeds[1]})"]
     assert [e.start.observation for e in episodes] == [shown[0], shown[0], shown[1], shown[1]]
 
@@ -310,19 +309,60 @@ def test_the_tokens_of_an_episode_are_limited(play: Play) -> None:
     assert reasons == {"turns", "tokens"} and cut
 
 
-def test_episodes_end_where_the_context_does(play: Play, tokenizer: PreTrainedTokenizerBase) -> None:
-    shape = {"model_type": "qwen2", **SHAPE, "max_position_embeddings": 80}
+class Strict(NativeEngine):
+    """Refuses what goes beyond its own limit, as servers of models do."""
+
+    max_tokens = 70
+
+    def generate(self, model: PreTrainedModel, *, prompt_ids: Any, sampling: SamplingParams, **others: Any) -> Rollout:
+        assert max(map(len, prompt_ids)) + sampling.max_completion_length <= self.max_tokens
+        return super().generate(model, prompt_ids=prompt_ids, sampling=sampling, **others)
+
+    def continuing(self, model: PreTrainedModel, *, rows: int, longest: int) -> RolloutEngine:
+        assert longest <= self.max_tokens
+        return self
+
+
+def test_no_row_is_asked_for_more_than_the_limit_of_the_engine(play: Play) -> None:
+    rollout, _ = play(engine=Strict(), rows=[{}, {"shown": "x" * 30}], limits=EpisodeLimits(max_turns=9))
+    assert set(rollout.finish_reasons) == {"tokens"}
+    assert 60 < int((rollout.prompt_mask.sum(dim=1) + rollout.lengths).max()) <= 70
+
+
+def test_a_prompt_that_is_too_long_costs_its_own_episodes(play: Play) -> None:
+    problems = [
+        Problem(id=100 + p, question=question, answer="") for p, question in enumerate(["Go ", "x" * 400, "Go 22"])
+    ]
+    rollout, episodes = play(problems=problems)
+    assert [episode.finish_reason for episode in episodes] == ["turns"] * 2 + ["tokens"] * 2 + ["turns"] * 2
+    assert [episode.value is None for episode in episodes] == [False, False, True, True, False, False]
+    assert rollout.action_lengths.tolist()[2:4] == [0, 0]
+    _, failing = play(Fated(isolation="thread"), problems=[replace(p, columns={"fate": "no reset"}) for p in problems])
+    assert {episode.status for episode in failing} == {"raised"}
+
+
+FAMILIES = {
+    "qwen2": {**SHAPE, "max_position_embeddings": 80},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 80, "initializer_range": 0.3},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_episodes_end_where_the_context_does(family: str, play: Play, tokenizer: PreTrainedTokenizerBase) -> None:
+    shape = {"model_type": family, **FAMILIES[family]}
     small = load_model(PolicyConfig(from_scratch=shape), tokenizer)
-    rollout, episodes = play(model=small, limits=EpisodeLimits(max_turns=12))
+    uneven = [{"shown": "x" * length} for length in range(7)]
+    rollout, episodes = play(model=small, rows=uneven, limits=EpisodeLimits(max_turns=12))
     assert set(rollout.finish_reasons) == {"tokens"}
     total = rollout.prompt_mask.sum(dim=1) + rollout.lengths
     assert total.max() <= 80 and total.min() > 50
-    anew, _ = play(model=small, limits=EpisodeLimits(max_turns=12), engine=PlainEngine())
+    anew, _ = play(model=small, rows=uneven, limits=EpisodeLimits(max_turns=12), engine=PlainEngine())
     assert same(rollout, anew)
     rollout, episodes = play(model=small, rows=[{}, {"shown": "x" * 200}], limits=EpisodeLimits(max_turns=12))
     assert [episode.finish_reason for episode in episodes] == ["tokens"] * 4
     assert [episode.value is None for episode in episodes] == [False, False, True, True]
     assert rollout.action_lengths.tolist()[2:] == [0, 0]
+    assert (rollout.prompt_mask.sum(dim=1) + rollout.lengths).max() <= 80  # so that they can be scored
 
 
 def test_messages_that_cannot_begin_an_episode_cost_that_episode(play: Play) -> None:
@@ -361,7 +401,7 @@ def test_turns_go_through_the_chat_template(policy: PreTrainedModel) -> None:
     ("changes", "told"),
     [
         ({"limits": EpisodeLimits(max_turns=80)}, r"with max_turns=80 \(at least 317 tokens\) that exceeds .* of 256"),
-        ({"limits": EpisodeLimits(max_episode_tokens=250)}, r"^prompt 102 has 7 tokens; with max_episode_tokens=250"),
+        ({"limits": EpisodeLimits(max_episode_tokens=252)}, r"^prompt 100 has 5 tokens; with max_episode_tokens=252"),
         ({"limits": EpisodeLimits(max_turns=9, max_episode_tokens=20)}, r"max_episode_tokens=20 can never hold that"),
         ({"environment": Countdown(isolation="thread"), "rows": []}, "0 prompts for 0 groups"),
     ],

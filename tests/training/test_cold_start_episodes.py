@@ -36,6 +36,7 @@ class Doors(Environment):
     marks: str = "abc"
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+        assert 0 <= seed < 2**32  # NumPy takes no other
         self.word, self.at = str(row["word"]), 0
         return self.word[0], {}
 
