@@ -50,15 +50,16 @@ def _schemas(schema: Any, where: str) -> Iterator[tuple[str, Any]]:
     Raises:
         ValueError: a keyword that must hold an object of schemas holds something else.
     """
-    yield where[:200], schema
+    where = where[:200]  # what a name costs must not grow with the number of schemas in it
+    yield where, schema
     if not isinstance(schema, dict):
         return
     for name in ("properties", "$defs", "definitions", "patternProperties"):
         inner = schema.get(name, {})
         if not isinstance(inner, dict):
-            raise ValueError(f"{where[:200]}: {name} must be an object")
+            raise ValueError(f"{where}: {name} must be an object")
         for key, part in inner.items():
-            yield from _schemas(part, f"{where}.{key}")
+            yield from _schemas(part, f"{where}.{key[:200]}")
     for name in ("anyOf", "oneOf", "allOf", "prefixItems", "items", "additionalProperties", "not"):
         inner = schema.get(name, [])
         for part in inner if isinstance(inner, list) else [inner]:

@@ -181,6 +181,10 @@ def _tools() -> Iterator[Case]:
     ]  # fmt: skip
     for name, tools, further in lists:
         yield Case(f"tools {name}", post(CHAT, json.dumps({**_HELLO, "tools": tools, **further}).encode()), REFUSED)
+    brothers = taking(properties={"x" * 7_000_000: {"anyOf": [True] * 100_000 + [5]}})
+    yield Case(
+        "tools with a long name and many parts", post(CHAT, json.dumps({**_HELLO, "tools": brothers}).encode()), REFUSED
+    )
     endless = taking(properties={"x": {"$ref": "#"}}, required=["x"])
     explosive = taking(properties={"x": {"type": "string", "pattern": "(a{1,999}){1,999}"}}, required=["x"])
     for name, tools in (("with a schema without an end", endless), ("with a pattern that explodes", explosive)):
