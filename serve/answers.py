@@ -57,6 +57,11 @@ class Choice:
     def calls(self) -> Sequence[MadeCall]:
         return () if self.reader is None else self.reader.calls
 
+    @property
+    def said_after(self) -> int:
+        """Number of calls before the first of the text."""
+        return 0 if self.reader is None else self.reader.said_after
+
     def new_calls(self) -> list[tuple[int, MadeCall]]:
         """(index, call) of the calls that have not been sent; they count as sent from now on."""
         before, self.told = self.told, len(self.calls)

@@ -24,7 +24,8 @@ class MadeCall(NamedTuple):
 
 
 class CallReader:
-    """Reads one answer. Calls that the policy's parser finds faulty, and calls of unknown tools, remain text.
+    """Reads one answer. Calls that the policy's parser finds faulty, and calls of unknown tools, remain text; blanks
+    after a call are none where no other text follows them.
 
     Args:
         parser: the parser of the policy's training; it runs only when new text may have ended a call.
@@ -38,9 +39,12 @@ class CallReader:
         self._opening = re.compile("|".join(re.escape(opening) for opening, _ in self._tags))
         self._overlap = max((len(closing) for _, closing in self._tags), default=1) - 1
         self._held = ""  # text that is, or may become, a call
+        self._blanks: str | None = None  # since the latest call, where nothing else followed it
         self.text = ""
         """The text of the answer without its calls."""
         self.calls: list[MadeCall] = []
+        self.said_after = 0
+        """Number of calls before the first of the text."""
 
     @property
     def full(self) -> bool:
@@ -56,7 +60,8 @@ class CallReader:
             self._read(final=final)
         if not self.full:
             end = len(self._held) if final else self._first_opening()
-            self.text, self._held = self.text + self._held[:end], self._held[end:]
+            self._say(self._held[:end])
+            self._held = self._held[end:]
         return self.text[before:]
 
     def _may_have_ended(self, new: int) -> bool:
@@ -70,15 +75,24 @@ class CallReader:
             if not final and end == len(self._held) and not self._is_closed(self._held[start:end]):
                 break  # it may still be closed
             if (made := self._made(call)) is not None:
-                self.text += self._held[at:start]
+                self._say(self._held[at:start])
                 self.calls.append(made)
-                at = end
+                self._blanks, at = "", end
                 if self.full:
                     break
             else:
-                self.text += self._held[at:end]
+                self._say(self._held[at:end])
                 at = end
         self._held = self._held[at:]
+
+    def _say(self, text: str) -> None:
+        if self._blanks is not None and not text.strip():
+            self._blanks += text
+            return
+        text, self._blanks = (self._blanks or "") + text, None
+        if text and not self.text:
+            self.said_after = len(self.calls)
+        self.text += text
 
     def _is_closed(self, part: str) -> bool:
         return any(part.startswith(opening) and part.endswith(closing) for opening, closing in self._tags)

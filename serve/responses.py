@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
@@ -90,7 +89,7 @@ _Item = Annotated[
 
 
 def _as_messages(items: Sequence[Message | FunctionCall | FunctionResult]) -> list[dict[str, Any]]:
-    """The same as chat has it: calls belong to what the assistant said before them."""
+    """The same as chat has it: calls belong to what the assistant said before them, or between them."""
     messages: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, FunctionResult):
@@ -100,6 +99,8 @@ def _as_messages(items: Sequence[Message | FunctionCall | FunctionResult]) -> li
                 messages.append({"role": "assistant", "content": "", "tool_calls": []})
             function = {"name": item.name, "arguments": item.arguments}
             messages[-1]["tool_calls"].append({"id": item.call_id, "type": "function", "function": function})
+        elif item.role == "assistant" and messages and messages[-1].get("tool_calls"):
+            messages[-1]["content"] += item.text
         else:
             messages.append({"role": item.role, "content": item.text, "tool_calls": []})
     return messages
@@ -171,16 +172,16 @@ class ResponseShape:
         self._body, self._chat, self._model = body, chat, model
         self._id, self._item = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
         self._created, self._events = int(time.time()), 0
-        self._said: int | None = None  # the place of the message among the items of a stream
-        self._calls: list[int] = []  # the places of the calls
+        self._items = 0  # of a stream, so far
+        self._said: int | None = None  # the place of the message among them
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         (choice,) = choices
         status = "incomplete" if choice.finish == "length" else "completed"
-        items = list(zip(self._calls or range(1, 1 + len(choice.calls)), map(_call, choice.calls), strict=True))
+        items = list(map(_call, choice.calls))
         if choice.text or not items:
-            items.append((self._said or 0, self._message(choice.text, status)))
-        return self._response(status, [item for _, item in sorted(items, key=itemgetter(0))], usage_of(choices, 1))
+            items.insert(choice.said_after, self._message(choice.text, status))
+        return self._response(status, items, usage_of(choices, 1))
 
     def opening(self, choice: Choice) -> str:
         empty = self._response("in_progress", [], None)
@@ -193,8 +194,10 @@ class ResponseShape:
         return "".join(events)
 
     def chunk(self, choice: Choice, text: str, tokens: Sequence[ScoredToken], choices: Sequence[Choice]) -> str:
-        said = self._text(text) if text else ""
-        return said + "".join(self._called(_call(call)) for _, call in choice.new_calls())
+        calls = [_call(call) for _, call in choice.new_calls()]
+        first = max(0, choice.said_after - self._items) if text and self._said is None else 0
+        said = [*map(self._called, calls[:first]), self._text(text) if text else "", *map(self._called, calls[first:])]
+        return "".join(said)
 
     def closing(self, choices: Sequence[Choice]) -> str:
         (choice,) = choices
@@ -218,7 +221,7 @@ class ResponseShape:
         """More of the message, which begins with the first."""
         events = []
         if self._said is None:
-            self._said = len(self._calls)
+            self._said, self._items = self._items, self._items + 1
             item = {**self._message("", "in_progress"), "content": []}
             events.append(self._event("response.output_item.added", output_index=self._said, item=item))
             events.append(self._event("response.content_part.added", **self._place(), part=_part("")))
@@ -228,8 +231,8 @@ class ResponseShape:
 
     def _called(self, item: dict[str, Any]) -> str:
         """A call, whole."""
-        self._calls.append(len(self._calls) + (self._said is not None))
-        place = {"item_id": item["id"], "output_index": self._calls[-1]}
+        place = {"item_id": item["id"], "output_index": self._items}
+        self._items += 1
         begun = {**item, "arguments": "", "status": "in_progress"}
         arguments = item["arguments"]
         events = [
