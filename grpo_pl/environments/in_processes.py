@@ -134,6 +134,7 @@ class Processes:
 
     def close(self) -> None:
         """Ends all processes and waits for that."""
+        self._failed.clear()
         for episode in list(self.seats):
             self.discard(episode, kill=True)
         if self._control is not None:

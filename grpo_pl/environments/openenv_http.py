@@ -23,11 +23,12 @@ class OpenEnvEnvironment(Environment):
     """``POST /reset {seed, episode_id}`` and ``POST /step {action}`` give ``{observation, reward, done}``.
 
     Over HTTP such a server holds one episode at a time. ``urls`` names as many as are to be played at once: an episode
-    takes the first that is free, and gives it back when it ends.
+    takes the first that is free, and gives it back when it ends. With several training processes, rank r of w takes
+    every w-th of them, from the r-th on.
     """
 
     urls: Sequence[str]
-    """Servers, such as ``http://localhost:8000``: as many as episodes at once."""
+    """Servers, such as ``http://localhost:8000``: as many as episodes at once, on all ranks together."""
     action: str | Callable[[str], Mapping[str, Any]] = "message"
     """The field of the action that the policy's text goes into, or ``package.module:function`` that makes the whole
     action of the text."""
@@ -36,29 +37,38 @@ class OpenEnvEnvironment(Environment):
     timeout_s: float = 20.0
     """Seconds that a request may take."""
     isolation: Literal["thread", "process"] = "thread"
-    """The server is a process already."""
+    """Only ``thread``: the server is a process already, and episodes in processes would not know which are taken."""
 
     def __post_init__(self) -> None:
         if isinstance(self.urls, str) or not self.urls:
             raise ValueError(f"urls must be a list of one address or more, got {self.urls!r}.")
+        if self.isolation != "thread":
+            raise ValueError(
+                f"an OpenEnv server is a process already: isolation must be 'thread', not {self.isolation!r}."
+            )
         self._observe = resolved(self.observe or plain_text)
         made = resolved(self.action) if callable(self.action) or ":" in self.action else None
         self._action = made or (lambda text: {self.action: text})
         self._url = ""
 
     def prepare(self) -> None:
-        for url in self.urls:
+        rank, world = _rank_and_world()
+        if len(self.urls) < world:
+            raise ValueError(f"urls names {len(self.urls)} servers for {world} training processes: each needs its own.")
+        for url in self.urls[rank::world]:
             try:
                 self._request(url, "/health")
             except Unavailable as error:
                 raise ValueError(f"no OpenEnv server answers: {error}") from error
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[Observation, Mapping[str, Any]]:
+        rank, world = _rank_and_world()
+        ours = self.urls[rank::world]
         with _taking:
-            free = [url for url in self.urls if url not in _taken]
+            free = [url for url in ours if url not in _taken]
             if not free:
                 raise Unavailable(
-                    f"all {len(self.urls)} servers are in use, each by an episode: name more of them in urls, or play "
+                    f"all {len(ours)} servers are in use, each by an episode: name more of them in urls, or play "
                     "fewer episodes at once"
                 )
             self._url = free[0]
@@ -94,6 +104,14 @@ class OpenEnvEnvironment(Environment):
             raise Unavailable(f"{url}{path} cannot be reached: {error}") from error
         except ValueError as error:
             raise EnvironmentMistake(f"{url}{path} answered with what is no JSON.") from error
+
+
+def _rank_and_world() -> tuple[int, int]:
+    """Which of the training processes this is, and how many there are."""
+    from torch import distributed
+
+    here = distributed.is_available() and distributed.is_initialized()
+    return (distributed.get_rank(), distributed.get_world_size()) if here else (0, 1)
 
 
 def plain_text(observation: Mapping[str, Any]) -> str:
