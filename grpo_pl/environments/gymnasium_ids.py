@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_pl.environments.base import Environment, EnvironmentMistake, Observation, Step, resolved
+from grpo_pl.environments.base import Environment, EnvironmentMistake, Observation, Step, resolved, text_of
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _INTEGER = re.compile(r"-?\d+")
@@ -30,7 +30,7 @@ class GymnasiumEnvironment(Environment):
     """``parse(action, env.action_space)`` gives the action, None where the text means none; null reads the first whole
     number in the text, or takes the text itself where the space is one of texts."""
     invalid: str = "Invalid action."
-    """What the policy is told when its action means nothing; the last observation follows."""
+    """What the policy is told when its action means nothing; the last observation follows. Empty gives that alone."""
 
     def __post_init__(self) -> None:
         self._observe, self._parse = resolved(self.observe or shown), resolved(self.parse or number_or_text)
@@ -65,11 +65,11 @@ class GymnasiumEnvironment(Environment):
     def step(self, action: str) -> Step:
         chosen = self._parse(action, self._env.action_space)
         if chosen is None or not self._env.action_space.contains(chosen):
-            state = self._last_info.get("state", self._last)
+            state = self._last_info.get("state", text_of(self._last))
             told: Observation = (
-                f"{self.invalid}\n{self._last}"
+                "\n".join(filter(None, (self.invalid, self._last)))
                 if isinstance(self._last, str)
-                else [{"role": "user", "content": self.invalid}, *self._last]
+                else [*([{"role": "user", "content": self.invalid}] if self.invalid else []), *self._last]
             )
             return told, 0.0, False, False, {"invalid_action": True, "state": state}
         observation, reward, terminated, truncated, info = self._env.step(chosen)

@@ -151,12 +151,16 @@ class Processes:
     def _seat(self, episode: int) -> _Seat:
         ours, theirs = socket.socketpair()
         number = next(self._numbers)
-        with theirs:
-            if not self._ask(b"F", number, theirs):  # the nursery was killed: its successor
-                self._leave_nursery()
-                self.start()
-                if not self._ask(b"F", number, theirs):
-                    raise OSError("the process that episodes are forked from has ended.")
+        try:
+            with theirs:
+                if not self._ask(b"F", number, theirs):  # the nursery was killed: its successor
+                    self._leave_nursery()
+                    self.start()
+                    if not self._ask(b"F", number, theirs):
+                        raise OSError("the process that episodes are forked from has ended.")
+        except BaseException:
+            ours.close()
+            raise
         ours.setblocking(False)
         seat = self.seats[episode] = _Seat(number, ours)
         return seat

@@ -110,6 +110,8 @@ class Threads:
         self, tasks: queue.SimpleQueue[_Task | None], results: queue.SimpleQueue[tuple[_Task, Transition]]
     ) -> None:
         while (task := tasks.get()) is not None:
+            if task.overdue:  # its pool was closed while it waited
+                return
             task.environment = self.environments.get(task.episode)
             task.began = time.monotonic()
             done = attempted(self._call, {"task": task}, where=task.method, blame=self.pattern.blame)

@@ -46,6 +46,14 @@ def test_an_action_that_means_nothing_changes_nothing_and_is_marked() -> None:
     assert turns[2].observation == f"Invalid action.\n{turns[1].observation}" and turns[2].state == turns[1].state
 
 
+def test_nothing_may_be_said_of_such_an_action() -> None:
+    turns = play(lake(invalid=""), ["down", "sideways"], row={"desc": MAP})
+    assert turns[2].invalid_action and turns[2].observation == turns[1].observation
+    messages = lake(invalid="", observe=lambda env, seen: [{"role": "user", "content": str(seen)}])
+    turns = play(messages, ["down", "sideways"], row={"desc": MAP})
+    assert turns[2].observation == turns[1].observation == [{"role": "user", "content": "4"}]
+
+
 def test_without_a_renderer_and_a_parser_the_plain_ones_serve() -> None:
     turns = play(lake(observe=None, parse=None), ["I go 1, not 2", "none"], row={"desc": MAP})
     assert "\x1b" not in str(turns[0].observation) and "SFFF" in str(turns[0].observation)

@@ -1,19 +1,22 @@
 """Many episodes at once: what an environment does wrong costs its own episode, and nothing is left behind."""
 
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from user_environments import Countdown, Unready, Wayward
+from user_environments import Countdown, Refusing, Unready, Wayward
 
 from grpo_pl.environments import EnvironmentPool, PoolLimits, Transition, episode_value
+from grpo_pl.environments.in_threads import Threads, _Task
 
 LIMITS = PoolLimits(step_timeout_s=1.5, max_observation_chars=10_000, memory_limit_mb=512)
 SOON_S = 30.0
@@ -237,6 +240,34 @@ def test_a_pool_that_was_closed_plays_again(isolation: Any) -> None:
         assert reset(pool, 0, start=2)[0].observation == "2 (seed 7)"
         pool.step(0, "-1")  # never collected
         pool.close()
+
+
+def test_what_could_not_begin_is_forgotten_with_the_pool(tmp_path: Path) -> None:
+    """Else the episode of that number would be told so after the pool was used again."""
+    file = tmp_path / "there"
+    pool = EnvironmentPool(Refusing(file=str(file)))
+    pool.start()
+    nursery = next(iter(below()))
+    os.kill(nursery, signal.SIGKILL)
+    assert gone(nursery)
+    file.touch()
+    channels = psutil.Process().num_fds()
+    pool.reset(0, seed=7, row={})
+    assert psutil.Process().num_fds() <= channels
+    pool.close()
+    file.unlink()
+    assert reset(pool, 0, start=2)[0].observation == "2 (seed 7)"
+    assert step(pool, {0: "-1"})[0].status == "ok"
+    pool.close()
+
+
+def test_a_task_that_was_abandoned_while_it_waited_is_not_played() -> None:
+    made = threading.Event()
+    tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    tasks.put(_Task(0, "reset", {"seed": 0, "row": {}}, overdue=True))
+    tasks.put(None)
+    Threads(Gated(closed=made, isolation="thread"), LIMITS)._serve(tasks, queue.SimpleQueue())
+    assert not made.is_set()  # an environment that was made is closed
 
 
 def test_an_answer_that_json_cannot_say_costs_its_episode_alone(pool: EnvironmentPool) -> None:

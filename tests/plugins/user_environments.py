@@ -102,6 +102,17 @@ class Unready(Countdown):
         time.sleep(3600)
 
 
+@dataclass(kw_only=True)
+class Refusing(Countdown):
+    """Refuses to be prepared while a file is there."""
+
+    file: str
+
+    def prepare(self) -> None:
+        if os.path.exists(self.file):
+            raise ValueError(f"{self.file} is there")
+
+
 def _spin() -> None:
     while True:
         try:
