@@ -124,6 +124,11 @@ class Environment(ABC):
         """Ends what :meth:`prepare` started; called once no episode is left."""
 
     @property
+    def slowest_step_s(self) -> float:
+        """Seconds that a step may take by the environment's own limits, which must end first; 0 where it has none."""
+        return 0.0
+
+    @property
     def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
         """JSON schemas of the tools that a chat template tells the policy about."""
         return ()

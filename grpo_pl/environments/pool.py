@@ -37,8 +37,15 @@ class EnvironmentPool:
         """Prepares the environment where episodes will be played; done by the first reset as well.
 
         Raises:
-            ValueError: the environment refuses its settings, or cannot be sent to another process.
+            ValueError: the environment refuses its settings, or cannot be sent to another process; or its steps may
+                take as long as ``step_timeout_s`` by limits of its own.
         """
+        slowest, allowed = self.environment.slowest_step_s, self.limits.step_timeout_s
+        if slowest >= allowed:
+            raise ValueError(
+                f"a step of {type(self.environment).__name__} may take {slowest:g} s, and step_timeout_s={allowed:g} "
+                "would end its episode first: raise step_timeout_s, or lower the environment's own limit."
+            )
         if not self._started:
             self._runner.start()
             self._started = True

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,19 +34,28 @@ class ToolEnvironment(Environment):
     isolation: Literal["thread", "process"] = "thread"
     """Calls run in processes of the sandbox; the episodes themselves are trusted."""
     time_limit_s: float = 5.0
-    """CPU seconds of one call; one that waits ends after several times as long."""
+    """CPU seconds of one call; one that waits ends after three times as long."""
+    action_limit_s: float = 20.0
+    """Seconds of the clock that the calls of one action, made one after the other, may take together; those that are
+    left are answered by an error. ``episodes.step_timeout_s`` must be longer."""
+    most_calls: int = 10
+    """Calls of one action that are made; the others are answered by an error."""
     memory_limit_mb: int = 1024
     """Address space of the processes that calls run in."""
-    workers: int = 2
-    """Calls that run at the same time."""
+    workers: int = 8
+    """Calls that run at the same time: as many as steps do, ``episodes.threads``, so that none waits for others."""
     longest_result: int = 2000
     """Characters of a result that the policy reads; the rest is cut off."""
 
     def __post_init__(self) -> None:
         if not self.tools:
             raise ValueError("tools must name one function or more, got none.")
-        if not (math.isfinite(self.time_limit_s) and self.time_limit_s > 0):
-            raise ValueError(f"time_limit_s must be a positive number of seconds, got {self.time_limit_s}.")
+        for name in ("time_limit_s", "action_limit_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be a positive number of seconds, got {value}.")
+        if self.most_calls < 1:
+            raise ValueError(f"most_calls must be at least 1, got {self.most_calls}.")
         functions = [resolved(tool) for tool in self.tools]
         self._functions = {function.__name__: function for function in functions}
         if len(self._functions) < len(functions):
@@ -53,8 +64,8 @@ class ToolEnvironment(Environment):
         self.parser.check(self._functions)
         self._pool: WorkerPool | None = None
 
-    @property
-    def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
+    @functools.cached_property
+    def tool_schemas(self) -> Sequence[Mapping[str, Any]]:  # type: ignore[override]
         return [schema(function) for function in self._functions.values()]
 
     def prepare(self) -> None:
@@ -63,6 +74,7 @@ class ToolEnvironment(Environment):
     def shutdown(self) -> None:
         if self._pool is not None:
             self._pool.close()
+            self._pool = None
 
     @property
     def observation_role(self) -> str:
@@ -72,11 +84,21 @@ class ToolEnvironment(Environment):
         return "", {}
 
     def step(self, action: str) -> Step:
-        return answered(action, self._functions, self.parser, self._result, self.finish)
+        self._until = time.monotonic() + self.action_limit_s
+        return answered(action, self._functions, self.parser, self._result, self.finish, most=self.most_calls)
+
+    @property
+    def slowest_step_s(self) -> float:
+        return self.action_limit_s
 
     def _result(self, call: Call) -> Result:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            fault = f"not called: the calls before took the {self.action_limit_s:g} s of an action"
+            return Result(call.name, fault, failed=True)
         job = {"arguments": dict(call.arguments), "path": sys.path, "longest": self.longest_result}
-        (verdict,) = self._workers().run([(self._references[call.name], json.dumps(job))])
+        reference = self._references[call.name]
+        (verdict,) = self._workers().run([(reference, json.dumps(job))], within_s=left)
         if verdict.status == "unavailable":
             raise Unavailable(verdict.detail)
         if verdict.status == "ok":
@@ -90,6 +112,7 @@ class ToolEnvironment(Environment):
                     workers=self.workers,
                     soft_limit_s=self.time_limit_s,
                     hard_limit_s=1.5 * self.time_limit_s,
+                    wall_factor=2.0,
                     memory_limit_mb=self.memory_limit_mb,
                     cache_size=0,  # a tool may answer the same call differently
                     judge="tool_call.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,8 +49,8 @@ class TRLEnvironment(Environment):
             )
         self.parser.check(tools)
 
-    @property
-    def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
+    @functools.cached_property
+    def tool_schemas(self) -> Sequence[Mapping[str, Any]]:  # type: ignore[override]
         return [schema(method) for method in _tools(self._make()).values()]
 
     @property

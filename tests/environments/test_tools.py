@@ -1,15 +1,19 @@
 """Plain functions as tools: every call is answered, whatever it does."""
 
 import json
+import re
+import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import user_tools
 
-from grpo_pl.environments import EnvironmentPool, play
+from grpo_pl.environments import EnvironmentPool, PoolLimits, play
 from grpo_pl.environments.calculator import calc
 from grpo_pl.environments.tool_calls import Call, HermesCalls, Result, TagCalls
 from grpo_pl.environments.tools import ToolEnvironment
+from grpo_pl.rewards.sandbox.pool import SandboxSettings, Verdict, WorkerPool
 
 TOOLS = [user_tools.multiply, user_tools.echo, user_tools.misbehave]
 
@@ -58,13 +62,15 @@ def test_calls_are_answered_in_their_order_by_tool_messages(environment: ToolEnv
         (hermes("multiply", a="x", b="y"), "TypeError"),
         (hermes("misbehave", how="raise"), "RuntimeError: no such luck"),
         (hermes("misbehave", how="exit"), "SystemExit"),
-        (hermes("misbehave", how="spin"), "over 0.5 s"),
+        (hermes("misbehave", how="spin"), "over 0.5 s|not done in time"),  # a busy machine gives it little
+        (hermes("misbehave", how="hang"), "not done in time"),
         (hermes("misbehave", how="hoard"), "MemoryError"),
+        (hermes("\ud800"), "no tool"),
     ],
 )
 def test_a_call_that_fails_is_answered_by_its_error(environment: ToolEnvironment, action: str, says: str) -> None:
     (content,) = told(environment, action)
-    assert content.startswith("Error: ") and says in content and len(content) < 400
+    assert content.startswith("Error: ") and re.search(says, content) and len(content) < 400
     assert told(environment, hermes("multiply", a=2, b=3)) == ["6"]  # the tools are still there
 
 
@@ -78,6 +84,60 @@ def test_the_same_call_is_made_again(environment: ToolEnvironment) -> None:
     assert told(environment, call) != told(environment, call)
     one, other = told(environment, call + call)
     assert one != other
+
+
+def test_the_calls_of_an_action_share_its_time(environment: ToolEnvironment) -> None:
+    hang, good = hermes("misbehave", how="hang"), hermes("multiply", a=2, b=3)
+    told(environment, good)
+    contents = told(replace(environment, action_limit_s=4.0), good + 5 * hang + good)
+    assert contents[:2] == ["6", "Error: not done in time"]
+    assert contents[-1] == "Error: not called: the calls before took the 4 s of an action"
+
+
+def test_a_call_that_hangs_holds_no_other_episode_up(environment: ToolEnvironment) -> None:
+    hang, good = hermes("misbehave", how="hang"), hermes("multiply", a=2, b=3)
+    with EnvironmentPool(replace(environment, action_limit_s=10.0), PoolLimits(step_timeout_s=12.0)) as pool:
+        for episode in range(8):
+            pool.reset(episode, seed=0, row={})
+        pool.collect_all()
+        for episode in range(8):
+            pool.step(episode, 2 * hang if episode < 4 else good)
+        turns = pool.collect_all()
+    assert {turn.status for turn in turns.values()} == {"ok"}
+    assert [turns[i].observation[-1]["content"] for i in range(4, 8)] == ["6"] * 4  # type: ignore[index,call-overload]
+
+
+def test_a_job_that_waits_for_a_worker_too_long_is_given_up() -> None:
+    pool = WorkerPool(SandboxSettings(workers=1, cache_size=0, judge="tool_call.py"))
+    job = {"arguments": {"how": "hang"}, "path": sys.path, "longest": 10}
+    jobs = [("user_tools:misbehave", json.dumps(job | {"longest": longest})) for longest in (10, 11)]
+    try:
+        assert pool.run(jobs, within_s=1.0) == [
+            Verdict("killed", "not done in time"),
+            Verdict("timeout", "no worker was free in time"),
+        ]
+    finally:
+        pool.close()
+
+
+def test_calls_beyond_the_limit_of_an_action_are_not_made(environment: ToolEnvironment) -> None:
+    contents = told(replace(environment, most_calls=2), hermes("multiply", a=2, b=3) * 3 + "<tool_call>")
+    assert contents == ["6", "6", *["Error: only 2 calls an action are made"] * 2]
+
+
+def test_steps_that_could_outlast_the_pools_limit_are_refused(environment: ToolEnvironment) -> None:
+    with pytest.raises(ValueError, match=r"ToolEnvironment may take 20 s, and step_timeout_s=20 .* raise step_timeout"):
+        EnvironmentPool(environment, PoolLimits(step_timeout_s=20.0)).start()
+
+
+def test_halves_of_surrogate_pairs_are_replaced(environment: ToolEnvironment) -> None:
+    turn = play(environment, [hermes("echo", text="a\ud800") + hermes("\ud800")])[-1]
+    assert turn.status == "ok" and turn.info["calls"] == ["echo", "?"]
+    assert [(m["name"], m["content"][:2]) for m in turn.observation] == [("echo", "a?"), ("?", "Er")]  # type: ignore[index]
+
+
+def test_schemas_are_made_once(environment: ToolEnvironment) -> None:
+    assert environment.tool_schemas is environment.tool_schemas
 
 
 def test_an_empty_result_stays_empty(environment: ToolEnvironment) -> None:
@@ -157,6 +217,8 @@ def test_the_wording_of_results_is_an_argument() -> None:
         (lambda: ToolEnvironment(tools=[user_tools.multiply], parser=TagCalls()), "'multiply' needs 2"),
         (lambda: ToolEnvironment(tools=[calc, calc]), "calc"),
         (lambda: ToolEnvironment(tools=[calc], time_limit_s=0), "time_limit_s"),
+        (lambda: ToolEnvironment(tools=[calc], action_limit_s=float("inf")), "action_limit_s"),
+        (lambda: ToolEnvironment(tools=[calc], most_calls=0), "most_calls"),
     ],
 )
 def test_tools_that_cannot_work_are_refused(make: Any, says: str) -> None:

@@ -53,6 +53,12 @@ def test_a_limit_of_the_caller_asks_for_the_reward() -> None:
         assert pool.collect_all()[0].observation == "The counter stands at 0."
 
 
+def test_an_object_is_made_once_for_the_schemas() -> None:
+    made: list[user_tools.Counter] = []
+    environment = TRLEnvironment(factory=lambda: made.append(user_tools.Counter()) or made[-1])  # type: ignore[func-returns-value]
+    assert environment.tool_schemas is environment.tool_schemas and len(made) == 1
+
+
 def test_the_least_that_trl_asks_for_will_do() -> None:
     turns = play(TRLEnvironment(factory=user_tools.Silent), [call("nothing"), "bye"], row={"question": "?"})
     assert turns[0].observation == "" and turns[-1].terminated and episode_value(turns) == 0.0

@@ -30,13 +30,15 @@ def misbehave(how: str) -> str:
     """Does something else.
 
     Args:
-        how: raise, spin, hoard, long, exit, draw or print.
+        how: raise, spin, hang, hoard, long, exit, draw or print.
     """
     if how == "raise":
         raise RuntimeError("no such luck")
     if how == "spin":
         while True:
             pass
+    if how == "hang":
+        time.sleep(3600)
     if how == "hoard":
         return "x" * 2**34
     if how == "long":

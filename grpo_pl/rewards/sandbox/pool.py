@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -48,8 +50,11 @@ class WorkerPool:
             threads = self._ensure_threads()
         threads.wait_until_ready()
 
-    def run(self, jobs: Sequence[Job]) -> list[Verdict]:
+    def run(self, jobs: Sequence[Job], *, within_s: float = math.inf) -> list[Verdict]:
         """One verdict per (gold, answer) pair, in order; equal pairs are judged once, cached ones not again.
+
+        Args:
+            within_s: seconds of the clock after which pairs that still wait or run get ``timeout`` or ``killed``.
 
         Raises:
             WorkerStartError: see `start`.
@@ -57,6 +62,7 @@ class WorkerPool:
         if not jobs:
             return []
         self.start()
+        deadline = time.monotonic() + within_s
         waiting: dict[Job, Future[Verdict]] = {}
         verdicts: dict[Job, Verdict] = {}
         with self._lock:  # close() must not run between finding the threads and submitting a job to them
@@ -66,7 +72,7 @@ class WorkerPool:
                     self._cache.move_to_end(job)
                     verdicts[job] = self._cache[job]
                 else:
-                    waiting[job] = self._ensure_threads().submit(job)
+                    waiting[job] = self._ensure_threads().submit(job, deadline)
         for job, future in waiting.items():
             verdicts[job] = future.result()
         with self._lock:

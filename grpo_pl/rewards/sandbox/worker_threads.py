@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ MAX_ATTEMPTS = 3
 """Attempts per pair whose worker is ended from outside; then the pair itself is blamed, as the system may have run out
 of memory on it each time."""
 WALL_FACTOR = 6.0
-"""Wall-clock limit of a job, in multiples of its hard limit (CPU time); a worker that is not done by then is killed."""
+"""``wall_factor`` of jobs that compute: on a busy machine CPU time takes longer by the clock."""
 Job = tuple[str, str]
 
 
@@ -48,6 +49,8 @@ class SandboxSettings:
     """CPU seconds after which a comparison is interrupted (status ``timeout``)."""
     hard_limit_s: float = 1.5
     """CPU seconds after which a worker that ignores the interruption is killed (status ``killed``)."""
+    wall_factor: float = WALL_FACTOR
+    """Wall-clock limit of a job, in multiples of ``hard_limit_s``; a worker that is not done by then is killed."""
     memory_limit_mb: int = 2048
     """Address space of one worker (``RLIMIT_AS``) in MiB."""
     relative_tolerance: float = 1e-4
@@ -66,6 +69,8 @@ class SandboxSettings:
             raise ValueError(
                 f"hard_limit_s must be finite and above soft_limit_s={self.soft_limit_s}, got {self.hard_limit_s}."
             )
+        if not (math.isfinite(self.wall_factor) and self.wall_factor >= 1):
+            raise ValueError(f"wall_factor must be finite and at least 1, got {self.wall_factor}.")
         if self.memory_limit_mb < 512:
             raise ValueError(f"memory_limit_mb must be at least 512 (SymPy needs it), got {self.memory_limit_mb}.")
         if self.cache_size < 0:
@@ -130,7 +135,7 @@ class Worker:
             if not self.link.poll(limit_s):
                 self.process.kill()
                 self.stop()
-                raise OverHardLimit
+                raise OverHardLimit("not done in time")
             reply: dict[str, Any] = json.loads(self.link.recv_bytes())
         except (EOFError, OSError):
             returncode = self.stop()
@@ -154,7 +159,7 @@ class WorkerThreads:
         self.settings = settings
         self.kills = 0
         self.workers: list[Worker | None] = [None] * settings.workers
-        self._tasks: queue.SimpleQueue[tuple[Job, Future[Verdict]] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[Job, float, Future[Verdict]] | None] = queue.SimpleQueue()
         self._started: list[Future[None]] = [Future() for _ in range(settings.workers)]
         self._threads = [
             threading.Thread(target=self._serve, args=(i,), daemon=True, name=f"grpo_pl-sandbox-{i}")
@@ -168,10 +173,10 @@ class WorkerThreads:
         for started in self._started:
             started.result()
 
-    def submit(self, job: Job) -> Future[Verdict]:
-        """Adds a job to the queue; the future gets its verdict."""
+    def submit(self, job: Job, deadline: float = math.inf) -> Future[Verdict]:
+        """Adds a job to the queue; the future gets its verdict soon after ``deadline`` (monotonic) at the latest."""
         future: Future[Verdict] = Future()
-        self._tasks.put((job, future))
+        self._tasks.put((job, deadline, future))
         return future
 
     def dismiss(self) -> None:
@@ -183,7 +188,7 @@ class WorkerThreads:
         """Ends the workers once all submitted jobs are done, and waits for their threads."""
         self.dismiss()
         for thread in self._threads:
-            thread.join(timeout=self.settings.hard_limit_s * WALL_FACTOR + 5.0)
+            thread.join(timeout=self.settings.hard_limit_s * self.settings.wall_factor + 5.0)
 
     def _serve(self, slot: int) -> None:
         try:
@@ -192,9 +197,9 @@ class WorkerThreads:
         except Exception as error:  # passed on to the thread that waits for the start
             self._started[slot].set_exception(error)
         while (task := self._tasks.get()) is not None:
-            job, future = task
+            job, deadline, future = task
             try:
-                future.set_result(self._answer(slot, job))
+                future.set_result(self._answer(slot, job, deadline))
             except BaseException as error:  # passed on to the caller, who waits for this future
                 future.set_exception(error)
         worker = self.workers[slot]
@@ -202,21 +207,24 @@ class WorkerThreads:
             worker.stop()
             self.workers[slot] = None
 
-    def _answer(self, slot: int, job: Job) -> Verdict:
+    def _answer(self, slot: int, job: Job, deadline: float) -> Verdict:
         """The verdict on one job, from a new worker if the last one has ended; a job whose worker was ended from
         outside is tried again, ``MAX_ATTEMPTS`` times in all."""
         for attempt in range(MAX_ATTEMPTS):
             worker = self.workers[slot]
+            if time.monotonic() >= deadline:
+                return Verdict("timeout", "no worker was free in time")
             try:
                 if worker is None:
                     worker = self.workers[slot] = Worker(self.settings)
-                reply = worker.ask(job, self.settings.hard_limit_s * WALL_FACTOR)
+                left = max(0.0, deadline - time.monotonic())
+                reply = worker.ask(job, min(self.settings.hard_limit_s * self.settings.wall_factor, left))
             except (WorkerStartError, OSError) as error:
                 return Verdict("unavailable", str(error))
-            except OverHardLimit:
+            except OverHardLimit as over:
                 self.kills += 1
                 self.workers[slot] = None
-                return Verdict("killed", f"over {self.settings.hard_limit_s:g} s")
+                return Verdict("killed", str(over) or f"over {self.settings.hard_limit_s:g} s")
             except WorkerDied as death:
                 self.workers[slot] = None
                 if attempt + 1 < MAX_ATTEMPTS and -death.returncode in OUTSIDE_SIGNALS:
