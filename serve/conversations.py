@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -151,12 +152,18 @@ class Renderer:
             return list(tokenizer(text, add_special_tokens=False).input_ids)
         return self._plain(template, conversation.exchanges, tools, prefill=prefill)
 
-    def written(self, call: Call) -> str:
-        """The call in the form of the policy's parser.
+    def shown(self, call: Call) -> str:
+        """What the prompt shows of a call: of one that the chat template writes, the name and the arguments.
 
         Raises:
-            ApiError: it cannot be written so (400).
+            ApiError: it cannot be written (400).
         """
+        if self.model.template.through_chat(self.model.tokenizer) and self._writes_calls:
+            return call.name + json.dumps(call.arguments, ensure_ascii=False)
+        return self._written(call)
+
+    def _written(self, call: Call) -> str:
+        """The call in the form of the policy's parser."""
         try:
             return self.model.tools.parser.written(call)
         except ValueError as error:
@@ -222,7 +229,7 @@ class Renderer:
 
     def _said(self, action: Action) -> str:
         """The text of an action, with its calls in the form of the policy's parser."""
-        return action.text + "\n".join(map(self.written, action.calls))
+        return action.text + "\n".join(map(self._written, action.calls))
 
     def _rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         given = [dict(tool) for tool in tools] or None

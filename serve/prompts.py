@@ -56,7 +56,7 @@ class Prompts:
                 long (400).
         """
         conversation, told = Conversation.of(messages), [tool.told for tool in tools]
-        calls = [self._renderer.written(called.call) for message in messages for called in message.tool_calls]
+        calls = [self._renderer.shown(called.call) for message in messages for called in message.tool_calls]
         said = [*(message.text for message in messages), *calls]
         schemas = json.dumps(told, ensure_ascii=False) if tools and self._renderer.shows_tools else ""
 

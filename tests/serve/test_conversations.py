@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from grpo_pl.environments.tool_calls import HermesCalls, Result, TagCalls
+from grpo_pl.environments.tool_calls import CallParser, HermesCalls, Result, TagCalls
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns
 from grpo_pl.policy.template import Example, PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
@@ -199,6 +199,26 @@ def test_characters_that_stand_in_no_turn_need_not_be_known() -> None:
     messages[1:] = [Message.model_validate(m) for m in (called("1-1"), result("1-1", "0"))]
     with pytest.raises(ApiError, match="does not know the character '-'"):
         asyncio.run(Prompts(talk).from_messages(messages))
+
+
+class Unwritten(HermesCalls):
+    """Reads calls as Hermes wrote them, and does not say how to write one."""
+
+    written = CallParser.written
+
+
+def test_a_parser_need_not_write_what_the_chat_template_writes(tokenizer: PreTrainedTokenizerBase) -> None:
+    messages = [Message.model_validate(m) for m in (user("1+1"), called("1+1"), result("1+1", "2"))]
+    chat, plain = (renderer(kind, ToolForm(parser=Unwritten())).model for kind in (chatty("qwen2_5"), tokenizer))
+    chat.context = plain.context = None  # type: ignore[misc]
+    text = chat.tokenizer.decode(asyncio.run(Prompts(chat).from_messages(messages)))
+    assert '<tool_call>\n{"name": "calc", "arguments": {"e": "1+1"}}\n</tool_call>' in text
+    with pytest.raises(ApiError, match="Unwritten does not say how calls are written"):
+        asyncio.run(Prompts(plain).from_messages(messages))
+    messages[1] = Message.model_validate(called("\N{GREEK SMALL LETTER PI}"))
+    messages[2] = Message.model_validate(result("\N{GREEK SMALL LETTER PI}", "2"))
+    with pytest.raises(ApiError, match="does not know the character"):
+        asyncio.run(Prompts(chat).from_messages(messages))
 
 
 def test_a_call_that_tags_cannot_write_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
