@@ -116,14 +116,21 @@ STREAM_OPTIONS = Passing({"include_obfuscation": ANY})
 MESSAGE = Passing(
     {
         **dict.fromkeys(("id", "name", "status"), ANY),
-        **dict.fromkeys(("audio", "function_call", "refusal"), ()),
+        **dict.fromkeys(("audio", "function_call", "phase", "refusal"), ()),
         "annotations": ([],),
         **dict.fromkeys(("reasoning", "reasoning_content"), ("",)),
         "type": ("text", "message"),
     }
 )
 TOOL_CALL = Passing({"index": ANY})
-RESPONSE_ITEM = Passing(dict.fromkeys(("id", "status"), ANY))
+RESPONSE_ITEM = Passing(
+    {
+        **dict.fromkeys(("created_by", "id", "status"), ANY),
+        **dict.fromkeys(
+            ("async", "async_", "caller", "name", "namespace"), ()
+        ),  # OpenAI's client writes its own name, too
+    }
+)
 CONTENT_PART = Passing({"annotations": ([],), "cache_control": ANY, "logprobs": ([],)})
 JSON_SCHEMA = Passing(dict.fromkeys(("description", "name", "strict"), ANY))
 EVALUATION = Passing(_FOR_WHOM, _INSTEAD)

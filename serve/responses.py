@@ -17,7 +17,7 @@ from serve.bodies import Body, Short, Text
 from serve.call_reader import MadeCall
 from serve.completions import CompletionRoutes
 from serve.errors import ApiError, from_fault, to_json
-from serve.messages import FunctionSchema, FunctionTool, Message
+from serve.messages import ContentPart, FunctionSchema, FunctionTool, Message
 from serve.schemas import Asked, ChatRequest, Seed, StreamOptions
 from serve.settings import MAX_ITEMS, MAX_TOOLS
 
@@ -52,13 +52,23 @@ class FunctionCall(Body):
     arguments: Text
 
 
+class ResultPart(ContentPart):
+    """A piece of a result."""
+
+    type: Literal["input_text"]
+
+
 class FunctionResult(Body):
     """The result of a call."""
 
     passing = fields.RESPONSE_ITEM
     type: Literal["function_call_output"]
     call_id: Short
-    output: Text
+    output: Text | Annotated[list[ResultPart], Field(max_length=MAX_ITEMS, fail_fast=True)]
+
+    @property
+    def text(self) -> str:
+        return self.output if isinstance(self.output, str) else "".join(part.text for part in self.output)
 
 
 class ResponseTool(FunctionSchema):
@@ -93,7 +103,7 @@ def _as_messages(items: Sequence[Message | FunctionCall | FunctionResult]) -> li
     messages: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, FunctionResult):
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.text})
         elif isinstance(item, FunctionCall):
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": "", "tool_calls": []})

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage
 
 from grpo_pl.environments.tool_calls import HermesCalls
 from grpo_pl.policy.tokenizer import character_tokenizer
@@ -13,6 +14,7 @@ from serve.answers import Choice
 from serve.call_reader import CallReader
 from serve.conversations import Conversation
 from serve.dispatch import Chunk
+from serve.errors import ApiError
 from serve.responses import ResponseShape, ResponsesRequest
 from tests.serve.bodies import parse
 
@@ -75,6 +77,38 @@ def test_items_keep_their_order_and_come_back(text: str, items: list[str], besid
     assert told(output) == items
     (action,) = sent_back(output)
     assert (action.text, [call.name for call in action.calls]) == (beside, [i for i in items if i in TOOLS])
+
+
+def test_all_fields_of_the_official_client_come_back() -> None:
+    """``model_dump`` writes those that the server left out as null."""
+    output = answer(f"So {LOOK}{TURN}", None)
+    kinds = {"message": ResponseOutputMessage, "function_call": ResponseFunctionToolCall}
+    dumped = [kinds[item["type"]].model_validate(item).model_dump() for item in output]
+    assert {"async_", "caller", "namespace"} <= dumped[1].keys() and "phase" in dumped[0]
+    aliased = [kinds[item["type"]].model_validate(item).model_dump(by_alias=True) for item in output]
+    assert sent_back(dumped) == sent_back(aliased) == sent_back(output)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("a wall", "a wall"),
+        ([{"type": "input_text", "text": "a "}, {"type": "input_text", "text": "wall"}], "a wall"),
+        ([], ""),
+    ],
+)
+def test_a_result_is_a_text_or_pieces_of_one(given: Any, text: str) -> None:
+    call = {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "a", "output": given, "caller": None, "name": None}
+    items = [{"role": "user", "content": "Where?"}, call, result]
+    request = parse(ResponsesRequest, json.dumps({"input": items}).encode())
+    assert request.chat().messages[-1].text == text
+
+
+def test_a_result_that_is_no_text_is_refused() -> None:
+    result = {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image", "image_url": "x"}]}
+    with pytest.raises(ApiError, match="^400: input"):
+        parse(ResponsesRequest, json.dumps({"input": [result]}).encode())
 
 
 def test_an_answer_after_results_is_an_action_of_its_own() -> None:
