@@ -18,9 +18,9 @@ from serve.call_reader import CallReader
 from serve.conversations import Conversation, Renderer
 from serve.errors import ApiError, bad_request
 from serve.generate_worker import Generate
-from serve.grammars import Grammar
+from serve.grammars import MAX_GRAMMAR, Grammar
 from serve.messages import FunctionTool, Message
-from serve.schemas import EvalProblem, Sampling, checked_grammar
+from serve.schemas import EvalProblem, Sampling
 
 _SCALARS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "min_tokens")
 _MOST_LOGPROBS = 1 << 20  # in one answer: each takes some hundred bytes
@@ -85,7 +85,14 @@ class Prompts:
         except ValueError as error:
             raise bad_request(f"tool_choice: {error}", param="tool_choice", code="unsupported_parameter") from None
         start = f'start: call{" (NEWLINE? call)*" if several else ""}\nNEWLINE: "\\n"\ncall: {" | ".join(rules)}\n'
-        return checked_grammar("lark", start + "\n".join(parts))
+        text = start + "\n".join(parts)
+        if len(text) > MAX_GRAMMAR:
+            raise bad_request(
+                f"tools: an answer that has to call one of {len(tools)} tools follows a grammar, which has {len(text)} "
+                f"characters and may have {MAX_GRAMMAR}: give fewer tools or shorter parameters.",
+                param="tools",
+            )
+        return Grammar("lark", text)
 
     async def evaluations(
         self, problems: Sequence[EvalProblem], sampling: Sampling, *, seed: int, name: Callable[[int], str]

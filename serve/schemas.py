@@ -167,23 +167,15 @@ class StructuredOutputs(Body):
 
 
 def json_grammar(schema: dict[str, Any] | str) -> Grammar:
-    """The grammar of a schema.
-
-    Raises:
-        ApiError: it is too long.
-    """
-    return checked_grammar("json", schema if isinstance(schema, str) else json.dumps(schema))
-
-
-def checked_grammar(kind: Literal["json", "lark"], text: str) -> Grammar:
-    """A grammar of at most ``MAX_GRAMMAR`` characters.
+    """The grammar of a schema of at most ``MAX_GRAMMAR`` characters.
 
     Raises:
         ApiError: it is longer (400).
     """
+    text = schema if isinstance(schema, str) else json.dumps(schema)
     if len(text) > MAX_GRAMMAR:
         raise bad_request(f"a schema may have {MAX_GRAMMAR} characters, and this one has {len(text)}.", param=None)
-    return Grammar(kind, text)
+    return Grammar("json", text)
 
 
 class _Completions(Sampling):

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from grpo_pl.policy.tokenizer import character_tokenizer
+from grpo_pl.policy.tool_form import ToolForm
 from serve.errors import ApiError
+from serve.messages import FunctionTool
 from serve.prompts import Prompts
 
 
@@ -22,6 +24,19 @@ class Counting:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.own, name)
+
+
+def test_too_many_tools_to_hold_answers_to_are_named_as_such() -> None:
+    prompts = Prompts(SimpleNamespace(tools=ToolForm()))  # type: ignore[arg-type]
+    tools = [FunctionTool.model_validate({"type": "function", "function": {"name": f"f{i}"}}) for i in range(128)]
+    few = prompts.call_grammar(tools[:8], several=True)
+    assert few.kind == "lark" and few.text.count("<tool_call>") == 8
+    long = {"type": "object", "properties": {"x": {"description": "x" * 300}}}
+    for tool in tools:
+        tool.function.parameters = long
+    with pytest.raises(ApiError, match=r"^400: tools: .* 128 tools .*fewer tools") as caught:
+        prompts.call_grammar(tools, several=True)
+    assert caught.value.param == "tools"
 
 
 def test_very_many_new_characters_cost_few_calls() -> None:

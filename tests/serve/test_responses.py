@@ -107,7 +107,7 @@ def test_a_result_is_a_text_or_pieces_of_one(given: Any, text: str) -> None:
 
 def test_a_result_that_is_no_text_is_refused() -> None:
     result = {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image", "image_url": "x"}]}
-    with pytest.raises(ApiError, match="^400: input"):
+    with pytest.raises(ApiError, match=r"^400: input"):
         parse(ResponsesRequest, json.dumps({"input": [result]}).encode())
 
 
