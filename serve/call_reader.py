@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from grpo_pl.environments.tool_calls import Call, CallParser
+from serve.errors import ApiError
+from serve.json_body import parse_object
 
 
 class MadeCall(NamedTuple):
@@ -101,8 +103,9 @@ class CallReader:
         if call.fault or call.name not in self._tools:
             return None
         try:
-            arguments = json.dumps(call.arguments, allow_nan=False)
-        except (ValueError, RecursionError):  # a number as large as no JSON number, or brackets without end
+            arguments = json.dumps(call.arguments, ensure_ascii=False, allow_nan=False)
+            parse_object(arguments.encode())  # what the server would refuse when the client sends the call back
+        except (ValueError, RecursionError, ApiError):  # no JSON number, half a character, brackets without end
             return None
         return MadeCall(f"call_{uuid.uuid4().hex[:24]}", call.name, arguments)
 
