@@ -74,7 +74,8 @@ class CallReader:
         at = 0
         for call in self._parser.calls(self._held, self._tools):
             start, end = call.span
-            if not final and end == len(self._held) and not self._is_closed(self._held[start:end]):
+            open_ = call.open or not self._is_closed(self._held[start:end])
+            if not final and end == len(self._held) and open_:
                 break  # it may still be closed
             if (made := self._made(call)) is not None:
                 self._say(self._held[at:start])

@@ -24,6 +24,8 @@ class Call(NamedTuple):
     fault: str = ""
     span: tuple[int, int] = (0, 0)
     """Where it begins and ends in the action."""
+    open: bool = False
+    """Whether the action ended within it, so that more text may still mend the fault."""
 
 
 class Result(NamedTuple):
@@ -77,6 +79,7 @@ class CallParser(ABC):
 
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_UNCLOSED = f"the call is not closed by {_CLOSE}"
 
 
 @dataclass(kw_only=True)
@@ -89,11 +92,8 @@ class HermesCalls(CallParser):
         found = []
         start = action.find(_OPEN)
         while start >= 0:
-            following = action.find(_OPEN, start + len(_OPEN))
-            body, closed, _ = action[start + len(_OPEN) : following if following >= 0 else None].partition(_CLOSE)
-            call = _read(body) if closed else Call("", {}, f"the call is not closed by {_CLOSE}")
-            found.append(call._replace(span=(start, start + len(_OPEN) + len(body) + len(closed))))
-            start = following
+            found.append(_hermes_call(action, start))
+            start = action.find(_OPEN, found[-1].span[1])
         return found
 
     def tags(self, tools: Mapping[str, Tool]) -> Sequence[tuple[str, str]]:
@@ -120,11 +120,31 @@ class HermesCalls(CallParser):
         ]
 
 
-def _read(body: str) -> Call:
+def _hermes_call(action: str, start: int) -> Call:
+    """The call that opens at ``start``; tags inside of its texts are part of them."""
+    begin = _BLANKS.match(action, start + len(_OPEN)).end()  # type: ignore[union-attr]
     try:
-        call = json.loads(body, parse_constant=_no_number)
+        value, end = _DECODER.raw_decode(action, begin)
+        end = _BLANKS.match(action, end).end()  # type: ignore[union-attr]
+        if action.startswith(_CLOSE, end):
+            return _checked(value)._replace(span=(start, end + len(_CLOSE)))
+        fault = f"the call is not JSON: {_CLOSE} must follow it"
+    except json.JSONDecodeError as error:
+        fault = f"the call is not JSON: {error.msg}: char {error.pos - begin}"
+        if error.msg.startswith("Unterminated string"):  # up to the end of the action, with all tags in it
+            closed = action.find(_CLOSE, begin) >= 0
+            return Call("", {}, fault if closed else _UNCLOSED, (start, len(action)), open=True)
     except (ValueError, RecursionError) as error:
-        return Call("", {}, f"the call is not JSON: {error}")
+        fault = f"the call is not JSON: {error}"
+    following = action.find(_OPEN, start + len(_OPEN))
+    limit = following if following >= 0 else len(action)
+    closing = action.find(_CLOSE, start + len(_OPEN), limit)
+    if closing < 0:
+        return Call("", {}, _UNCLOSED, (start, limit), open=following < 0)
+    return Call("", {}, fault, (start, closing + len(_CLOSE)))
+
+
+def _checked(call: Any) -> Call:
     name, arguments = (call.get("name"), call.get("arguments", {})) if isinstance(call, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return Call("", {}, 'a call must be {"name": …, "arguments": {…}}')
@@ -133,6 +153,9 @@ def _read(body: str) -> Call:
 
 def _no_number(text: str) -> None:
     raise ValueError(f"{text} is no JSON number")
+
+
+_DECODER, _BLANKS = json.JSONDecoder(parse_constant=_no_number), re.compile(r"[ \t\n\r]*")
 
 
 @dataclass(kw_only=True)

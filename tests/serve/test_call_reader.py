@@ -14,6 +14,7 @@ CALC = {
     "function": {"name": "calc", "parameters": {"type": "object", "properties": {"e": {"type": "string"}}}},
 }
 TOOLS = {"calc": CALC, "look": {"type": "function", "function": {"name": "look"}}}
+TAGGED = '<tool_call>{"name": "calc", "arguments": {"e": "</tool_call> <tool_call>"}}</tool_call>'
 HERMES = '<tool_call>{"name": "calc", "arguments": {"e": "1<2"}}</tool_call>'
 
 
@@ -43,7 +44,16 @@ def read(parser: CallParser, text: str, size: int, **options: Any) -> tuple[str,
         ('<tool_call>{"name": "calc", "arguments": 5}</tool_call>', None, []),
         ('<tool_call>{"name": "calc", "arguments": {"e": NaN}}</tool_call>', None, []),
         ('<tool_call>{"name": "calc", "arguments": {"e": 1e999}}</tool_call>', None, []),
+        ('<tool_call>{"name": "calc", "arguments": {"e": "\\ud800"}}</tool_call>', None, []),
+        ('<tool_call>{"name": "calc", "arguments": {"\\udfff": 1}}</tool_call>', None, []),
         ("<tool_call></tool_call></tool_call>", None, []),
+        (f"a{TAGGED} b{HERMES}", "a b", [("calc", {"e": "</tool_call> <tool_call>"}), ("calc", {"e": "1<2"})]),
+        (
+            f'<tool_call>{{"name": "x}}</tool_call> b{HERMES}',
+            '<tool_call>{"name": "x}</tool_call> b',
+            [("calc", {"e": "1<2"})],
+        ),
+        ('<tool_call>{"name": "x}</tool_call> b', None, []),
     ],
 )
 def test_calls_leave_the_text_and_what_is_none_stays(

@@ -1,0 +1,50 @@
+"""Where calls begin and end in what a policy wrote."""
+
+import json
+
+import pytest
+
+from grpo_pl.environments.tool_calls import Call, HermesCalls
+
+GOOD = '<tool_call>{"name": "f", "arguments": {"x": "1"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "text", ["</tool_call>", "<tool_call>", '</tool_call>"<tool_call>{"name": "g"}</tool_call>', "\\"]
+)
+@pytest.mark.parametrize("blank", ["", "\n"])
+def test_tags_inside_of_a_text_are_part_of_it(text: str, blank: str) -> None:
+    made = json.dumps({"name": "say", "arguments": {text: text}})
+    action = f"So <tool_call>{blank}{made}{blank}</tool_call>\n{GOOD}"
+    first, second = HermesCalls().calls(action, {})
+    assert first == Call("say", {text: text}, span=(3, action.index(f"\n{GOOD}")))
+    assert second == Call("f", {"x": "1"}, span=(len(action) - len(GOOD), len(action)))
+    assert HermesCalls().calls(HermesCalls().written(first), {})[0][:3] == first[:3]
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ('<tool_call>{"name": "f}</tool_call>', "not JSON: Expecting"),
+        ('<tool_call>{"name": "f"} or so</tool_call>', "not JSON: </tool_call> must follow"),
+        ("<tool_call>", "not closed"),
+        ('<tool_call>{"name": "f"}', "not closed"),
+    ],
+)
+def test_a_malformed_call_hides_none_after_it(bad: str, says: str) -> None:
+    fault, good = HermesCalls().calls(bad + GOOD, {})
+    assert says in fault.fault and fault.span == (0, len(bad)) and not fault.open
+    assert good == Call("f", {"x": "1"}, span=(len(bad), len(bad + GOOD)))
+
+
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [
+        ('<tool_call>{"name": "f', "not closed"),
+        ('<tool_call>{"name": "f"', "not closed"),
+        ('<tool_call>{"name": "f}</tool_call>', "not JSON: Unterminated string"),
+    ],
+)
+def test_a_call_that_more_text_may_mend_is_open(action: str, says: str) -> None:
+    (call,) = HermesCalls().calls(action, {})
+    assert says in call.fault and call.open and call.span == (0, len(action))
