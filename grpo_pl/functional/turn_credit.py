@@ -123,8 +123,10 @@ def gigpo_advantages(
     A_E = E − mean(E) over the group, E = Σ_t r_t without discount (eq. 3); A_S = R_t − mean(R) over all turns of the
     group that were taken in the same state (eq. 7), R_t the discounted return-to-go. Norm ``mean_std`` divides both
     by their std (ddof 1) + ``eps``. An episode that is alone in its group has A_E = 0, a turn that is alone in its
-    state has A_S = 0; each part is also exactly 0 if all values compared are equal. An invalid action subtracts
-    ``invalid_action_penalty`` from its turn's R_t and E *after* discounting, so that other turns do not pay for it.
+    state has A_S = 0; without invalid actions each part is also exactly 0 if all values compared are equal. An invalid
+    action subtracts ``invalid_action_penalty`` from its turn's R_t and E *after* discounting, so that earlier turns do
+    not pay for it: mean and std of E are those before the penalty (after it with ``statistics: steps``), those of R_t
+    are after it.
 
     The authors' code takes mean and std of E over turns, so that long episodes count more (``statistics: steps``); by
     default each episode counts once here. Their code also gives a lone episode its raw score; here A_E is 0.

@@ -114,9 +114,10 @@ class Reward(ABC):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Names of columns that are computed only if a reward asks for them: ``completion_length`` (tokens per
-        completion), ``completion_ids`` (their ids) and ``episode`` (action, observation and reward of each turn). By
-        default what the rewards among its arguments need."""
+        """Names of columns that not every run has: ``completion_length`` (tokens per completion) and
+        ``completion_ids`` (their ids), computed only if a reward asks for them, and ``episode`` (action, observation
+        and reward of each turn), which is always given where an environment is played. By default what the rewards
+        among its arguments need."""
         return needs_of(held_by(self))
 
     @property
