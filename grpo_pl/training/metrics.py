@@ -13,7 +13,8 @@ from torch import Tensor
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.environments import base as environments
 from grpo_pl.evaluation import metrics as evaluation
-from grpo_pl.rewards.base import Reward, Status, correctness_index
+from grpo_pl.rewards.base import Reward, Status, correctness_index, held_by
+from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.training.experience import Experience
 from grpo_pl.types import FinishReason
 
@@ -141,12 +142,17 @@ def noted_means(
 
 
 def broken_share(metrics: Mapping[str, float], rewards: Sequence[Reward], completions: int) -> float:
-    """Largest share, over the rewards, of completions whose judging timed out, was killed or crashed."""
-    return max(
+    """Largest share, over the rewards, of completions whose judging timed out, was killed or crashed.
+
+    What an `EnvironmentReward` tells so is a step that ended an episode by the policy's own fault: nothing is broken.
+    """
+    judging = [r for r in rewards if not any(isinstance(part, EnvironmentReward) for part in (r, *held_by(r)))]
+    shares = (
         sum(metrics.get(f"rewards/{reward.name}/status/{status}", 0.0) for status in ("timeout", "killed", "crashed"))
         / completions
-        for reward in rewards
+        for reward in judging
     )
+    return max(shares, default=0.0)
 
 
 def _mean(values: Tensor) -> float:

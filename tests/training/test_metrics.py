@@ -6,10 +6,10 @@ import pytest
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.rewards import ExactReward, FormatReward
+from grpo_pl.rewards import EnvironmentReward, ExactReward, FormatReward, PerSource
 from grpo_pl.rewards.base import Reward
 from grpo_pl.training.experience import Experience
-from grpo_pl.training.metrics import experience_metrics
+from grpo_pl.training.metrics import broken_share, experience_metrics
 from grpo_pl.types import Problem, PromptBatch
 
 RIGHT = "<think></think><answer>\\boxed{7}</answer>"
@@ -60,6 +60,14 @@ def test_lengths_of_right_and_of_wrong_completions(metrics: Callable[..., dict[s
 def test_reflection_words_are_counted_per_completion_in_any_case(metrics: Callable[..., dict[str, float]]) -> None:
     assert metrics()["completions/reflection_rate"] == 3 / 8
     assert metrics(words=("box", "7"))["completions/reflection_rate"] == 4 / 8
+
+
+def test_a_step_that_the_policy_broke_is_no_broken_judge() -> None:
+    counted = {f"rewards/{name}/status/killed": 4.0 for name in ("environment", "per_source", "exact")}
+    paid = EnvironmentReward()
+    nested = PerSource(rewards={"games": paid, "sums": ExactReward()})
+    assert broken_share(counted, [paid, nested], 8) == 0.0
+    assert broken_share(counted, [paid, ExactReward()], 8) == 0.5
 
 
 def test_statuses_are_counted_and_those_that_did_not_occur_left_out(metrics: Callable[..., dict[str, float]]) -> None:
