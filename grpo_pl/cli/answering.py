@@ -48,11 +48,16 @@ class Answerer:
         """
         from grpo_pl.policy.loading import context_length
         from grpo_pl.policy.template import Fits
+        from grpo_pl.rollout.episodes import episodes_fit
 
-        context, length = context_length(self.model.config), self.sampling.max_completion_length
+        context, sampler = context_length(self.model.config), self.sampler
         if context is None:
             return set()
-        fits = Fits(self.sampler.template, self.sampler.tokenizer, context=context, length=length)
+        dialogue = sampler.dialogue  # without tools, where there is no environment, it encodes as the template does
+        if sampler.pool is None:
+            fits = Fits(dialogue.prompt_ids, context=context, length=self.sampling.max_completion_length)
+        else:
+            fits = episodes_fit(dialogue, sampler.pool.environment, sampler.episodes, context)
         return leave_no_room(problems, total, fits, print)
 
     def answers(
@@ -117,7 +122,7 @@ def leave_no_room(
     long = {problem.id for problem in problems if not fits(problem.asked)}
     what = f"{part}{len(long)} of {total} {split}prompts leave no room for a completion"
     if long and len(long) == total:
-        raise ValueError(f"{what}: {fits}. Lower max_completion_length.")
+        raise ValueError(f"{what}: {fits}. Lower {fits.setting}.")
     if long:
         say(f"{what} and are left out: {fits}.")
     return long

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -15,7 +16,7 @@ from grpo_pl.config.suggestions import NAMES, nearest
 from grpo_pl.data.datamodule import RolloutDataModule, check_distinct
 from grpo_pl.data.overlap import find_overlaps, refuse_repeats
 from grpo_pl.data.sources import PromptSource
-from grpo_pl.environments.pool import EnvironmentPool
+from grpo_pl.environments.base import Environment
 from grpo_pl.evaluation.held_out import HeldOutMetrics
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import context_length, load_tokenizer, model_config
@@ -24,14 +25,11 @@ from grpo_pl.policy.template import Fits
 from grpo_pl.rewards.base import Reward, correctness_index
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
-from grpo_pl.rollout.episodes import checked_prompts
+from grpo_pl.rollout.episodes import episodes_fit
 from grpo_pl.training.cold_start import MADE_UP, ColdStart, cache_root
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.vocabulary import check_vocabulary, first_prompts
 from grpo_pl.types import Problem
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 SPLITS: tuple[Literal["train", "val"], ...] = ("train", "val")
 
@@ -50,12 +48,15 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
     unknown = next((token for token in module.sampling.stop_token_ids if token >= len(tokenizer)), None)
     if unknown is not None:
         raise ValueError(f"sampling.stop_token_ids: there is no token {unknown}, only 0 … {len(tokenizer) - 1}.")
-    context = context_length(model_config(module.policy_config, tokenizer))
+    limits = (context_length(model_config(module.policy_config, tokenizer)), module.engine.max_tokens)
+    context = min((limit for limit in limits if limit is not None), default=None)
+    dialogue, fits = Dialogue(template=module.template, tokenizer=tokenizer, plain=module.episodes.plain_turns), None
     if module.pool is not None:
-        _check_environment(module.pool, module, data, tokenizer, context)
-    fits = None
-    if context is not None:
-        fits = Fits(module.template, tokenizer, context=context, length=module.sampling.max_completion_length)
+        module.pool.start()
+        dialogue = replace(dialogue, tools=module.pool.environment.tool_schemas)
+        fits = episodes_fit(dialogue, module.pool.environment, module.episodes, context or 1 << 30)
+    elif context is not None:
+        fits = Fits(dialogue.prompt_ids, context=context, length=module.sampling.max_completion_length)
     judge = module.rewards[correctness_index(module.rewards)]
     for source in (data.source, *data.validation_sets.values()):
         for name, leaf in source.leaves().items():
@@ -65,9 +66,12 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
     check_vocabulary(module.policy_config, module.template, tokenizer, data, module.cold_start, say)
     first = data.source.prompts(0, count=data.prompts_per_step)
     check_distinct(first, "the first rollout")
+    if module.pool is not None and fits is not None:
+        _check_columns(module.pool.environment, first)
+        leave_no_room(first, len(first), fits, lambda _: None, split="first ")  # refuses, where none does
     if module.budget.configured is not None:
         train = data.source.problems("train")
-        _check_budget(module.budget.configured, module, first if train is None else train, tokenizer)
+        _check_budget(module.budget.configured, module, first if train is None else train, dialogue, context)
     _check_splits(data, say)
     if module.cold_start is not None and not data.allow_overlap:
         _check_demonstrations(module.cold_start, data, say)
@@ -116,35 +120,15 @@ def check_monitor(monitor: str, module: GRPOModule, data: RolloutDataModule) -> 
         raise ValueError(f"checkpoint.monitor: no validation measures {monitor!r}{nearest(monitor, metrics)} ({names})")
 
 
-def _check_environment(
-    pool: EnvironmentPool,
-    module: GRPOModule,
-    data: RolloutDataModule,
-    tokenizer: PreTrainedTokenizerBase,
-    context: int | None,
-) -> None:
-    """Starts the environment and looks at what would stand between its turns."""
-    pool.start()
-    most = module.episodes.max_episode_tokens
-    if context is not None and most >= context:
-        raise ValueError(
-            f"episodes.max_episode_tokens is {most}, but the model's context of {context} must hold a prompt as well."
-        )
-    budget, needed = module.budget.configured, most or context
-    if budget is not None and needed is not None and budget < needed:
-        raise ValueError(
-            f"model.max_tokens_per_microbatch is {budget}, but an episode may have {needed} tokens: set it to "
-            f"{context or needed + 1} at least or to null, or lower episodes.max_episode_tokens."
-        )
-    environment = pool.environment
-    dialogue = Dialogue(
-        template=module.template,
-        tokenizer=tokenizer,
-        tools=environment.tool_schemas,
-        plain=module.episodes.plain_turns,
-    )
-    first = data.source.prompts(0, count=data.prompts_per_step)
-    checked_prompts(dialogue, environment, first, module.episodes, context or 1 << 30)
+def _check_columns(environment: Environment, prompts: Iterable[Problem]) -> None:
+    """Refuses prompts without a column that every episode needs."""
+    for prompt in prompts:
+        missing = set(environment.columns) - {"question", "answer"} - prompt.columns.keys()
+        if missing:
+            raise ValueError(
+                f"the environment needs the column {min(missing)!r}, and prompt {prompt.id} has "
+                f"{sorted(prompt.columns) or 'none'}: add it to the data, or take it out of the environment's settings."
+            )
 
 
 def _check_need_of_golds(source: PromptSource, name: str, rewards: Sequence[Reward]) -> None:
@@ -173,17 +157,24 @@ def _check_source(
 
 
 def _check_budget(
-    budget: int, module: GRPOModule, prompts: Iterable[Problem], tokenizer: PreTrainedTokenizerBase
+    budget: int, module: GRPOModule, prompts: Iterable[Problem], dialogue: Dialogue, context: int | None
 ) -> None:
-    """Refuses a micro-batch that is too small for a prompt with a completion of full length."""
-    completion = module.sampling.max_completion_length
-    fits = Fits(module.template, tokenizer, context=budget, length=completion)
+    """Refuses a micro-batch that is too small for a prompt with a completion or an episode of full length."""
+    if context is not None and budget >= context:
+        return
+    plays, length = module.pool is not None, module.sampling.max_completion_length
+    if plays:
+        length = module.episodes.max_episode_tokens or context or length
+    fits = Fits(dialogue.prompt_ids, context=budget, length=length)
     too_long = [prompt for prompt in prompts if not fits(prompt.asked)]
     if too_long:
-        needed = completion + max(len(module.template.encode(prompt.asked, tokenizer)) for prompt in too_long)
+        needed = min(length + max(len(dialogue.prompt_ids(prompt.asked)) for prompt in too_long), context or 1 << 30)
+        told = f"an episode may have {needed} tokens"
+        if not plays:
+            told = f"the longest prompt with a completion of {length} tokens has {needed}"
         raise ValueError(
-            f"model.max_tokens_per_microbatch is {budget}, but the longest prompt with a completion of "
-            f"{completion} tokens has {needed}: set it to {needed} at least, or to null."
+            f"model.max_tokens_per_microbatch is {budget}, but {told}: set it to "
+            f"{context if plays and context else needed} at least, or to null."
         )
 
 

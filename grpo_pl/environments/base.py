@@ -134,6 +134,11 @@ class Environment(ABC):
         return ()
 
     @property
+    def columns(self) -> Sequence[str]:
+        """Columns of the prompt that :meth:`reset` cannot do without; a run without them does not start."""
+        return ()
+
+    @property
     def observation_role(self) -> str:
         """The role of the messages that observations come as; the chat template is tried with it before a run."""
         return "user"

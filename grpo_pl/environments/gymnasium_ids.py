@@ -49,6 +49,10 @@ class GymnasiumEnvironment(Environment):
             detail = " ".join(str(error).split())
             raise ValueError(f"gymnasium cannot make {self.id!r} with {self.kwargs}: {detail}") from error
 
+    @property
+    def columns(self) -> Sequence[str]:
+        return self.from_row
+
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[Observation, Mapping[str, Any]]:
         import gymnasium
 

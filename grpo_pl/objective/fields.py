@@ -118,13 +118,14 @@ class Objective:
     """Completions in the loss: all, or only those that the correctness reward accepts (expert iteration, rejection
     sampling)."""
     mask_truncated: bool = False
-    """Leave completions that hit max_completion_length out of the loss; the baseline still sees their rewards (DAPO
-    3.4)."""
+    """Leave completions that hit max_completion_length, and episodes that ended by a limit on turns or tokens, out of
+    the loss; the baseline still sees their rewards (DAPO 3.4)."""
     skip_zero_advantage: bool = True
     """Do not forward completions whose advantage is exactly 0 when no KL or entropy term needs them; same gradient,
     less work."""
     dynamic_sampling: bool = False
-    """Replace groups of equal rewards by newly drawn ones (DAPO 3.2, eq. 11)."""
+    """Replace groups of equal rewards by newly drawn ones (DAPO 3.2, eq. 11). Under supervision turn, the totals of
+    episodes are compared: a group of equal totals goes even where its turns differ."""
     max_resample_attempts: int = 4
     """Most extra rollouts of dynamic sampling before the step goes on with the groups it has."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -126,21 +126,28 @@ class Fits:
     """Callable that tells whether a prompt leaves room for a completion; tokenizes only prompts that may be too long.
 
     Args:
+        encode: the tokens of a prompt.
         context: most tokens of a prompt and its completion together.
         length: most tokens of a completion.
+        setting: what that length comes from.
     """
 
     def __init__(
-        self, template: PromptTemplate, tokenizer: PreTrainedTokenizerBase, *, context: int, length: int
+        self,
+        encode: Callable[[str | Conversation], Sequence[int]],
+        *,
+        context: int,
+        length: int,
+        setting: str = "max_completion_length",
     ) -> None:
-        self.template, self.tokenizer, self.limit = template, tokenizer, context - length
-        self.overhead = len(template.encode("", tokenizer)) + 8  # tokens may merge differently around the question
+        self.encode, self.limit, self.setting = encode, context - length, setting
+        self.overhead = len(encode("")) + 8  # tokens may merge differently around the question
 
     def __call__(self, asked: str | Conversation) -> bool:
         # a token is at least one byte of text; what a chat template adds to conversations is not known
         if isinstance(asked, str) and len(asked.encode()) + self.overhead <= self.limit:
             return True
-        return len(self.template.encode(asked, self.tokenizer)) <= self.limit
+        return len(self.encode(asked)) <= self.limit
 
     def __str__(self) -> str:
-        return f"the model's context has {self.limit} tokens beside max_completion_length"
+        return f"the model's context has {self.limit} tokens beside {self.setting}"

@@ -29,7 +29,7 @@ class EpisodeSettings(EpisodeLimits, PoolLimits):
         PoolLimits.__post_init__(self)
         check_choice("episodes.rewards_see", self.rewards_see, Seen)
 
-    def most_actions(self, sampling: SamplingParams) -> int:
-        """Most tokens that the policy can write in an episode, as far as the limits say."""
+    def most_actions(self, sampling: SamplingParams, context: int | None) -> int:
+        """Most tokens that the policy can write in an episode, as far as the limits and the model's context say."""
         written = self.max_turns * sampling.max_completion_length
-        return min(written, self.max_episode_tokens) if self.max_episode_tokens else written
+        return min(written, self.max_episode_tokens or context or written)

@@ -22,6 +22,7 @@ from grpo_pl.functional.sampling import small_seed
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import context_length, eos_ids
 from grpo_pl.policy.stop_strings import StopStrings
+from grpo_pl.policy.template import Fits
 from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, RolloutInterrupted, check_request, pad_left
 from grpo_pl.types import NO_TURN, FinishReason, Problem, Rollout, SampleKey, SamplingParams
 
@@ -147,12 +148,13 @@ def run_episodes(
 
     Raises:
         ValueError: before the first reset: limits that the context has no room for, a template that rewrites earlier
-            turns, an environment that refuses its settings, prompts that are all too long.
+            turns, an environment that refuses its settings.
         RolloutInterrupted: ``should_stop`` turned true.
         PolicyDiverged: the policy's logits are not finite.
     """
     context = min(context_length(model.config) or 1 << 30, engine.max_tokens or 1 << 30)
-    prompts = checked_prompts(dialogue, pool.environment, problems, limits, context)
+    check_limits(dialogue, pool.environment, limits, context)
+    prompts = [dialogue.prompt_ids(problem.asked) for problem in problems]
     group_size = check_request([prompt or [0] for prompt in prompts], keys)
     owners = [(p, key) for p, group in enumerate(keys) for key in group]
     rows = [_Row(number, problems[p], prompts[p][: context - 1], key) for number, (p, key) in enumerate(owners)]
@@ -345,17 +347,12 @@ class _Driver:
         row.conclude("environment", failed("malformed", str(error), blame="environment"))
 
 
-def checked_prompts(
-    dialogue: Dialogue, environment: Environment, problems: Sequence[Problem], limits: EpisodeLimits, context: int
-) -> list[list[int]]:
-    """The tokens of what is asked, unless it is known before the environments have said anything that no episode can
-    be played. A prompt that is longer than others costs its own episodes only, which end where the context does.
+def check_limits(dialogue: Dialogue, environment: Environment, limits: EpisodeLimits, context: int) -> int:
+    """The tokens behind a prompt that an episode may have, or at the very least has once it reaches its last turn.
 
     Raises:
-        ValueError: a template that rewrites earlier turns, or limits that the context has no room for beside any of
-            the prompts.
+        ValueError: a template that rewrites earlier turns, or limits that the context has no room for.
     """
-    prompts = [dialogue.prompt_ids(problem.asked) for problem in problems]
     role = environment.observation_role
     dialogue.check(role)
     between = len(dialogue.observation_ids("" if role == "user" else [{"role": role, "content": ""}], None))
@@ -366,14 +363,27 @@ def checked_prompts(
             f"max_turns={limits.max_turns} takes {least} tokens at the very least, {between} of them between two "
             f"actions: max_episode_tokens={most} can never hold that."
         )
-    shortest = min(range(len(prompts)), key=lambda p: len(prompts[p]), default=None)
-    if shortest is not None and len(prompts[shortest]) + (most or least) > context:
-        told = f"max_episode_tokens={most}" if most else f"max_turns={limits.max_turns} (at least {least} tokens)"
+    if most >= context:
         raise ValueError(
-            f"prompt {problems[shortest].id} has {len(prompts[shortest])} tokens; with {told} that exceeds the model's "
-            f"context of {context}. Shorten one of them."
+            f"episodes.max_episode_tokens is {most}, but the model's context of {context} must hold a prompt as well."
         )
-    return prompts
+    if least >= context:
+        raise ValueError(
+            f"max_turns={limits.max_turns} (at least {least} tokens) exceeds the model's context of {context} whatever "
+            "the prompt: lower it."
+        )
+    return most or least
+
+
+def episodes_fit(dialogue: Dialogue, environment: Environment, limits: EpisodeLimits, context: int) -> Fits:
+    """Tells whether a prompt leaves room for an episode; what the environment shows first is not known before.
+
+    Raises:
+        ValueError: as `check_limits`.
+    """
+    length = check_limits(dialogue, environment, limits, context)
+    setting = "episodes.max_episode_tokens" if limits.max_episode_tokens else "episodes.max_turns"
+    return Fits(dialogue.prompt_ids, context=context, length=length, setting=setting)
 
 
 def _rollout(rows: Sequence[_Row], group_size: int, pad: int, device: torch.device) -> Rollout:

@@ -24,7 +24,7 @@ from grpo_pl.environments.base import Environment
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, Validation, grade
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.batch import check_rewards
@@ -42,7 +42,7 @@ from grpo_pl.training.optimization import Optimization, TrainingDiverged
 from grpo_pl.training.reference import Reference
 from grpo_pl.training.stopwatch import stopwatch
 from grpo_pl.training.sync_proof import SyncProof
-from grpo_pl.training.turn_supervision import check_episodes
+from grpo_pl.training.turn_supervision import check_episodes, without_value
 from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.training.vocabulary import with_collected_characters
 from grpo_pl.types import PromptBatch, SamplingParams
@@ -121,7 +121,7 @@ class GRPOModule(LightningModule):
         self._reference: Reference | None = None
         self._sync_proof = SyncProof()
         self._skipped_in_a_row = 0
-        self._warned_of_rewards = False
+        self._warned_of_rewards = self._warned_of_episodes = False
         self._tokens_seen = 0
 
     # --- building ---------------------------------------------------------------------------------------------------
@@ -206,7 +206,10 @@ class GRPOModule(LightningModule):
     def longest_completion(self) -> int:
         """Most tokens that the policy writes in a completion or an episode."""
         length = self.sampling.max_completion_length
-        return length if self.environment is None else self.episodes.most_actions(self.sampling)
+        if self.environment is None:
+            return length
+        context = None if self.policy is None else context_length(self.policy.config)
+        return self.episodes.most_actions(self.sampling, context)
 
     # --- training ---------------------------------------------------------------------------------------------------
 
@@ -250,6 +253,8 @@ class GRPOModule(LightningModule):
         )
         with self._gathered_for_engine():
             collected = collector.collect(policy, batch, self._data.prompts)
+            if self.environment is not None:
+                self._warn_of_failed_episodes(*without_value(collected.samples, self.collective))
             self._sync_proof.check(policy, collected, self.engine, self.sampling.temperature, self.collective)
             return maker.make(policy, None if reference is None else reference.model, collected)
 
@@ -388,6 +393,14 @@ class GRPOModule(LightningModule):
             rank_zero_warn(
                 f"Judging {share:.1%} of the completions of this step timed out, was killed or crashed; they score 0. "
                 "Read them in completions.jsonl: the policy may have found answers that cost the judge too much."
+            )
+
+    def _warn_of_failed_episodes(self, share: float, detail: str) -> None:
+        if share > 0.01 and not self._warned_of_episodes:
+            self._warned_of_episodes = True
+            rank_zero_warn(
+                f"{share:.1%} of the episodes of this step have no value and leave the loss; the first: {detail} "
+                "(episodes/status/… count them)."
             )
 
     def _check_divergence(self, result: UpdateResult) -> None:

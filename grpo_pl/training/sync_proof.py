@@ -77,8 +77,10 @@ class SyncProof:
             mask = part["action_mask"]
             drawn = rollout.sampling_logprobs[rows, : mask.shape[1]]
             difference = (scored - drawn)[mask].abs().sum() / mask.sum().clamp(min=1)
-            error = float(torch.tensor(collective.gather_objects(float(difference))).max())  # NaN if any is
-        self.metrics = {"sampling/sync_error": error}
+            found = collective.gather_objects((float(difference), int(mask.sum())))
+            error = float(torch.tensor([each for each, _ in found]).max())  # NaN if any is
+            compared = any(tokens for _, tokens in found)  # episodes may have failed before the first action
+        self.metrics = {"sampling/sync_error": error} if compared else {}
         if self._ahead is None:
             self._ahead = self._updates - engine.weights_version
         version = engine.weights_version + self._ahead
@@ -90,7 +92,8 @@ class SyncProof:
                 f"{error:.1e} on average, and {bound:.1e} is the most that rounding explains. Nothing was trained on "
                 "it: --resume goes on from the last checkpoint with a new copy."
             )
-        self._bound = self._bound or max(FLOOR, FACTOR * error)
+        if compared:
+            self._bound = self._bound or max(FLOOR, FACTOR * error)
 
 
 def _in_float32(policy: PreTrainedModel, engine: RolloutEngine) -> bool:

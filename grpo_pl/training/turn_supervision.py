@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from grpo_pl.distributed.collective import Collective
 from grpo_pl.environments.base import Environment
 from grpo_pl.functional.exact_sums import weighted_sum
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.base import Reward, Score, held_by
 from grpo_pl.rewards.batch import ScoredBatch
 from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.rollout.sampler import Samples
@@ -79,12 +80,42 @@ def check_episodes(environment: Environment | None, algorithm: GRPOAlgorithm, re
                 "algorithm.supervision is process, whose steps are parts of one text, but with model.environment a "
                 "completion has many: set supervision to turn or outcome."
             )
+        if algorithm.needs_greedy_baseline and algorithm.dynamic_sampling:
+            raise ValueError(
+                "algorithm.baseline greedy with dynamic_sampling would play the greedy episode in another world than "
+                "the group that it is compared with: set dynamic_sampling to false."
+            )
         return
     if algorithm.needs_turns:
         raise ValueError(
             "algorithm.supervision is turn, but there is no model.environment whose turns could be credited: name one, "
             "or set supervision: outcome."
         )
-    reward = next((reward for reward in rewards if isinstance(reward, EnvironmentReward)), None)
+    reward = next((reward for reward in _with_inner(rewards) if isinstance(reward, EnvironmentReward)), None)
     if reward is not None:
         raise ValueError(f"reward {reward.name!r} pays what an environment gave, but there is no model.environment.")
+
+
+def _with_inner(rewards: Iterable[Reward]) -> Iterator[Reward]:
+    for reward in rewards:
+        yield reward
+        yield from _with_inner(held_by(reward))
+
+
+def without_value(samples: Samples, collective: Collective) -> tuple[float, str]:
+    """The share of the episodes of all ranks that have no value, and what the first of them says about it.
+
+    Raises:
+        ValueError: none has one, so that there is nothing to learn from.
+    """
+    episodes = samples.episodes or ()
+    details = [
+        episode.detail or "its prompt leaves no room for an action" for episode in episodes if episode.value is None
+    ]
+    everyone = collective.gather_objects((len(episodes), details))
+    total, told = sum(count for count, _ in everyone), [detail for _, part in everyone for detail in part]
+    if total and len(told) == total:
+        raise ValueError(
+            f"none of the {total} episodes of rollout {samples.step + 1} has a value; the first: {told[0]}"
+        )
+    return len(told) / max(1, total), next(iter(told), "")

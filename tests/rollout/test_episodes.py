@@ -400,8 +400,8 @@ def test_turns_go_through_the_chat_template(policy: PreTrainedModel) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"limits": EpisodeLimits(max_turns=80)}, r"with max_turns=80 \(at least 317 tokens\) that exceeds .* of 256"),
-        ({"limits": EpisodeLimits(max_episode_tokens=252)}, r"^prompt 100 has 5 tokens; with max_episode_tokens=252"),
+        ({"limits": EpisodeLimits(max_turns=80)}, r"^max_turns=80 \(at least 317 tokens\) exceeds .* of 256"),
+        ({"limits": EpisodeLimits(max_episode_tokens=256)}, r"max_episode_tokens is 256, .* context of 256 must hold"),
         ({"limits": EpisodeLimits(max_turns=9, max_episode_tokens=20)}, r"max_episode_tokens=20 can never hold that"),
         ({"environment": Countdown(isolation="thread"), "rows": []}, "0 prompts for 0 groups"),
     ],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
@@ -98,6 +99,25 @@ def test_an_error_is_held_to_ten_times_the_first(
         with pytest.raises(OutOfSync) if number == refused else nullcontext():
             proof.check(tiny_policy, collected, engine, 1.0, Collective())
             assert proof.metrics["sampling/sync_error"] == pytest.approx(error, rel=0.05)
+
+
+def test_a_rollout_that_compares_nothing_sets_no_bound(make_experience: Any, tiny_policy: Any) -> None:
+    batch = PromptBatch(step=0, prompts=[Problem(id=0, question="1+1=", answer="2")], valid=[True])
+    found = make_experience(
+        {0: ["2", "11"]},
+        batch=batch,
+        rewards=[MathReward(correctness=True)],
+        algorithm=GRPOAlgorithm(group_size=2, beta=0.0),
+        max_completion_length=4,
+    )
+    rollout, engine, proof = found.rollout, PlainEngine(), SyncProof()
+    engine.weights_version = 0
+    nobody = torch.zeros_like(rollout.completion_mask)  # as if every episode had failed before its first action
+    for mask, error in ((nobody, 0.0), (rollout.action_mask, 5e-3)):
+        said = replace(rollout, action_mask=mask, sampling_logprobs=rollout.sampling_logprobs + error)
+        collected = replace(found, samples=replace(found.samples, rollout=said))
+        proof.check(tiny_policy, collected, engine, 1.0, Collective())
+        assert bool(proof.metrics) == bool(error)
 
 
 def test_an_engine_that_dies_twice_in_a_rollout_ends_the_run_with_its_last_lines(command_line: Any) -> None:

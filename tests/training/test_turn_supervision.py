@@ -15,11 +15,13 @@ from countdown_task import Down
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.rewards import EnvironmentReward, FunctionReward
+from grpo_pl.rewards import EnvironmentReward, FunctionReward, MathReward
+from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.metrics import experience_metrics
-from grpo_pl.types import NO_TURN, Problem, PromptBatch
+from grpo_pl.training.turn_supervision import check_episodes, without_value
+from grpo_pl.types import NO_TURN, Problem, PromptBatch, SamplingParams
 
 BATCH = PromptBatch(step=2, prompts=[Problem(id=1, question="", answer="", columns={"start": 3})], valid=[True])
 TEXTS = {1: [["1", "2"], ["1", "9"], ["x", "3"]]}
@@ -110,6 +112,42 @@ def test_an_episode_that_its_environment_failed_is_compared_with_nothing(make: C
     metrics = experience_metrics(experience, REWARDS, Collective(), ())
     assert metrics["episodes/status/raised"] == 1.0 and metrics["samples/dropped"] == 1.0
     assert metrics["episodes/return"] == pytest.approx((0.3 - 0.5) / 2)
+
+
+def test_episodes_without_a_value_are_counted_and_refused_where_there_are_no_others(
+    make: Callable[..., Experience],
+) -> None:
+    part = make(texts={1: [["1", "2"], ["1", "!"], ["9"]]}).samples
+    assert without_value(part, Collective()) == (
+        pytest.approx(1 / 3),
+        "step raised RuntimeError: this environment is broken",
+    )
+    every = make(texts={1: [["!"], ["!"], ["1", "!"]]}).samples
+    with pytest.raises(ValueError, match=r"none of the 3 episodes of rollout 3 has a value; .* is broken"):
+        without_value(every, Collective())
+
+
+def test_a_greedy_baseline_plays_the_world_of_its_group() -> None:
+    algorithm = GRPOAlgorithm(baseline="greedy", scale="none", dynamic_sampling=True)
+    with pytest.raises(ValueError, match=r"greedy with dynamic_sampling .* another world"):
+        check_episodes(Down(), algorithm, REWARDS)
+    check_episodes(Down(), replace(algorithm, dynamic_sampling=False), REWARDS)
+    check_episodes(None, algorithm, [MathReward(correctness=True)])
+
+
+def test_a_nested_reward_of_an_environment_needs_one() -> None:
+    nested = PerSource(rewards={"a": EnvironmentReward()}, name="mixed")
+    with pytest.raises(ValueError, match=r"pays what an environment gave, but there is no model\.environment"):
+        check_episodes(None, GRPOAlgorithm(), [nested])
+
+
+def test_the_context_limits_what_an_episode_may_write() -> None:
+    sampling = SamplingParams(max_completion_length=100)
+    written = [
+        EpisodeSettings(max_turns=5, max_episode_tokens=most).most_actions(sampling, context)
+        for most, context in ((0, None), (0, 64), (0, 600), (300, 350))
+    ]
+    assert written == [500, 64, 500, 300]
 
 
 def test_a_group_of_equal_turns_is_not_forwarded(make: Callable[..., Experience]) -> None:
