@@ -14,9 +14,10 @@ from fastapi import Request, Response
 from grpo_pl.functional.advantages import masked_mean_std, rescale, subtract_baseline
 from grpo_pl.policy.trained import ServedModel
 from serve.connection import while_connected
-from serve.dispatch import Deadline, Places, Scorer
+from serve.dispatch import Deadline, Scorer
 from serve.errors import bad_request, check_model, json_response
 from serve.metrics import ServerMetrics
+from serve.places import Places
 from serve.schemas import ScoreRequest
 from serve.score_worker import ScoreItems
 
