@@ -67,15 +67,21 @@ class Collective:
         return bool(self.max(int(flag), device))
 
     def interruptible(self, draw: Callable[[], T], device: torch.device) -> T:
-        """Returns ``draw()``; if it raises ``RolloutInterrupted`` on any rank, every rank raises it; else, if it raises
-        ``EngineDied`` on any, every rank raises that."""
-        drawn, error = _attempt(draw, RolloutInterrupted, EngineDied)
-        worst = self.max(0 if error is None else 2 if isinstance(error, RolloutInterrupted) else 1, device)
+        """Returns ``draw()``; if it raises on any rank, every rank raises: ``RolloutInterrupted`` if any does, else
+        ``EngineDied`` if that is the only error, else its own error, or ``ValueError`` with the first of another's."""
+        drawn, error = _attempt(draw, Exception)  # an engine or an environment of the user's may raise anything
+        grave = 0 if error is None else 1 if isinstance(error, EngineDied) else 2
+        grave = 3 if isinstance(error, RolloutInterrupted) else grave
+        worst = self.max(grave, device)
+        told = self.gather_objects(_described(error) if error and grave == 2 else None) if worst == 2 else []
+        if error is not None and grave == worst:
+            raise error
+        if worst == 3:
+            raise RolloutInterrupted("another process was told to stop") from error
         if worst == 2:
-            own = error if isinstance(error, RolloutInterrupted) else None
-            raise own or RolloutInterrupted("another process was told to stop")
+            raise ValueError(f"the rollout of another process failed: {next(filter(None, told))}") from error
         if worst == 1:
-            raise error or EngineDied("the engine's process of another rank ended.")
+            raise EngineDied("the engine's process of another rank ended.")
         return cast(T, drawn)
 
     def scored(self, score: Callable[[], T], device: torch.device) -> T:

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from grpo_pl.policy.lora import has_adapters
+from grpo_pl.policy.weights import is_sharded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -98,11 +99,6 @@ def whole_state_dict(model: nn.Module) -> dict[str, Any]:
 def load_whole_state_dict(model: nn.Module, weights: dict[str, Any]) -> None:
     """Loads whole weights into a model, sharded or not; every process must call it with the same ``weights``."""
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
-
-
-def is_sharded(model: Any) -> bool:
-    """Whether `shard` has been called on the model."""
-    return isinstance(model, FSDPModule)
 
 
 def whole_model(model: PreTrainedModel) -> PreTrainedModel | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from grpo_pl.policy.library_internals import checkpoint_names, persistent_tensors, unwrap
 from grpo_pl.policy.lora import merged_weights
@@ -22,9 +23,9 @@ def whole(weight: Tensor) -> Tensor:
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
 
-def is_sharded(model: Any) -> bool:
-    """Whether FSDP2 has sharded the weights, so that reading them needs all processes."""
-    return any(hasattr(weight, "full_tensor") for weight in model.parameters())
+def is_sharded(model: nn.Module) -> bool:
+    """Whether FSDP2 has sharded the model, so that reading its weights needs all processes."""
+    return isinstance(model, FSDPModule)
 
 
 @torch.no_grad()

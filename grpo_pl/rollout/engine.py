@@ -84,6 +84,9 @@ class RolloutEngine(ABC):
             ValueError: the engine cannot work here, and what to install.
         """
 
+    def prepare(self, model: PreTrainedModel) -> None:  # noqa: B027 - in-process engines need none
+        """Called by all ranks together before each rollout, for what a sharded policy needs all of them for."""
+
     def update_weights(self, model: PreTrainedModel) -> None:  # noqa: B027 - in-process engines read the live weights
         """Called once after each weight update, for engines that keep a copy: the next ``generate`` must draw from the
         new weights."""

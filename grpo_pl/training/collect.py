@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
-from grpo_pl.distributed.sharding import is_sharded
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.policy.weights import is_sharded
 from grpo_pl.rewards.base import Reward, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, join_scores, score_completions
 from grpo_pl.rollout.engine import EngineDied, RolloutEngine
@@ -63,14 +63,19 @@ def drawn_together(
     A rollout in which an engine's process ended is drawn again, once. The engine does that itself unless the policy is
     sharded: then only all ranks together can push its weights.
     """
+
+    def drawn() -> Samples:
+        engine.prepare(policy)
+        return draw()
+
     try:
-        return collective.interruptible(draw, policy.device)
+        return collective.interruptible(drawn, policy.device)
     except EngineDied:
         if not is_sharded(policy):
             raise
         log.warning("The engines of all ranks are started again, and the rollout drawn again.")
         engine.close()
-    return collective.interruptible(draw, policy.device)
+    return collective.interruptible(drawn, policy.device)
 
 
 FetchPrompts = Callable[[int, int], PromptBatch]

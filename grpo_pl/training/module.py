@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.orphans import end_with_launcher
-from grpo_pl.distributed.sharding import build_once, gathered, is_sharded, shard
+from grpo_pl.distributed.sharding import build_once, gathered, shard
 from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.environments.base import Environment
 from grpo_pl.environments.pool import EnvironmentPool
@@ -26,6 +26,7 @@ from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, V
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.weights import is_sharded
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.batch import check_rewards
 from grpo_pl.rollout.engine import RolloutEngine

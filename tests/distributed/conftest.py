@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+from grpo_pl.distributed.collective import Collective
 from grpo_pl.files.checkpoints import remove, rollouts_of
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
 
@@ -208,3 +210,41 @@ def start(cache: Path, tmp_path: Path) -> Callable[..., Any]:
         return processes, lambda seconds=JOIN_SECONDS: join(processes, tmp_path / "started", seconds)
 
     return begin
+
+
+def _on_two_ranks(work: Callable[[Collective], Any]) -> list[Any]:
+    """Runs ``work`` on two forked processes and returns what each came to."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(2)]
+    processes = [context.Process(target=_rank, args=(rank, port, work, pipes[rank][1])) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for _, sender in pipes:
+        sender.close()
+    try:
+        results = [receiver.recv() if receiver.poll(60) else "no answer" for receiver, _ in pipes]
+    finally:
+        for process in processes:
+            process.join(10)
+            process.kill()
+    for result in results:
+        assert not isinstance(result, str), result
+    return results
+
+
+def _rank(rank: int, port: int, work: Callable[[Collective], Any], sender: Any) -> None:
+    try:
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+        sender.send(work(Collective(rank=rank, world=2)))
+        dist.destroy_process_group()
+    except Exception:
+        sender.send(traceback.format_exc())
+
+
+@pytest.fixture
+def on_two_ranks() -> Callable[[Callable[[Collective], Any]], list[Any]]:
+    """``on_two_ranks(work)``: what ``work(collective)`` comes to on each of two processes."""
+    return _on_two_ranks

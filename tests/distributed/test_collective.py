@@ -1,47 +1,15 @@
 """The exchanges between ranks: nothing alone, exact on two processes over gloo."""
 
-import multiprocessing
-import socket
-import traceback
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
-import torch.distributed as dist
 
 from grpo_pl.distributed.collective import Collective
+from grpo_pl.rollout.engine import EngineDied, RolloutInterrupted
 
-
-def _on_two_ranks(work: Callable[[Collective], Any]) -> list[Any]:
-    """Runs ``work`` on two forked processes and returns what each came to."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    pipes = [context.Pipe(duplex=False) for _ in range(2)]
-    processes = [context.Process(target=_rank, args=(rank, port, work, pipes[rank][1])) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for _, sender in pipes:
-        sender.close()
-    try:
-        results = [receiver.recv() if receiver.poll(60) else "no answer" for receiver, _ in pipes]
-    finally:
-        for process in processes:
-            process.join(10)
-            process.kill()
-    for result in results:
-        assert not isinstance(result, str), result
-    return results
-
-
-def _rank(rank: int, port: int, work: Callable[[Collective], Any], sender: Any) -> None:
-    try:
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-        sender.send(work(Collective(rank=rank, world=2)))
-        dist.destroy_process_group()
-    except Exception:
-        sender.send(traceback.format_exc())
+OnTwoRanks = Callable[[Callable[[Collective], Any]], list[Any]]
 
 
 def _exchanges(collective: Collective) -> dict[str, Any]:
@@ -67,8 +35,8 @@ def _exchanges(collective: Collective) -> dict[str, Any]:
     }
 
 
-def test_two_ranks_see_the_same_totals() -> None:
-    first, second = _on_two_ranks(_exchanges)
+def test_two_ranks_see_the_same_totals(on_two_ranks: OnTwoRanks) -> None:
+    first, second = on_two_ranks(_exchanges)
     assert first.pop("own") == [1.0, 10.0]  # what was summed stays as it was
     assert second.pop("own") == [2.0, 20.0]
     assert first == second
@@ -81,6 +49,45 @@ def test_two_ranks_see_the_same_totals() -> None:
         "max": 5,
         "ratios": {"kl": 3.0, "here": 0.25},
     }
+
+
+def _raising(*kinds: type[Exception] | None) -> Callable[[Collective], tuple[str, str]]:
+    """What each rank raises when rank r raises ``kinds[r]`` in a rollout."""
+
+    def work(collective: Collective) -> tuple[str, str]:
+        kind = kinds[collective.rank]
+
+        def draw() -> int:
+            if kind is not None:
+                raise kind(f"here, on rank {collective.rank}")
+            return 7
+
+        try:
+            return "drawn", str(collective.interruptible(draw, torch.device("cpu")))
+        except Exception as error:
+            return type(error).__name__, str(error)
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("kinds", "names"),
+    [
+        ((None, None), ("drawn", "drawn")),
+        ((None, EngineDied), ("EngineDied", "EngineDied")),
+        ((None, ValueError), ("ValueError", "ValueError")),
+        ((OSError, None), ("OSError", "ValueError")),
+        ((EngineDied, KeyError), ("ValueError", "KeyError")),
+        ((KeyError, RolloutInterrupted), ("RolloutInterrupted", "RolloutInterrupted")),
+    ],
+)
+def test_a_rollout_that_fails_on_one_rank_ends_on_all(
+    on_two_ranks: OnTwoRanks, kinds: tuple[type[Exception] | None, ...], names: tuple[str, str]
+) -> None:
+    results = on_two_ranks(_raising(*kinds))
+    assert tuple(name for name, _ in results) == names
+    if names[0] == "ValueError":
+        assert "process failed" in results[0][1] and "here, on rank 1" in results[0][1]
 
 
 def test_alone_every_exchange_is_the_identity() -> None:

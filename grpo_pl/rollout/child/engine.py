@@ -51,6 +51,10 @@ class ChildEngine(RolloutEngine):
         self._updates += 1
         self._stale = True
 
+    def prepare(self, model: PreTrainedModel) -> None:
+        if self._stale and is_sharded(model):  # later, ranks make different numbers of calls, and some may fail before
+            self._push(model)
+
     def continuing(self, model: PreTrainedModel, *, rows: int, longest: int) -> RolloutEngine:
         if self._stale and is_sharded(model):  # ranks will make different numbers of calls, some perhaps none
             self._push(model)
@@ -117,7 +121,7 @@ class ChildEngine(RolloutEngine):
                 self.check()
                 self._child = ChildProcess(self.worker, self.settings(model), self.environment(model))
             self._child.load(weights)
-        except EngineDied:
+        except Exception:
             if is_sharded(model):
                 for _ in weights:  # the other ranks gather them
                     pass
