@@ -54,6 +54,16 @@ class FailingEngine(NativeInChild):
 
 
 @dataclass(kw_only=True)
+class CutEngine(NativeInChild):
+    worker: ClassVar[str] = "light_workers:Cut"
+
+
+@dataclass(kw_only=True)
+class SurvivedEngine(NativeInChild):
+    worker: ClassVar[str] = "light_workers:Survived"
+
+
+@dataclass(kw_only=True)
 class DyingEngine(NativeInChild):
     worker: ClassVar[str] = "light_workers:Dying"
 

@@ -1,6 +1,8 @@
 """Workers of an engine's child process that need no model, and so start quickly: one takes its time, some end badly."""
 
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -31,6 +33,25 @@ class Failing:
 
     def generate(self, **request: Any) -> None:
         raise IndexError("list index out of range")
+
+
+class Cut(Failing):
+    """Can read none of the weights that it is handed."""
+
+    def load(self, weights: Iterable[Any]) -> None:
+        os.close(int(sys.argv[2]))  # the memory that they come by
+        list(weights)
+
+
+class Survived(Failing):
+    """Dies while a process that was forked from it goes on and keeps all that it had open."""
+
+    def generate(self, **request: Any) -> None:
+        if (helper := os.fork()) == 0:
+            time.sleep(60)
+            os._exit(0)
+        print(f"helper {helper}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Dying(Failing):

@@ -125,6 +125,8 @@ def _end_with(parent: int) -> None:
 
 def main() -> None:
     descriptor, memory, parent = map(int, sys.argv[1:4])
+    for inherited in (descriptor, memory):
+        os.set_inheritable(inherited, False)  # programs that the worker starts do not keep them open
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM):  # schedulers send them to all processes: the parent decides
         signal.signal(number, signal.SIG_IGN)

@@ -75,12 +75,16 @@ class ChildProcess:
 
         Raises:
             EngineDied: the process ended; what is left of ``weights`` was not read.
+            ValueError, RuntimeError: the worker cannot take them. Where it fails to read what it was handed, the
+                process is ended too, and what is left of ``weights`` was not read.
         """
         with self._whole_exchange():
             self._send("load")
             for placed in buckets(weights, self._memory, BUCKET_BYTES):
                 self._send("bucket", placed)
-                self._answer()
+                kind, value = self._answer()
+                if kind == "error":
+                    raise value
             self._send("bucket", None)
             kind, value = self._answer()
         if kind == "error":
@@ -138,6 +142,8 @@ class ChildProcess:
             if time.monotonic() > deadline:
                 raise RolloutInterrupted
             if not self._pipe.poll(_LOOK_EVERY_S):
+                if self._process.poll() is not None and not self._pipe.poll():  # others may hold its end of the pipe
+                    raise self._death()
                 continue
             try:
                 kind, value = receive(self._pipe)
@@ -149,6 +155,8 @@ class ChildProcess:
                 progress(*value)
 
     def _send(self, *message: Any) -> None:
+        if self._process.poll() is not None:
+            raise self._death()
         try:
             send(self._pipe, *message)
         except OSError:

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,44 @@ def test_a_mistake_of_the_worker_comes_with_its_traceback(
     with pytest.raises(RuntimeError, match=r"(?s)light_workers.py.*IndexError: list index out of range"):
         _generate(engine, build_model("qwen2"), prompts, make_keys(3, 4))
     assert _lives(engine.pid)
+
+
+def test_weights_that_the_process_cannot_read_end_the_push_with_its_own_error(
+    make_engine: Any, build_model: Any, make_keys: Any, prompts: Any
+) -> None:
+    engine = make_engine("CutEngine")
+    with pytest.raises(RuntimeError, match="Bad file descriptor"):
+        _generate(engine, build_model("qwen2"), prompts, make_keys(3, 4))
+    assert engine.pushes == 0 and engine.pid is None
+
+
+def test_a_death_is_noticed_while_others_hold_the_pipe_open(
+    make_engine: Any, build_model: Any, make_keys: Any, prompts: Any
+) -> None:
+    with pytest.raises(EngineDied, match=r"ended by SIGKILL; its last lines:\n  helper \d+") as death:
+        _generate(make_engine("SurvivedEngine"), build_model("qwen2"), prompts, make_keys(3, 4))
+    helper = int(str(death.value).split()[-1])
+    assert _lives(helper)
+    os.kill(helper, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", ["RefusingEngine", "CutEngine"])
+def test_a_push_that_fails_reads_the_weights_that_other_ranks_gather(
+    make_engine: Any, build_model: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered = []
+
+    def weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        for number in range(5):
+            gathered.append(number)
+            yield str(number), torch.zeros(4)
+
+    monkeypatch.setattr("grpo_pl.rollout.child.process.BUCKET_BYTES", 16)
+    monkeypatch.setattr("grpo_pl.rollout.child.engine.checkpoint_weights", weights)
+    monkeypatch.setattr("grpo_pl.rollout.child.engine.is_sharded", lambda model: True)
+    with pytest.raises((ValueError, RuntimeError)):
+        make_engine(name).prepare(build_model("qwen2"))
+    assert gathered == [0, 1, 2, 3, 4]
 
 
 PARENT = """
