@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 ROWS = 8
 """Completions of each rank that are scored."""
-FACTOR = 10.0
-"""How often the first rollout's error a later one may have."""
+FACTOR = 2.0
+FACTOR_FLOAT32 = 10.0
+"""How often the first rollout's error a later one may have, in any precision and where policy and engine compute in
+float32, whose rounding is far below what old weights bring about."""
 FLOOR = 1e-4
 """Errors up to this are noise of float32."""
 FIRST_AT_MOST = 0.2
@@ -37,7 +39,7 @@ class SyncProof:
     error = mean over their tokens of |log π_policy(token) − log π_engine(token)|, the largest over the ranks.
 
     The first rollout's error of a fit is rounding, since an engine starts with made-up weights and would be far off; a
-    later one may be ten times that.
+    later one may be a multiple of that. All ranks come to the same end: by the largest error and the oldest copy.
     """
 
     def __init__(self) -> None:
@@ -77,14 +79,16 @@ class SyncProof:
             mask = part["action_mask"]
             drawn = rollout.sampling_logprobs[rows, : mask.shape[1]]
             difference = (scored - drawn)[mask].abs().sum() / mask.sum().clamp(min=1)
-            found = collective.gather_objects((float(difference), int(mask.sum())))
-            error = float(torch.tensor([each for each, _ in found]).max())  # NaN if any is
-            compared = any(tokens for _, tokens in found)  # episodes may have failed before the first action
+            found = collective.gather_objects((float(difference), int(mask.sum()), engine.weights_version))
+            differences, tokens, versions = zip(*found, strict=True)
+            error = float(torch.tensor(differences).max())  # NaN if any is
+            compared = any(tokens)  # episodes may have failed before the first action
         self.metrics = {"sampling/sync_error": error} if compared else {}
         if self._ahead is None:
-            self._ahead = self._updates - engine.weights_version
-        version = engine.weights_version + self._ahead
-        bound = self._bound or (FIRST_AT_MOST_FLOAT32 if _in_float32(policy, engine) else FIRST_AT_MOST)
+            self._ahead = self._updates - min(versions)
+        version = min(versions) + self._ahead
+        float32 = _in_float32(policy, engine)
+        bound = self._bound or (FIRST_AT_MOST_FLOAT32 if float32 else FIRST_AT_MOST)
         if not error <= bound or version != self._updates:
             raise OutOfSync(
                 f"rollout {step + 1} was not drawn from the policy's weights: since the start the policy has had "
@@ -93,7 +97,7 @@ class SyncProof:
                 "it: --resume goes on from the last checkpoint with a new copy."
             )
         if compared:
-            self._bound = self._bound or max(FLOOR, FACTOR * error)
+            self._bound = self._bound or max(FLOOR, (FACTOR_FLOAT32 if float32 else FACTOR) * error)
 
 
 def _in_float32(policy: PreTrainedModel, engine: RolloutEngine) -> bool:

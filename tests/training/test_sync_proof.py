@@ -71,16 +71,18 @@ def test_weights_that_were_lost_on_their_way_are_noticed_by_what_is_drawn(comman
 
 
 @pytest.mark.parametrize(
-    ("errors", "refused"),
+    ("dtype", "errors", "refused"),
     [
-        ([1e-6, 9e-5, 1.1e-4], 2),  # below 1e-4 everything is rounding
-        ([1e-3, 9e-3, 1.1e-2], 2),  # ten times the first
-        ([2e-2], 0),  # no rounding of float32
-        ([1e-6, float("nan")], 1),
+        ("float32", [1e-6, 9e-5, 1.1e-4], 2),  # below 1e-4 everything is rounding
+        ("float32", [1e-3, 9e-3, 1.1e-2], 2),  # ten times the first
+        ("float32", [2e-2], 0),  # no rounding of float32
+        ("float32", [1e-6, float("nan")], 1),
+        ("bfloat16", [2e-2, 1e-3, 3.8e-2, 4.2e-2], 3),  # twice the first
+        ("bfloat16", [0.25], 0),
     ],
 )
-def test_an_error_is_held_to_ten_times_the_first(
-    make_experience: Any, tiny_policy: Any, errors: list[float], refused: int
+def test_an_error_is_held_to_a_multiple_of_the_first(
+    make_experience: Any, tiny_policy: Any, dtype: str, errors: list[float], refused: int
 ) -> None:
     """Log-probabilities that an engine reports, off by a given amount on average, and tokens that nobody wrote."""
     batch = PromptBatch(step=0, prompts=[Problem(id=0, question="1+1=", answer="2")], valid=[True])
@@ -92,7 +94,7 @@ def test_an_error_is_held_to_ten_times_the_first(
         max_completion_length=4,
     )
     exact, engine, proof = found.rollout.sampling_logprobs.clone(), PlainEngine(), SyncProof()
-    engine.weights_version = 0
+    engine.weights_version, engine.dtype = 0, dtype  # type: ignore[attr-defined]
     for number, error in enumerate(errors):
         rollout = replace(found.rollout, sampling_logprobs=exact + error)
         collected = replace(found, samples=replace(found.samples, rollout=rollout))

@@ -1,0 +1,42 @@
+"""Ranks whose engines keep different copies of the weights come to one end."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from grpo_pl.distributed.collective import Collective
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.rewards import MathReward
+from grpo_pl.rollout.plain import PlainEngine
+from grpo_pl.training.sync_proof import OutOfSync, SyncProof
+from grpo_pl.types import Problem, PromptBatch
+
+
+def test_an_older_copy_on_one_rank_ends_the_run_on_all(
+    on_two_ranks: Callable[..., list[Any]], make_experience: Any, tiny_policy: Any
+) -> None:
+    experience = make_experience(
+        {0: ["2", "11"]},
+        batch=PromptBatch(step=0, prompts=[Problem(id=0, question="1+1=", answer="2")], valid=[True]),
+        rewards=[MathReward(correctness=True)],
+        algorithm=GRPOAlgorithm(group_size=2, beta=0.0),
+        max_completion_length=4,
+    )
+
+    def work(collective: Collective) -> list[str]:
+        torch.set_num_threads(1)
+        engine, proof = PlainEngine(), SyncProof()
+        engine.weights_version = 0
+        proof.check(tiny_policy, experience, engine, 1.0, collective)
+        proof.updated()
+        engine.weights_version = 1 - collective.rank  # the other rank's was not pushed
+        try:
+            proof.check(tiny_policy, experience, engine, 1.0, collective)
+        except OutOfSync as error:
+            return [str(error)]
+        return []
+
+    first, second = on_two_ranks(work)
+    assert first == second
+    assert "has had 1 updates, and the engine's copy is that after 0;" in first[0]
