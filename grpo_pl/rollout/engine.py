@@ -31,6 +31,9 @@ class RolloutEngine(ABC):
     """Of an engine that keeps a copy: how many weight updates it had heard of when it took that."""
     max_tokens: int | None = None
     """Most tokens of a prompt and its completion, where the engine itself sets a limit below the model's context."""
+    memory_bytes: int | None = None
+    """Of an engine with a process of its own: what that takes besides the weights at any time. None for one that keeps
+    keys and values of all rows while it draws."""
 
     @abstractmethod
     def generate(

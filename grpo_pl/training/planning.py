@@ -57,6 +57,10 @@ class Workload:
     """Rows of one micro-batch share equal prompts and leave padding out; not with activation checkpointing."""
     offload: bool
     deferred: bool
+    engine_bytes: int | None = None
+    """Memory of an engine with a process of its own, besides its weights; None for one that draws in this process."""
+    engine_weight_bytes: int = 0
+    """Per parameter, of that engine's copy."""
 
     @property
     def longest(self) -> int:
@@ -120,6 +124,9 @@ def memory_plan(shape: Shape, work: Workload) -> MemoryPlan:
     kept = {"parameters": parameters, "optimiser": 2 * gradients}
     if work.reference:
         kept["reference"] = parameters
+    if work.engine_bytes is not None:
+        kept["engine"] = float(work.engine_bytes)
+        kept["engine's weights"] = float(shape.parameters * work.engine_weight_bytes)
     if work.layout == "ddp":
         gradients *= 2  # and the buckets in which they are averaged
     if work.layout == "fsdp" and work.deferred:
@@ -157,7 +164,10 @@ def head_bytes(shape: Shape, work: Workload) -> float:
 
 
 def rollout_bytes(shape: Shape, work: Workload) -> dict[str, float]:
-    """Keys and values of all rows at full length, and the engine's own copy of the weights."""
+    """Keys and values of all rows at full length, and the engine's own copy of the weights; nothing for an engine with
+    a process of its own, which keeps its memory all the time."""
+    if work.engine_bytes is not None:
+        return {}
     columns = work.prompt_tokens + work.completion_tokens
     parts = {
         "keys and values": float(work.rows * columns * shape.layers * 2 * shape.key * work.compute_bytes),
@@ -185,4 +195,5 @@ def rollout_budget(shape: Shape, work: Workload, memory: float) -> int:
     fixed = memory_plan(shape, replace(work, rows=0)).kept.values()
     parts = rollout_bytes(shape, replace(work, rows=0))
     per_row = sum(rollout_bytes(shape, replace(work, rows=1)).values()) - sum(parts.values())
-    return max(0, min(work.rows, int((memory - sum(fixed) - sum(parts.values())) / per_row)))
+    left = memory - sum(fixed) - sum(parts.values())
+    return max(0, min(work.rows, int(left / per_row))) if per_row else work.rows

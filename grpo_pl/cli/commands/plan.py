@@ -15,6 +15,8 @@ from grpo_pl.config.objects import build
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.tokenizer import FROM_DATA
+from grpo_pl.rollout.engine import RolloutEngine
+from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.training.microbatches import MOST_TOKENS
 from grpo_pl.training.planning import (
     GIB,
@@ -121,6 +123,8 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
     compute = 2 if "16" in str(parts.trainer.precision or "") else weights
     if layout == "fsdp":
         compute = 4 if arguments.param_dtype == "float32" else 2
+    engine = build(RolloutEngine, model.engine, "model.engine") if model.engine else NativeEngine()
+    own_type = getattr(engine, "dtype", None)
     return Workload(
         layout="single" if gpus == 1 and layout == "ddp" else layout,
         processes=gpus,
@@ -136,6 +140,8 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
         packed=True,
         offload=layout == "fsdp" and arguments.cpu_offload,
         deferred=layout == "fsdp" and arguments.defer_gradient_sync,
+        engine_bytes=engine.memory_bytes,
+        engine_weight_bytes=weights if own_type is None else 4 if own_type == "float32" else 2,
     )
 
 

@@ -54,6 +54,10 @@ class VLLMEngine(ChildEngine):
         if taken := sorted(OURS & self.engine_args.keys()):
             raise ValueError(f"model.engine: engine_args.{taken[0]} is set by the engine itself, or by a field of it.")
 
+    @property
+    def memory_bytes(self) -> int:  # type: ignore[override]
+        return int((self.kv_cache_gib + 1.0) * 2**30)
+
     def check(self) -> None:
         if importlib.util.find_spec("vllm") is None:
             raise ValueError(

@@ -87,6 +87,22 @@ def test_checkpointing_and_low_precision_save_memory() -> None:
     assert memory_plan(SHAPE, _with(compute_bytes=2)).rollout["weights for decoding"] == 2000
 
 
+def test_an_engine_in_a_process_of_its_own_keeps_what_it_is_given() -> None:
+    memory = memory_plan(SHAPE, _with(engine_bytes=500, engine_weight_bytes=2))
+    assert memory.kept == {"parameters": 4000, "optimiser": 8000, "engine": 500, "engine's weights": 2000}
+    assert memory.peak == 14_500 + sum(memory.update.values())
+    assert rollout_budget(SHAPE, _with(engine_bytes=500), 1e9) == WORK.rows
+
+
+def test_the_memory_of_vllm_is_read_from_its_configuration() -> None:
+    parts = resolved_settings(["configs/quickstart.yaml", "configs/engine/vllm.yaml"])
+    parts.model.engine.init_args.kv_cache_gib, parts.model.engine.init_args.dtype = 3.5, "bfloat16"
+    work = workload(parts, gpus=1, prompt_tokens=8)
+    assert (work.engine_bytes, work.engine_weight_bytes) == (4.5 * 2**30, 2)
+    native = workload(resolved_settings(["configs/quickstart.yaml"]), gpus=1, prompt_tokens=8)
+    assert native.engine_bytes is None
+
+
 # --- against measured peaks -------------------------------------------------------------------------------------------
 
 CONFIG: dict[str, Any] = {
