@@ -131,6 +131,48 @@ def test_bad_input_is_one_line_before_the_first_rollout(command_line: Any, no_pr
     assert not (command_line.runs / "bad").exists()
 
 
+def _asked(folder: Path, *rows: dict[str, Any]) -> list[str]:
+    """Flags for prompts from a table; one held-out problem."""
+    asked, held_out = folder / "rows.jsonl", folder / "val.jsonl"
+    asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held_out.write_text(json.dumps({"question": "99", "answer": "1", "start": 3}) + "\n")
+    arguments = {"path": str(asked), "val_path": str(held_out), "val_share": 0.0}
+    source = {"class_path": "grpo_pl.data.tables.TablePrompts", "init_args": arguments}
+    return [f"--data.source={json.dumps(source)}", "--model.cold_start=null", "--trainer.limit_val_batches=0"]
+
+
+NUMBERS = [{"question": str(number), "answer": "1", "start": number} for number in range(2, 10)]
+
+
+def test_prompts_without_room_for_an_episode_are_left_out(command_line: Any, tmp_path: Path) -> None:
+    # a context of 48 holds an episode of 32 tokens behind 16: those of a completion of 4 would be 44
+    flags = _asked(tmp_path, *NUMBERS, {"question": "1" * 17, "answer": "1", "start": 3})
+    outcome = command_line("fit", f"--config={CONFIG}", *flags, "--data.steps=1", "--name=room")
+    assert outcome.status == 0, outcome.err
+    assert "1 of 9 train prompts leave no room for a completion and are left out: the model's context has 16" in (
+        outcome.err
+    )
+    outcome = command_line("fit", f"--config={CONFIG}", *flags, "--model.max_tokens_per_microbatch=32", "--name=small")
+    assert outcome.status == 1 and "an episode may have 33 tokens: set it to 48 at least" in outcome.err
+
+
+def test_prompts_that_lack_a_column_are_refused(command_line: Any, tmp_path: Path) -> None:
+    lakes = {"id": "FrozenLake-v1", "from_row": ["desc"]}
+    spec = {"class_path": "grpo_pl.environments.gymnasium_ids.GymnasiumEnvironment", "init_args": lakes}
+    flags = [*_asked(tmp_path, *NUMBERS), f"--model.environment={json.dumps(spec)}", "--name=lakes"]
+    outcome = command_line("fit", f"--config={CONFIG}", *flags)
+    assert outcome.status == 1 and "the environment needs the column 'desc', and prompt" in outcome.err
+    assert not (command_line.runs / "lakes").exists()
+
+
+def test_a_run_in_which_every_episode_fails_ends(command_line: Any, tmp_path: Path) -> None:
+    flags = _asked(tmp_path, *({**row, "fate": "no reset"} for row in NUMBERS))
+    fated = "--model.environment={class_path: user_environments.Fated, init_args: {isolation: thread}}"
+    outcome = command_line("fit", f"--config={CONFIG}", *flags, fated, "--data.steps=1", "--name=failing")
+    assert outcome.status == 1 and "Traceback" not in outcome.err
+    assert "of rollout 1 has a value; the first:" in outcome.err
+
+
 def test_a_template_that_rewrites_earlier_turns_is_refused_before_the_run(
     command_line: Any, tmp_path: Path, no_process_left: None
 ) -> None:
