@@ -181,7 +181,8 @@ class TagCalls(CallParser):
             name, closing = match[1], f"</{match[1]}>"
             end = action.find(closing, match.end())
             if end < 0:
-                return [*found, Call(name, {}, f"the call is not closed by {closing}", (match.start(), len(action)))]
+                span = (match.start(), len(action))
+                return [*found, Call(name, {}, f"the call is not closed by {closing}", span, open=True)]
             at = end + len(closing)
             needed = _parameters(tools[name])
             argument = max(needed, key=lambda parameter: needed[parameter])  # the needed one, or else the first

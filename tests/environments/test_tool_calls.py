@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from grpo_pl.environments.tool_calls import Call, HermesCalls
+from grpo_pl.environments.tool_calls import Call, HermesCalls, TagCalls
 
 GOOD = '<tool_call>{"name": "f", "arguments": {"x": "1"}}</tool_call>'
 
@@ -48,3 +48,9 @@ def test_a_malformed_call_hides_none_after_it(bad: str, says: str) -> None:
 def test_a_call_that_more_text_may_mend_is_open(action: str, says: str) -> None:
     (call,) = HermesCalls().calls(action, {})
     assert says in call.fault and call.open and call.span == (0, len(action))
+
+
+def test_so_is_one_in_tags() -> None:
+    tools = {"f": {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {}}}}}}
+    made, cut = TagCalls().calls("<f>1</f><f>2", tools)
+    assert (made.open, cut.open, cut.span) == (False, True, (8, 12)) and "not closed by </f>" in cut.fault
