@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from grpo_pl.rollout.engine import EngineDied, RolloutInterrupted
 from grpo_pl.rollout.native.engine import NativeEngine
@@ -260,3 +262,25 @@ def test_the_process_does_not_outlive_the_one_that_started_it(
         (os.killpg if group else os.kill)(parent, number)
     process.wait(timeout=30)
     assert _gone(child)
+
+
+def test_a_sharded_policy_is_pushed_where_episodes_begin(
+    make_engine: Any, build_model: Any, make_keys: Any, prompts: Any, tmp_path: Path
+) -> None:
+    """Ranks then make different numbers of calls, some none; only all together can push."""
+    engine, model, keys = make_engine(), build_model("qwen2"), make_keys(3, 2)
+    drawn = _generate(NativeEngine(), model, prompts, keys)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        assert engine.pushes == 0
+        for _ in range(2):
+            engine.continuing(model, rows=4, longest=32)
+        assert engine.pushes == 1
+        _assert_equal(_generate(engine, model, prompts, keys), drawn)
+        assert engine.pushes == 1
+        engine.update_weights(model)
+        engine.continuing(model, rows=4, longest=32)
+        assert engine.pushes == 2
+    finally:
+        torch.distributed.destroy_process_group()
