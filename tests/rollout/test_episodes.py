@@ -154,6 +154,17 @@ def test_kept_keys_and_values_draw_what_computing_them_anew_draws(
     torch.testing.assert_close(kept.sampling_logprobs, anew.sampling_logprobs, rtol=1e-4, atol=1e-4)
 
 
+def test_turns_are_kept_up_to_the_window_of_attention(play: Play, tokenizer: PreTrainedTokenizerBase) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 60, "max_window_layers": 0}
+    model = load_model(PolicyConfig(from_scratch={"model_type": "qwen2", **SHAPE, **window}), tokenizer)
+    assert model.model.layers[0].self_attn.sliding_window == 60
+    engine = NativeEngine()
+    (kept, episodes), (anew, others) = play(model=model, engine=engine), play(model=model, engine=PlainEngine())
+    assert same(kept, anew) and episodes == others
+    assert (kept.prompt_mask.sum(dim=1) + kept.lengths).max() > 60
+    assert "own forward pass" in engine.describe()
+
+
 def test_a_turn_is_drawn_again_from_its_context_alone(play: Play, policy: PreTrainedModel) -> None:
     rollout, _ = play()
     contexts, keys, drawn = [], [], []

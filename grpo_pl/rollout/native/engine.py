@@ -56,7 +56,7 @@ class NativeEngine(PlainEngine):
         return drawn
 
     def continuing(self, model: PreTrainedModel, *, rows: int, longest: int) -> RolloutEngine:
-        reason = refuse_llama_family(model, length=longest)
+        reason = refuse_llama_family(model, length=1)  # few episodes come to the end of the context
         self._say(model, reason)
         if reason is not None:
             return super().continuing(model, rows=rows, longest=longest)
@@ -127,6 +127,9 @@ class _KeptTurns(NativeEngine):
     def _draw(
         self, model: PreTrainedModel, ids: Tensor, mask: Tensor, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
     ) -> list[tuple[Tensor, Tensor]]:
+        longest = ids.shape[1] + monitor.sampling.max_completion_length
+        if refuse_llama_family(model, length=longest) is not None:  # the window of its attention, by now
+            return super()._draw(model, ids, mask, owners, keys, monitor)
         contexts = [row[real].tolist() for row, real in zip(ids[owners].cpu(), mask[owners].cpu(), strict=True)]
         with torch.no_grad(), torch.autocast(owners.device.type, enabled=False):
             logits, order = self._slots.resume(contexts)
