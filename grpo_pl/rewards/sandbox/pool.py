@@ -62,7 +62,7 @@ class WorkerPool:
         if not jobs:
             return []
         self.start()
-        deadline = time.monotonic() + within_s
+        limit = {} if math.isinf(within_s) else {"deadline": time.monotonic() + within_s}
         waiting: dict[Job, Future[Verdict]] = {}
         verdicts: dict[Job, Verdict] = {}
         with self._lock:  # close() must not run between finding the threads and submitting a job to them
@@ -72,7 +72,7 @@ class WorkerPool:
                     self._cache.move_to_end(job)
                     verdicts[job] = self._cache[job]
                 else:
-                    waiting[job] = self._ensure_threads().submit(job, deadline)
+                    waiting[job] = self._ensure_threads().submit(job, **limit)
         for job, future in waiting.items():
             verdicts[job] = future.result()
         with self._lock:

@@ -135,7 +135,7 @@ class Worker:
             if not self.link.poll(limit_s):
                 self.process.kill()
                 self.stop()
-                raise OverHardLimit("not done in time")
+                raise OverHardLimit
             reply: dict[str, Any] = json.loads(self.link.recv_bytes())
         except (EOFError, OSError):
             returncode = self.stop()
@@ -221,10 +221,11 @@ class WorkerThreads:
                 reply = worker.ask(job, min(self.settings.hard_limit_s * self.settings.wall_factor, left))
             except (WorkerStartError, OSError) as error:
                 return Verdict("unavailable", str(error))
-            except OverHardLimit as over:
+            except OverHardLimit:
                 self.kills += 1
                 self.workers[slot] = None
-                return Verdict("killed", str(over) or f"over {self.settings.hard_limit_s:g} s")
+                over = f"over {self.settings.hard_limit_s:g} s" if math.isinf(deadline) else "not done in time"
+                return Verdict("killed", over)
             except WorkerDied as death:
                 self.workers[slot] = None
                 if attempt + 1 < MAX_ATTEMPTS and -death.returncode in OUTSIDE_SIGNALS:
