@@ -55,11 +55,6 @@ class ChildEngine(RolloutEngine):
         if self._stale and is_sharded(model):  # later, ranks make different numbers of calls, and some may fail before
             self._push(model)
 
-    def continuing(self, model: PreTrainedModel, *, rows: int, longest: int) -> RolloutEngine:
-        if self._stale and is_sharded(model):  # ranks will make different numbers of calls, some perhaps none
-            self._push(model)
-        return self
-
     def generate(
         self,
         model: PreTrainedModel,
