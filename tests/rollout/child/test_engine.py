@@ -264,7 +264,7 @@ def test_the_process_does_not_outlive_the_one_that_started_it(
     assert _gone(child)
 
 
-def test_a_sharded_policy_is_pushed_where_episodes_begin(
+def test_a_sharded_policy_is_pushed_before_ranks_draw(
     make_engine: Any, build_model: Any, make_keys: Any, prompts: Any, tmp_path: Path
 ) -> None:
     """Ranks then make different numbers of calls, some none; only all together can push."""
@@ -275,12 +275,12 @@ def test_a_sharded_policy_is_pushed_where_episodes_begin(
         fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
         assert engine.pushes == 0
         for _ in range(2):
-            engine.continuing(model, rows=4, longest=32)
+            engine.prepare(model)
         assert engine.pushes == 1
         _assert_equal(_generate(engine, model, prompts, keys), drawn)
         assert engine.pushes == 1
         engine.update_weights(model)
-        engine.continuing(model, rows=4, longest=32)
+        engine.prepare(model)
         assert engine.pushes == 2
     finally:
         torch.distributed.destroy_process_group()
