@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROWS = 8
 """Completions of each rank that are scored."""
-FACTOR = 2.0
+FACTOR = 4.0
 FACTOR_FLOAT32 = 10.0
 """How often the first rollout's error a later one may have, in any precision and where policy and engine compute in
 float32, whose rounding is far below what old weights bring about."""

@@ -77,7 +77,7 @@ def test_weights_that_were_lost_on_their_way_are_noticed_by_what_is_drawn(comman
         ("float32", [1e-3, 9e-3, 1.1e-2], 2),  # ten times the first
         ("float32", [2e-2], 0),  # no rounding of float32
         ("float32", [1e-6, float("nan")], 1),
-        ("bfloat16", [2e-2, 1e-3, 3.8e-2, 4.2e-2], 3),  # twice the first
+        ("bfloat16", [2e-2, 1e-3, 7.8e-2, 8.2e-2], 3),  # four times the first
         ("bfloat16", [0.25], 0),
     ],
 )
