@@ -66,13 +66,12 @@ class RolloutEngine(ABC):
             EngineDied: the engine draws in a process of its own, which ended.
         """
 
-    def continuing(self, model: PreTrainedModel, *, rows: int, longest: int) -> RolloutEngine:
+    def continuing(self, model: PreTrainedModel, *, rows: int) -> RolloutEngine:
         """What draws the turns of episodes while the weights stay as they are: whole contexts are given to `generate`
         again and again, and those that begin with an earlier one and its completion may reuse what was computed.
 
         Args:
             rows: most contexts at once.
-            longest: most tokens of a context and its completion.
         """
         return self
 

@@ -163,7 +163,7 @@ def run_episodes(
         pool.start()
         driver = _Driver(
             engine=engine,
-            keeping=engine.continuing(model, rows=min(together, len(rows)), longest=context),
+            keeping=engine.continuing(model, rows=min(together, len(rows))),
             model=model,
             dialogue=dialogue,
             pool=pool,

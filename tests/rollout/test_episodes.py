@@ -329,7 +329,7 @@ class Strict(NativeEngine):
         assert max(map(len, prompt_ids)) + sampling.max_completion_length <= self.max_tokens
         return super().generate(model, prompt_ids=prompt_ids, sampling=sampling, **others)
 
-    def continuing(self, model: PreTrainedModel, *, rows: int, longest: int) -> RolloutEngine:
+    def continuing(self, model: PreTrainedModel, *, rows: int) -> RolloutEngine:
         assert longest <= self.max_tokens
         return self
 

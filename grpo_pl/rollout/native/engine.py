@@ -55,11 +55,11 @@ class NativeEngine(PlainEngine):
                     drawn.append(self._decode(decoder, logits, keys[first : first + len(mine)], first, monitor))
         return drawn
 
-    def continuing(self, model: PreTrainedModel, *, rows: int, longest: int) -> RolloutEngine:
+    def continuing(self, model: PreTrainedModel, *, rows: int) -> RolloutEngine:
         reason = refuse_llama_family(model, length=1)  # few episodes come to the end of the context
         self._say(model, reason)
         if reason is not None:
-            return super().continuing(model, rows=rows, longest=longest)
+            return super().continuing(model, rows=rows)
         with torch.no_grad():
             return _KeptTurns(TurnSlots(model, rows=rows))
 

@@ -282,7 +282,7 @@ def test_lora_that_cannot_be_merged_goes_to_the_plain_engine(build_model, make_k
 def test_contexts_go_on_from_what_was_kept_or_begin_anew(family, build_model, make_keys):
     """Rows that rest, leave, are cut short or come new: each draws what its whole context draws."""
     model, rng, key = build_model(family), random.Random(1), make_keys(1, 1)[0][0]
-    kept = NativeEngine().continuing(model, rows=12, longest=128)
+    kept = NativeEngine().continuing(model, rows=12)
     contexts = {i: [5, 9, 1 + i // 4] for i in range(10)}
     for turn in range(5):
         prompts, keys = list(contexts.values()), [[replace(key, sample=i, turn=turn)] for i in contexts]
