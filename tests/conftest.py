@@ -14,6 +14,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before its libraries are imported: no test asks the hub
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start as well: others test at the same time
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes start from here: each would compile the package
 
 import docstring_parser
 import pytest

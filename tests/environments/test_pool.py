@@ -252,8 +252,9 @@ def test_what_could_not_begin_is_forgotten_with_the_pool(tmp_path: Path) -> None
     assert gone(nursery)
     file.touch()
     channels = psutil.Process().num_fds()
-    pool.reset(0, seed=7, row={})
-    assert psutil.Process().num_fds() <= channels
+    for episode in range(20):
+        pool.reset(episode, seed=7, row={})
+    assert psutil.Process().num_fds() < channels + 10  # some may belong to others in this process
     pool.close()
     file.unlink()
     assert reset(pool, 0, start=2)[0].observation == "2 (seed 7)"

@@ -174,10 +174,13 @@ class Running:
     def is_idle(self) -> bool:
         return all(self.metric(name) == 0 for name in ("running_sequences", "waiting_requests", "open_buffers"))
 
-    def stop(self) -> int:
-        """SIGTERM, and the exit status."""
+    def ask_to_stop(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit status."""
+        self.ask_to_stop()
         try:
             return self.process.wait(60.0)
         finally:
@@ -211,6 +214,8 @@ def start(export: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ca
         return server
 
     yield run
+    for server in started:  # all at once, and then wait for each
+        server.ask_to_stop()
     for server in started:
         server.stop()
 
