@@ -54,7 +54,7 @@ class Echo(Environment):
 class Anew(NativeEngine):
     """The native engine without what it keeps between turns."""
 
-    def continuing(self, model: PreTrainedModel, *, rows: int, longest: int) -> RolloutEngine:
+    def continuing(self, model: PreTrainedModel, *, rows: int) -> RolloutEngine:
         return self
 
 
@@ -64,8 +64,8 @@ class Clocked(NativeEngine):
 
     seconds: list[float] = field(default_factory=list)
 
-    def continuing(self, model: PreTrainedModel, *, rows: int, longest: int) -> RolloutEngine:
-        engine = super().continuing(model, rows=rows, longest=longest)
+    def continuing(self, model: PreTrainedModel, *, rows: int) -> RolloutEngine:
+        engine = super().continuing(model, rows=rows)
         draw = engine.generate
 
         def generate(*args: Any, **kwargs: Any) -> Rollout:
