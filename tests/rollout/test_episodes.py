@@ -329,6 +329,9 @@ class Strict(NativeEngine):
         assert max(map(len, prompt_ids)) + sampling.max_completion_length <= self.max_tokens
         return super().generate(model, prompt_ids=prompt_ids, sampling=sampling, **others)
 
+    def continuing(self, model: PreTrainedModel, *, rows: int) -> RolloutEngine:
+        return self
+
 
 def test_no_row_is_asked_for_more_than_the_limit_of_the_engine(play: Play) -> None:
     rollout, _ = play(engine=Strict(), rows=[{}, {"shown": "x" * 30}], limits=EpisodeLimits(max_turns=9))
