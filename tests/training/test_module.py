@@ -32,6 +32,9 @@ def _held_out(rows: list[dict[str, str]]) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def heard(command_line: Any) -> Any:
     """What a reward was told in a run whose demonstrations can be recognised."""
+    if "user_parts" in sys.modules:  # other tests of this process may have run it
+        sys.modules["user_parts"].HEARD.clear()
+        sys.modules["user_parts"].SHOWN.clear()
     _run(
         command_line,
         "listening",
