@@ -15,7 +15,7 @@ def check_objective(objective: Objective) -> None:
     """Raises ``ValueError`` for the first thing that is wrong with ``objective``."""
     _check_choices(objective)
     _check_ranges(objective)
-    for rules in (_group_rules, _advantage_rules, _process_rules, _turn_rules, _ratio_rules, _loss_rules):
+    for rules in (_group_rules, _advantage_rules, _process_rules, _turn_rules, _part_rules, _ratio_rules, _loss_rules):
         for advice in rules(objective):
             raise ValueError(advice)
 
@@ -119,20 +119,8 @@ def _process_rules(a: Objective) -> Rules:
             "supervision process normalises over the steps of a group: set baseline group_mean and scale group_std "
             f"or none, not {_name(a.baseline)} and {a.scale}."
         )
-    if a.overlong_buffer > 0 or a.needs_sequence_kl:
-        yield (
-            "supervision process takes rewards of steps, which have no overlong penalty or KL: set overlong_buffer 0 "
-            "and kl_placement loss."
-        )
-    if a.reward_aggregation == "normalize_then_sum":
-        yield "supervision process has one reward per step: set reward_aggregation sum_then_normalize."
     if a.dynamic_sampling:
         yield "dynamic_sampling compares outcome rewards, while supervision process learns from steps: set it to false."
-    if a.ratio_level == "geometric":
-        yield (
-            "ratio_level geometric has one objective per completion, supervision process one advantage per token: "
-            "set ratio_level token or sequence."
-        )
 
 
 def _turn_rules(a: Objective) -> Rules:
@@ -154,17 +142,24 @@ def _turn_rules(a: Objective) -> Rules:
             )
         if a.scale == "group_std" and a.std_ddof != 1:
             yield "turn_advantage gigpo divides by the sample's standard deviation: set std_ddof 1, or scale none."
+
+
+def _part_rules(a: Objective) -> Rules:
+    """What rewards and advantages of parts of a completion rule out."""
+    if a.supervision == "outcome":
+        return
+    part, advantage = ("step", "token") if a.supervision == "process" else ("turn", "turn")
     if a.overlong_buffer > 0 or a.needs_sequence_kl:
         yield (
-            "supervision turn takes rewards of turns, which have no overlong penalty or KL: set overlong_buffer 0 and "
-            "kl_placement loss."
+            f"supervision {a.supervision} takes rewards of {part}s, which have no overlong penalty or KL: set "
+            "overlong_buffer 0 and kl_placement loss."
         )
     if a.reward_aggregation == "normalize_then_sum":
-        yield "supervision turn has one reward per turn: set reward_aggregation sum_then_normalize."
+        yield f"supervision {a.supervision} has one reward per {part}: set reward_aggregation sum_then_normalize."
     if a.ratio_level == "geometric":
         yield (
-            "ratio_level geometric has one objective per completion, supervision turn one advantage per turn: set "
-            "ratio_level token or sequence."
+            f"ratio_level geometric has one objective per completion, supervision {a.supervision} one advantage per "
+            f"{advantage}: set ratio_level token or sequence."
         )
 
 
