@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from common import (
@@ -35,8 +37,13 @@ from common import (
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
+from grpo_pl.rollout.child.engine import ChildEngine
+from grpo_pl.rollout.child.outline import Outline
+from grpo_pl.rollout.engine import RolloutEngine
+from grpo_pl.rollout.native.child import NativeChildEngine, NativeWorker
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.kernels import Matrix
+from grpo_pl.rollout.vllm import VLLMEngine
 from grpo_pl.types import SampleKey, SamplingParams
 
 VLLM_PYTHON = "GRPO_PL_VLLM_PYTHON"
@@ -54,6 +61,25 @@ class ScriptedNative(NativeEngine):
         lengths = torch.tensor(self.lengths, device=rows.device)[rows]
         forced = force_lengths(logits, lengths, position, limit=sampling.max_completion_length)
         return super()._choose(forced, uniform, rows, position, sampling)
+
+
+@dataclass(kw_only=True)
+class ScriptedChild(NativeChildEngine):
+    """`ScriptedNative` in a child process."""
+
+    worker: ClassVar[str] = "rollout:ScriptedWorker"
+    lengths: Sequence[int] = field(default_factory=list)
+
+    def settings(self, policy: Outline) -> dict[str, Any]:
+        return {**super().settings(policy), "lengths": list(self.lengths)}
+
+
+class ScriptedWorker(NativeWorker):
+    """What runs in that process."""
+
+    def __init__(self, *, lengths: Sequence[int], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._engine = ScriptedNative(lengths=lengths)
 
 
 def ours(model: PreTrainedModel, cell: Cell, lengths: Sequence[int]) -> Callable[[], None]:
@@ -75,6 +101,51 @@ def ours(model: PreTrainedModel, cell: Cell, lengths: Sequence[int]) -> Callable
         assert rollout.lengths.tolist() == list(lengths), "the engine did not follow the script"
 
     return run
+
+
+def in_children(model: PreTrainedModel, cell: Cell) -> dict[str, ChildEngine]:
+    """The engines with a process of their own that run here, each with the model's weights."""
+    engines: dict[str, ChildEngine] = {"native_child": NativeChildEngine()}
+    if importlib.util.find_spec("vllm") is not None:
+        engines["vllm_child"] = VLLMEngine(
+            max_batch_rows=cell.rows, max_tokens=cell.prompt_tokens + cell.completion_tokens
+        )
+    for engine in engines.values():
+        drawn(engine, model, cell)()
+    return engines
+
+
+def drawn(engine: RolloutEngine, model: PreTrainedModel, cell: Cell) -> Callable[[], None]:
+    """A rollout in which nothing ends before the limit."""
+    prompts = cell.prompt_ids()
+    keys = [
+        [SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=p, sample=g) for g in range(cell.group)]
+        for p in range(cell.prompts)
+    ]
+
+    def run() -> None:
+        rollout = engine.generate(
+            model,
+            prompt_ids=prompts,
+            keys=keys,
+            sampling=SamplingParams(max_completion_length=cell.completion_tokens),
+            eos_token_ids=[],
+            pad_token_id=PAD,
+        )
+        assert rollout.lengths.tolist() == [cell.completion_tokens] * cell.rows
+
+    return run
+
+
+def pushing(engine: ChildEngine, model: PreTrainedModel, repetitions: int) -> dict[str, float]:
+    """Seconds that the weights take to the process and into its engine."""
+    seconds = []
+    for _ in range(repetitions):
+        engine.update_weights(model)
+        start = time.perf_counter()
+        engine._push(model)
+        seconds.append(time.perf_counter() - start)
+    return summary(seconds)
 
 
 def generate(model: PreTrainedModel, cell: Cell, lengths: Sequence[int], device: str) -> Callable[[], None]:
@@ -177,7 +248,12 @@ def measure(cell: Cell, law: str, device: str, repetitions: int) -> dict[str, An
     }
     if device == "cpu":
         arms["own_products"] = products_alone(cell, lengths, device, packed=True)
+    children = in_children(model, cell) if law == "fixed" else {}
+    arms |= {name: drawn(engine, model, cell) for name, engine in children.items()}
     seconds = interleaved(arms, repetitions=repetitions, device=device)
+    pushes = {name: pushing(engine, model, repetitions) for name, engine in children.items()}
+    for engine in children.values():
+        engine.close()
     vllm = vllm_seconds(cell, lengths, repetitions)
     tokens = sum(lengths)
     return {
@@ -190,6 +266,7 @@ def measure(cell: Cell, law: str, device: str, repetitions: int) -> dict[str, An
         "ratio_vs_generate": ratio(seconds["generate"], seconds["ours"]),
         "ratio_vs_vllm": None if vllm is None else ratio(vllm["seconds"], seconds["ours"]),
         "vllm": vllm,
+        "push_seconds": pushes,
         "fraction_of_gemm_bound": ratio(seconds["products"], seconds["ours"]),
         "fraction_of_own_gemm_bound": ratio(seconds["own_products"], seconds["ours"]) if device == "cpu" else None,
     }

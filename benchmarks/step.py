@@ -16,6 +16,8 @@ import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ from common import (
     synchronise,
 )
 from lightning.pytorch import Callback, LightningModule, Trainer
-from rollout import ScriptedNative
+from rollout import ScriptedChild, ScriptedNative
 from transformers import LogitsProcessorList, PrinterCallback, TrainerCallback
 
 from grpo_pl.data.datamodule import RolloutDataModule
@@ -49,6 +51,7 @@ from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.types import Problem, SamplingParams
 
+PARTS = ["cells", "zero_variance", "pipelined"]
 PRECISION = {"float32": "32-true", "bfloat16": "bf16-true"}
 
 
@@ -97,6 +100,8 @@ class Ours(Callback):
     def __init__(self, peers: Mapping[str, TrlArm], warmup: int) -> None:
         self.peers, self.warmup = peers, warmup
         self.seconds: list[float] = []
+        self.ends: list[float] = []
+        """Clock readings after each step, those of peers included."""
         self.stages: list[dict[str, float]] = []
         self.theirs: dict[str, list[float]] = {name: [] for name in peers}
 
@@ -113,8 +118,10 @@ class Ours(Callback):
         if batch_idx < self.warmup:
             return
         self.seconds.append(seconds)
-        names = ("time/rollout", "time/reward", "time/logprobs", "time/backward", "time/optimizer")
-        self.stages.append({name: float(trainer.callback_metrics[name]) for name in names})
+        self.ends.append(time.perf_counter())
+        names = ("rollout", "wait", "sync_proof", "reward", "logprobs", "backward", "optimizer")
+        found = {f"time/{name}": trainer.callback_metrics.get(f"time/{name}") for name in names}
+        self.stages.append({name: float(value) for name, value in found.items() if value is not None})
         for name, value in theirs.items():
             self.theirs[name].append(value)
 
@@ -128,16 +135,21 @@ def our_steps(
     peers: Mapping[str, TrlArm],
     equal_share: float = 0.0,
     skip: bool = True,
+    staleness: int = 0,
 ) -> Ours:
+    """Steps on rollouts of that age; old ones are drawn with one thread beside updates with the others."""
+    engine = ScriptedChild(lengths=lengths, threads=1) if staleness else ScriptedNative(lengths=lengths)
     module = GRPOModule(
         policy=PolicyConfig(from_scratch={"model_type": "qwen2", **scratch(cell)}, dtype=cell.dtype),  # type: ignore[arg-type]
         rewards=[Checksum(equal_share=equal_share)],
         algorithm=GRPOAlgorithm(group_size=cell.group, beta=0.0, skip_zero_advantage=skip),
-        engine=ScriptedNative(lengths=lengths),
+        engine=engine,
         sampling=SamplingParams(max_completion_length=cell.completion_tokens),
         optimization=Optimization(lr=1e-6),
     )
-    data = RolloutDataModule(source=Letters(length=cell.prompt_tokens), steps=steps, prompts_per_step=cell.prompts)
+    data = RolloutDataModule(
+        source=Letters(length=cell.prompt_tokens), steps=steps, prompts_per_step=cell.prompts, staleness=staleness
+    )
     watch = Ours(peers, warmup=1)
     trainer = Trainer(
         accelerator="gpu" if device == "cuda" else "cpu",
@@ -258,6 +270,40 @@ def measure(cell: Cell, law: str, device: str, steps: int) -> dict[str, Any]:
     }
 
 
+ARMS = {"one_thread": (1, 0), "two_threads": (2, 0), "pipelined": (2, 1)}
+"""Name -> threads in all, and staleness: the stages one after the other with one thread or two, or at once with one."""
+
+
+def pipelined(cell: Cell, law: str, steps: int) -> dict[str, Any]:
+    """Seconds from one step's end to the next on rollouts one update old, against steps that draw theirs themselves.
+
+    The last step is left out: nothing is drawn beside it. The arms take turns, three times each.
+    """
+    lengths, threads = lengths_of(law, cell), torch.get_num_threads()
+    seconds: dict[str, list[float]] = {name: [] for name in ARMS}
+    stages: dict[str, list[dict[str, float]]] = {name: [] for name in ARMS}
+    for _ in range(3):
+        for name, (count, staleness) in ARMS.items():
+            torch.set_num_threads(count)
+            ours = our_steps(cell, lengths, device="cpu", steps=steps + 3, peers={}, staleness=staleness)
+            seconds[name] += [after - before for before, after in pairwise(ours.ends[:-1])]
+            stages[name] += ours.stages[1:-1]
+    torch.set_num_threads(threads)
+    return {
+        "cell": cell.name,
+        "lengths": law,
+        **describe(cell),
+        "tokens": sum(lengths),
+        "seconds": {name: summary(values) for name, values in seconds.items()},
+        "stages": {
+            name: {stage: summary([one[stage] for one in found])["median"] for stage in found[0]}
+            for name, found in stages.items()
+        },
+        "share_of_one_thread": ratio(seconds["pipelined"], seconds["one_thread"]),
+        "share_of_two_threads": ratio(seconds["pipelined"], seconds["two_threads"]),
+    }
+
+
 def zero_variance(cell: Cell, device: str, steps: int) -> dict[str, Any]:
     """Update time when half of the groups have equal rewards, with their rows skipped and not."""
     lengths = lengths_of("fixed", cell)
@@ -286,21 +332,26 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--steps", type=int, default=5, help="measured steps of each side, after one warm-up")
     parser.add_argument("--cells", nargs="+", help="names of cells; all of the device's by default")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--lengths", nargs="+", choices=["fixed", "scripted"], default=["fixed", "scripted"])
     parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    record: dict[str, Any] = {"benchmark": "step", **surroundings(arguments.device), "cells": [], "zero_variance": []}
-    for cell in [SMALL, MEDIUM] if arguments.device == "cpu" else [HALF_BILLION]:
-        if arguments.cells and cell.name not in arguments.cells:
-            continue
-        for law in arguments.lengths:
-            record["cells"].append(measure(cell, law, arguments.device, arguments.steps))
-            print(json.dumps(record["cells"][-1]), flush=True)
-        record["zero_variance"].append(zero_variance(cell, arguments.device, arguments.steps))
-        print(json.dumps(record["zero_variance"][-1]), flush=True)
+    record: dict[str, Any] = {"benchmark": "step", **surroundings(arguments.device)}
+    cells = [SMALL, MEDIUM] if arguments.device == "cpu" else [HALF_BILLION]
+    beside = cells if arguments.device == "cpu" else []
+    work = {
+        "cells": [partial(measure, cell, law, arguments.device) for cell in cells for law in arguments.lengths],
+        "zero_variance": [partial(zero_variance, cell, arguments.device) for cell in cells],
+        "pipelined": [partial(pipelined, cell, law) for cell in beside for law in arguments.lengths],
+    }
+    for part in arguments.parts:
+        for one in work[part]:
+            if not arguments.cells or one.args[0].name in arguments.cells:
+                record.setdefault(part, []).append(one(steps=arguments.steps))
+                print(json.dumps(record[part][-1]), flush=True)
     assert character_tokenizer().eos_token_id == EOS, "the scripts end rows with the tokenizer's EOS"
     publish(record, arguments.output)
 

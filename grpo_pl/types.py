@@ -34,6 +34,8 @@ CUT_OFF: frozenset[FinishReason] = frozenset({"length", "turns", "tokens"})
 """Ends by a limit: nobody knows how the policy would have gone on."""
 NO_TURN = -1
 """Stands for the turn where there is none: at tokens that the policy did not write, and behind an episode's last."""
+NO_VERSION = -1
+"""Stands for the policy's version at tokens that it did not write."""
 Message = Mapping[str, Any]
 """One turn of a conversation: ``role`` (system, user, assistant) and ``content``, a text."""
 Conversation = tuple[Message, ...]
@@ -80,6 +82,9 @@ class SampleKey:
     """A greedy completion needs no uniform numbers; this tells it from the sample of that number."""
     turn: int = 0
     """Which of the episode's actions this is, so that each can be drawn again from its context alone."""
+    drawn: int = 0
+    """How many tokens of the completion were drawn before and stand in the context now; its others follow as if it had
+    never been cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +104,16 @@ class Rollout:
     finish_reasons: Sequence[FinishReason]  # B
     action_mask: Tensor = None  # type: ignore[assignment]  # (B, T) bool: what the policy wrote; by default all there is
     turn_index: Tensor = None  # type: ignore[assignment]  # (B, T) int64: which action; NO_TURN outside; by default 0
+    policy_version: Tensor = None  # type: ignore[assignment]  # (B, T) int64: updates that the policy had had when each
+    # token was drawn, one a rollout; NO_VERSION where it wrote nothing; by default 0, `CompletionSampler` fills it in
 
     def __post_init__(self) -> None:
         if self.action_mask is None:
             object.__setattr__(self, "action_mask", self.completion_mask)
         if self.turn_index is None:
             object.__setattr__(self, "turn_index", torch.where(self.action_mask, 0, NO_TURN))
+        if self.policy_version is None:
+            object.__setattr__(self, "policy_version", torch.where(self.action_mask, 0, NO_VERSION))
 
     @property
     def lengths(self) -> Tensor:

@@ -78,6 +78,11 @@ class Crowd:
         """A whole request has arrived: the connection waits for the server."""
         self._waiting.pop(protocol, None)
 
+    def is_sending(self, protocol: BoundedProtocol) -> None:
+        """A piece of a body has arrived: of those who wait for their client it is the last to be replaced."""
+        if self._waiting.pop(protocol, self) is None:
+            self._waiting[protocol] = None
+
     def was_answered(self, protocol: BoundedProtocol) -> None:
         """All requests are answered: the connection waits for its client."""
         if protocol in self._open:
@@ -170,6 +175,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._overhead = 0
+        self._crowd.is_sending(self)
         super().on_body(body)
 
     def on_message_complete(self) -> None:

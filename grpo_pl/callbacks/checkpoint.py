@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -17,6 +17,7 @@ from grpo_pl.files.writing import dispensable, link_atomically
 from grpo_pl.functional.choices import check_at_least
 from grpo_pl.rewards.base import RewardFailed
 from grpo_pl.rollout.engine import EngineDied, PolicyDiverged, RolloutInterrupted
+from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import TrainingDiverged
 from grpo_pl.training.sync_proof import OutOfSync
 
@@ -119,6 +120,11 @@ class RolloutCheckpoint(Checkpoint):
         if self.folder is None or completed == self._saved_at or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return None
         path = checkpoint_path(self.folder, completed)
+        if lost := cast(GRPOModule, trainer.lightning_module).finish_rollouts(store=True):
+            causes = "; ".join(f"rollout {step + 1}: {cause}" for step, cause in lost.items())
+            told = f"what was drawn ahead is lost ({causes})"
+            rank_zero_warn(f"checkpoint not saved: {told}. --resume goes on from an earlier one, which holds its own.")
+            return told
         if trainer.is_global_zero:
             with suppress(OSError):  # what cannot be removed cannot be replaced either: the error of saving is reported
                 remove(path)  # left by an interrupted run

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 STAGES = {
     "rollout": "rollout",
+    "wait": "waiting for a rollout drawn ahead",
     "reward": "reward",
     "logprobs": "old and reference log-probabilities",
     "backward": "forward and backward",
@@ -90,7 +91,8 @@ class StageProfile(Callback):
             return
         metrics = trainer.callback_metrics
         for stage, key in {"step": "step_time", **{stage: f"time/{stage}" for stage in STAGES}}.items():
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + float(metrics.get(key, 0.0))
+            if key in metrics:  # a rollout is drawn in the step or waited for
+                self.seconds[stage] = self.seconds.get(stage, 0.0) + float(metrics[key])
         self.steps += 1
         self.work += work_of(outputs["experience"], passes=pl_module.algorithm.num_iterations)
         self.wall = time.perf_counter() - self._start
@@ -110,8 +112,8 @@ class StageProfile(Callback):
         """Seconds per step, share of the time, and the ``bounds`` of all steps over the time that their stage took."""
         title = f"time of a step, mean of {self.steps}"
         table = number_table(title, "seconds", "share", "of the machine's limit")
-        step, stages = self.seconds["step"], sum(self.seconds[stage] for stage in STAGES)
-        rows = {stage: self.seconds[stage] for stage in STAGES}
+        rows = {stage: self.seconds[stage] for stage in STAGES if stage in self.seconds}
+        step, stages = self.seconds["step"], sum(rows.values())
         rows |= {"idle": step - stages, "between steps": max(0.0, self.wall - step)}
         for stage, seconds in rows.items():
             reached = f"{bounds[stage] / seconds:.0%}" if stage in bounds and seconds else ""

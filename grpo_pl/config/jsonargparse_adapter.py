@@ -32,7 +32,7 @@ class Parser(ArgumentParser):
         """Removes marks of documentation pages (roles, double backquotes) and of Python (``<class …>``)."""
         for group in self._action_groups:
             group.title = (group.title or "").split(". ")[0]  # the first line, which may end in mid-sentence
-        text = super().format_help(*args, **kwargs).replace("``", "`")
+        text = super().format_help(*args, **kwargs).replace("``", "`").replace("--from_ ", "--from ")
         return re.sub(r"<class '([\w.]+)'>", r"\1", re.sub(r":[a-z]+:`~?([^`]*)`", r"`\1`", text))
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -40,7 +40,7 @@ class Parser(ArgumentParser):
             super().error(message, ex)
         parser = getattr(ex, "subcommand_parser", None) or self
         program = parser.prog.replace(" [options]", "").split(" [")[0]
-        if verb := re.match(r"the following arguments are required: (fit|validate)\.", message):
+        if verb := re.match(r"the following arguments are required: (fit|validate|doctor)\.", message):
             program = f"{program} {verb[1]}"
         print(f"{program}: error: {explain(message, list(option_names(self)))}", file=sys.stderr)
         print(f"(all options: {program} --help)", file=sys.stderr)
@@ -186,13 +186,16 @@ def _no_class(key: str, found: re.Match[str], options: Iterable[str]) -> str:
 
 
 def _missing(key: str, found: re.Match[str], options: Iterable[str]) -> str:
-    names = re.sub(r"\b(fit|validate)\.", "", found["names"])
+    names = re.sub(r"\b(fit|validate|doctor)\.", "", found["names"])
     hint = ": give a configuration, such as --config configs/quickstart.yaml" if names != found["names"] else ""
     return f"{names.replace(', ', ' and ')} {'are' if ',' in names else 'is'} missing{hint}"
 
 
 def _no_type(key: str, found: re.Match[str], options: Iterable[str]) -> str:
-    return f"{key} must be {_alternatives(found['type'])}, got {found['value']!r}"
+    value = found["value"]
+    if nested := re.fullmatch(r"NestedArg\(key='(?P<name>[\w.]+)', val='?(?P<value>.*?)'?\)", value):
+        key, value = f"{key}.{nested['name']}", nested["value"]
+    return f"{key} must be {_alternatives(found['type'])}, got {value!r}"
 
 
 _RULES: dict[str, str | Say] = {

@@ -11,6 +11,7 @@ none of its fields. `grpo-pl fit` and `grpo-pl validate` read by the same rules 
 from __future__ import annotations
 
 import inspect
+import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
@@ -73,7 +74,23 @@ def read_tree(file: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         what = "is empty" if tree is None else f"holds {str(tree)[:40]!r}"
         raise ValueError(f"{file} {what}; a configuration is a mapping such as `data: {{steps: 100}}`.")
+    _import_beside(file, tree)
     return tree
+
+
+def _import_beside(file: Path, tree: Any) -> None:
+    """Lets a file import the folder that it is in, from wherever it is read: ``tides/config.yaml`` may name
+    ``tides.task.Right``. The folder above goes to the end of Python's search path, where it shadows nothing."""
+    folder = file.resolve().parent
+    if str(folder.parent) not in sys.path and _names_module(tree, f"{folder.name}."):
+        sys.path.append(str(folder.parent))
+
+
+def _names_module(tree: Any, start: str) -> bool:
+    """Whether a ``class_path`` at any depth begins with ``start``."""
+    if isinstance(tree, Mapping):
+        return str(tree.get("class_path", "")).startswith(start) or any(_names_module(v, start) for v in tree.values())
+    return isinstance(tree, list) and any(_names_module(value, start) for value in tree)
 
 
 def build(kind: Callable[..., T], value: Any, key: str) -> T:

@@ -21,7 +21,11 @@ class RolloutDataModule(LightningDataModule):
     Args:
         source: where prompts come from.
         steps: rollouts in the whole run; the learning-rate schedule ends there.
+        staleness: how many updates old the weights are that a rollout is drawn from, 0 to 4. Rollout k is launched
+            before update k − staleness, and drawn in the engine's process while updates are made; 0 draws it when its
+            turn comes. Needs an engine in a child process; without ``model.engine`` it is the native one.
         prompts_per_step: prompts of one rollout over all ranks (P); each gets ``algorithm.group_size`` completions.
+            Null derives it when a run starts: 256 completions a rollout.
         val_prompts: held-out problems to validate on; null takes all that the source offers.
         val_batch_size: held-out problems per validation batch and rank.
         validation_sets: further sources whose held-out problems are measured by themselves, as ``val/<name>/…``.
@@ -33,19 +37,23 @@ class RolloutDataModule(LightningDataModule):
         self,
         source: PromptSource,
         steps: int = 100,
-        prompts_per_step: int = 32,
+        prompts_per_step: int | None = None,
         val_prompts: int | None = None,
         val_batch_size: int = 64,
         validation_sets: dict[str, PromptSource] | None = None,
         allow_overlap: bool = False,
         allow_changed: bool = False,
+        staleness: int = 0,
     ) -> None:
         super().__init__()
         for name, value in (("steps", steps), ("prompts_per_step", prompts_per_step), ("val_batch", val_batch_size)):
-            if value < 1:
+            if value is not None and value < 1:
                 raise ValueError(f"data.{name} must be at least 1, got {value}.")
+        if not 0 <= staleness <= 4:
+            raise ValueError(f"data.staleness must be 0 to 4 updates, got {staleness}.")
         self.source = source
         self.steps = steps
+        self.staleness = staleness
         self.prompts_per_step = prompts_per_step
         self.val_prompts = val_prompts
         self.val_batch_size = val_batch_size
@@ -55,12 +63,23 @@ class RolloutDataModule(LightningDataModule):
         self._held_out: dict[str, list[Problem]] | None = None
         self.completed_rollouts = 0
 
+    @property
+    def prompt_count(self) -> int:
+        """``prompts_per_step``.
+
+        Raises:
+            ValueError: it is null; ``GRPOModule.derive_defaults`` replaces it when a run starts.
+        """
+        if self.prompts_per_step is None:
+            raise ValueError("data.prompts_per_step is null, and no run has derived it: give a number.")
+        return self.prompts_per_step
+
     def prompts(self, step: int, attempt: int = 0) -> PromptBatch:
         """This rank's share of the prompts of a rollout step."""
-        everyone = self.source.prompts(step, attempt, count=self.prompts_per_step)
+        everyone = self.source.prompts(step, attempt, count=self.prompt_count)
         rank, world = self._rank_and_world()
-        if self.prompts_per_step % world:
-            raise ValueError(f"data.prompts_per_step={self.prompts_per_step} does not divide among {world} processes.")
+        if self.prompt_count % world:
+            raise ValueError(f"data.prompts_per_step={self.prompt_count} does not divide among {world} processes.")
         share = len(everyone) // world
         mine = tuple(everyone[rank * share : (rank + 1) * share])
         return PromptBatch(step=step, prompts=mine, valid=(True,) * share)
@@ -95,6 +114,11 @@ class RolloutDataModule(LightningDataModule):
         """Names of all groups of held-out problems, the same on every rank: sets, and the sources of a mixed set."""
         members = groups_of(self.held_out()).values()
         return list(dict.fromkeys(group for groups in members for group in groups))
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Ends what the run has started; the last hook that Lightning calls after an error."""
+        if self.trainer is not None:
+            self.trainer.lightning_module.teardown(str(self.trainer.state.fn))
 
     def state_dict(self) -> dict[str, Any]:
         digests = {place: digest for place, (digest, _) in self._digests().items()}

@@ -90,6 +90,14 @@ def gathered(model: nn.Module) -> Iterator[None]:
             unit.reshard()
 
 
+def trainable_parts(model: nn.Module) -> list[nn.Parameter]:
+    """The trainable parameters, of a sharded model this rank's parts of them: what a forward pass gathered is freed."""
+    for unit in model.modules():
+        if isinstance(unit, FSDPModule):
+            unit.reshard()
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
 def whole_state_dict(model: nn.Module) -> dict[str, Any]:
     """The whole weights on the CPU on rank 0, an empty dict on other ranks. Every process must call it."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -33,9 +33,13 @@ def small_seed(*parts: int | str) -> int:
 
 
 def sample_key(key: SampleKey) -> int:
-    """The ``row_key`` of a sample; each turn of an episode has its own, and turn 0 that of a single-turn sample."""
+    """The ``row_key`` of a sample; each turn of an episode has its own, and turn 0 that of a single-turn sample.
+
+    With ``drawn`` tokens before, key + golden · drawn: its `uniforms` at position i are the sample's at drawn + i.
+    """
     parts = (key.seed, key.split, key.step, key.attempt, key.prompt_id, key.sample)
-    return row_key(*parts, *([key.turn] if key.turn else []))
+    first = row_key(*parts, *([key.turn] if key.turn else []))
+    return (first + _GOLDEN * key.drawn + 2**63) % 2**64 - 2**63
 
 
 def uniforms(keys: Tensor, positions: Tensor | int) -> Tensor:

@@ -9,8 +9,8 @@ of the global batch; per micro-batch, ``token_weights`` and ``loss``. A subclass
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Self, cast
 
 import torch
 from torch import Tensor
@@ -36,6 +36,13 @@ class GRPOAlgorithm(Objective):
 
     def __post_init__(self) -> None:
         check_objective(self)
+
+    def for_stale_samples(self, stale: bool) -> Self:
+        """The objective with its own choice of ``mismatch``, if that is left to it, where samples are from older
+        weights, or are not."""
+        if self.mismatch != "auto":
+            return self
+        return replace(self, mismatch="truncate_token" if stale else "none")
 
     # --- once per rollout, on the global batch --------------------------------------------------------------
 
@@ -344,11 +351,15 @@ class GRPOAlgorithm(Objective):
         stats = self._clip_stats(log_ratio, tokens.ratio, tokens.advantages)
         if tokens.sampling_logprobs is not None:
             old, drawn = tokens.old_logprobs, tokens.sampling_logprobs
+            mode: losses.Mismatch = "none" if self.mismatch == "auto" else self.mismatch
             rho = losses.mismatch_weights(
-                old, drawn, tokens.mask, mode=self.mismatch, low=self.mismatch_min, high=self.mismatch_max
+                old, drawn, tokens.mask, mode=mode, low=self.mismatch_min, high=self.mismatch_max
             )
             total = total * rho
             stats["sampling/importance_sampling_ratio/mean"] = rho
+            if mode != "none":
+                cut = (rho >= self.mismatch_max) | (rho == 0)
+                stats["sampling/importance_sampling_ratio/cut_ratio"] = cut.to(rho.dtype)
             stats["sampling/sampling_logp_difference/mean"] = (old - drawn).abs()
         if entropy_mask is not None:
             total = total * entropy_mask

@@ -129,10 +129,11 @@ class Objective:
     max_resample_attempts: int = 4
     """Most extra rollouts of dynamic sampling before the step goes on with the groups it has."""
 
-    mismatch: Mismatch = "none"
-    """Correction when another engine drew the tokens: pi_old/pi_sampling per token or per sequence, truncated at
-    mismatch_max, or set to 0 outside [mismatch_min, mismatch_max] (truncated importance sampling; IcePop,
-    arXiv:2510.18855)."""
+    mismatch: Literal["auto", Mismatch] = "auto"
+    """Correction when the tokens were drawn from other probabilities, by another engine or earlier weights:
+    pi_old/pi_sampling per token or per sequence, truncated at mismatch_max, or set to 0 outside [mismatch_min,
+    mismatch_max] (truncated importance sampling; IcePop, arXiv:2510.18855); auto is truncate_token where data.staleness
+    is above 0, and none elsewhere."""
     mismatch_min: float = 0.0
     """Lower bound of the mask_token and mask_sequence corrections."""
     mismatch_max: float = 2.0
@@ -208,7 +209,7 @@ class Objective:
     @property
     def needs_sampling_logprobs(self) -> bool:
         """``loss`` wants ``sampling_logprobs``."""
-        return self.mismatch != "none" or getattr(self.surrogate, "needs_sampling_logprobs", False)
+        return self.mismatch not in ("none", "auto") or getattr(self.surrogate, "needs_sampling_logprobs", False)
 
     def _declared(self, need: str) -> bool:
         """Whether a part that is a class declares ``need``."""

@@ -12,6 +12,7 @@ from grpo_pl.files.rows import read_object
 from grpo_pl.policy.export import MANIFEST, SAMPLING
 from grpo_pl.policy.library_internals import tied_names
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer, model_config
+from grpo_pl.policy.plain_config import ATTENTION
 from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tool_form import ToolForm
@@ -181,7 +182,5 @@ def _refuse_code(model: ServedModel) -> None:
                 raise Untrusted(f"{name or 'the policy'} asks for the kernel {value!r} in attn_implementation: {FLAG}.")
 
 
-ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
-"""Attention implementations that are part of ``transformers``; other names are repositories of the hub."""
 _HARMLESS = {"megatron_core": "megatron.core"}
 """Values that ``peft`` writes by default."""

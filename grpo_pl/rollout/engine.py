@@ -27,13 +27,15 @@ ProgressFn = Callable[[int, int], None]
 class RolloutEngine(ABC):
     """Draws completions from a policy: from its live weights, or from a copy of its own."""
 
+    updates: int = 0
+    """How many updates the policy has had, one a rollout, those before a resume included; the pipeline sets it."""
     weights_version: int | None = None
-    """Of an engine that keeps a copy: how many weight updates it had heard of when it took that."""
+    """Of an engine that keeps a copy: ``updates`` when it took that."""
     max_tokens: int | None = None
     """Most tokens of a prompt and its completion, where the engine itself sets a limit below the model's context."""
     memory_bytes: int | None = None
-    """Of an engine with a process of its own: what that takes besides the weights at any time. None for one that keeps
-    keys and values of all rows while it draws."""
+    """Of an engine with a process of its own: what that takes besides the weights at any time; 0 for one on another
+    host. None for one that keeps keys and values of all rows while it draws."""
 
     @abstractmethod
     def generate(
@@ -106,6 +108,9 @@ class RolloutInterrupted(RuntimeError):
 
 class EngineDied(RuntimeError):
     """The process that an engine draws in has ended. The rollout can be drawn again: keys name its samples."""
+
+    final = False
+    """Whether it was tried for long enough already."""
 
 
 class PolicyDiverged(ValueError):

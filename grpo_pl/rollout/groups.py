@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.types import NO_TURN
+from grpo_pl.types import NO_TURN, NO_VERSION, Rollout
 
 PADDED = {
     "prompt_ids": "left",
@@ -21,6 +21,7 @@ PADDED = {
     "sampling_logprobs": "right",
     "action_mask": "right",
     "turn_index": "right",
+    "policy_version": "right",
 }
 """Tensors of a `Rollout`, a row for each completion, and the side on which their rows are padded."""
 
@@ -46,24 +47,26 @@ def select_groups(samples: Samples, groups: Sequence[int]) -> Samples:
 
 def join_samples(parts: Sequence[Samples], pad_token_id: int) -> Samples:
     """Samples of equal group size one after the other, padded to the longest prompt and completion among them."""
-    rollouts = [part.rollout for part in parts]
-    fill = {"prompt_ids": pad_token_id, "completion_ids": pad_token_id, "turn_index": NO_TURN}
-    tensors: dict[str, Any] = {
-        name: _stack([getattr(r, name) for r in rollouts], left=side == "left", value=fill.get(name, 0))
-        for name, side in PADDED.items()
-    }
     return replace(
         parts[0],
         prompts=[prompt for part in parts for prompt in part.prompts],
         prompt_texts=[text for part in parts for text in part.prompt_texts],
         completions=[text for part in parts for text in part.completions],
         episodes=None if parts[0].episodes is None else [one for part in parts for one in part.episodes or ()],
-        rollout=replace(
-            rollouts[0],
-            finish_reasons=[reason for r in rollouts for reason in r.finish_reasons],
-            **tensors,
-        ),
+        rollout=join_rollouts([part.rollout for part in parts], pad_token_id),
     )
+
+
+def join_rollouts(rollouts: Sequence[Rollout], pad_token_id: int) -> Rollout:
+    """The same of rollouts."""
+    tokens = dict.fromkeys(("prompt_ids", "completion_ids"), pad_token_id)
+    fill = {**tokens, "turn_index": NO_TURN, "policy_version": NO_VERSION}
+    tensors: dict[str, Any] = {
+        name: _stack([getattr(r, name) for r in rollouts], left=side == "left", value=fill.get(name, 0))
+        for name, side in PADDED.items()
+    }
+    reasons = [reason for rollout in rollouts for reason in rollout.finish_reasons]
+    return replace(rollouts[0], finish_reasons=reasons, **tensors)
 
 
 def group_rows(groups: Sequence[int], group_size: int) -> list[int]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import context_length, eos_ids
@@ -14,7 +16,7 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.episodes import Episode, run_episodes
-from grpo_pl.types import Draw, Problem, Rollout, SampleKey, SamplingParams, Split
+from grpo_pl.types import NO_VERSION, Draw, Problem, Rollout, SampleKey, SamplingParams, Split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -139,22 +141,63 @@ class CompletionSampler:
                 progress=progress,
                 should_stop=should_stop,
             )
-            return self._played(prompts, rollout, episodes, step)
-        prompt_ids = [self.template.encode(prompt.asked, self.tokenizer) for prompt in prompts]
-        self._check_context(model, prompts, prompt_ids, sampling.max_completion_length)
-        stops = StopStrings.of(sampling, self.tokenizer, self.template.prefill)
-        ends = {*eos_ids(model, self.tokenizer), *sampling.stop_token_ids}
+            return self._played(prompts, self._dated(rollout), episodes, step)
+        rollout = self.generate(
+            model,
+            prompt_ids=self.prompt_ids(model, prompts, sampling.max_completion_length),
+            keys=keys,
+            sampling=sampling,
+            progress=progress,
+            should_stop=should_stop,
+        )
+        return self.samples(prompts, rollout, step)
+
+    def prompt_ids(self, model: PreTrainedModel, prompts: Sequence[Problem], longest: int) -> list[list[int]]:
+        """The tokens of each prompt.
+
+        Raises:
+            ValueError: one of them and a completion of ``longest`` tokens do not fit the model's context.
+        """
+        encoded = [self.template.encode(prompt.asked, self.tokenizer) for prompt in prompts]
+        self._check_context(model, prompts, encoded, longest)
+        return encoded
+
+    def generate(
+        self,
+        model: PreTrainedModel,
+        *,
+        prompt_ids: Sequence[Sequence[int]],
+        keys: Sequence[Sequence[SampleKey]],
+        sampling: SamplingParams,
+        prefix: str | None = None,
+        progress: ProgressFn | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Rollout:
+        """The engine's completions, with the ends that model, tokenizer and ``sampling`` name.
+
+        Args:
+            prefix: text before the completions in which a stop string may begin; None takes the template's prefill.
+        """
+        stops = StopStrings.of(sampling, self.tokenizer, self.template.prefill if prefix is None else prefix)
         rollout = self.engine.generate(
             model,
             prompt_ids=prompt_ids,
             keys=keys,
             sampling=sampling,
-            eos_token_ids=sorted(ends),
+            eos_token_ids=sorted(self.ends(model, sampling)),
             pad_token_id=int(self.tokenizer.pad_token_id),
             progress=progress,
             should_stop=should_stop,
             **({} if stops is None else {"stops": stops}),
         )
+        return self._dated(rollout)
+
+    def ends(self, model: PreTrainedModel, sampling: SamplingParams) -> set[int]:
+        """Tokens that end a completion."""
+        return {*eos_ids(model, self.tokenizer), *sampling.stop_token_ids}
+
+    def samples(self, prompts: Sequence[Problem], rollout: Rollout, step: int) -> Samples:
+        """A rollout of single turns beside its texts."""
         return Samples(
             prompts=prompts,
             prompt_texts=[self.template.render(prompt.asked, self.tokenizer) for prompt in prompts],
@@ -162,6 +205,11 @@ class CompletionSampler:
             step=step,
             completions=self._texts(rollout),
         )
+
+    def _dated(self, rollout: Rollout) -> Rollout:
+        """The rollout with the version of the weights that it was drawn from."""
+        version = self.engine.updates if self.engine.weights_version is None else self.engine.weights_version
+        return replace(rollout, policy_version=torch.where(rollout.action_mask, version, NO_VERSION))
 
     def _texts(self, rollout: Rollout) -> list[str]:
         """All that follows each prompt."""

@@ -55,14 +55,18 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ColdStart:
-    """How the policy is taught the form of an answer before RL (DeepSeek-R1, arXiv:2501.12948, section 2.3.1)."""
+    """How the policy is taught the form of an answer before RL (DeepSeek-R1, arXiv:2501.12948, section 2.3.1).
 
-    steps: int = 300
-    """Optimiser steps."""
-    batch_size: int = 64
-    """Demonstrations per step."""
-    lr: float = 1e-3
-    """Peak learning rate; warmed up over the first tenth, then cosine to zero."""
+    What is null is derived when a run starts (``grpo_pl.training.defaults``)."""
+
+    steps: int | None = None
+    """Optimiser steps; null derives them from the number of demonstrations and from whether the policy was trained
+    before."""
+    batch_size: int | None = None
+    """Demonstrations per step; null takes 32 for a policy from scratch, else 16."""
+    lr: float | None = None
+    """Peak learning rate; warmed up over the first tenth, then cosine to zero. Null derives it from the policy's size
+    and from whether it was trained before."""
     seed: int = 0
     """Names the demonstrations."""
     demonstrations: str | None = None
@@ -71,8 +75,19 @@ class ColdStart:
     environment are played there."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.batch_size < 1:
+        if any(value is not None and value < 1 for value in (self.steps, self.batch_size)):
             raise ValueError(f"cold_start needs steps and batch_size >= 1, got {self.steps} and {self.batch_size}.")
+
+    @property
+    def size(self) -> tuple[int, int, float]:
+        """Steps, demonstrations per step and learning rate.
+
+        Raises:
+            ValueError: one of them is null; ``GRPOModule.derive_defaults`` replaces it when a run starts.
+        """
+        if self.steps is None or self.batch_size is None or self.lr is None:
+            raise ValueError("cold_start: steps, batch_size or lr is null, and no run has derived it: give all three.")
+        return self.steps, self.batch_size, self.lr
 
     def folder(
         self, policy: PolicyConfig, template: PromptTemplate, source: PromptSource, stage: Stage | None = None
@@ -110,14 +125,15 @@ class ColdStart:
         folder = self.folder(policy, template, source, stage)
         if folder.is_dir():
             return folder
+        steps, _, lr = self.size
         tokenizer = load_tokenizer(policy)
         model = load_model(replace(policy, lora=None), tokenizer).to(device)
         with nullcontext() if stage is None else stage.open():
             train_on_demonstrations(
                 model,
                 self._batches(template, source, tokenizer, stage),
-                steps=self.steps,
-                lr=self.lr,
+                steps=steps,
+                lr=lr,
                 pad_token_id=int(tokenizer.pad_token_id),
             )
         with staged_folder(folder, replace=False) as staging, system_errors():  # another process may be first
@@ -130,27 +146,29 @@ class ColdStart:
         if self.demonstrations is not None:
             yield from (str(each.question) for each in read_demonstrations(self.demonstrations))
             return
-        for step in range(min(self.steps, -(-count // self.batch_size))):
-            yield from (prompt.question for prompt in source.prompts(-1 - step, count=self.batch_size))
+        steps, batch_size, _ = self.size
+        for step in range(min(steps, -(-count // batch_size))):
+            yield from (prompt.question for prompt in source.prompts(-1 - step, count=batch_size))
 
     def made(self, source: PromptSource, stage: Stage | None = None) -> Iterator[list[Demonstration]]:
         """The source's own demonstrations, one step after the other."""
-        return map(partial(self._from_source, source, stage), range(self.steps))
+        return map(partial(self._from_source, source, stage), range(self.size[0]))
 
     def _batches(
         self, template: PromptTemplate, source: PromptSource, tokenizer: Any, stage: Stage | None
     ) -> Iterator[list[Example]]:
+        steps, batch_size, _ = self.size
         known, tags = known_characters(tokenizer), tokenizer.get_added_vocab()
         if self.demonstrations is not None:
             shown = read_demonstrations(self.demonstrations)
             if stage is None and any(each.further for each in shown):
                 raise ValueError(f"{self.demonstrations} holds episodes of several turns: set model.environment.")
             _check_characters(shown, known, tags)
-            draw = partial(draw_demonstrations, shown, count=self.batch_size, seed=self.seed)
-            batches: Iterator[list[Demonstration]] = (draw(step=step) for step in range(self.steps))
+            draw = partial(draw_demonstrations, shown, count=batch_size, seed=self.seed)
+            batches: Iterator[list[Demonstration]] = (draw(step=step) for step in range(steps))
         else:
             made = self.made(source, stage)
-            first = list(islice(made, -(-MADE_UP // self.batch_size)))
+            first = list(islice(made, -(-MADE_UP // batch_size)))
             _check_characters(list(chain.from_iterable(first)), known, tags)  # before the training
             batches = chain(first, (_check_characters(batch, known, tags) for batch in made))
         dialogue = Dialogue(template=template, tokenizer=tokenizer)
@@ -162,7 +180,7 @@ class ColdStart:
     def _from_source(self, source: PromptSource, stage: Stage | None, step: int) -> list[Demonstration]:
         rng = random.Random(row_key(self.seed, "cold_start", step))
         shown = []
-        for prompt in source.prompts(-1 - step, count=self.batch_size):  # steps below 0 are never rolled out
+        for prompt in source.prompts(-1 - step, count=self.size[1]):  # steps below 0 are never rolled out
             if stage is None:
                 text = source.demonstration(prompt, rng)
                 found = None if text is None else Demonstration(prompt.question, text)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.weights import is_sharded
 from grpo_pl.rewards.base import Reward, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, join_scores, score_completions
-from grpo_pl.rollout.engine import EngineDied, RolloutEngine
+from grpo_pl.rollout.engine import EngineDied, ProgressFn, RolloutEngine
 from grpo_pl.rollout.groups import group_rows, join_samples, samples_to, select_groups
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.training.process_supervision import step_tensors
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainerState
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def trainer_state(step: int, steps: int, rank: int) -> TrainerState:
@@ -55,16 +56,14 @@ def reward_weights(rewards: Sequence[Reward], device: torch.device) -> Tensor:
     return torch.tensor([reward.weight for reward in rewards], dtype=torch.float64, device=device)
 
 
-def drawn_together(
-    draw: Callable[[], Samples], policy: PreTrainedModel, engine: RolloutEngine, collective: Collective
-) -> Samples:
+def drawn_together(draw: Callable[[], T], policy: PreTrainedModel, engine: RolloutEngine, collective: Collective) -> T:
     """What ``draw`` returns on this rank.
 
     A rollout in which an engine's process ended is drawn again, once. The engine does that itself unless the policy is
     sharded: then only all ranks together can push its weights.
     """
 
-    def drawn() -> Samples:
+    def drawn() -> T:
         engine.prepare(policy)
         return draw()
 
@@ -112,17 +111,33 @@ class Collector:
     collective: Collective
     report: ProgressCallback
     should_stop: Callable[[], bool] | None = None
+    before_draw: Callable[[], None] | None = None
+    """Called before the engine draws from the policy as it is, with nothing else for it to do."""
     total_steps: int = 0
     """Rollouts of the whole run, for reward functions."""
 
-    def collect(self, policy: PreTrainedModel, batch: PromptBatch, fetch: FetchPrompts) -> Collected:
-        """Draws and scores completions of this rank's prompts, and whatever else the objective needs rewards of."""
+    def collect(
+        self,
+        policy: PreTrainedModel,
+        batch: PromptBatch,
+        fetch: FetchPrompts,
+        drawn: tuple[Samples, Samples | None] | None = None,
+    ) -> Collected:
+        """Draws and scores completions of this rank's prompts, and whatever else the objective needs rewards of.
+
+        Args:
+            drawn: this rank's samples and greedy completions, where they were drawn before; greedy ones may lack.
+        """
         seconds: dict[str, float] = {}
         draw = partial(self._draw, policy, seconds)
-        samples, scored, attempts = self._informative_groups(draw, batch, fetch)
+        first = draw(batch.prompts, batch.step) if drawn is None else self._scored(drawn[0], seconds)
+        samples, scored, attempts = self._informative_groups(draw, first, batch.step, fetch)
         greedy = steps = turns = None
         if self.algorithm.needs_greedy_baseline:
-            _, greedy = draw(samples.prompts, samples.step, greedy=True)
+            ahead = None if drawn is None else drawn[1]
+            _, greedy = (
+                draw(samples.prompts, samples.step, greedy=True) if ahead is None else self._scored(ahead, seconds)
+            )
         if self.algorithm.needs_step_rewards:
             steps = step_tensors(scored, samples, self.sampler.template, self.sampler.tokenizer)
         if self.algorithm.needs_turns:
@@ -138,22 +153,27 @@ class Collector:
         )
 
     def _informative_groups(
-        self, draw: Callable[..., tuple[Samples, ScoredBatch]], batch: PromptBatch, fetch: FetchPrompts
+        self,
+        draw: Callable[..., tuple[Samples, ScoredBatch]],
+        first: tuple[Samples, ScoredBatch],
+        step: int,
+        fetch: FetchPrompts,
     ) -> tuple[Samples, ScoredBatch, int]:
-        """Samples of ``batch``; with dynamic sampling, groups of equal rewards are replaced (DAPO, section 3.2).
+        """Samples of the ``first`` attempt; with dynamic sampling, groups of equal rewards are replaced (DAPO, section
+        3.2).
 
         Later attempts draw other prompts. The first groups that are informative win, in the order of attempt and
         prompt over all ranks; where too few are found, groups of the first attempt fill up. Every rank ends up with
         as many groups as it began with.
         """
-        pool = [draw(batch.prompts, batch.step)]
+        pool = [first]
         if not self.algorithm.dynamic_sampling:
             return *pool[0], 0
         informative = [self._informative(*pool[0])]
         while sum(map(int, map(torch.sum, informative))) < len(informative[0]) and (
             len(pool) <= self.algorithm.max_resample_attempts
         ):
-            pool.append(draw(fetch(batch.step, len(pool)).prompts, batch.step, attempt=len(pool)))
+            pool.append(draw(fetch(step, len(pool)).prompts, step, attempt=len(pool)))
             informative.append(self._informative(*pool[-1]))
         return *self._choose(pool, informative), len(pool) - 1
 
@@ -183,23 +203,63 @@ class Collector:
         greedy: bool = False,
     ) -> tuple[Samples, ScoredBatch]:
         """A group of completions for every prompt, or its one greedy completion (ReMax), with their scores."""
-        group_size = 1 if greedy else self.algorithm.group_size
-        rows = len(prompts) * group_size
+        rows = len(prompts) * (1 if greedy else self.algorithm.group_size)
         draw = partial(
-            self.sampler.sample,
+            self.draw,
             policy,
             prompts,
-            group_size=group_size,
+            step,
+            attempt=attempt,
+            greedy=greedy,
+            progress=lambda tokens, finished: self.report("rollout", finished, rows, f"{tokens} tokens"),
+            should_stop=self.should_stop,
+        )
+        with stopwatch(seconds, "rollout"):
+            if self.before_draw is not None:
+                self.before_draw()
+            samples = drawn_together(draw, policy, self.sampler.engine, self.collective)
+        return self._scored(samples, seconds)
+
+    def draw(
+        self,
+        policy: PreTrainedModel,
+        prompts: Sequence[Problem],
+        step: int,
+        *,
+        attempt: int = 0,
+        greedy: bool = False,
+        progress: ProgressFn | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Samples:
+        """A group of completions for every prompt, or its one greedy completion, on this rank alone."""
+        return self.sampler.sample(
+            policy,
+            prompts,
+            group_size=1 if greedy else self.algorithm.group_size,
             sampling=replace(self.sampling, temperature=0.0) if greedy else self.sampling,
             seed=self.seed,
             split="train",
             step=step,
             attempt=attempt,
-            progress=lambda tokens, finished: self.report("rollout", finished, rows, f"{tokens} tokens"),
-            should_stop=self.should_stop,
+            progress=progress,
+            should_stop=should_stop,
         )
-        with stopwatch(seconds, "rollout"):
-            samples = drawn_together(draw, policy, self.sampler.engine, self.collective)
+
+    def draw_step(
+        self,
+        policy: PreTrainedModel,
+        prompts: Sequence[Problem],
+        step: int,
+        greedy: bool,
+        progress: ProgressFn,
+        should_stop: Callable[[], bool],
+    ) -> tuple[Samples, Samples | None]:
+        """A step's completions on this rank, and the greedy one of each prompt if that is asked for."""
+        draw = partial(self.draw, policy, prompts, step, progress=progress, should_stop=should_stop)
+        samples = draw()
+        return samples, draw(greedy=True) if greedy else None
+
+    def _scored(self, samples: Samples, seconds: dict[str, float]) -> tuple[Samples, ScoredBatch]:
         with stopwatch(seconds, "reward"):
             return samples, self.score(samples)
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.training.experience import Experience
 
 
@@ -28,16 +27,3 @@ class StepCallback(Callback):
     def should_stop(self) -> bool:
         """Asked between the tokens of a rollout; once true, the rollout ends by ``RolloutInterrupted``."""
         return False
-
-
-class CloseEnvironments(Callback):
-    """Ends all episodes and their processes when the trainer is done, or when anything raises."""
-
-    def __init__(self, pool: EnvironmentPool) -> None:
-        self.pool = pool
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.pool.close()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self.pool.close()

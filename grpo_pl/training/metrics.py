@@ -52,6 +52,13 @@ def experience_metrics(
     return {name: value for name, value in metrics.items() if value == value}  # NaN: a mean over nothing
 
 
+def staleness(experience: Experience, collective: Collective) -> dict[str, float]:
+    """Updates that the policy had had since a token was drawn, mean over the global batch."""
+    rollout = experience.rollout
+    ages = (experience.samples.step - rollout.policy_version)[rollout.action_mask]
+    return collective.ratios({"sampling/staleness": (ages.sum(), ages.new_tensor(len(ages)))})
+
+
 def _episode_metrics(experience: Experience, collective: Collective) -> dict[str, float]:
     """What happened in the environment; nothing where there is none."""
     if experience.samples.episodes is None:

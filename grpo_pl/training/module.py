@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
@@ -23,33 +24,48 @@ from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.environments.base import Environment
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, Validation, grade
+from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.weights import is_sharded
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.batch import check_rewards
+from grpo_pl.rollout.copying import CopyEngine
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
+from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.rollout.partial import PartialCompletion, PartialGroup, PartialSampler, Place
+from grpo_pl.rollout.sampler import CompletionSampler, Samples
+from grpo_pl.training.carried import CarriedRollouts, PartialRollouts, check_partial
 from grpo_pl.training.cold_start import ColdStart, Stage
-from grpo_pl.training.collect import Collector, drawn_together, trainer_state
+from grpo_pl.training.collect import Collected, Collector, drawn_together, trainer_state
+from grpo_pl.training.defaults import Derived, derive, look_at, unset_fields
 from grpo_pl.training.experience import Experience, ExperienceMaker
-from grpo_pl.training.hooks import CloseEnvironments, StepCallback
-from grpo_pl.training.metrics import REFLECTION_WORDS, broken_share, experience_metrics, noted_means, pass_rates
+from grpo_pl.training.hooks import StepCallback
+from grpo_pl.training.metrics import (
+    REFLECTION_WORDS,
+    broken_share,
+    experience_metrics,
+    noted_means,
+    pass_rates,
+    staleness,
+)
 from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.optimization import Optimization, TrainingDiverged
+from grpo_pl.training.pipeline import Ahead, RolloutPipeline, check_stored, earlier_weights
+from grpo_pl.training.plain_samples import check_plain
 from grpo_pl.training.reference import Reference
 from grpo_pl.training.stopwatch import stopwatch
-from grpo_pl.training.sync_proof import SyncProof
+from grpo_pl.training.sync_proof import ROWS, Comparison, SyncProof, compare
 from grpo_pl.training.turn_supervision import check_episodes, without_value
 from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.training.vocabulary import with_collected_characters
 from grpo_pl.types import PromptBatch, SamplingParams
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class GRPOModule(LightningModule):
@@ -64,6 +80,7 @@ class GRPOModule(LightningModule):
         episodes: limits of the episodes that are played in the environment.
         engine: what draws completions; null takes the native engine.
         sampling: length, temperature and ends of training completions.
+        partial_rollouts: draws long completions over several steps; null draws every one to its end.
         optimization: AdamW, learning-rate schedule, clipping.
         validation: how held-out problems are answered.
         cold_start: supervised fine-tuning before RL, made once and cached; null starts from the policy as it is.
@@ -84,6 +101,7 @@ class GRPOModule(LightningModule):
         episodes: EpisodeSettings = EpisodeSettings(),  # noqa: B008 - frozen
         engine: RolloutEngine | None = None,
         sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
+        partial_rollouts: PartialRollouts | None = None,
         optimization: Optimization = Optimization(),  # noqa: B008 - frozen
         validation: Validation = Validation(),  # noqa: B008 - frozen
         cold_start: ColdStart | None = None,
@@ -107,6 +125,8 @@ class GRPOModule(LightningModule):
         self.rewards, self.algorithm, self.sampling = rewards, algorithm, sampling
         self.optimization, self.validation = optimization, validation
         self.engine = engine or NativeEngine()
+        self._default_engine = self.engine if engine is None else None
+        self._chosen_mismatch = algorithm.mismatch
         self.environment, self.episodes = environment, episodes
         self.pool = None if environment is None else EnvironmentPool(environment, episodes)
         """Where episodes are played; closed when a fit or validation ends, however it ends."""
@@ -121,9 +141,13 @@ class GRPOModule(LightningModule):
         self._noted: dict[str, list[float]] = {}  # what reward functions logged in this validation
         self._reference: Reference | None = None
         self._sync_proof = SyncProof()
+        self._pipeline: RolloutPipeline | None = None
+        self._carried = None if partial_rollouts is None else CarriedRollouts(settings=partial_rollouts)
+        self._stored_rollouts: list[dict[str, Any]] = []  # a checkpoint's, until the first step
         self._skipped_in_a_row = 0
         self._warned_of_rewards = self._warned_of_episodes = False
         self._tokens_seen = 0
+        self._tokenizer_of_thread: PreTrainedTokenizerBase | None = None
 
     # --- building ---------------------------------------------------------------------------------------------------
 
@@ -131,16 +155,50 @@ class GRPOModule(LightningModule):
         end_with_launcher()
         self.engine.close()  # a copy of weights that it kept would be that of an earlier fit
         self._sync_proof = SyncProof()
+        if stage == "fit":
+            self.prepare_staleness(self._data.staleness)
 
     def teardown(self, stage: str) -> None:
+        """Ends what draws and plays, however a fit or validation ends."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+            self._pipeline = None
         self.engine.close()
+        if self.pool is not None:
+            self.pool.close()
 
-    def configure_callbacks(self) -> list[Callback]:
-        """What closes the environments however a fit or validation ends; Lightning adds it to the trainer's own."""
-        return [] if self.pool is None else [CloseEnvironments(self.pool)]
+    def derive_defaults(self, data: RolloutDataModule) -> list[Derived]:
+        """Derives the fields that are null from what is known before the start; says which, and from what."""
+        unset = unset_fields(self.optimization, self.cold_start, data)
+        if not unset:
+            return []
+        known = look_at(
+            self.policy_config,
+            self.algorithm.group_size,
+            self.sampling.max_completion_length,
+            self.cold_start,
+            data,
+            episodes=self.environment is not None,
+        )
+        found = derive(known, unset)
+        self.take_derived({each.field: each.value for each in found}, data)
+        return found
+
+    def take_derived(self, values: Mapping[str, Any], data: RolloutDataModule) -> None:
+        """Sets fields that were null, by their dotted names."""
+        parts: dict[str, dict[str, Any]] = {}
+        for field, value in values.items():
+            place, _, name = field.rpartition(".")
+            parts.setdefault(place, {})[name] = value
+        self.optimization = replace(self.optimization, **parts.get("model.optimization", {}))
+        if self.cold_start is not None:
+            self.cold_start = replace(self.cold_start, **parts.get("model.cold_start", {}))
+        for name, value in parts.get("data", {}).items():
+            setattr(data, name, value)
 
     def prepare_data(self) -> None:
         """Makes the cold start where it is missing, as a download would; runs in one process a node."""
+        self.derive_defaults(self._data)
         self._resolve_characters()
         if self.cold_start is not None and self._needs_start_weights():
             device = self.trainer.strategy.root_device
@@ -150,6 +208,7 @@ class GRPOModule(LightningModule):
         """Loads tokenizer, policy and, if the objective pulls towards one, the frozen reference."""
         if self.policy is not None:
             return
+        self.derive_defaults(self._data)
         self._resolve_characters()
         self.tokenizer = load_tokenizer(self.policy_config)
         needs_weights = self._needs_start_weights()
@@ -177,7 +236,33 @@ class GRPOModule(LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimization.build(self.require_policy().parameters())
 
+    def prepare_staleness(self, staleness: int) -> None:
+        """Prepares for rollouts that are ``staleness`` updates old: their engine, and the objective's correction.
+
+        Raises:
+            ValueError: the engine reads the policy's weights while it draws, and they change.
+        """
+        chosen = replace(self.algorithm, mismatch=self._chosen_mismatch)  # an earlier fit may have set its own
+        self.algorithm = chosen.for_stale_samples(staleness > 0 or self.draws_in_parts)
+        if self._carried is not None:
+            check_partial(self.algorithm, has_environment=self.environment is not None, staleness=staleness)
+        default = NativeChildEngine if staleness > 0 else NativeEngine
+        if self.engine is self._default_engine and type(self.engine) is not default:
+            self.engine = self._default_engine = default()
+        if staleness > 0 and not isinstance(self.engine, CopyEngine):
+            raise ValueError(
+                f"data.staleness is {staleness}, and {type(self.engine).__name__} reads the policy's weights while "
+                "they change: set model.engine to NativeChildEngine, VLLMEngine or RemoteEngine, or leave it out."
+            )
+
+    @property
+    def draws_in_parts(self) -> bool:
+        """Whether long completions take several steps."""
+        return self._carried is not None
+
     def on_fit_start(self) -> None:
+        if self._data.staleness > 0 and isinstance(self.engine, CopyEngine):
+            self._pipeline = RolloutPipeline(self.engine, share_threads=self.device.type == "cpu")
         if self._reference is not None and not is_sharded(self._reference.model):
             self._reference.model.to(self.device)
 
@@ -216,14 +301,19 @@ class GRPOModule(LightningModule):
 
     def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Experience]:
         seconds: dict[str, float] = {}
+        self.engine.updates = self._sync_proof.updates = self._data.completed_rollouts
+        self._sync_proof.metrics = {}
         with stopwatch(seconds, "step"):
             experience = self.collect(batch)
             self._data.source.observe(pass_rates(experience, self.rewards, self.collective))
             result = self.update(experience)
         self.engine.update_weights(self.require_policy())
-        self._sync_proof.updated()
         self._log_step(experience, result, seconds)
         self._check_divergence(result)
+        if self._pipeline is not None:
+            self._pipeline.done(batch.step)
+        if self._carried is not None:
+            self._carried.commit()
         self._data.completed_rollouts += 1
         return {"experience": experience}  # for callbacks, as ``outputs``
 
@@ -243,6 +333,7 @@ class GRPOModule(LightningModule):
             collective=self.collective,
             report=self._report,
             should_stop=self._should_stop,
+            before_draw=self._wait_for_engine,
             total_steps=self._data.steps,
         )
         maker = ExperienceMaker(
@@ -253,11 +344,175 @@ class GRPOModule(LightningModule):
             longest=self.longest_completion,
         )
         with self._gathered_for_engine():
-            collected = collector.collect(policy, batch, self._data.prompts)
+            seconds: dict[str, float] = {}
+            ahead = self._rollout_ahead(collector, batch, seconds)
+            drawn = None if ahead is None else ahead.drawn.result()
+            if self._carried is not None:
+                drawn = self._next_whole(self._carried, batch.step, seconds), None
+            collected = collector.collect(policy, batch, self._data.prompts, drawn)
+            for stage, spent in seconds.items():
+                collected.seconds[stage] = collected.seconds.get(stage, 0.0) + spent
             if self.environment is not None:
                 self._warn_of_failed_episodes(*without_value(collected.samples, self.collective))
-            self._sync_proof.check(policy, collected, self.engine, self.sampling.temperature, self.collective)
+            if self._carried is None and (ahead is None or collected.attempts):
+                self._prove(collected, None if ahead is None else self._data.completed_rollouts)
+            if ahead is not None:
+                self._launch(collector, batch.step + self._data.staleness)
             return maker.make(policy, None if reference is None else reference.model, collected)
+
+    def _next_whole(self, carried: CarriedRollouts, step: int, seconds: dict[str, float]) -> Samples:
+        """This rank's groups for the update, after every completion that is open has got a part more."""
+        policy, settings = self.require_policy(), carried.settings
+        sampler = PartialSampler(
+            sampler=self.sampler, sampling=self.sampling, seed=self.seed, part=settings.part_length
+        )
+
+        def grow(groups: list[PartialGroup]) -> dict[Place, PartialCompletion]:
+            rows = sum(len(group.completions) for group in groups)
+            draw = partial(
+                sampler.grow,
+                policy,
+                groups,
+                progress=lambda tokens, finished: self._report("rollout", finished, rows, f"{tokens} tokens"),
+                should_stop=self._should_stop,
+            )
+            return drawn_together(draw, policy, self.engine, self.collective)
+
+        with stopwatch(seconds, "rollout"):
+            advanced = carried.advance(
+                step,
+                self._data.steps,
+                wanted=self._data.prompt_count,
+                prompts_of=lambda step: self._data.prompts(step).prompts,
+                group_size=self.algorithm.group_size,
+                grow=grow,
+                collective=self.collective,
+                device=policy.device,
+            )
+        whole = sampler.whole(advanced.whole, step, policy.device)
+        self._prove_parts(sampler, advanced.drawn, whole, seconds)
+        return whole
+
+    def _prove_parts(
+        self,
+        sampler: PartialSampler,
+        drawn: Sequence[PartialGroup],
+        otherwise: Samples,
+        seconds: dict[str, float],
+    ) -> None:
+        """Holds the tokens that this step drew to the policy, whether their groups are whole or not."""
+        if self.engine.weights_version is None:
+            return
+        policy, updates = self.require_policy(), self._data.completed_rollouts
+        rows = [(group.prompt, row) for group in drawn for row in group.completions if updates in row.versions]
+        some = rows[:: max(1, len(rows) // ROWS)][:ROWS]
+        with stopwatch(seconds, "sync_proof"):
+            samples = replace(otherwise, rollout=sampler.rollout(some, 1, policy.device)) if some else otherwise
+            found = compare(
+                policy,
+                samples,
+                self.engine.weights_version,
+                self.sampling.temperature,
+                self.collective,
+                only=updates,
+            )
+        self._sync_proof.judge(found, policy, self.engine, step=otherwise.step, expected=updates)
+
+    # --- rollouts ahead ---------------------------------------------------------------------------------------------
+
+    def _rollout_ahead(self, collector: Collector, batch: PromptBatch, seconds: dict[str, float]) -> Ahead | None:
+        """The rollout of a step from weights of ``data.staleness`` updates ago, proved; None where none is old.
+
+        That of ``staleness`` steps later is launched first, so that the engine goes on at once; where dynamic sampling
+        may need further attempts of this step, it is launched after those.
+        """
+        if self._pipeline is None:
+            if self._stored_rollouts:
+                rank_zero_warn("data.staleness is 0: rollouts that the checkpoint holds are drawn again.")
+                self._stored_rollouts = []
+            return None
+        step = batch.step
+        if self._stored_rollouts:
+            self._pipeline.load_state_dict(self._stored_rollouts, self.collective, self.device)
+            self._stored_rollouts = []
+        self._launch(collector, step + self._data.staleness - self.algorithm.dynamic_sampling)
+        rows = len(batch.prompts) * self.algorithm.group_size
+        with stopwatch(seconds, "wait"):
+            ahead = self._pipeline.take(
+                step,
+                self.collective,
+                self.device,
+                lambda tokens, finished: self._report("rollout", finished, rows, f"{tokens} tokens"),
+                self._should_stop,
+            )
+        with stopwatch(seconds, "sync_proof"):
+            found = self._compared(ahead)
+        self._sync_proof.judge(found, self.require_policy(), self.engine, step=step, expected=ahead.version)
+        return ahead
+
+    def _launch(self, collector: Collector, last: int) -> None:
+        """Begins to draw the rollouts up to that of step ``last``, as far as they are not under way."""
+        assert self._pipeline is not None
+        policy, mine = self.require_policy(), replace(collector, sampler=self._sampler_of_thread)
+        greedy = self.algorithm.needs_greedy_baseline and not self.algorithm.dynamic_sampling
+        for step in range(self._data.completed_rollouts, min(last + 1, self._data.steps)):
+            if step not in self._pipeline:
+                prompts = self._data.prompts(step).prompts
+                self.collective.interruptible(partial(check_plain, prompts), self.device)
+                self._pipeline.launch(step, policy, partial(mine.draw_step, policy, prompts, step, greedy))
+
+    @property
+    def _sampler_of_thread(self) -> CompletionSampler:
+        """With a tokenizer of its own, for tokenizers serve one thread at a time."""
+        if self._tokenizer_of_thread is None:
+            self._tokenizer_of_thread = deepcopy(self.tokenizer)
+        return replace(self.sampler, tokenizer=self._tokenizer_of_thread)
+
+    def _compared(self, ahead: Ahead) -> Comparison:
+        """What the policy of its launch makes of a rollout; asked once, since those weights are dropped then."""
+        if ahead.sync is None:
+            policy, (samples, _) = self.require_policy(), ahead.drawn.result()
+            assert ahead.weights is not None
+            now = ahead.version == self._data.completed_rollouts
+            # the precision of steps, for checkpoints are saved between them
+            precision = self.trainer.precision_plugin.forward_context()
+            with precision, nullcontext() if now else earlier_weights(policy, ahead.weights):
+                ahead.sync = compare(policy, samples, None, self.sampling.temperature, self.collective)
+            ahead.weights = None
+        assert ahead.sync is not None
+        return ahead.sync
+
+    def _prove(self, collected: Collected, only: int | None) -> None:
+        temperature = self.sampling.temperature
+        self._sync_proof.check(self.require_policy(), collected, self.engine, temperature, self.collective, only=only)
+
+    def finish_rollouts(self, *, store: bool = False) -> dict[int, str]:
+        """Waits for the rollouts that are drawn ahead; once the run is told to stop, for 30 s at most. All ranks call.
+
+        Args:
+            store: for a checkpoint. Those from the weights that the policy still has are left out, since they can be
+                drawn again; the others are compared with the policy of their launch, which no checkpoint holds.
+
+        Returns:
+            Steps whose rollouts are lost, or not from the weights that they should be from, and why, in one line.
+        """
+        if self._pipeline is None:
+            return {}
+        updates = self._data.completed_rollouts if store else None
+        lost = self._pipeline.finish(updates, self.collective, self.device, self._should_stop)
+        if lost or not store:
+            return lost
+        policy, holds = self.require_policy(), self._sync_proof.holds
+        found = [(ahead, self._compared(ahead)) for ahead in self._pipeline.pending]
+        with self.trainer.precision_plugin.forward_context():
+            wrong = [one for one, sync in found if not holds(sync, policy, self.engine, expected=one.version)]
+        return {ahead.step: "it was not drawn from the policy's weights" for ahead in wrong}
+
+    def _wait_for_engine(self) -> None:
+        """Until it works for nobody else; raises what a rollout that was drawn ahead has failed by."""
+        if self.finish_rollouts():
+            assert self._pipeline is not None
+            self._pipeline.raise_failure(self.collective, self.device)
 
     def _gathered_for_engine(self) -> AbstractContextManager[None]:
         """Whole weights of a sharded policy for an engine that reads them; others gather a part at a time."""
@@ -294,6 +549,8 @@ class GRPOModule(LightningModule):
     # --- validation -------------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
+        self.engine.updates = self._data.completed_rollouts
+        self._wait_for_engine()
         self._noted = {}
         self._held_out = HeldOutMetrics(self.validation, self._data.held_out_groups(), self.device)
 
@@ -372,6 +629,10 @@ class GRPOModule(LightningModule):
         for callback in self._step_callbacks:
             metrics |= callback.step_metrics(self.trainer, self, experience)
         metrics |= self._sync_proof.metrics
+        if self._pipeline is not None or self._carried is not None:
+            metrics |= staleness(experience, self.collective)
+        if self._carried is not None:
+            metrics["rollout/carried_completions"] = float(self._carried.waiting)
         self._tokens_seen += int(experience.lengths.sum())
         metrics |= {
             "num_tokens": float(self._tokens_seen),
@@ -426,6 +687,8 @@ class GRPOModule(LightningModule):
         checkpoint["tokens_seen"] = self._tokens_seen
         checkpoint["token_budget"] = self.budget.state_dict()
         checkpoint["skipped_in_a_row"] = self._skipped_in_a_row
+        checkpoint["rollouts"] = self._rollouts_to_store()
+        checkpoint["carried"] = {} if self._carried is None else self._carried.state_dict()
         checkpoint["reference"] = {} if self._reference is None else self._reference.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -436,5 +699,29 @@ class GRPOModule(LightningModule):
             )
         self._tokens_seen, self._skipped_in_a_row = checkpoint["tokens_seen"], checkpoint["skipped_in_a_row"]
         self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))
+        self._stored_rollouts = checkpoint.get("rollouts", [])
+        if self.trainer.training and self._data.staleness > 0:
+            check_stored(
+                self._stored_rollouts,
+                group_size=self.algorithm.group_size,
+                prompts=self._data.prompt_count,
+                episodes=self.environment is not None,
+            )
+        if carried := checkpoint.get("carried"):
+            if self._carried is not None:
+                self._carried.load_state_dict(
+                    carried,
+                    group_size=self.algorithm.group_size,
+                    longest=self.sampling.max_completion_length,
+                )
+            else:
+                rank_zero_warn("model.partial_rollouts is off: completions that the checkpoint carries are dropped.")
         if self._reference is not None:
             self._reference.load_state_dict(checkpoint["reference"])
+
+    def _rollouts_to_store(self) -> list[dict[str, Any]]:
+        if lost := self.finish_rollouts(store=True):
+            raise CheckpointError(f"rollouts that were drawn ahead are lost, by step: {lost}.")
+        if self._pipeline is None or self._stored_rollouts:  # before the first step they are those of the checkpoint
+            return self._stored_rollouts
+        return self._pipeline.state_dict(self.collective, int(self.tokenizer.pad_token_id))

@@ -16,14 +16,15 @@ from torch.nn import Parameter
 @dataclass(frozen=True, kw_only=True)
 class Optimization:
     """AdamW and its learning-rate schedule. The rate is a function of the rollout number alone, so a
-    resumed run needs no scheduler state."""
+    resumed run needs no scheduler state. What is null is derived when a run starts (``grpo_pl.training.defaults``)."""
 
-    lr: float = 1e-6
-    """Peak learning rate."""
-    warmup_rollouts: int = 0
-    """Rollouts over which the rate rises linearly to its peak."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the rate falls from its peak to ``final_lr_fraction`` of it at the end of the run."""
+    lr: float | None = None
+    """Peak learning rate; null derives it from the policy's size and from whether it was trained before."""
+    warmup_rollouts: int | None = None
+    """Rollouts over which the rate rises linearly to its peak; null derives them from the length of the run."""
+    schedule: Literal["constant", "linear", "cosine"] | None = None
+    """How the rate falls from its peak to ``final_lr_fraction`` of it at the end of the run; null takes cosine for a
+    policy from scratch, else constant."""
     final_lr_fraction: float = 0.0
     """Rate at the end, as a fraction of the peak; unused when constant."""
     betas: tuple[float, float] = (0.9, 0.99)
@@ -38,9 +39,9 @@ class Optimization:
     """So many updates in a row with a loss or gradient that is not finite end the run."""
 
     def __post_init__(self) -> None:
-        if not self.lr > 0.0:
+        if self.lr is not None and not self.lr > 0.0:
             raise ValueError(f"optimization.lr must be positive, got {self.lr}.")
-        if self.warmup_rollouts < 0 or not 0.0 <= self.final_lr_fraction <= 1.0:
+        if (self.warmup_rollouts or 0) < 0 or not 0.0 <= self.final_lr_fraction <= 1.0:
             raise ValueError(
                 "optimization needs warmup_rollouts >= 0 and final_lr_fraction in [0, 1], got "
                 f"{self.warmup_rollouts} and {self.final_lr_fraction}."
@@ -51,11 +52,22 @@ class Optimization:
                 f"{self.max_grad_norm} and {self.max_skipped_updates}."
             )
 
+    @property
+    def peak(self) -> float:
+        """The peak learning rate.
+
+        Raises:
+            ValueError: it is null; ``GRPOModule.derive_defaults`` replaces it when a run starts.
+        """
+        if self.lr is None:
+            raise ValueError("optimization.lr is null, and no run has derived it: give a learning rate.")
+        return self.lr
+
     def build(self, parameters: Iterable[Parameter]) -> torch.optim.AdamW:
         """The optimiser over those parameters that require a gradient."""
         return torch.optim.AdamW(
             [p for p in parameters if p.requires_grad],
-            lr=self.lr,
+            lr=self.peak,
             betas=self.betas,
             eps=self.eps,
             weight_decay=self.weight_decay,
@@ -70,14 +82,16 @@ class Optimization:
         """Learning rate of the updates after rollout ``rollout`` (from 0) of ``total``.
 
         lr · (rollout + 1) / (warmup + 1) while warming up; then lr · (f + (1 − f) · d(x)), where x runs from 0 to 1
-        over the rest of the run, f is ``final_lr_fraction``, and d is 1, 1 − x, or (1 + cos πx) / 2.
+        over the rest of the run, f is ``final_lr_fraction``, and d is 1, 1 − x, or (1 + cos πx) / 2. Outside of a run,
+        which derives them, null is no warm-up and a constant rate.
         """
-        if rollout < self.warmup_rollouts:
-            return self.lr * (rollout + 1) / (self.warmup_rollouts + 1)
-        x = min(1.0, (rollout - self.warmup_rollouts) / max(1, total - self.warmup_rollouts))
-        decay = {"constant": 1.0, "linear": 1.0 - x, "cosine": 0.5 * (1.0 + math.cos(math.pi * x))}[self.schedule]
-        floor = self.final_lr_fraction if self.schedule != "constant" else 0.0
-        return self.lr * (floor + (1.0 - floor) * decay)
+        warm_up, schedule = self.warmup_rollouts or 0, self.schedule or "constant"
+        if rollout < warm_up:
+            return self.peak * (rollout + 1) / (warm_up + 1)
+        x = min(1.0, (rollout - warm_up) / max(1, total - warm_up))
+        decay = {"constant": 1.0, "linear": 1.0 - x, "cosine": 0.5 * (1.0 + math.cos(math.pi * x))}[schedule]
+        floor = self.final_lr_fraction if schedule != "constant" else 0.0
+        return self.peak * (floor + (1.0 - floor) * decay)
 
     def clip_gradients(self, parameters: Iterable[Parameter]) -> Tensor:
         """Scales the gradients down to ``max_grad_norm`` and returns their global norm from before, a scalar."""

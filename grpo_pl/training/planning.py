@@ -61,6 +61,12 @@ class Workload:
     """Memory of an engine with a process of its own, besides its weights; None for one that draws in this process."""
     engine_weight_bytes: int = 0
     """Per parameter, of that engine's copy."""
+    engine_keeps_rows: bool = False
+    """That engine keeps keys and values of all rows while it draws, as one in this process does."""
+    ahead: int = 0
+    """Rollouts that are drawn beside an update."""
+    in_main_memory: bool = False
+    """The device is main memory, where the whole weights of each launch lie."""
 
     @property
     def longest(self) -> int:
@@ -82,16 +88,19 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """Bytes on one device, by what they are for. The rollout and the update are never in memory together."""
+    """Bytes on one device, by what they are for."""
 
     kept: Mapping[str, float]
     """All the time."""
     rollout: Mapping[str, float]
     update: Mapping[str, float]
+    together: bool = False
+    """Rollout and update are in memory at once; otherwise never."""
 
     @property
     def peak(self) -> float:
-        return sum(self.kept.values()) + max(sum(self.rollout.values()), sum(self.update.values()))
+        rollout, update = sum(self.rollout.values()), sum(self.update.values())
+        return sum(self.kept.values()) + (rollout + update if self.together else max(rollout, update))
 
 
 def shape_of(model: PreTrainedModel) -> Shape:
@@ -127,6 +136,9 @@ def memory_plan(shape: Shape, work: Workload) -> MemoryPlan:
     if work.engine_bytes is not None:
         kept["engine"] = float(work.engine_bytes)
         kept["engine's weights"] = float(shape.parameters * work.engine_weight_bytes)
+    if work.ahead and work.in_main_memory:  # those under way, and the one that is compared
+        each = (shape.parameters + shape.trainable / cut) * float(work.weight_bytes)
+        kept["weights of launches"] = (work.ahead + 1) * each
     if work.layout == "ddp":
         gradients *= 2  # and the buckets in which they are averaged
     if work.layout == "fsdp" and work.deferred:
@@ -139,7 +151,7 @@ def memory_plan(shape: Shape, work: Workload) -> MemoryPlan:
     if work.layout == "fsdp":
         root = shape.parameters - shape.layers * shape.block_parameters
         update["gathered blocks"] = float((root + 2 * shape.block_parameters) * (work.compute_bytes + 4))
-    return MemoryPlan(kept=kept, rollout=rollout_bytes(shape, work), update=update)
+    return MemoryPlan(kept=kept, rollout=rollout_bytes(shape, work), update=update, together=work.ahead > 0)
 
 
 def activation_bytes(shape: Shape, work: Workload) -> float:
@@ -164,9 +176,9 @@ def head_bytes(shape: Shape, work: Workload) -> float:
 
 
 def rollout_bytes(shape: Shape, work: Workload) -> dict[str, float]:
-    """Keys and values of all rows at full length, and the engine's own copy of the weights; nothing for an engine with
-    a process of its own, which keeps its memory all the time."""
-    if work.engine_bytes is not None:
+    """Keys and values of all rows at full length, and the engine's own copy of the weights; nothing for an engine that
+    keeps its memory all the time."""
+    if work.engine_bytes is not None and not work.engine_keeps_rows:
         return {}
     columns = work.prompt_tokens + work.completion_tokens
     parts = {
@@ -174,7 +186,7 @@ def rollout_bytes(shape: Shape, work: Workload) -> dict[str, float]:
         "weights for decoding": float(shape.parameters * work.compute_bytes),
         "logits": 3.0 * work.rows * shape.vocabulary * 4,
     }
-    if work.layout == "fsdp":
+    if work.layout == "fsdp" and work.engine_bytes is None:
         parts["gathered weights"] = float(shape.parameters * work.compute_bytes)
     return parts
 

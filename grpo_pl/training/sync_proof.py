@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.engine import RolloutEngine
+from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.collect import Collected
 from grpo_pl.training.experience import rollout_rows
 from grpo_pl.training.stopwatch import stopwatch
@@ -29,8 +31,60 @@ FIRST_AT_MOST_FLOAT32 = 1e-2
 """Limits of the first error itself, in any precision and where policy and engine compute in float32."""
 
 
+UNKNOWN = 1 << 40
+"""Stands for the version of tokens that are not there."""
+
+
 class OutOfSync(ValueError):
     """A rollout was not drawn from the policy's weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What engine and policy made of some tokens, over all ranks."""
+
+    error: float
+    """NaN if any log-probability is."""
+    compared: bool
+    """False where no token was there to compare: episodes may have failed before the first action."""
+    version: int
+    """Updates that the policy had had when the tokens were drawn, as far as the engine knows: its oldest copy."""
+
+
+@torch.no_grad()
+def compare(
+    policy: PreTrainedModel,
+    samples: Samples,
+    version: int | None,
+    temperature: float,
+    collective: Collective,
+    *,
+    only: int | None = None,
+) -> Comparison:
+    """Scores up to `ROWS` completions under the policy as it is. Every rank must call it.
+
+    Args:
+        version: of the engine's copy; None takes the oldest that the tokens name.
+        only: compare tokens of this version alone.
+    """
+    rollout = samples.rollout
+    versions, written = rollout.policy_version, rollout.action_mask
+    if only is not None:
+        written = written & (versions == only)
+    rows = written.any(dim=1).nonzero().flatten() if only is not None else torch.arange(len(written))
+    rows = (rows if len(rows) else torch.arange(len(written))).to(written.device)
+    stride = max(1, len(rows) // ROWS)
+    rows = rows[samples.step % stride :: stride][:ROWS]
+    part = rollout_rows(rollout, rows)
+    scored = completion_logprobs(policy, **part, temperature=temperature, with_entropy=False)[0]
+    mask = written[rows][:, : scored.shape[1]]
+    drawn = rollout.sampling_logprobs[rows, : mask.shape[1]]
+    difference = (scored - drawn)[mask].abs().sum() / mask.sum().clamp(min=1)
+    if version is None:
+        version = int(versions[rollout.action_mask].min()) if rollout.action_mask.any() else UNKNOWN
+    found = collective.gather_objects((float(difference), int(mask.sum()), version))
+    differences, tokens, known = zip(*found, strict=True)
+    return Comparison(error=float(torch.tensor(differences).max()), compared=any(tokens), version=min(known))
 
 
 class SyncProof:
@@ -46,14 +100,9 @@ class SyncProof:
         self.metrics: dict[str, float] = {}
         """What is logged: nothing for an engine that reads the live weights."""
         self._bound: float | None = None
-        self._updates = 0
-        self._ahead: int | None = None  # updates that the policy had had more than the engine knows of, at the first
+        self.updates = 0
+        """How many the policy has had, one a rollout, those before a resume included."""
 
-    def updated(self) -> None:
-        """The policy's weights have been updated, and the engine was told."""
-        self._updates += 1
-
-    @torch.no_grad()
     def check(
         self,
         policy: PreTrainedModel,
@@ -61,43 +110,52 @@ class SyncProof:
         engine: RolloutEngine,
         temperature: float,
         collective: Collective,
+        *,
+        only: int | None = None,
     ) -> None:
-        """Every rank must call it.
+        """Holds a rollout to the policy as it is. Every rank must call it.
+
+        Args:
+            only: hold tokens of this version to it alone; of others something else was found.
 
         Raises:
             OutOfSync: the engine drew from other weights, or computes something else than the policy.
         """
         if engine.weights_version is None:
             return
-        rollout, step = collected.samples.rollout, collected.samples.step
+        before = self.metrics if only is not None else {}
         with stopwatch(collected.seconds, "sync_proof"):
-            count = len(rollout.finish_reasons)
-            stride = max(1, count // ROWS)
-            rows = torch.arange(step % stride, count, stride, device=rollout.completion_ids.device)[:ROWS]
-            part = rollout_rows(rollout, rows)
-            scored = completion_logprobs(policy, **part, temperature=temperature, with_entropy=False)[0]
-            mask = part["action_mask"]
-            drawn = rollout.sampling_logprobs[rows, : mask.shape[1]]
-            difference = (scored - drawn)[mask].abs().sum() / mask.sum().clamp(min=1)
-            found = collective.gather_objects((float(difference), int(mask.sum()), engine.weights_version))
-            differences, tokens, versions = zip(*found, strict=True)
-            error = float(torch.tensor(differences).max())  # NaN if any is
-            compared = any(tokens)  # episodes may have failed before the first action
-        self.metrics = {"sampling/sync_error": error} if compared else {}
-        if self._ahead is None:
-            self._ahead = self._updates - min(versions)
-        version = min(versions) + self._ahead
-        float32 = _in_float32(policy, engine)
-        bound = self._bound or (FIRST_AT_MOST_FLOAT32 if float32 else FIRST_AT_MOST)
-        if not error <= bound or version != self._updates:
+            found = compare(policy, collected.samples, engine.weights_version, temperature, collective, only=only)
+        self.judge(found, policy, engine, step=collected.samples.step, expected=self.updates)
+        self.metrics = {name: max(value, before.get(name, value)) for name, value in (before | self.metrics).items()}
+
+    def judge(
+        self, found: Comparison, policy: PreTrainedModel, engine: RolloutEngine, *, step: int, expected: int
+    ) -> None:
+        """Takes a comparison for the rollout of ``step``, drawn when the policy had had ``expected`` updates.
+
+        Raises:
+            OutOfSync: it was drawn from other weights.
+        """
+        self.metrics = {"sampling/sync_error": found.error} if found.compared else {}
+        bound = self._most(policy, engine)
+        if not self.holds(found, policy, engine, expected=expected):
             raise OutOfSync(
-                f"rollout {step + 1} was not drawn from the policy's weights: since the start the policy has had "
-                f"{self._updates} updates, and the engine's copy is that after {version}; log-probabilities differ by "
-                f"{error:.1e} on average, and {bound:.1e} is the most that rounding explains. Nothing was trained on "
-                "it: --resume goes on from the last checkpoint with a new copy."
+                f"rollout {step + 1} was not drawn from the policy's weights: the policy it is due from has had "
+                f"{expected} updates, and the engine's copy is that after {found.version}; log-probabilities differ by "
+                f"{found.error:.1e} on average, and {bound:.1e} is the most that rounding explains. Nothing was "
+                "trained on it: --resume goes on from the last checkpoint with a new copy."
             )
-        if compared:
-            self._bound = self._bound or max(FLOOR, (FACTOR_FLOAT32 if float32 else FACTOR) * error)
+        if found.compared:
+            factor = FACTOR_FLOAT32 if _in_float32(policy, engine) else FACTOR
+            self._bound = self._bound or max(FLOOR, factor * found.error)
+
+    def holds(self, found: Comparison, policy: PreTrainedModel, engine: RolloutEngine, *, expected: int) -> bool:
+        """Whether `judge` would take it."""
+        return found.error <= self._most(policy, engine) and found.version in (expected, UNKNOWN)
+
+    def _most(self, policy: PreTrainedModel, engine: RolloutEngine) -> float:
+        return self._bound or (FIRST_AT_MOST_FLOAT32 if _in_float32(policy, engine) else FIRST_AT_MOST)
 
 
 def _in_float32(policy: PreTrainedModel, engine: RolloutEngine) -> bool:

@@ -34,7 +34,9 @@ SPLITS: tuple[Split, ...] = ("train", "val")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Text:
+class RunText:
+    """A text that the policy reads or should write."""
+
     place: str
     text: str
     source: PromptSource | None = None
@@ -43,7 +45,7 @@ class _Text:
     prompt: int = 0
 
 
-_Lacking = tuple[_Text, set[str]]
+_Lacking = tuple[RunText, set[str]]
 """A text and its characters that are lacking."""
 
 
@@ -60,7 +62,9 @@ def with_collected_characters(
     """
     if policy.characters != FROM_DATA or policy.from_scratch is None:
         return policy
-    texts: Iterator[str] = (text.text for text in _texts(template, character_tokenizer(policy.tags), data, cold_start))
+    texts: Iterator[str] = (
+        text.text for text in texts_of_run(template, character_tokenizer(policy.tags), data, cold_start)
+    )
     if cold_start is not None and cold_start.demonstrations is None:
         made = (shown for batch in cold_start.made(data.source, stage) for shown in batch)
         texts = chain(texts, (text for shown in made for text in (str(shown.question), shown.text)))
@@ -95,7 +99,7 @@ def check_vocabulary(
     refused: list[_Lacking] = []
     dropped: list[_Lacking] = []
     unwanted: dict[int, tuple[PromptSource, dict[Split, set[int]]]] = {}
-    for text in _texts(template, tokenizer, data, cold_start):
+    for text in texts_of_run(template, tokenizer, data, cold_start):
         totals[text.place] += 1
         lacking = lacking_characters(text.text, known, tags)
         if not lacking:
@@ -126,12 +130,12 @@ def _described(found: Sequence[_Lacking], totals: Counter[str]) -> str:
     return f"the vocabulary lacks {shown_characters(often)}, in {where}, such as {found[0][0].text[-80:]!r}"
 
 
-def _texts(
+def texts_of_run(
     template: PromptTemplate,
     tokenizer: PreTrainedTokenizerBase,
     data: RolloutDataModule,
     cold_start: ColdStart | None,
-) -> Iterator[_Text]:
+) -> Iterator[RunText]:
     """All that the policy reads or should write; of a source without a list, the first prompts."""
     for number, source in enumerate((data.source, *data.validation_sets.values())):
         splits = SPLITS if number == 0 else ("val",)
@@ -146,14 +150,14 @@ def _texts(
                 rendered = template.render(prompt.asked, tokenizer)
                 gold = "".join(prompt.answer.split())  # its white space need not be written to answer right
                 for kind, text in (("prompts", rendered), ("gold answers", gold)):
-                    yield _Text(place=f"{split} {kind}", text=text, source=leaf, split=split, prompt=prompt.id)
+                    yield RunText(place=f"{split} {kind}", text=text, source=leaf, split=split, prompt=prompt.id)
     if cold_start is not None and cold_start.demonstrations and Path(cold_start.demonstrations).is_file():
         for shown in read_demonstrations(cold_start.demonstrations):  # a run that goes on does without the file
             prompt_text = template.render(shown.question, tokenizer)
-            yield _Text(place="demonstrations", text=f"{prompt_text}{shown.text}")
+            yield RunText(place="demonstrations", text=f"{prompt_text}{shown.text}")
 
 
 def first_prompts(data: RolloutDataModule) -> Iterator[Problem]:
     """The first prompts that a source without a list trains on."""
-    for step in range(min(data.steps, -(-MADE_UP // data.prompts_per_step))):
-        yield from data.source.prompts(step, count=data.prompts_per_step)
+    for step in range(min(data.steps, -(-MADE_UP // data.prompt_count))):
+        yield from data.source.prompts(step, count=data.prompt_count)

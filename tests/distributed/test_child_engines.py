@@ -15,13 +15,14 @@ SHORT = {"data__steps": 2, "data__val_prompts": 2, "trainer__val_check_interval"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("strategy", "staleness"), [("ddp", 0), ("fsdp", 0), ("fsdp", 1)])
 def test_an_engine_that_ends_on_one_rank_costs_no_sample(
-    command_line: Any, read_metrics: Callable[..., list[dict[str, str]]], tmp_path: Path, strategy: str
+    command_line: Any, read_metrics: Callable[..., list[dict[str, str]]], tmp_path: Path, strategy: str, staleness: int
 ) -> None:
-    whole = command_line("fit", "--config", command_line.config(f"whole_{strategy}", **SHORT))
+    short = {**SHORT, "data__staleness": staleness}
+    whole = command_line("fit", "--config", command_line.config(f"whole_{strategy}{staleness}", **short))
     assert whole.status == 0, whole.err
-    config = command_line.config("two", **SHORT, model__engine={"class_path": "child_engines.DyingOnRankOneEngine"})
+    config = command_line.config("two", **short, model__engine={"class_path": "child_engines.DyingOnRankOneEngine"})
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "grpo_pl"]
     done = subprocess.run(
         [*torchrun, "fit", f"--config={config}", f"--config={STRATEGIES / strategy}.yaml", f"--runs_dir={tmp_path}"],
@@ -38,9 +39,11 @@ def test_an_engine_that_ends_on_one_rank_costs_no_sample(
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "mark").exists()
     ours = read_metrics(tmp_path / "two/metrics.csv")
-    reference = read_metrics(command_line.runs / f"whole_{strategy}/metrics.csv")
+    reference = read_metrics(command_line.runs / f"whole_{strategy}{staleness}/metrics.csv")
     errors = [float(row["sampling/sync_error"]) for row in ours if "reward" in row]
     assert len(errors) == 2 and max(errors) < 1e-5
     for one, other in zip(ours, reference, strict=True):
         for key, value in other.items():
+            if key == "sampling/sync_error":  # of other completions
+                continue
             assert float(one[key]) == pytest.approx(float(value), rel=1e-3, abs=1e-5), key

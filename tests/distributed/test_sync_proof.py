@@ -29,7 +29,7 @@ def test_an_older_copy_on_one_rank_ends_the_run_on_all(
         engine, proof = PlainEngine(), SyncProof()
         engine.weights_version = 0
         proof.check(tiny_policy, experience, engine, 1.0, collective)
-        proof.updated()
+        proof.updates = 1
         engine.weights_version = 1 - collective.rank  # the other rank's was not pushed
         try:
             proof.check(tiny_policy, experience, engine, 1.0, collective)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 CONFIG = Path(__file__).with_name("tiny.yaml")
+AHEAD, AHEAD_ON_VLLM = (Path(__file__).with_name(name) for name in ("ahead.yaml", "ahead_on_vllm.yaml"))
 PLUGINS = Path(__file__).parents[1] / "plugins"
 END_SECONDS = 120
 Stage = Literal["rollout", "environment", "reward", "update", "save", "seal", "validation"]
@@ -158,14 +159,37 @@ def undisturbed_play(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Q
     return played
 
 
+@pytest.fixture
+def ahead(quickstart: Quickstart) -> Quickstart:
+    """One whose rollouts are drawn beside the updates."""
+    return replace(quickstart, config=AHEAD)
+
+
+@pytest.fixture(scope="session")
+def undisturbed_ahead(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[[Path], Quickstart]:
+    """``undisturbed_ahead(config)``: the run of rollouts ahead to which all others are compared, made once."""
+    made: dict[Path, Quickstart] = {}
+
+    def run(config: Path) -> Quickstart:
+        if config not in made:
+            made[config] = Quickstart(tmp_path_factory.mktemp("undisturbed_ahead") / "runs", cache, config)
+            assert made[config].fit() == 0, made[config].log
+        return made[config]
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def assert_same_end(request: Any, read_metrics: Callable[..., Any]) -> Callable[[Quickstart], None]:
     """Weights, optimiser, counters and ``metrics.csv`` (clock readings left out) equal those of the undisturbed run."""
     from grpo_pl.files.sharded_checkpoints import read_checkpoint
 
     def check(quickstart: Quickstart) -> None:
-        name = "undisturbed" if quickstart.config == CONFIG else "undisturbed_play"
-        undisturbed = request.getfixturevalue(name)
+        if quickstart.config in (AHEAD, AHEAD_ON_VLLM):
+            undisturbed = request.getfixturevalue("undisturbed_ahead")(quickstart.config)
+        else:
+            name = "undisturbed" if quickstart.config == CONFIG else "undisturbed_play"
+            undisturbed = request.getfixturevalue(name)
         ours, theirs = (read_checkpoint(q.run / "checkpoints" / "last.ckpt") for q in (quickstart, undisturbed))
         assert _differences(ours, theirs) == []
         assert read_metrics(quickstart.run / "metrics.csv") == read_metrics(undisturbed.run / "metrics.csv")

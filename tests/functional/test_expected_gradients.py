@@ -221,3 +221,29 @@ def test_plain_k3_descends_the_reversed_kl_of_each_prefix():
 def test_k1_in_the_loss_has_no_expected_gradient():
     logits, ref = table(0)[0], table(1)[0]
     assert loss_gradient("k1", logits, ref).abs().max().item() < 1e-14
+
+
+@pytest.mark.parametrize(("mismatch", "tokens"), [("truncate_sequence", T), ("truncate_token", 1)])
+def test_weighted_samples_of_earlier_weights_have_the_gradient_of_new_ones(mismatch, tokens):
+    """Per sequence for all lengths, per token for completions of one: there the two are the same. Nothing is scored
+    twice: the update's own log-probabilities are the old ones."""
+    now, earlier = table(0)[0], table(1)[0]
+    mask = MASK & (torch.arange(T) < tokens)
+    rewards = REWARD[0] if tokens == T else (IDS[:, 0] == 1).double()
+
+    def gradient(drawn_from, **choices):
+        leaf = now.clone().requires_grad_()
+        found = GRPOAlgorithm(group_size=2, beta=0.0, **choices).loss(
+            logprobs=trajectory_logprobs(leaf),
+            old_logprobs=None,
+            advantages=rewards.unsqueeze(1),
+            mask=mask,
+            weights=probabilities(drawn_from).unsqueeze(1) * mask,
+            sampling_logprobs=trajectory_logprobs(drawn_from),
+        )
+        return torch.autograd.grad(found.loss, leaf)[0]
+
+    wanted = gradient(now)
+    torch.testing.assert_close(gradient(earlier, mismatch=mismatch, mismatch_max=1e9), wanted)
+    assert (gradient(earlier) - wanted).norm() > 0.1 * wanted.norm()
+    assert (gradient(earlier, mismatch=mismatch) - wanted).norm() < (gradient(earlier) - wanted).norm()

@@ -24,6 +24,13 @@ def test_turns_have_keys_of_their_own_and_the_first_that_of_a_single_turn():
     assert len({sample_key(turn) for turn in turns}) == 42
 
 
+@pytest.mark.parametrize("drawn", [1, 7, 10**6])
+def test_a_completion_that_goes_on_has_the_numbers_that_would_have_followed(drawn: int):
+    key = SampleKey(seed=7, split="train", step=3, attempt=0, prompt_id=12, sample=5)
+    whole, rest = torch.tensor([sample_key(key)]), torch.tensor([sample_key(replace(key, drawn=drawn))])
+    assert torch.equal(uniforms(rest, torch.arange(5)), uniforms(whole, torch.arange(drawn, drawn + 5)))
+
+
 def test_uniforms_follow_splitmix64():
     """Reference outputs of splitmix64 seeded with 0 and 1234567 (Vigna's C code), top 48 bits."""
     expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]

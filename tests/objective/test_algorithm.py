@@ -1,5 +1,6 @@
 """Every preset against a reference written out loop by loop, and what must not change the gradient."""
 
+import itertools
 import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -541,6 +542,70 @@ def test_mismatch_weighs_the_policy_term():
     assert output.loss.item() == pytest.approx(0.5 * 1.5 * -2.0)
     assert output.stats["sampling/importance_sampling_ratio/mean"][0].item() == pytest.approx(1.5)
     assert output.stats["sampling/sampling_logp_difference/mean"][0].item() == pytest.approx(1.0)
+
+
+def test_only_samples_of_earlier_weights_are_weighted_by_default():
+    chosen = {mode: GRPOAlgorithm(mismatch=mode, beta=0.0) for mode in ("auto", "none", "mask_token")}
+    assert {mode: a.for_stale_samples(True).mismatch for mode, a in chosen.items()} == {
+        "auto": "truncate_token",
+        "none": "none",
+        "mask_token": "mask_token",
+    }
+    assert chosen["auto"].for_stale_samples(False).mismatch == "none"
+    assert not chosen["auto"].needs_sampling_logprobs  # also where nobody says how old they are
+    output = one_token(chosen["auto"], sampling_logprobs=torch.tensor([[-2.0]]))
+    assert output.loss == one_token(chosen["none"]).loss
+
+
+def expected_gradient(algorithm, drawn_from, tokens: int):
+    """Gradient of the expected loss at a table of logits, over all completions of so many tokens out of 3, where they
+    are drawn from another table (contexts, 3), or from the same one where that is None."""
+    torch.manual_seed(1)
+    logits = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)  # after nothing, and after each token
+    completions = torch.tensor(list(itertools.product(range(3), repeat=tokens)))  # (N, T)
+    contexts = torch.cat([torch.zeros(len(completions), 1, dtype=torch.int64), completions[:, :-1] + 1], dim=1)
+
+    def logprobs(table):
+        return table.log_softmax(-1)[contexts, completions]
+
+    drawn = logprobs(logits.detach() if drawn_from is None else drawn_from)
+    rewards = torch.linspace(-1.0, 2.0, len(completions), dtype=torch.float64) ** 3
+    output = algorithm.loss(
+        logprobs=logprobs(logits),
+        old_logprobs=None,
+        advantages=rewards.unsqueeze(1),
+        mask=torch.ones_like(completions, dtype=torch.bool),
+        weights=drawn.sum(1, keepdim=True).exp().expand_as(drawn),  # how often each completion is drawn
+        sampling_logprobs=drawn,
+    )
+    return torch.autograd.grad(output.loss, logits)[0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "tokens"), [("truncate_token", 1), ("truncate_sequence", 1), ("truncate_sequence", 2)]
+)
+def test_samples_of_earlier_weights_have_the_gradient_of_fresh_ones_where_nothing_is_cut(mode, tokens):
+    torch.manual_seed(0)
+    earlier = torch.randn(4, 3, dtype=torch.float64)
+    fresh = expected_gradient(GRPOAlgorithm(beta=0.0, mismatch="none"), None, tokens)
+    stale = expected_gradient(GRPOAlgorithm(beta=0.0, mismatch=mode, mismatch_max=1e9), earlier, tokens)
+    uncorrected = expected_gradient(GRPOAlgorithm(beta=0.0, mismatch="none"), earlier, tokens)
+    assert torch.allclose(stale, fresh, rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(uncorrected, fresh, rtol=1e-2)
+
+
+@pytest.mark.parametrize(("mode", "cut"), [("truncate_token", 1), ("mask_token", 2)])
+def test_the_share_of_tokens_whose_weight_is_cut_is_measured(mode, cut):
+    algorithm = GRPOAlgorithm(beta=0.0, mismatch=mode, mismatch_min=0.5, mismatch_max=2.0)
+    output = one_token(
+        algorithm,
+        logprobs=torch.full((1, 3), -1.0),
+        sampling_logprobs=-1.0 - torch.tensor([[1.5, 3.0, 0.1]]).log(),
+        mask=torch.ones(1, 3, dtype=torch.bool),
+        weights=torch.ones(1, 3),
+    )
+    total, count = output.stats["sampling/importance_sampling_ratio/cut_ratio"]
+    assert (total.item(), count.item()) == (cut, 3)
 
 
 def test_no_ratio_without_update_means_policy_gradient():

@@ -8,39 +8,50 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from grpo_pl.rollout.child.engine import ChildEngine
-from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.rollout.child.outline import Outline
+from grpo_pl.rollout.native.child import NativeChildEngine, NativeWorker
 from grpo_pl.types import Rollout
 
 
-class NativeWorker:
-    """Draws with the native engine; takes ``pause_s`` between tokens."""
+class SlowNativeWorker(NativeWorker):
+    """Takes ``pause_s`` between tokens."""
 
-    def __init__(self, *, config: dict[str, Any], pause_s: float) -> None:
-        self.model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    def __init__(self, *, pause_s: float, **settings: Any) -> None:
+        super().__init__(**settings)
         self.pause_s = pause_s
-
-    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        missing, unexpected = self.model.load_state_dict(dict(weights), strict=False)
-        assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
 
     def generate(self, *, should_stop: Callable[[], bool], **request: Any) -> Rollout:
         def slowly() -> bool:
             time.sleep(self.pause_s)
             return should_stop()
 
-        return NativeEngine().generate(self.model, should_stop=slowly, **request)
+        return super().generate(should_stop=slowly, **request)
 
 
 @dataclass(kw_only=True)
-class NativeInChild(ChildEngine):
-    worker: ClassVar[str] = "child_engines:NativeWorker"
+class NativeInChild(NativeChildEngine):
+    worker: ClassVar[str] = "child_engines:SlowNativeWorker"
     pause_s: float = 0.0
 
-    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
-        return {"config": model.config.to_dict(), "pause_s": self.pause_s}
+    def settings(self, policy: Outline) -> dict[str, Any]:
+        return {**super().settings(policy), "pause_s": self.pause_s}
+
+
+@dataclass(kw_only=True)
+class StartingEngine(NativeInChild):
+    worker: ClassVar[str] = "light_workers:Starting"
+
+
+@dataclass(kw_only=True)
+class LoadingEngine(NativeInChild):
+    worker: ClassVar[str] = "light_workers:Loading"
+
+
+@dataclass(kw_only=True)
+class DeafEngine(NativeInChild):
+    worker: ClassVar[str] = "light_workers:Deaf"
 
 
 @dataclass(kw_only=True)
@@ -76,7 +87,7 @@ class ForgettingEngine(NativeInChild):
         pass
 
 
-class Keeping(NativeWorker):
+class Keeping(SlowNativeWorker):
     """Takes the first weights that it gets, and says nothing when it drops the others."""
 
     loads = 0
@@ -92,7 +103,43 @@ class KeepingEngine(NativeInChild):
     worker: ClassVar[str] = "child_engines:Keeping"
 
 
-class DyingOnRankOne(NativeWorker):
+class FailingLate(SlowNativeWorker):
+    """Cannot draw the rollout of the fifth step."""
+
+    def generate(self, *, keys: Any, **request: Any) -> Rollout:
+        if keys[0][0].step == 4:
+            raise ValueError("the prompt of 99 tokens leaves no room")
+        return super().generate(keys=keys, **request)
+
+
+@dataclass(kw_only=True)
+class FailingLateEngine(NativeInChild):
+    worker: ClassVar[str] = "child_engines:FailingLate"
+
+
+class DyingOnce(SlowNativeWorker):
+    """Ends once in the middle of the rollout of each step that ``DIES_AT`` names, and leaves a file in ``MARKS``."""
+
+    def generate(self, *, keys: Any, should_stop: Callable[[], bool], **request: Any) -> Rollout:
+        step = str(keys[0][0].step)
+        mark, tokens = Path(os.environ["MARKS"], step), iter(range(3 + int(step) % 7))
+        doomed = keys[0][0].split == "train" and step in os.environ["DIES_AT"].split()
+
+        def dies() -> bool:
+            if doomed and next(tokens, None) is None and not mark.exists():
+                mark.touch()
+                os._exit(9)
+            return should_stop()
+
+        return super().generate(keys=keys, should_stop=dies, **request)
+
+
+@dataclass(kw_only=True)
+class DyingOnceEngine(NativeInChild):
+    worker: ClassVar[str] = "child_engines:DyingOnce"
+
+
+class DyingOnRankOne(SlowNativeWorker):
     """Ends in the middle of the first rollout for which there is no file yet, on one rank only."""
 
     def generate(self, **request: Any) -> Rollout:
@@ -106,3 +153,12 @@ class DyingOnRankOne(NativeWorker):
 @dataclass(kw_only=True)
 class DyingOnRankOneEngine(NativeInChild):
     worker: ClassVar[str] = "child_engines:DyingOnRankOne"
+
+
+@dataclass(kw_only=True)
+class StuckEngine(NativeInChild):
+    worker: ClassVar[str] = "light_workers:Stuck"
+    where: str = ""
+
+    def settings(self, policy: Outline) -> dict[str, Any]:
+        return {**super().settings(policy), "where": self.where}

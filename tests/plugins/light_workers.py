@@ -35,6 +35,28 @@ class Failing:
         raise IndexError("list index out of range")
 
 
+class Starting:
+    """Is never ready."""
+
+    def __init__(self, **settings: Any) -> None:
+        time.sleep(300)
+
+
+class Loading(Failing):
+    """Takes its weights, and for ever."""
+
+    def load(self, weights: Iterable[Any]) -> None:
+        list(weights)
+        time.sleep(300)
+
+
+class Deaf(Failing):
+    """Draws without end, and never asks whether to stop."""
+
+    def generate(self, **request: Any) -> None:
+        time.sleep(300)
+
+
 class Cut(Failing):
     """Can read none of the weights that it is handed."""
 
@@ -60,3 +82,22 @@ class Dying(Failing):
     def generate(self, **request: Any) -> None:
         print("terminate called after throwing an instance of 'std::bad_alloc'", flush=True)
         os._exit(134)
+
+
+class Stuck(Failing):
+    """Comes to no end in one of its calls."""
+
+    def __init__(self, *, where: str, **settings: Any) -> None:
+        self.where = where
+        self._pause("start")
+
+    def load(self, weights: Iterable[Any]) -> None:
+        list(weights)
+        self._pause("load")
+
+    def generate(self, **request: Any) -> None:
+        self._pause("generate")
+
+    def _pause(self, where: str) -> None:
+        if self.where == where:
+            time.sleep(300)

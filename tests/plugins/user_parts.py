@@ -7,7 +7,8 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -37,6 +38,15 @@ class Whispering(ArithmeticPrompts):
     def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         SHOWN.append(f"<think>{SECRET}</think><answer>\\boxed{{{prompt.answer}}}</answer>")
         return SHOWN[-1]
+
+
+@dataclass(kw_only=True)
+class LateDate(ArithmeticPrompts):
+    """The last prompt of the fourth step has what no checkpoint may hold."""
+
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
+        *others, last = super().prompts(step, attempt, count=count)
+        return [*others, replace(last, columns={"day": date(2026, 1, 1)}) if step == 3 else last]
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ import torch
 
 from grpo_pl.rollout.groups import PADDED, join_samples, select_groups
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.types import NO_TURN, Problem, Rollout
+from grpo_pl.types import NO_TURN, NO_VERSION, Problem, Rollout
 
 PAD = 9
 ANSWER = Rollout(  # one prompt of a single turn
@@ -28,6 +28,7 @@ EPISODE = Rollout(  # two turns with an observation of one token between, beside
     finish_reasons=["turns", "environment"],
     action_mask=torch.tensor([[True, False, True, True], [True, False, False, False]]),
     turn_index=torch.tensor([[0, NO_TURN, 1, 1], [0, NO_TURN, NO_TURN, NO_TURN]]),
+    policy_version=torch.tensor([[5, NO_VERSION, 6, 6], [6, NO_VERSION, NO_VERSION, NO_VERSION]]),
 )
 
 
@@ -62,6 +63,8 @@ def test_joined_rows_keep_their_turns_and_are_padded_with_none() -> None:
         [True, False, False, False],
     ]
     none = NO_TURN
+    nil = NO_VERSION
+    assert joined.policy_version.tolist() == [[0, 0, nil, nil], [5, nil, 6, 6], [6, nil, nil, nil]]
     assert joined.turn_index.tolist() == [[0, 0, none, none], [0, none, 1, 1], [0, none, none, none]]
 
 
@@ -69,6 +72,7 @@ def test_selected_groups_keep_theirs() -> None:
     chosen = select_groups(_join(), [2, 1])
     assert [prompt.id for prompt in chosen.prompts] == [2, 1]
     assert chosen.rollout.finish_reasons == ["environment", "turns"]
+    assert chosen.rollout.policy_version[1].tolist() == [5, NO_VERSION, 6, 6]
     assert chosen.rollout.turn_index[1].tolist() == [0, NO_TURN, 1, 1]
     assert chosen.rollout.action_lengths.tolist() == [1, 3]
 

@@ -11,7 +11,7 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.sampler import CompletionSampler
-from grpo_pl.types import Problem, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import NO_VERSION, Problem, Rollout, SampleKey, SamplingParams
 
 PROMPTS = [
     Problem(id=7, question="7+5=", answer="12", columns={"level": 1}),
@@ -49,6 +49,17 @@ def test_rows_of_a_prompt_are_neighbours_and_texts_are_its_tokens(
         assert text == "<think>" + tokenizer.decode(tokens, skip_special_tokens=True)
         prompt = rollout.prompt_ids[row][rollout.prompt_mask[row]].tolist()
         assert tokenizer.decode(prompt) == samples.prompt_texts[row // 3]
+
+
+@pytest.mark.parametrize(("taken", "version"), [(None, 7), (5, 5)])
+def test_each_token_says_how_often_the_policy_had_been_updated(
+    sampler: CompletionSampler, tiny_policy: PreTrainedModel, taken: int | None, version: int
+) -> None:
+    """Of an engine that reads the live weights, and of one whose copy is older."""
+    sampler.engine.updates, sampler.engine.weights_version = 7, taken
+    rollout = sampler.sample(tiny_policy, PROMPTS, group_size=2, sampling=SHORT, seed=0, split="train").rollout
+    assert (rollout.policy_version[rollout.action_mask] == version).all()
+    assert (rollout.policy_version[~rollout.action_mask] == NO_VERSION).all()
 
 
 def test_columns_are_as_long_as_the_rows_and_a_missing_one_is_none(

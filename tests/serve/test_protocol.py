@@ -129,6 +129,17 @@ def test_half_bodies_keep_nobody_out(listen: Any) -> None:
     assert _get(listen()).startswith(b"HTTP/1.1 200")
 
 
+def test_a_body_that_goes_on_keeps_its_place(listen: Any) -> None:
+    sending = listen()
+    sending.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 5\r\n\r\n")
+    for _ in range(5):
+        sending.sendall(b"x")
+        time.sleep(0.1)
+        for _ in range(LIMIT - 1):
+            listen()
+    assert _all(sending).startswith(b"HTTP/1.1 200")
+
+
 def test_idle_connections_keep_nobody_out(listen: Any) -> None:
     for _ in range(2 * LIMIT):
         connection = listen()

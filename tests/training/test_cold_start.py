@@ -32,7 +32,7 @@ POLICY = PolicyConfig(
 )
 TEMPLATE = PromptTemplate()
 CPU = torch.device("cpu")
-SHORT = ColdStart(steps=3, batch_size=4)
+SHORT = ColdStart(steps=3, batch_size=4, lr=1e-3)
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +123,7 @@ def test_the_same_ingredients_give_the_same_weights(cache: Path, monkeypatch: py
 
 def test_demonstrations_never_show_a_held_out_problem() -> None:
     source = Recording(digits=2)
-    ColdStart(steps=5, batch_size=60).ensure(POLICY, TEMPLATE, source, device=CPU)
+    ColdStart(steps=5, batch_size=60, lr=1e-3).ensure(POLICY, TEMPLATE, source, device=CPU)
     held_out = {prompt.id for prompt in source.validation(900)}
     assert len({prompt.id for prompt in source.shown}) > 250
     assert not held_out & {prompt.id for prompt in source.shown}
@@ -131,7 +131,7 @@ def test_demonstrations_never_show_a_held_out_problem() -> None:
 
 def test_demonstrations_are_not_those_problems_that_the_first_rollouts_ask() -> None:
     source = Recording(digits=6, min_digits=6)
-    ColdStart(steps=5, batch_size=8).ensure(POLICY, TEMPLATE, source, device=CPU)
+    ColdStart(steps=5, batch_size=8, lr=1e-3).ensure(POLICY, TEMPLATE, source, device=CPU)
     asked = {prompt.id for step in range(5) for prompt in source.prompts(step, count=8)}
     assert not asked & {prompt.id for prompt in source.shown}
 
@@ -296,4 +296,4 @@ def test_demonstrations_of_a_source_with_lacking_characters_are_refused_before_t
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = TablePrompts(path=str(file), val_share=0.0, worked="work")
     with pytest.raises(ValueError, match=r"lacks '✓' \(U\+2713\), in 4 of 4 demonstrations"):
-        ColdStart(steps=2, batch_size=2).ensure(POLICY, TEMPLATE, source, device=CPU)
+        ColdStart(steps=2, batch_size=2, lr=1e-3).ensure(POLICY, TEMPLATE, source, device=CPU)

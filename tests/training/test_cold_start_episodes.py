@@ -21,7 +21,7 @@ from grpo_pl.training.cold_start import ColdStart, Example, Stage, demonstration
 from grpo_pl.types import Problem, SampleKey, SamplingParams
 from tests.training.test_cold_start import CPU, POLICY
 
-SHORT = ColdStart(steps=2, batch_size=4)
+SHORT = ColdStart(steps=2, batch_size=4, lr=1e-3)
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def _repeat(turns: Sequence[Transition]) -> str:
 
 def _examples(source: Words, template: PromptTemplate | None = None, **plain: str) -> list[Example]:
     stage = Stage(environment=Doors(), plain=PlainTurns(**plain))
-    (batch,) = ColdStart(steps=1, batch_size=4)._batches(
+    (batch,) = ColdStart(steps=1, batch_size=4, lr=1e-3)._batches(
         template or PromptTemplate(), source, load_tokenizer(POLICY), stage
     )
     return batch
@@ -191,7 +191,7 @@ def test_a_file_of_exchanges_is_learnt_as_episodes(tmp_path: Path) -> None:
     messages = [{"role": role, "content": text} for role, text in zip(said, "?abc", strict=True)]
     file = tmp_path / "shown.jsonl"
     file.write_text(json.dumps({"messages": messages}) + "\n")
-    cold, tokenizer = ColdStart(steps=1, batch_size=1, demonstrations=str(file)), load_tokenizer(POLICY)
+    cold, tokenizer = ColdStart(steps=1, batch_size=1, lr=1e-3, demonstrations=str(file)), load_tokenizer(POLICY)
     stage = Stage(environment=Doors(), plain=PlainTurns(observation="[{observation}]"))
     ((found,),) = cold._batches(PromptTemplate(), Words(), tokenizer, stage)
     assert (_text(found.prompt), _text(found.completion)) == ("?", "a<eos>[b]c<eos>")

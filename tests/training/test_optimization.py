@@ -74,7 +74,7 @@ def test_frozen_parameters_are_not_optimised_and_arguments_arrive() -> None:
         ({"lr": 0.0}, "must be positive, got 0.0"),
         ({"lr": math.nan}, "must be positive, got nan"),
         ({"warmup_rollouts": -1}, "got -1 and 0.0"),
-        ({"final_lr_fraction": 1.5}, "got 0 and 1.5"),
+        ({"final_lr_fraction": 1.5}, "got None and 1.5"),
         ({"max_grad_norm": -1.0}, "got -1.0 and 5"),
         ({"max_skipped_updates": 0}, "got 1.0 and 0"),
     ],

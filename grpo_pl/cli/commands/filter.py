@@ -205,6 +205,7 @@ def _configured(given: Config, data: RolloutDataModule, device: str) -> Answerer
         raise ValueError(f"{' and '.join(given.files)} has no model: name the policy there, or give --model.")
     module = given.build("model", GRPOModule)
     quiet_libraries()
+    module.derive_defaults(data)
     policy = with_collected_characters(module.policy_config, module.template, data, module.cold_start, module.stage)
     tokenizer, path = load_tokenizer(policy), None
     if module.cold_start is not None:

@@ -16,7 +16,9 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.tokenizer import FROM_DATA
 from grpo_pl.rollout.engine import RolloutEngine
+from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.training.defaults import prompts_of_a_step
 from grpo_pl.training.microbatches import MOST_TOKENS
 from grpo_pl.training.planning import (
     GIB,
@@ -112,10 +114,11 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
     Raises:
         ValueError: the prompts of a step do not divide among them.
     """
-    model, data = parts.model, parts.data
-    if data.prompts_per_step % gpus:
-        raise ValueError(f"data.prompts_per_step={data.prompts_per_step} does not divide among {gpus} processes.")
+    model = parts.model
     algorithm = build(GRPOAlgorithm, model.algorithm, "model.algorithm")
+    prompts = parts.data.prompts_per_step or prompts_of_a_step(algorithm.group_size, None)
+    if prompts % gpus:
+        raise ValueError(f"data.prompts_per_step={prompts} does not divide among {gpus} processes.")
     strategy = parts.trainer.strategy
     arguments: Any = getattr(strategy, "init_args", None)
     layout: Layout = "fsdp" if arguments is not None and "FSDP2" in strategy.class_path else "ddp"
@@ -123,12 +126,15 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
     compute = 2 if "16" in str(parts.trainer.precision or "") else weights
     if layout == "fsdp":
         compute = 4 if arguments.param_dtype == "float32" else 2
-    engine = build(RolloutEngine, model.engine, "model.engine") if model.engine else NativeEngine()
+    ahead = parts.data.staleness
+    default = NativeChildEngine if ahead else NativeEngine
+    engine = build(RolloutEngine, model.engine, "model.engine") if model.engine else default()
     own_type = getattr(engine, "dtype", None)
+    copied = weights if own_type is None else 4 if own_type == "float32" else 2
     return Workload(
         layout="single" if gpus == 1 and layout == "ddp" else layout,
         processes=gpus,
-        rows=data.prompts_per_step // gpus * algorithm.group_size,
+        rows=prompts // gpus * algorithm.group_size,
         group_size=algorithm.group_size,
         prompt_tokens=prompt_tokens,
         completion_tokens=_behind_the_prompt(model, prompt_tokens, context),
@@ -141,7 +147,10 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
         offload=layout == "fsdp" and arguments.cpu_offload,
         deferred=layout == "fsdp" and arguments.defer_gradient_sync,
         engine_bytes=engine.memory_bytes,
-        engine_weight_bytes=weights if own_type is None else 4 if own_type == "float32" else 2,
+        engine_keeps_rows=isinstance(engine, NativeChildEngine),
+        ahead=ahead,
+        in_main_memory=parts.trainer.accelerator == "cpu",
+        engine_weight_bytes=copied if engine.memory_bytes else 0,
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from grpo_pl.data.tasks.generated import HELD_OUT_SHARE, GeneratedPrompts
+from grpo_pl.data.tasks.worked import worked
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.rewards.sandbox.gym_entry import GymProblem, check_task, pack, unpack
 from grpo_pl.types import Problem
@@ -29,8 +29,8 @@ class ReasoningGymPrompts(GeneratedPrompts):
     settings: dict[str, Any] = field(default_factory=dict)
     """The task's own settings, such as ``{min_terms: 2, max_terms: 3}``."""
     worked_share: float = 0.5
-    """Share of demonstrations with the work written out, where there is any to show (``chain_sum``,
-    ``gsm_symbolic``); the others give the answer straight away."""
+    """Share of demonstrations with the work written out, where there is any to show (``chain_sum``, ``count_bits``,
+    ``gcd``, ``gsm_symbolic``, ``simple_equations``); the others give the answer straight away."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.worked_share <= 1.0:
@@ -41,7 +41,7 @@ class ReasoningGymPrompts(GeneratedPrompts):
         entry = unpack(prompt.columns[COLUMN]).entry
         if entry["answer"] is None:
             return None
-        work = _worked(self.task, entry) if rng.random() < self.worked_share else ""
+        work = worked(self.task, entry["metadata"]) if rng.random() < self.worked_share else ""
         return f"<think>{work}</think><answer>\\boxed{{{entry['answer']}}}</answer>"
 
     def candidates(self, split: Literal["train", "val"], *place: int, count: int) -> Iterator[Problem]:
@@ -70,23 +70,3 @@ class ReasoningGymPrompts(GeneratedPrompts):
             answer=entry["answer"] or "",  # some tasks have many right answers and name none
             columns={COLUMN: pack(GymProblem(self.task, self.settings, entry))},
         )
-
-
-def _worked(task: str, entry: dict[str, Any]) -> str:
-    """The work behind an answer, where the entry tells it."""
-    metadata = entry["metadata"]
-    if task == "chain_sum":
-        return "".join(f"{line}\n" for line in running_totals(metadata["expression"]))
-    if "answer_cot" in metadata:
-        return str(metadata["answer_cot"]).rsplit("####", 1)[0]
-    return ""
-
-
-def running_totals(expression: str) -> list[str]:
-    """One line a term after the first: ``4 + 3 - 9`` to ``4+3=7``, ``7-9=-2``."""
-    first, *rest = re.findall(r"[+-]?\d+", expression.replace(" ", ""))
-    total, lines = int(first), []
-    for term in rest:
-        lines.append(f"{total}{term}={total + int(term)}")
-        total += int(term)
-    return lines

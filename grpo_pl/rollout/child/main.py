@@ -56,7 +56,11 @@ class Host:
             else:
                 self._send("done", answer)
 
-    def on_start(self, worker: str, settings: dict[str, Any]) -> None:
+    def on_start(self, worker: str, settings: dict[str, Any], most_weights: int | None) -> None:
+        if most_weights is not None:
+            from grpo_pl.rollout.child.outline import check_size
+
+            check_size(settings["config"], settings["dtype"], most_weights)
         module, _, name = worker.partition(":")
         self._worker = getattr(importlib.import_module(module), name)(**settings)
 

@@ -35,13 +35,24 @@ class ChildProcess:
         worker: ``module:Class`` of a `grpo_pl.rollout.child.main.Worker`, imported there.
         settings: its arguments.
         environment: variables that the process gets besides those of this one.
+        most_weights: bytes; a policy with more is refused before anything is made for it.
+        should_stop: asked until it is ready; once true, the process is ended.
 
     Raises:
         EngineDied: it ended before it was ready.
+        RolloutInterrupted: ``should_stop`` turned true.
         ValueError: the worker refuses its settings.
     """
 
-    def __init__(self, worker: str, settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        worker: str,
+        settings: Mapping[str, Any],
+        environment: Mapping[str, str],
+        *,
+        most_weights: int | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
         self._pipe, theirs = Pipe()
         self._memory = SharedMemory()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
@@ -61,7 +72,7 @@ class ChildProcess:
             self, _end, os.getpid(), self._process, self._pipe, self._memory, self._output
         )
         try:
-            self.ask("start", worker, dict(settings))
+            self.ask("start", worker, dict(settings), most_weights, should_stop=_at_once(should_stop))
         except BaseException:
             self.close()
             raise
@@ -70,11 +81,12 @@ class ChildProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Gives the worker new weights, all of them.
+    def load(self, weights: Iterable[tuple[str, Tensor]], *, should_stop: Callable[[], bool] | None = None) -> None:
+        """Gives the worker new weights, all of them; once ``should_stop`` returns true, the process is ended.
 
         Raises:
             EngineDied: the process ended; what is left of ``weights`` was not read.
+            RolloutInterrupted: ``should_stop`` turned true; the same.
             ValueError, RuntimeError: the worker cannot take them. Where it fails to read what it was handed, the
                 process is ended too, and what is left of ``weights`` was not read.
         """
@@ -82,11 +94,11 @@ class ChildProcess:
             self._send("load")
             for placed in buckets(weights, self._memory, BUCKET_BYTES):
                 self._send("bucket", placed)
-                kind, value = self._answer()
+                kind, value = self._answer(should_stop=_at_once(should_stop))
                 if kind == "error":
                     raise value
             self._send("bucket", None)
-            kind, value = self._answer()
+            kind, value = self._answer(should_stop=_at_once(should_stop))
         if kind == "error":
             raise value
 
@@ -110,6 +122,10 @@ class ChildProcess:
         if kind == "error":
             raise value
         return value
+
+    def kill(self) -> None:
+        """Ends the process while another thread is asking it."""
+        self._process.kill()
 
     def close(self) -> None:
         """Ends the process."""
@@ -172,6 +188,17 @@ class ChildProcess:
         lines = _tail(self._output)
         said = "it printed nothing" if not lines else "its last lines:\n" + "\n".join(f"  {line}" for line in lines)
         return EngineDied(f"the engine's process {self.pid} ended by {how}; {said}")
+
+
+def _at_once(should_stop: Callable[[], bool] | None) -> Callable[[], bool]:
+    """For what a worker cannot be told to stop."""
+
+    def interrupt() -> bool:
+        if should_stop is not None and should_stop():
+            raise RolloutInterrupted
+        return False
+
+    return interrupt
 
 
 def _tail(output: IO[bytes]) -> list[str]:

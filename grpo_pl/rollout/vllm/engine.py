@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from grpo_pl.functional.choices import check_at_least
-from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.policy.loading import context_length
 from grpo_pl.rollout.child.engine import ChildEngine
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from grpo_pl.rollout.child.outline import Outline
 
 OURS = frozenset(
     {"model", "dtype", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "load_format", "skip_tokenizer_init"}
@@ -46,6 +43,7 @@ class VLLMEngine(ChildEngine):
     """Further arguments of vLLM's ``EngineArgs`` by its names, such as ``enforce_eager: false``."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(1, "model.engine", max_batch_rows=self.max_batch_rows)
         if self.max_tokens is not None:
             check_at_least(2, "model.engine", max_tokens=self.max_tokens)
@@ -68,24 +66,22 @@ class VLLMEngine(ChildEngine):
     def describe(self) -> str:
         return f"{type(self).__name__} in a process of its own, the policy's weights pushed {self.pushes} times"
 
-    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
-        base = unwrap(model)
-        config = base.config.to_dict() | {"architectures": [_architecture(base)]}
-        context = context_length(base.config)
+    def settings(self, policy: Outline) -> dict[str, Any]:
+        context = context_length(policy.config)
         length = self.max_tokens or context
         if length is None:
             raise ValueError("the policy's config names no context length: set model.engine.init_args.max_tokens.")
         return {
-            "config": config,
-            "dtype": self.dtype or str(model.dtype).removeprefix("torch."),
+            "config": policy.config.to_dict(),
+            "dtype": self.dtype or str(policy.dtype).removeprefix("torch."),
             "max_tokens": length,
             "context": context,
             "max_batch_rows": self.max_batch_rows,
             "kv_cache_bytes": int(self.kv_cache_gib * 2**30),
-            "engine_args": {"enforce_eager": model.device.type == "cpu", **self.engine_args},
+            "engine_args": {"enforce_eager": policy.device.type == "cpu", **self.engine_args},
         }
 
-    def environment(self, model: PreTrainedModel) -> dict[str, str]:
+    def environment(self, policy: Outline) -> dict[str, str]:
         fixed = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no grandchildren
             "VLLM_USE_V2_MODEL_RUNNER": "0",  # which takes no logits processors of others
@@ -93,15 +89,10 @@ class VLLMEngine(ChildEngine):
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         }
-        if model.device.type == "cuda":
+        if policy.device.type == "cuda":
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            index = model.device.index or 0
+            index = policy.device.index or 0
             fixed["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
         elif self.engine_args.get("enforce_eager", True):
             fixed["TORCHDYNAMO_DISABLE"] = "1"  # compiling vLLM's helpers takes longer than they do
-        return {**super().environment(model), **fixed}
-
-
-def _architecture(model: PreTrainedModel) -> str:
-    """The class that transformers knows; FSDP2 makes one of its own of it."""
-    return next(kind.__name__ for kind in type(model).__mro__ if kind.__module__.startswith("transformers."))
+        return {**super().environment(policy), **fixed}

@@ -99,8 +99,27 @@ def test_the_memory_of_vllm_is_read_from_its_configuration() -> None:
     parts.model.engine.init_args.kv_cache_gib, parts.model.engine.init_args.dtype = 3.5, "bfloat16"
     work = workload(parts, gpus=1, prompt_tokens=8)
     assert (work.engine_bytes, work.engine_weight_bytes) == (4.5 * 2**30, 2)
+    elsewhere = resolved_settings(["configs/quickstart.yaml", "configs/engine/vllm_server.yaml"])
+    work = workload(elsewhere, gpus=1, prompt_tokens=20)
+    assert (work.engine_bytes, work.engine_weight_bytes) == (0, 0)
     native = workload(resolved_settings(["configs/quickstart.yaml"]), gpus=1, prompt_tokens=8)
     assert native.engine_bytes is None
+
+
+def test_rollouts_ahead_are_in_memory_beside_the_update() -> None:
+    here = memory_plan(SHAPE, WORK)
+    memory = memory_plan(SHAPE, _with(engine_bytes=500, engine_weight_bytes=4, engine_keeps_rows=True, ahead=2))
+    assert "weights of launches" not in memory.kept
+    assert memory.rollout == here.rollout and memory.update == here.update
+    assert memory.peak == sum(map(sum, (part.values() for part in (memory.kept, here.rollout, here.update))))
+    cpu = memory_plan(SHAPE, _with(ahead=1, in_main_memory=True))
+    assert cpu.kept["weights of launches"] == 2 * (4000 + 4000)
+
+
+def test_the_pipelined_overlay_is_planned_for() -> None:
+    parts = resolved_settings(["configs/quickstart.yaml", "configs/engine/pipelined.yaml"])
+    work = workload(parts, gpus=1, prompt_tokens=8)
+    assert (work.ahead, work.engine_bytes, work.engine_keeps_rows) == (1, 2**29, True)
 
 
 # --- against measured peaks -------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("reasoning_gym")
 
-from grpo_pl.data.tasks.reasoning_gym import COLUMN, ReasoningGymPrompts, running_totals
+from grpo_pl.data.tasks.reasoning_gym import COLUMN, ReasoningGymPrompts
 from grpo_pl.rewards.sandbox.gym_entry import unpack
 
 SETTINGS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
@@ -33,11 +33,6 @@ def test_the_entry_travels_with_the_prompt() -> None:
     assert (task, settings) == ("countdown", {"min_numbers": 3, "max_numbers": 3})
     assert (entry["question"], entry["answer"]) == (prompt.question, prompt.answer)
     assert len(entry["metadata"]["numbers"]) == 3
-
-
-def test_running_totals_by_hand() -> None:
-    assert running_totals("4 + 3 - 9") == ["4+3=7", "7-9=-2"]
-    assert running_totals("-14 - 3") == ["-14-3=-17"]
 
 
 def test_demonstrations_show_the_work_in_the_share_asked_for() -> None:

@@ -126,13 +126,17 @@ def test_captured_logprobs_are_those_of_teacher_forcing(tied: Any, make_keys: An
 def test_rows_that_wait_or_are_computed_again_are_drawn_all_the_same(
     build_policy: Any, make_vllm: Any, make_keys: Any
 ) -> None:
-    """Eight rows at a time, a cache too small for them, prompts read in pieces."""
+    """Eight rows at a time, a cache too small for them, prompts read in pieces; no more tokens than it was made for."""
     model = build_policy("qwen2", num_hidden_layers=8, num_key_value_heads=2, max_position_embeddings=600)
     one_row = 8 * 2 * 2 * 32 * 4 * 640  # bytes
-    engine = make_vllm(max_batch_rows=8, kv_cache_gib=2.5 * one_row / 2**30, engine_args={"max_num_batched_tokens": 64})
+    cache = {"kv_cache_gib": 2.5 * one_row / 2**30, "engine_args": {"max_num_batched_tokens": 64}}
+    engine = make_vllm(max_batch_rows=8, max_tokens=400, **cache)
     prompts, keys = _prompts(3, length=150), make_keys(3, 4)
     ours = _generate(engine, model, prompts, keys, eos=(), length=200)
     _assert_same(ours, _generate(NativeEngine(), model, prompts, keys, eos=(), length=200))
+    with pytest.raises(ValueError, match=r"may have 401 tokens, the engine's limit is 400"):
+        _generate(engine, model, prompts, keys, length=251)
+    engine.close()
 
 
 @pytest.mark.slow
@@ -188,18 +192,16 @@ def _assert_greedy_follows_pushes(engine: Any, model: PreTrainedModel, make_keys
         engine.update_weights(model)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "qwen2",
-        pytest.param("llama", marks=pytest.mark.slow),
-        pytest.param("qwen3", marks=pytest.mark.slow),
-        pytest.param("gemma3_text", marks=pytest.mark.slow),
-        pytest.param("phi3", marks=pytest.mark.slow),
-        pytest.param("mixtral", marks=pytest.mark.slow),
-    ],
-)
-def test_every_push_arrives_whole(build_policy: Any, make_vllm: Any, make_keys: Any, family: str) -> None:
+def test_every_push_arrives_whole(tied: Any, make_keys: Any) -> None:
+    model, engine = tied
+    _assert_greedy_follows_pushes(engine, model, make_keys, PlainEngine())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "phi3", "mixtral"])
+def test_every_push_arrives_whole_in_other_families(
+    build_policy: Any, make_vllm: Any, make_keys: Any, family: str
+) -> None:
     engine = make_vllm()
     _assert_greedy_follows_pushes(engine, build_policy(family), make_keys, PlainEngine())
     engine.close()
@@ -224,6 +226,7 @@ def test_keys_and_values_of_former_weights_are_forgotten(tied: Any, make_keys: A
     _assert_same(ours, _generate(NativeEngine(), model, prompts, keys, length=8))
 
 
+@pytest.mark.slow
 def test_a_push_of_three_million_weights_takes_little_time(build_policy: Any, make_vllm: Any, make_keys: Any) -> None:
     shape = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 8}
     model = build_policy("qwen2", **shape, num_key_value_heads=8)
@@ -286,15 +289,6 @@ def test_rows_take_what_the_context_holds(tied: Any, make_keys: Any) -> None:
     assert torch.equal(ours.completion_ids[1:], alone.completion_ids)
 
 
-def test_more_tokens_than_the_engine_was_made_for_are_refused(
-    build_policy: Any, make_vllm: Any, make_keys: Any
-) -> None:
-    engine = make_vllm(max_tokens=64)
-    with pytest.raises(ValueError, match=r"may have 73 tokens, the engine's limit is 64"):
-        _generate(engine, build_policy("qwen2"), _prompts(1), make_keys(1, 1))
-    engine.close()
-
-
 def test_weights_that_are_not_finite_are_told(build_policy: Any, tied: Any, make_keys: Any) -> None:
     model, engine = build_policy("qwen2"), tied[1]
     with torch.no_grad():
@@ -315,6 +309,7 @@ def test_a_policy_that_vllm_has_no_kernel_for_is_refused_in_one_line(
     engine.close()
 
 
+@pytest.mark.slow
 def test_an_argument_that_vllm_does_not_know_is_refused(build_policy: Any, make_vllm: Any, make_keys: Any) -> None:
     engine = make_vllm(engine_args={"enforce_eagre": True})
     with pytest.raises(ValueError, match=r"no argument 'enforce_eagre'; did you mean enforce_eager\?"):

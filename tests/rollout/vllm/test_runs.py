@@ -83,6 +83,28 @@ def test_a_resumed_run_pushes_the_weights_of_its_checkpoint(
 
 
 @pytest.mark.slow
+def test_rollouts_ahead_are_the_native_ones_and_go_on_from_a_checkpoint(
+    command_line: Any, read_metrics: ReadMetrics
+) -> None:
+    native = _fit(command_line, "native_ahead", data__staleness=1)
+    ours = _fit(command_line, "vllm_ahead", data__staleness=1, model__engine=ENGINE)
+    rows = [_without_proof(read_metrics(run / "metrics.csv")) for run in (ours, native)]
+    differences = [row.pop("sampling/sampling_logp_difference/mean", "0") for run in rows for row in run]
+    assert max(map(float, differences)) > 1e-3  # between two updates, so rounding is a larger share of it
+    _assert_alike(*rows)
+    assert [row["sampling/staleness"] for row in rows[0] if "reward" in row] == ["0.0", "1.0", "1.0"]
+    assert max(_errors(ours)) < 1e-5
+    checkpoint = ours / "checkpoints/rollout-000001.ckpt"
+    resumed = command_line("fit", f"--config={ours / 'config.yaml'}", f"--ckpt_path={checkpoint}", "--name=go_on")
+    assert resumed.status == 0, resumed.err
+    whole, again = (
+        [row for row in read_metrics(run / "metrics.csv") if row["step"] in ("2", "3")]
+        for run in (ours, command_line.runs / "go_on")
+    )
+    assert again == whole
+
+
+@pytest.mark.slow
 def test_adapters_train_on_vllm_as_they_do_natively(command_line: Any, read_metrics: ReadMetrics) -> None:
     runs = [
         _fit(command_line, name, **changes, model__policy__lora={"rank": 4})

@@ -1,0 +1,77 @@
+"""``NativeChildEngine``: the native engine in a child process, so that a rollout can be drawn beside an update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from grpo_pl.functional.choices import check_at_least
+from grpo_pl.policy.library_internals import tied_names
+from grpo_pl.rollout.child.engine import ChildEngine
+from grpo_pl.rollout.child.outline import Outline
+from grpo_pl.rollout.engine import ProgressFn
+from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.types import Rollout
+
+
+@dataclass(kw_only=True)
+class NativeChildEngine(ChildEngine):
+    """`NativeEngine` in a process of its own on the policy's device: the same samples, to the bit where both compute
+    with one number of threads. Any model of transformers will do; those outside the Llama family run on ``generate``.
+    """
+
+    worker: ClassVar[str] = "grpo_pl.rollout.native.child:NativeWorker"
+    max_batch_rows: int = 0
+    """Most completions decoded at once; 0 takes all of them."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Type of the engine's weights and computation; null takes the policy's."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(0, "model.engine", max_batch_rows=self.max_batch_rows)
+
+    @property
+    def memory_bytes(self) -> int:  # type: ignore[override]
+        """The process with its libraries, measured; keys and values of a rollout come on top while it is drawn."""
+        return 2**29
+
+    def describe(self) -> str:
+        return f"{type(self).__name__} in a process of its own, the policy's weights pushed {self.pushes} times"
+
+    def settings(self, policy: Outline) -> dict[str, Any]:
+        return {
+            "config": policy.config.to_dict(),
+            "dtype": self.dtype or str(policy.dtype).removeprefix("torch."),
+            "device": str(policy.device),
+            "max_batch_rows": self.max_batch_rows,
+        }
+
+
+class NativeWorker:
+    """A model of the policy's architecture, and the native engine that reads it."""
+
+    def __init__(self, *, config: dict[str, Any], dtype: str, device: str, max_batch_rows: int) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        self._settings = {"config": AutoConfig.for_model(**config), "dtype": getattr(torch, dtype)}
+        self._device = torch.device(device)
+        self.model = AutoModelForCausalLM.from_config(**self._settings, trust_remote_code=False).to(self._device)
+        self._engine = NativeEngine(max_batch_rows=max_batch_rows)
+
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        whole = dict(weights)
+        missing = self.model.state_dict().keys() - whole.keys() - tied_names(self.model)
+        if missing:  # a model that keeps fused what its checkpoints hold apart
+            loaded = type(self.model).from_pretrained(None, **self._settings, state_dict=whole, trust_remote_code=False)
+            self.model = loaded.to(self._device)
+        else:
+            self.model.load_state_dict(whole, strict=False)
+
+    def generate(self, *, progress: ProgressFn, should_stop: Callable[[], bool], **request: Any) -> Rollout:
+        rollout = self._engine.generate(self.model, progress=progress, should_stop=should_stop, **request)
+        tensors: dict[str, Any] = {name: value.cpu() for name, value in vars(rollout).items() if torch.is_tensor(value)}
+        return replace(rollout, **tensors)

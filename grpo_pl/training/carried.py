@@ -1,0 +1,170 @@
+"""``CarriedRollouts``: long completions go on in the next step, and their groups wait until they are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from grpo_pl.distributed.collective import Collective
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.rollout.partial import PartialCompletion, PartialGroup, Place, begun, grown
+from grpo_pl.training.plain_samples import check_plain, plain_problem
+from grpo_pl.types import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialRollouts:
+    """How far completions grow before the policy is updated; newer weights draw the rest of a longer one.
+
+    Every step brings prompts and trains on as many groups, those that were whole first. The last steps bring none, so
+    that no completion is lost at the end.
+    """
+
+    part_length: int
+    """Most tokens that a completion gets at a time."""
+    steps_in_flight: int = 2
+    """Steps whose prompts are open at once; 1 waits for all groups of a step, as without parts."""
+
+    def __post_init__(self) -> None:
+        for name in ("part_length", "steps_in_flight"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.partial_rollouts.{name} must be at least 1, got {getattr(self, name)}.")
+
+
+def check_partial(algorithm: GRPOAlgorithm, *, has_environment: bool, staleness: int) -> None:
+    """Refuses what partial rollouts do not go with.
+
+    Raises:
+        ValueError: which field to change.
+    """
+    others = {
+        "model.environment": has_environment,
+        "model.algorithm.dynamic_sampling": algorithm.dynamic_sampling,
+        "data.staleness": staleness > 0,
+    }
+    for name, there in others.items():
+        if there:
+            raise ValueError(f"model.partial_rollouts does not go with {name}: leave out one of the two.")
+
+
+Grow = Callable[[list[PartialGroup]], dict[Place, PartialCompletion]]
+"""What is drawn of this rank's groups, as `PartialSampler.grow`; all ranks call it, some perhaps with no group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advanced:
+    """This rank's groups of a step."""
+
+    whole: list[PartialGroup]
+    """Those to train on."""
+    drawn: list[PartialGroup]
+    """Those of which something was drawn, here and now."""
+
+
+@dataclass(kw_only=True)
+class CarriedRollouts:
+    """The groups that are open between two steps, the oldest first, the same on every rank."""
+
+    settings: PartialRollouts
+    groups: list[PartialGroup] = field(default_factory=list)
+    opened: int = 0
+    """Steps whose prompts have been asked so far."""
+    _next: tuple[list[PartialGroup], int] | None = None
+
+    def advance(
+        self,
+        step: int,
+        steps: int,
+        *,
+        wanted: int,
+        prompts_of: Callable[[int], Sequence[Problem]],
+        group_size: int,
+        grow: Grow,
+        collective: Collective,
+        device: torch.device | None = None,
+    ) -> Advanced:
+        """Lets every open completion grow, until enough groups are whole; those left are kept once `commit` is called.
+
+        Args:
+            step: the rollout step, from 0.
+            steps: rollouts of the whole run.
+            wanted: groups of a step over all ranks.
+            prompts_of: this rank's prompts of a step.
+            device: on which ranks exchange numbers.
+
+        Raises:
+            ValueError: a problem that no checkpoint may hold.
+        """
+        groups, opened = list(self.groups), max(self.opened, step)
+        while opened < min(step + self.settings.steps_in_flight, steps) or len(groups) < wanted:
+            prompts = prompts_of(opened)
+            collective.interruptible(partial(check_plain, prompts), device or torch.device("cpu"))
+            mine = begun(prompts, step=opened, attempt=0, group_size=group_size)
+            groups += [group for part in collective.gather_objects(mine) for group in part]
+            opened += 1
+        drawn: set[int] = set()
+        growing = True
+        while growing:
+            open_ = [i for i, group in enumerate(groups) if not group.whole]
+            here = open_[collective.rank :: collective.world]
+            drawn.update(here)
+            parts = {(here[i], row): part for (i, row), part in grow([groups[i] for i in here]).items()}
+            everything = {place: part for parts in collective.gather_objects(parts) for place, part in parts.items()}
+            groups = grown(groups, everything)
+            growing = sum(group.whole for group in groups) < wanted
+        chosen = [i for i, group in enumerate(groups) if group.whole][:wanted]
+        self._next = [group for i, group in enumerate(groups) if i not in set(chosen)], opened
+        share = wanted // collective.world
+        mine = [groups[i] for i in chosen[collective.rank * share : (collective.rank + 1) * share]]
+        return Advanced(whole=mine, drawn=[groups[i] for i in sorted(drawn)])
+
+    @property
+    def waiting(self) -> int:
+        """Completions of which the step just made has left something to draw."""
+        groups = self.groups if self._next is None else self._next[0]
+        return sum(row.finish_reason is None for group in groups for row in group.completions)
+
+    def commit(self) -> None:
+        """The step is done: what it left waits for the next one."""
+        if self._next is not None:
+            (self.groups, self.opened), self._next = self._next, None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"groups": [_group_state(group) for group in self.groups], "opened": self.opened}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, group_size: int, longest: int) -> None:
+        """Takes back what `state_dict` gave; completions that are longer than allowed by now end there.
+
+        Raises:
+            ValueError: the groups have another size.
+        """
+        groups = [_group_from_state(group) for group in state["groups"]]
+        if groups and len(groups[0].completions) != group_size:
+            raise ValueError(
+                f"the checkpoint carries groups of {len(groups[0].completions)} completions that are not finished, and "
+                f"model.algorithm.group_size is {group_size}: resume with the former, or begin a run of another --name."
+            )
+        self.groups = [
+            replace(group, completions=tuple(_within(row, longest) for row in group.completions)) for group in groups
+        ]
+        self.opened = state["opened"]
+
+
+def _within(row: PartialCompletion, longest: int) -> PartialCompletion:
+    return row if row.finish_reason or len(row.tokens) < longest else row.first(longest, "length")
+
+
+def _group_state(group: PartialGroup) -> dict[str, Any]:
+    prompt = plain_problem(group.prompt)
+    rows = [dict(vars(row)) for row in group.completions]
+    return {"prompt": prompt, "step": group.step, "attempt": group.attempt, "completions": rows}
+
+
+def _group_from_state(state: Mapping[str, Any]) -> PartialGroup:
+    rows = tuple(PartialCompletion(**row) for row in state["completions"])
+    prompt = Problem(**state["prompt"])
+    return PartialGroup(prompt=prompt, step=state["step"], attempt=state["attempt"], completions=rows)

@@ -1,0 +1,201 @@
+"""Values of the fields that nobody has set, derived from what is known before a run starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+
+from grpo_pl.data.demonstrations import read_demonstrations
+from grpo_pl.policy.loading import context_length, load_model, load_tokenizer
+from grpo_pl.policy.tokenizer import FROM_DATA
+
+if TYPE_CHECKING:
+    from grpo_pl.data.datamodule import RolloutDataModule
+    from grpo_pl.policy.loading import PolicyConfig
+    from grpo_pl.training.cold_start import ColdStart
+    from grpo_pl.training.optimization import Optimization
+
+COMPLETIONS = 256
+"""Completions of a rollout, P · G."""
+Kind = Literal["from scratch", "trained before", "adapters"]
+
+
+class Derived(NamedTuple):
+    """A value that was derived, and from what."""
+
+    field: str
+    """Dotted name, such as ``model.optimization.lr``."""
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known of a run before it starts."""
+
+    parameters: int
+    """Of the policy, without adapters."""
+    kind: Kind
+    """How the policy begins, and which of its weights are trained."""
+    rollouts: int
+    """``data.steps``."""
+    group_size: int
+    tokens: int
+    """Of the longest completion; of an episode, with its observations."""
+    problems: int | None = None
+    """Training problems; None where they are made up without end."""
+    demonstrations: int | None = None
+    """In the file of the cold start; None where the source makes them up."""
+
+    @property
+    def size(self) -> str:
+        """The policy in words."""
+        scale, unit = (10**9, "B") if self.parameters >= 10**9 else (10**6, "M")
+        return f"{self.parameters / scale:.3g}{unit} parameters, {self.kind}"
+
+
+def peak_rate(parameters: int, kind: Kind) -> float:
+    """Peak learning rate of the updates after rollouts.
+
+    - from scratch: 4·10⁻⁴ · (10⁵ / n)^¼, at most 4·10⁻⁴. With the depth fixed, n grows with the square of the width, so
+      the rate falls with the square root of the width.
+    - trained before: 10⁻⁶ · (5·10⁸ / n)^0.85, not below 10⁻⁶, the customary rate for 0.5B parameters and more, and at
+      most half of that from scratch.
+    - adapters: ten times that of all weights (Schulman et al. 2025, "LoRA Without Regret").
+
+    That from scratch is below most of the shipped configurations, 2·10⁻⁴ to 3·10⁻³, which were chosen by hand for
+    policies that are right more often: where one answer in thirteen is right (number_sorting of reasoning-gym,
+    n = 1.1·10⁵), 10⁻³ unlearns the task within ten rollouts. docs/tuning.md has the runs, and
+    ``benchmarks/defaults.py`` sweeps around the rates.
+    """
+    scratch = min(4e-4, 4e-4 * (1e5 / parameters) ** 0.25)
+    if kind == "from scratch":
+        return _rounded(scratch)
+    full = min(max(1e-6, 1e-6 * (5e8 / parameters) ** 0.85), scratch / 2)
+    return _rounded(full if kind == "trained before" else 10.0 * full)
+
+
+def demonstration_rate(parameters: int, kind: Kind) -> float:
+    """Peak learning rate of the cold start, which trains all weights.
+
+    - from scratch: 3·10⁻³ · (6·10⁵ / n)^¼, at most 3·10⁻³.
+    - else: ten times the rate of its updates, at most that from scratch; 10⁻⁵ for 0.5B parameters.
+    """
+    scratch = min(3e-3, 3e-3 * (6e5 / parameters) ** 0.25)
+    return _rounded(scratch if kind == "from scratch" else min(scratch, 10.0 * peak_rate(parameters, "trained before")))
+
+
+def demonstration_steps(kind: Kind, tokens: int, demonstrations: int | None, batch_size: int) -> int:
+    """Steps of the cold start.
+
+    - from scratch: 192,000 / T for completions of up to T tokens, within 1,000 … 1,500: a step on long completions
+      shows more, and takes longer. Of a file of demonstrations 40 passes at most.
+    - else: 200, and of a file 3 passes at most.
+    """
+    most, passes = (min(1500, max(1000, 192_000 // tokens)), 40) if kind == "from scratch" else (200, 3)
+    return most if demonstrations is None else min(most, max(1, math.ceil(passes * demonstrations / batch_size)))
+
+
+def warm_up(rollouts: int) -> int:
+    """Rollouts of the rise to the peak rate: one in twenty, at most 10."""
+    return min(10, rollouts // 20)
+
+
+def prompts_of_a_step(group_size: int, problems: int | None) -> int:
+    """256 / G, so that a rollout has 256 completions, and no more than there are problems."""
+    wanted = max(1, COMPLETIONS // group_size)
+    return wanted if problems is None else max(1, min(wanted, problems))
+
+
+def derive(known: Known, unset: Sequence[str]) -> list[Derived]:
+    """The rules of this file, applied to the fields of ``unset``."""
+    return [each for each in _everything(known) if each.field in unset]
+
+
+def _everything(known: Known) -> list[Derived]:
+    scratch = known.kind == "from scratch"
+    batch = 32 if scratch else 16
+    shown = "demonstrations without end" if known.demonstrations is None else f"{known.demonstrations} demonstrations"
+    found = "problems without end" if known.problems is None else f"{known.problems} problems"
+    start = "from scratch" if scratch else "trained before"
+    return [
+        Derived("model.optimization.lr", peak_rate(known.parameters, known.kind), known.size),
+        Derived("model.optimization.warmup_rollouts", warm_up(known.rollouts), f"{known.rollouts} rollouts"),
+        Derived("model.optimization.schedule", "cosine" if scratch else "constant", start),
+        Derived("model.cold_start.lr", demonstration_rate(known.parameters, known.kind), known.size),
+        Derived("model.cold_start.batch_size", batch, start),
+        Derived(
+            "model.cold_start.steps",
+            demonstration_steps(known.kind, known.tokens, known.demonstrations, batch),
+            f"completions of up to {known.tokens} tokens, {shown}, {start}",
+        ),
+        Derived(
+            "data.prompts_per_step",
+            prompts_of_a_step(known.group_size, known.problems),
+            f"groups of {known.group_size}, {found}",
+        ),
+    ]
+
+
+def look_at(
+    policy: PolicyConfig,
+    group_size: int,
+    longest_action: int,
+    cold_start: ColdStart | None,
+    data: RolloutDataModule,
+    *,
+    episodes: bool,
+) -> Known:
+    """What is known of a run; counts parameters without loading weights, and reads files of problems."""
+    counted = replace(policy, lora=None, characters=None if policy.characters == FROM_DATA else policy.characters)
+    with torch.device("meta"):
+        model = load_model(counted, load_tokenizer(counted), weights=False)
+    file = None if cold_start is None else cold_start.demonstrations
+    lists = [leaf.problems("train") for leaf in data.source.leaves().values()]
+    return Known(
+        parameters=sum(weight.numel() for weight in model.parameters()),
+        kind="from scratch" if policy.path is None else "trained before" if policy.lora is None else "adapters",
+        rollouts=data.steps,
+        group_size=group_size,
+        tokens=(context_length(model.config) if episodes else None) or longest_action,
+        problems=None if any(rows is None for rows in lists) else sum(len(rows) for rows in lists if rows is not None),
+        demonstrations=None if file is None else len(read_demonstrations(file)),
+    )
+
+
+def unset_fields(optimization: Optimization, cold_start: ColdStart | None, data: RolloutDataModule) -> list[str]:
+    """Dotted names of the fields of a run that are to be derived: those that are null."""
+    parts: dict[str, Any] = {"model.optimization": optimization, "model.cold_start": cold_start, "data": data}
+    return [
+        f"{place}.{name}"
+        for place, names in FIELDS.items()
+        for name in names
+        if parts[place] is not None and getattr(parts[place], name) is None
+    ]
+
+
+FIELDS: dict[str, Sequence[str]] = {
+    "model.optimization": ("lr", "warmup_rollouts", "schedule"),
+    "model.cold_start": ("lr", "batch_size", "steps"),
+    "data": ("prompts_per_step",),
+}
+"""Where a field may be null, to be derived."""
+
+
+def table(found: Sequence[Derived]) -> str:
+    """One line a value: the field, the value, and what it was derived from."""
+    rows = [(each.field, f"{each.value:g}" if isinstance(each.value, float) else str(each.value)) for each in found]
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    lines = [
+        f"  {name:<{first}}  {value:>{second}}  {each.why}" for (name, value), each in zip(rows, found, strict=True)
+    ]
+    return "\n".join(["Nobody set these fields, so they were derived (docs/tuning.md):", *lines])
+
+
+def _rounded(rate: float) -> float:
+    """To two digits, as one would write it."""
+    return float(f"{rate:.1e}")

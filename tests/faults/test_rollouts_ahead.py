@@ -1,0 +1,83 @@
+"""Runs with rollouts under way are stopped and killed, and come to the end of one that is not."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from grpo_pl.files.checkpoints import newest_whole, rollouts_of
+from grpo_pl.training import pipeline
+
+
+def _sigterm_after(process: Any, run: Any, steps: int) -> None:
+    metrics = run.run / "metrics.csv"
+    while (
+        not metrics.exists() or len(metrics.read_text().splitlines()) < 2 + steps
+    ):  # names, and rollout 0's validation
+        assert process.is_alive(), run.log
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(60)
+    assert process.exitcode == 143, run.log
+
+
+@pytest.mark.parametrize("steps", [3, pytest.param(2, marks=pytest.mark.slow)])
+def test_sigterm_finishes_and_stores_what_is_under_way(
+    ahead: Any, death: Callable[..., Any], assert_same_end: Callable[[Any], None], steps: int
+) -> None:
+    """In the middle of a rollout; after three, of a validation. The resumed run repeats that before its first step, and
+    writes the checkpoint again, which must hold the rollouts still."""
+    never = ("--checkpoint.every_n_rollouts=100", "--checkpoint.keep_best=0")
+    _sigterm_after(ahead.start("--resume", *never), ahead, steps)
+    checkpoint = newest_whole(ahead.run / "checkpoints", warn=pytest.fail)
+    assert checkpoint is not None and steps <= rollouts_of(checkpoint) < 6
+    if steps == 3:
+        assert ahead.fit("--resume", death=death("reward", 1)) == -signal.SIGKILL, ahead.log
+    assert ahead.fit("--resume") == 0, ahead.log
+    assert_same_end(ahead)
+
+
+@pytest.mark.slow
+def test_what_takes_too_long_after_sigterm_is_in_no_checkpoint(
+    ahead: Any, assert_same_end: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "FINISH_WITHIN_S", 0.1)
+    process = ahead.start("--resume", "--model.engine.init_args.pause_s=0.1")
+    _sigterm_after(process, ahead, 1)
+    assert newest_whole(ahead.run / "checkpoints", warn=pytest.fail) is None
+    assert ahead.fit("--resume") == 0, ahead.log
+    assert_same_end(ahead)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("config", ["ahead", pytest.param("ahead_on_vllm", marks=pytest.mark.vllm)])
+def test_twenty_deaths_with_rollouts_under_way_leave_no_trace(
+    ahead: Any, assert_same_end: Callable[[Any], None], config: str
+) -> None:
+    """Kills by the clock, wherever it finds the process; it starts anew when it comes to the end."""
+    ahead = replace(ahead, config=ahead.config.with_name(f"{config}.yaml"))
+    rng = random.Random(0)
+    begun = time.monotonic()
+    assert replace(ahead, folder=ahead.folder.with_name("measured")).fit() == 0
+    whole = time.monotonic() - begun
+    killed = ended = 0
+    while killed < 20:
+        process = ahead.start("--resume")
+        process.join(rng.uniform(0.2, 0.8) * whole)
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            killed += 1
+        else:
+            assert process.exitcode == 0, ahead.log
+            assert_same_end(ahead)
+            ended += 1
+            ahead.run.rename(ahead.run.with_name(f"ended{ended}"))
+    assert ahead.fit("--resume") == 0, ahead.log
+    assert_same_end(ahead)
