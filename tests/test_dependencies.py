@@ -18,7 +18,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OWN = {"grpo_pl", "serve"}
 LOADED_BY_OTHERS = {
     "httptools": "uvicorn.protocols.http.httptools_impl, of which serve/protocol.py is a subclass",
-    "safetensors": "save_pretrained and from_pretrained, which write and read nothing else here",
     "tensorboard": "Lightning's TensorBoardLogger",
 }
 """Declared, though no line of ours imports it -> what does."""
@@ -52,6 +51,7 @@ def _imported(folder: str) -> dict[str, set[str]]:
 
 
 EXTRA_OF = {
+    "grpo_pl/cli/scaffold/worlds.py": "environments",
     "grpo_pl/environments/gymnasium_ids.py": "environments",
     "grpo_pl/environments/textarena_games.py": "environments",
     "grpo_pl/rewards/judge.py": "judge",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
@@ -33,8 +34,16 @@ def choices(module: GRPOModule) -> str:
     how = "configured" if budget.configured is not None else "found"
     weights = next(policy.parameters())
     way = forward_mode(policy) if was_tried(policy) else "untried"
+    staleness = module.trainer.datamodule.staleness  # type: ignore[attr-defined]
+    ahead = (
+        f"rollouts {staleness} updates old, corrected by {module.algorithm.mismatch}, drawn with "
+        f"{getattr(module.engine, 'threads', None)} threads beside {torch.get_num_threads()} of the updates; "
+    )
+    in_parts = f"completions over several steps, corrected by {module.algorithm.mismatch}; "
     return (
-        f"chosen: {module.engine.describe()}; log-probabilities scored in the {way} way; "
+        f"chosen: {module.engine.describe()}; {ahead if staleness else ''}"
+        f"{in_parts if module.draws_in_parts else ''}"
+        f"log-probabilities scored in the {way} way; "
         f"micro-batch of {budget.tokens} tokens ({how}); weights {str(weights.dtype).removeprefix('torch.')} on "
         f"{weights.device}, precision {module.trainer.precision}, processes {module.trainer.world_size}."
     )

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import Logger
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.callbacks.choices import TellChoices
 from grpo_pl.callbacks.completions import CompletionsLog
+from grpo_pl.callbacks.doctor.callback import Doctor
 from grpo_pl.callbacks.export import ExportPolicy
 from grpo_pl.callbacks.metrics_csv import EventFiles, MetricsCSV
 from grpo_pl.callbacks.progress import StageProgress
@@ -96,6 +97,7 @@ def run_callbacks(folder: RunFolder, next_command: str | None = None) -> list[Ca
         StopOnSignal(),
         TellChoices(),
         SignalWatch(),
+        Doctor(),
         ValidateAtBothEnds(),
         ExportPolicy(folder.export),
         WriteReport(folder),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import keyword
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 import grpo_pl
 from grpo_pl.cli.commands import TRAINER_VERBS, VERBS
 from grpo_pl.cli.given import gather
+from grpo_pl.cli.help_page import split_help
 from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR, Parser, explain
 from grpo_pl.config.objects import ConfigError
 from grpo_pl.config.shipped import with_shipped_configs
@@ -32,7 +34,8 @@ TERMINATED = 143
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit status: 0, 1 (a mistake or a failed run), 2 (usage), 130 (Ctrl-C)."""
+    """Runs the command line and returns its exit status: 0, 1 (a mistake, a failed run, findings), 2 (usage; no
+    diagnosis), 130 (Ctrl-C)."""
     verb, *rest = list(sys.argv[1:] if args is None else args) or ["--help"]
     if verb in ("-h", "--help"):
         print(overview())
@@ -59,7 +62,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if os.environ.get(DEBUG) or not _is_for_users(error):
             raise
         print(f"grpo-pl {verb}: error: {_one_line(error)}", file=sys.stderr)
-        return 1
+        return USAGE_ERROR if verb == "doctor" else 1  # whose 1 stands for findings
 
 
 def overview() -> str:
@@ -86,12 +89,15 @@ Start with: grpo-pl fit --config configs/quickstart.yaml"""
 
 def _train(verb: str, args: list[str]) -> int:
     end_with_launcher()
+    from grpo_pl.cli.doctor import DoctorCLI
     from grpo_pl.cli.trainer import GRPOCLI
     from grpo_pl.policy.quiet import quiet_libraries
     from grpo_pl.rollout.engine import RolloutInterrupted
 
     quiet_libraries()
     try:
+        if verb == "doctor":
+            return DoctorCLI([verb, *args]).status
         GRPOCLI([verb, *args])
     except RolloutInterrupted as stop:
         by_hand = stop.signal == signal.SIGINT
@@ -105,6 +111,7 @@ def _train(verb: str, args: list[str]) -> int:
 
 
 def _command(verb: str, args: list[str]) -> int:
+    args, _ = split_help(args)  # its page is short: `--help all` is the same
     function = getattr(importlib.import_module(f"grpo_pl.cli.commands.{verb}"), verb)
     description = re.split(r"\n(?:Args|Returns|Raises):", inspect.getdoc(function) or "")[0]
     parser = Parser(prog=f"grpo-pl {verb}", description=description)
@@ -118,8 +125,8 @@ def _command(verb: str, args: list[str]) -> int:
 
 
 def _python_names(args: list[str], switches: set[str]) -> list[str]:
-    """``--max-batch-size=8`` as ``--max_batch_size=8`` and ``-n`` as ``--n``: options are named after arguments. One of
-    ``switches`` that is given no value is true."""
+    """``--max-batch-size=8`` as ``--max_batch_size=8``, ``-n`` as ``--n`` and ``--from`` as ``--from_``: options are
+    named after arguments. One of ``switches`` that is given no value is true."""
     named = []
     for arg, after in zip(args, [*args[1:], "-"], strict=False):
         flag, equals, value = arg.partition("=")
@@ -127,6 +134,7 @@ def _python_names(args: list[str], switches: set[str]) -> list[str]:
             flag = "--help" if flag == "-h" else f"-{flag}"
         elif flag.startswith("--"):
             flag = "--" + flag[2:].replace("-", "_")
+            flag += "_" * keyword.iskeyword(flag[2:])
         if flag[2:] in switches and not equals and after.startswith("-"):
             equals, value = "=", "true"
         named.append(flag + equals + value)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -27,36 +27,36 @@ from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.rollout.episodes import episodes_fit
 from grpo_pl.training.cold_start import MADE_UP, ColdStart, cache_root
+from grpo_pl.training.defaults import table
 from grpo_pl.training.module import GRPOModule
+from grpo_pl.training.plain_samples import check_plain
 from grpo_pl.training.vocabulary import check_vocabulary, first_prompts
 from grpo_pl.types import Problem
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SPLITS: tuple[Literal["train", "val"], ...] = ("train", "val")
 
 
 def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str], None]) -> None:
-    """Loads tokenizer, model config and prompts; leaves out problems that cannot be trained on, and says so.
+    """Loads tokenizer, model config and prompts; leaves out problems that cannot be trained on, and derives the fields
+    that are null; says so.
 
     Raises:
         ValueError: a model or data set that cannot be loaded, too few problems, none that fits the context, characters
             that the vocabulary lacks, held-out problems that are trained on or demonstrated, or an engine that is not
             installed.
     """
+    module.prepare_staleness(data.staleness)
     module.engine.check()
+    derived = module.derive_defaults(data)
     tokenizer = load_tokenizer(module.policy_config)
     StopStrings.of(module.sampling, tokenizer, module.template.prefill)  # refuses those that no text can hold
     unknown = next((token for token in module.sampling.stop_token_ids if token >= len(tokenizer)), None)
     if unknown is not None:
         raise ValueError(f"sampling.stop_token_ids: there is no token {unknown}, only 0 … {len(tokenizer) - 1}.")
-    limits = (context_length(model_config(module.policy_config, tokenizer)), module.engine.max_tokens)
-    context = min((limit for limit in limits if limit is not None), default=None)
-    dialogue, fits = Dialogue(template=module.template, tokenizer=tokenizer, plain=module.episodes.plain_turns), None
-    if module.pool is not None:
-        module.pool.start()
-        dialogue = replace(dialogue, tools=module.pool.environment.tool_schemas)
-        fits = episodes_fit(dialogue, module.pool.environment, module.episodes, context or 1 << 30)
-    elif context is not None:
-        fits = Fits(dialogue.prompt_ids, context=context, length=module.sampling.max_completion_length)
+    dialogue, fits, context = room_for_prompts(module, tokenizer)
     judge = module.rewards[correctness_index(module.rewards)]
     for source in (data.source, *data.validation_sets.values()):
         for name, leaf in source.leaves().items():
@@ -64,8 +64,10 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
             _check_need_of_golds(leaf, name, module.rewards)
             _check_source(leaf, f"{name}: " if name else "", fits, own, say)
     check_vocabulary(module.policy_config, module.template, tokenizer, data, module.cold_start, say)
-    first = data.source.prompts(0, count=data.prompts_per_step)
+    first = data.source.prompts(0, count=data.prompt_count)
     check_distinct(first, "the first rollout")
+    if data.staleness > 0 or module.draws_in_parts:
+        check_plain(first)
     if module.pool is not None and fits is not None:
         _check_columns(module.pool.environment, first)
         leave_no_room(first, len(first), fits, lambda _: None, split="first ")  # refuses, where none does
@@ -75,6 +77,24 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
     _check_splits(data, say)
     if module.cold_start is not None and not data.allow_overlap:
         _check_demonstrations(module.cold_start, data, say)
+    if derived:
+        say(table(derived))
+
+
+def room_for_prompts(
+    module: GRPOModule, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Dialogue, Fits | None, int | None]:
+    """How prompts become tokens, which of them leave room for a completion, and the most tokens of both together."""
+    limits = (context_length(model_config(module.policy_config, tokenizer)), module.engine.max_tokens)
+    context = min((limit for limit in limits if limit is not None), default=None)
+    dialogue, fits = Dialogue(template=module.template, tokenizer=tokenizer, plain=module.episodes.plain_turns), None
+    if module.pool is not None:
+        module.pool.start()
+        dialogue = replace(dialogue, tools=module.pool.environment.tool_schemas)
+        fits = episodes_fit(dialogue, module.pool.environment, module.episodes, context or 1 << 30)
+    elif context is not None:
+        fits = Fits(dialogue.prompt_ids, context=context, length=module.sampling.max_completion_length)
+    return dialogue, fits, context
 
 
 def check_trainer(settings: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 
@@ -31,6 +32,7 @@ from grpo_pl.callbacks.run_folder import (
 from grpo_pl.callbacks.samples import SampleTable
 from grpo_pl.callbacks.watch import RewardWatch
 from grpo_pl.cli.commands import TRAINER_VERBS
+from grpo_pl.cli.help_page import ALL, USAGE, check_part, is_in, short_page, split_help
 from grpo_pl.cli.preflight import check_monitor, check_start, check_trainer
 from grpo_pl.cli.resuming import check_resume
 from grpo_pl.config.jsonargparse_adapter import Parser, subclasses_allowed
@@ -41,18 +43,34 @@ from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.files.runs import OpenRun, RunFolder, newest_run_folder
 from grpo_pl.policy.tokenizer import FROM_DATA
+from grpo_pl.training.defaults import Derived, table, unset_fields
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.vocabulary import with_collected_characters
 
 
 class TrainerParser(Parser, LightningArgumentParser):
-    """Lightning's parser, whose errors are one line."""
+    """Lightning's parser, whose errors are one line, and whose help is one screen unless more is asked for."""
+
+    help_about = ALL
+
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
+        defaults = {action.dest: action.default for action in self._actions}
+        if not self.help_about:
+            return short_page(str(self.usage), str(self.description), defaults)
+        if self.help_about != ALL:
+            check_part(self.help_about, defaults)
+            for group in self._action_groups:
+                group._group_actions = [a for a in group._group_actions if is_in(a.dest, self.help_about)]
+        return super().format_help(*args, **kwargs)
 
 
 class GRPOCLI(LightningCLI):
     """``fit`` and ``validate``; every ``fit`` gets a run folder."""
 
+    trainer_kind: type[Trainer] = Trainer
+
     def __init__(self, args: list[str]) -> None:
+        args, self._help_about = split_help(args)
         self.verb, *_ = args
         self.run: OpenRun | None = None
         self._others: list[Logger] = []
@@ -64,6 +82,7 @@ class GRPOCLI(LightningCLI):
             super().__init__(
                 GRPOModule,
                 RolloutDataModule,
+                trainer_class=self.trainer_kind,
                 args=args,
                 save_config_callback=None,  # written into the run folder by `fit`
                 trainer_defaults=TRAINER_DEFAULTS,
@@ -79,6 +98,7 @@ class GRPOCLI(LightningCLI):
         skipped = {
             "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"},
             "validate": {"model", "dataloaders", "datamodule", "weights_only", "verbose"},
+            "doctor": {"model", "datamodule", "weights_only"},
         }
         return {self.verb: skipped[self.verb]}
 
@@ -104,6 +124,8 @@ class GRPOCLI(LightningCLI):
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         self._order_help(parser, subcommand)
+        assert isinstance(parser, TrainerParser)
+        parser.help_about = self._help_about
         if subcommand == "validate":
             parser.add_argument(
                 "--output", type=Path | None, default=None, help="JSON file for the metrics, problem by problem."
@@ -119,7 +141,7 @@ class GRPOCLI(LightningCLI):
     @staticmethod
     def _order_help(parser: LightningArgumentParser, subcommand: str) -> None:
         """On the help page, what a run is about comes before the forty options of the Trainer."""
-        parser.usage = f"grpo-pl {subcommand} --config FILE [--config OVERLAY …] [--OPTION VALUE …]"
+        parser.usage = USAGE.format(verb=subcommand)
         parser.description = TRAINER_VERBS[subcommand]
         trainer = (parser.groups or {})["trainer"]
         trainer.title = "Lightning's Trainer"
@@ -170,6 +192,7 @@ class GRPOCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer = self._built.trainer
         check_trainer(trainer)
+        derived = self._derive_defaults()
         self._resolve_characters()
         if self.model.pool is not None:
             self._end.enter_context(self.model.pool)  # which the check starts
@@ -192,6 +215,8 @@ class GRPOCLI(LightningCLI):
             raise ValueError(f"trainer: {error}") from error
         for logger in self._others:
             logger.log_hyperparams(yaml.safe_load(self._resolved_config()))
+        if derived:
+            _say(table(derived))
         return built
 
     def _open_run(self) -> list[Any]:
@@ -223,6 +248,21 @@ class GRPOCLI(LightningCLI):
     def _name(self) -> str:
         configs = self._configs()
         return str((Path(configs[0]).stem if configs else "run") if self._given.name is None else self._given.name)
+
+    def _derive_defaults(self) -> list[Derived]:
+        """Replaces fields that are null by those of the run that is resumed, or else by derived ones, which it returns.
+        They stand in the resolved configuration, so no resume derives them again."""
+        unset = unset_fields(self.model.optimization, self.model.cold_start, self.datamodule)
+        earlier = self._earlier_run() if unset else None
+        values: dict[str, Any] = {}
+        if earlier is not None and earlier.config.is_file():
+            before = read([earlier.config])
+            values = {field: value for field in unset if (value := before.get(field)) is not None}
+            self.model.take_derived(values, self.datamodule)
+        derived: list[Derived] = self.model.derive_defaults(self.datamodule)
+        for field, value in {**values, **{each.field: each.value for each in derived}}.items():
+            self._given[field] = value
+        return derived
 
     def _resolve_characters(self) -> None:
         """Replaces ``from_data`` by the characters of the run that is resumed, or else of the data. They stand in the

@@ -394,7 +394,7 @@ def _documented_fields() -> list[tuple[str, str, str]]:
 
 
 def test_help_shows_the_docstring_of_every_field(command_line: Any) -> None:
-    outcome = command_line("fit", "--help")
+    outcome = command_line("fit", "--help", "all")
     assert outcome.status == 0
     # what may be null has a page of its own, which the first page names
     assert "--model.cold_start.help" in outcome.out

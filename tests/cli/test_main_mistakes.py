@@ -29,14 +29,14 @@ import pytest
         ),
         (["--config", "{folder}/none.yaml"], "no such file: {folder}/none.yaml"),
         (["--data.source.digits", "many"], "data.source.digits must be of type int, got 'many'"),
-        (["--model.cold_start.steps", "x"], "model.cold_start.steps must be of type int, got 'x'"),
+        (["--model.cold_start.steps", "x"], "model.cold_start.steps must be int or null, got 'x'"),
         (["--model.cold_start", "false"], "model.cold_start must be ColdStart or null, got 'false'"),
         (["--model.rewards+=7"], "model.rewards must be a class or class_path, got '7'"),
         (["--model.rewards+=os.path.join"], "model.rewards: os.path.join is no Reward"),
         (["--data.source=nowhere.Thing"], "data.source: there is no nowhere.Thing: No module named 'nowhere'"),
         (
             ["--model.optimization.schedule", "cosin"],
-            "model.optimization.schedule must be constant, linear or cosine, got 'cosin'",
+            "model.optimization.schedule must be constant, linear, cosine or null, got 'cosin'",
         ),
         (
             ["--model.algorithm", "dr_grpo"],
@@ -185,7 +185,7 @@ def test_the_overview_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPa
 
 
 def test_help_says_what_a_run_is_about_before_what_the_trainer_can(command_line: Any) -> None:
-    outcome = command_line("fit", "--help")
+    outcome = command_line("fit", "--help", "all")
     first, *_ = outcome.out.splitlines()
     assert first == "usage: grpo-pl fit --config FILE [--config OVERLAY …] [--OPTION VALUE …]"
     places = [
@@ -195,6 +195,30 @@ def test_help_says_what_a_run_is_about_before_what_the_trainer_can(command_line:
     assert "<class '" not in outcome.out and ":class:" not in outcome.out and "``" not in outcome.out
     known = re.findall(r"known subclasses:([^)]*)", outcome.out)  # before any is named
     assert any("grpo_pl.data.tasks.arithmetic.ArithmeticPrompts" in names for names in known)
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate", "doctor"])
+def test_help_is_one_screen_that_says_how_to_see_more(command_line: Any, verb: str) -> None:
+    lines = command_line(verb, "-h").out.splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 80
+    shown = [line.split()[0][2:] for line in lines if line.startswith("  --")]
+    assert {"config", "model.optimization.lr", "data.steps"} <= set(shown)
+    assert f"grpo-pl {verb} --help all" in "\n".join(lines)
+
+
+def test_every_option_of_the_short_page_is_one(command_line: Any) -> None:
+    from grpo_pl.cli.help_page import SHORT
+
+    shown = "".join(command_line(verb, "--help=all").out for verb in ("fit", "validate", "doctor"))
+    assert [name for name in SHORT if f"--{name}" not in shown] == []
+
+
+def test_help_on_a_part_shows_its_options_alone(command_line: Any) -> None:
+    outcome = command_line("fit", "--help", "model.sampling")
+    assert "--model.sampling.temperature" in outcome.out and "--data.steps" not in outcome.out
+    wrong = command_line("fit", "--help", "model.samplng")
+    assert wrong.status == 1 and "did you mean model.sampling?" in wrong.err
+    assert command_line("plan", "--help", "all").out == command_line("plan", "--help").out
 
 
 def test_a_source_needs_no_module_in_its_name(command_line: Any) -> None:

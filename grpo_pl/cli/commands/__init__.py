@@ -2,14 +2,17 @@
 
 TRAINER_VERBS: dict[str, str] = {
     "fit": "Trains a policy as a configuration says, into a run folder of its own.",
+    "doctor": "Looks at a configuration's problems, rewards and first rollouts, and says what will hinder learning.",
     "validate": "Answers the held-out problems with the policy of a configuration or checkpoint.",
 }
 """Verbs of Lightning's command line."""
 VERBS: dict[str, str] = {
     "compare": "Fits one configuration under several algorithms: a table, a plot and the curves as CSV.",
+    "engine": "Draws the rollouts of a run on another host, by the native engine or vLLM.",
     "evaluate": "Answers the problems of a file, in process or through a server, and says how many are right.",
     "export": "Writes a checkpoint's policy as a Hugging Face folder, with its prompt template and rewards.",
     "filter": "Keeps the training problems that a policy solves now and then, with the rates it measured.",
+    "new": "Writes the folder of a task of your own: source, reward, configuration and tests, ready to train.",
     "plan": "Says whether a configuration fits into the memory of so many GPUs, and how large a micro-batch may be.",
     "predict": "Writes completions of a trained policy with their rewards, or the right ones as demonstrations.",
     "report": "Writes report.html for a run: its curves, and a browser of what the policy wrote.",

@@ -1,0 +1,174 @@
+"""Measures ``AnswerSigns``: what the rewards say of gold answers, demonstrations and empty completions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from grpo_pl.callbacks.doctor.signs import AnswerSigns
+from grpo_pl.data.cells import normal_question
+from grpo_pl.data.demonstrations import read_demonstrations
+from grpo_pl.data.sources import PromptSource
+from grpo_pl.functional.sampling import row_key
+from grpo_pl.policy.loading import eos_ids
+from grpo_pl.rewards.base import Reward, needs_of
+from grpo_pl.rewards.batch import ScoredBatch, score_completions
+from grpo_pl.rewards.model import LoadsModel
+from grpo_pl.rollout.engine import pad_left
+from grpo_pl.rollout.sampler import Samples
+from grpo_pl.training.experience import Experience
+from grpo_pl.training.module import GRPOModule
+from grpo_pl.types import Problem, Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+T = TypeVar("T")
+PROBLEMS, DEAR_PROBLEMS = 32, 2
+"""Problems whose answers are tried; the second where a reward asks a model or a service."""
+FORMS = (
+    "{gold}",
+    "\\boxed{{{gold}}}",
+    "<answer>{gold}</answer>",
+    "<think>\n</think><answer>\\boxed{{{gold}}}</answer>",
+    "<think>\n</think>\n<answer>{gold}</answer>",
+    "#### {gold}",
+    "The answer is {gold}.",
+)
+"""The forms in which a gold answer is tried."""
+JUDGED = frozenset({"ok", "wrong", "no_answer"})
+"""Statuses of scores that depend on the text alone, not on a clock."""
+EOS_PLACES = 64
+"""Places of each completion at which the chance of an end token is looked at."""
+
+
+def answer_signs(module: GRPOModule, problems: Sequence[Problem], source: PromptSource) -> AnswerSigns:
+    """Scores gold answers in every form of ``FORMS``, demonstrations, and empty completions."""
+    few = _spread([p for p in problems if p.answer] or list(problems), _most(module.rewards))
+    prefill = module.template.prefill
+    texts = [[prefill, *(prefill + form.format(gold=problem.answer) for form in FORMS)] for problem in few]
+    scored = _scored(module, few, texts)
+    width = 1 + len(FORMS)
+    paid = [[score.correct is True for score in part] for part in _parts(scored.judged(), width)]
+    totals = [[total or 0.0 for total in part] for part in _parts(scored.totals(), width)]
+    shown = _demonstrations(module, source, problems, few)
+    judged = _scored(module, [p for p, _ in shown], [[text] for _, text in shown]).judged() if shown else []
+    shown_right = {p.id for (p, _), score in zip(shown, judged, strict=True) if score.correct}
+    known = [i for i, problem in enumerate(few) if problem.answer]
+    accepted = [any(paid[i][1:]) or few[i].id in shown_right for i in known]
+    empties = {
+        reward.name: fmean(values)
+        for reward, scores in zip(module.rewards, scored.scores, strict=True)
+        if (values := [value for score in scores[::width] if (value := score.value) is not None])
+    }
+    return AnswerSigns(
+        golds=len(known),
+        refused=len(known) - sum(accepted),
+        accepted_form=any(accepted),
+        empty_right=fmean(row[0] for row in paid),
+        empty_total=fmean(row[0] for row in totals),
+        best_total=fmean(max(totals[i][1:]) for i in known) if any(accepted) else None,
+        demonstrations=len(shown) if module.cold_start is not None else 0,
+        demonstrations_paid=sum(score.correct is True for score in judged),
+        empties=empties,
+    )
+
+
+def _most(rewards: Sequence[Reward]) -> int:
+    """Problems whose answers are tried."""
+    dear = any(reward.asynchronous or isinstance(reward, LoadsModel) for reward in rewards)
+    return DEAR_PROBLEMS if dear else PROBLEMS
+
+
+def _parts(row: Sequence[T], width: int) -> list[Sequence[T]]:
+    return [row[i : i + width] for i in range(0, len(row), width)]
+
+
+def _spread(problems: Sequence[Problem], count: int) -> list[Problem]:
+    """``count`` of the problems, evenly spaced."""
+    return list(problems[:: max(1, len(problems) // count)][:count])
+
+
+def _demonstrations(
+    module: GRPOModule, source: PromptSource, problems: Sequence[Problem], few: Sequence[Problem]
+) -> list[tuple[Problem, str]]:
+    """What the cold start's file shows for some of the problems, or the source for a ``few``."""
+    file = None if module.cold_start is None else module.cold_start.demonstrations
+    if file is not None:
+        asked = {normal_question(problem.question): problem for problem in problems}
+        texts = read_demonstrations(file)
+        known = [(asked[q], each.text) for each in texts if (q := normal_question(str(each.question))) in asked]
+        return known[: len(few)]
+    rng = random.Random(row_key(module.seed, "doctor"))
+    return [(problem, text) for problem in few if (text := source.demonstration(problem, rng)) is not None]
+
+
+def _scored(module: GRPOModule, problems: Sequence[Problem], rows: Sequence[Sequence[str]]) -> ScoredBatch:
+    """Equally many texts for each problem, scored as completions of it are."""
+    tokenizer, prefill = module.tokenizer, module.template.prefill
+    texts = [text for row in rows for text in row]
+    ids = [tokenizer(text.removeprefix(prefill), add_special_tokens=False).input_ids for text in texts]
+    ended = [[*row, int(tokenizer.eos_token_id)] for row in ids]
+    flipped, mask = pad_left([row[::-1] for row in ended], int(tokenizer.pad_token_id))
+    rollout = Rollout(
+        group_size=len(rows[0]),
+        prompt_ids=torch.zeros(len(texts), 1, dtype=torch.int64),
+        prompt_mask=torch.ones(len(texts), 1, dtype=torch.bool),
+        completion_ids=flipped.flip(1),
+        completion_mask=mask.flip(1),
+        sampling_logprobs=torch.zeros(mask.shape),
+        finish_reasons=["stop"] * len(texts),
+    )
+    samples = Samples(
+        prompts=problems,
+        prompt_texts=[module.template.render(problem.asked, tokenizer) for problem in problems],
+        rollout=rollout,
+        completions=texts,
+        step=0,
+    )
+    return _score(module.rewards, samples)
+
+
+def _score(rewards: Sequence[Reward], samples: Samples) -> ScoredBatch:
+    return score_completions(
+        rewards,
+        completions=samples.completions,
+        answers=[problem.answer for problem in samples.per_row],
+        columns=samples.columns(needs_of(rewards)),
+    )
+
+
+def scored_again(signs: AnswerSigns, experience: Experience, rewards: Sequence[Reward]) -> AnswerSigns:
+    """``signs`` with what a second call of the rewards says of the same completions; those that ask a model or a
+    service are not called again."""
+    if _most(rewards) != PROBLEMS:
+        return signs
+    second = _score(rewards, experience.samples)
+    changed = {
+        reward.name: sum(a.value != b.value and {a.status, b.status} <= JUDGED for a, b in zip(*pair, strict=True))
+        for reward, *pair in zip(rewards, experience.scored.scores, second.scores, strict=True)
+    }
+    name = max(changed, key=lambda reward: changed[reward])
+    return replace(signs, scored_again=len(experience.samples.completions), differed=changed[name], differing=name)
+
+
+@torch.no_grad()
+def end_chance(module: GRPOModule, experience: Experience) -> float:
+    """The largest probability of an end token in the first two completions of different prompts."""
+    policy, rollout = module.require_policy(), experience.rollout
+    ends = {*eos_ids(policy, module.tokenizer), *module.sampling.stop_token_ids}
+    return max(_end_chance(policy, rollout, row, ends) for row in {0, len(rollout.finish_reasons) - 1})
+
+
+def _end_chance(policy: PreTrainedModel, rollout: Rollout, row: int, ends: set[int]) -> float:
+    prompt, drawn = rollout.prompt_ids[row][rollout.prompt_mask[row]], rollout.completion_mask[row]
+    ids = torch.cat([prompt, rollout.completion_ids[row][drawn]]).unsqueeze(0)
+    keep = min(EOS_PLACES, int(drawn.sum()) + 1)
+    chances = policy(input_ids=ids, logits_to_keep=keep).logits[0].float().softmax(dim=-1)  # (keep, V)
+    known = [end for end in ends if end < chances.shape[1]]
+    return float(chances[:, known].sum(dim=1).max()) if known else 0.0

@@ -1,0 +1,113 @@
+"""``Doctor``: looks at the first rollouts of a run and says once what will hinder learning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any, cast
+
+from lightning.pytorch import LightningModule, Trainer
+from rich.console import Console
+
+from grpo_pl.callbacks.doctor.problems import SeenProblems
+from grpo_pl.callbacks.doctor.rollouts import RolloutMeter, settings_of
+from grpo_pl.callbacks.doctor.rules import Finding, findings
+from grpo_pl.callbacks.doctor.signs import AnswerSigns, ProblemSigns, RewardSigns, RolloutSigns, Signs
+from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.training.experience import Experience
+from grpo_pl.training.hooks import StepCallback
+from grpo_pl.training.module import GRPOModule
+
+ROLLOUTS = 10
+"""Rollouts of a run that are looked at."""
+
+
+class Doctor(StepCallback):
+    """Measures the first rollouts and prints each finding once, with its code (``docs/doctor.md``). It changes no
+    sample and no weight; a resumed run goes on measuring and repeats nothing."""
+
+    drift_every = 3
+    """Of so many rollouts, one has its log-probabilities computed once more: all in all below 1 % of a step."""
+
+    def __init__(self, rollouts: int = ROLLOUTS) -> None:
+        self.rollouts = rollouts
+        self.measured: list[RolloutSigns] = []
+        self._said: list[str] = []
+        self._meter: RolloutMeter | None = None
+        self._seen = SeenProblems()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"said": self._said, "measured": list(map(asdict, self.measured))}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._said = list(state_dict["said"])
+        self.measured = [
+            RolloutSigns(**{**one, "rewards": tuple(RewardSigns(**reward) for reward in one["rewards"])})
+            for one in state_dict["measured"]
+        ]
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._meter = None
+        if len(self.measured) < self.rollouts:
+            self._meter = self._new_meter(cast(GRPOModule, pl_module))
+            self._meter.begin()
+
+    def step_metrics(self, trainer: Trainer, pl_module: LightningModule, experience: Experience) -> Mapping[str, float]:
+        if self._meter is None:
+            return {}
+        module, data = cast(GRPOModule, pl_module), _data(trainer)
+        step = experience.samples.step
+        rate = module.optimization.lr_at(step, data.steps) / module.optimization.peak
+        drift = len(self.measured) % self.drift_every == 0
+        signs = self._meter.end(experience, rate=rate or 1.0, drift=drift)
+        self.measured.append(signs)
+        self._seen.add(experience.samples.prompts)
+        return {}
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._meter is None:
+            return
+        self._meter = None
+        logged = trainer.callback_metrics
+        clipped = logged.get("clip_ratio/region_mean") if self.measured[-1].mixed else None
+        self.measured[-1] = replace(
+            self.measured[-1],
+            clipped=None if clipped is None else float(clipped),
+            skipped=int(logged.get("updates/skipped", 0)),
+        )
+        if trainer.is_global_zero:
+            for finding in findings(self.signs(trainer, cast(GRPOModule, pl_module))):
+                if finding.code not in self._said:
+                    self._said.append(finding.code)
+                    self.say(finding)
+
+    def signs(self, trainer: Trainer, module: GRPOModule) -> Signs:
+        """All that has been measured so far."""
+        data = _data(trainer)
+        return Signs(
+            settings=settings_of(module, rollouts=data.steps, prompts_per_step=data.prompt_count),
+            problems=self.problems(data),
+            answers=self.answers(),
+            rollouts=self.measured,
+        )
+
+    def problems(self, data: RolloutDataModule) -> ProblemSigns | None:
+        """Of the problems that the rollouts asked."""
+        return self._seen.signs(data)
+
+    def answers(self) -> AnswerSigns | None:
+        """Nothing: a run calls its rewards for its completions alone."""
+        return None
+
+    def say(self, finding: Finding) -> None:
+        """One line on the terminal."""
+        Console(stderr=True).print(f"{finding} (docs/doctor.md)", highlight=False, soft_wrap=True, markup=False)
+
+    def _new_meter(self, module: GRPOModule) -> RolloutMeter:
+        return RolloutMeter(module)
+
+
+def _data(trainer: Trainer) -> RolloutDataModule:
+    return cast(RolloutDataModule, trainer.datamodule)  # type: ignore[attr-defined]

@@ -1,0 +1,119 @@
+"""Measures ``ProblemSigns``: repeats, leaks, characters that cannot be written, prompts that are too long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grpo_pl.callbacks.doctor.signs import ProblemSigns
+from grpo_pl.data.cells import normal_question
+from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.data.overlap import find_overlaps
+from grpo_pl.policy.template import Fits
+from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
+from grpo_pl.training.cold_start import MADE_UP
+from grpo_pl.training.module import GRPOModule
+from grpo_pl.training.vocabulary import first_prompts, texts_of_run
+from grpo_pl.types import Problem
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class SeenProblems:
+    """The problems of the rollouts so far, each counted once however often it is asked."""
+
+    def __init__(self) -> None:
+        self._asked: dict[tuple[str, int], str] = {}
+        self._held_out: set[str] | None = None
+
+    def add(self, problems: Iterable[Problem]) -> None:
+        for problem in problems:
+            self._asked[problem.source, problem.id] = _identity(problem)
+
+    def signs(self, data: RolloutDataModule) -> ProblemSigns:
+        """Repeats among them, and held-out problems that were trained on."""
+        asked = set(self._asked.values())
+        held_out = data.held_out()
+        if self._held_out is None:
+            self._held_out = {_identity(p) for problems in held_out.values() for p in problems if p.question}
+        return ProblemSigns(
+            train=len(self._asked),
+            repeated=len(self._asked) - len(asked),
+            held_out=min(map(len, held_out.values())),
+            leaked=len(self._held_out & asked),
+        )
+
+
+def _identity(problem: Problem) -> str:
+    return normal_question(problem.question)
+
+
+def problem_signs(module: GRPOModule, data: RolloutDataModule, fits: Fits | None) -> ProblemSigns:
+    """What can be found before the first rollout; of a source without a list, in its first prompts."""
+    listed = [rows for leaf in data.source.leaves().values() if (rows := leaf.problems("train")) is not None]
+    train = chain(*listed) if len(listed) == len(data.source.leaves()) else first_prompts(data)
+    seen, held_out = SeenProblems(), data.held_out()
+    problems = list(train)
+    seen.add(problems)
+    found = seen.signs(data)
+    overlaps = find_overlaps(chain(problems, _demonstrated(module, data)), held_out)
+    everyone = [p for p in chain(problems, *held_out.values())]
+    texts, unwritable, characters = _unwritable(module, data)
+    return ProblemSigns(
+        train=found.train,
+        repeated=found.repeated,
+        held_out=found.held_out,
+        leaked=sum(len(overlap.repeated) for overlap in overlaps.values()),
+        texts=texts,
+        unwritable=unwritable,
+        characters=characters,
+        prompts=len(everyone),
+        too_long=0 if fits is None else sum(not fits(problem.asked) for problem in everyone),
+    )
+
+
+def _demonstrated(module: GRPOModule, data: RolloutDataModule) -> Iterable[Problem]:
+    cold_start = module.cold_start
+    file = None if cold_start is None else cold_start.demonstrations
+    if cold_start is None or (file is not None and not Path(file).is_file()):
+        return
+    for number, question in enumerate(cold_start.asked(data.source, MADE_UP)):
+        yield Problem(id=number, question=question, answer="")
+
+
+def _unwritable(module: GRPOModule, data: RolloutDataModule) -> tuple[int, int, str]:
+    """Texts, those of them that cannot be written, and characters that are lacking."""
+    tokenizer = module.tokenizer
+    lacks = lacking_by(tokenizer)
+    if lacks is None:
+        return 0, 0, ""
+    texts = unwritable = 0
+    characters: dict[str, None] = {}
+    for text in texts_of_run(module.template, tokenizer, data, module.cold_start):
+        texts += 1
+        if lacking := lacks(text.text):
+            unwritable += 1
+            characters |= dict.fromkeys(sorted(lacking))
+    return texts, unwritable, shown_characters(characters)
+
+
+def lacking_by(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], set[str]] | None:
+    """The characters of a text that a tokenizer cannot write; None for one that writes every text."""
+    known = known_characters(tokenizer)
+    if known is not None:
+        tags = tokenizer.get_added_vocab()
+        return lambda text: lacking_characters(text, known, tags)
+    unknown = tokenizer.unk_token_id
+    if unknown is None:
+        return None
+
+    def lacking(text: str) -> set[str]:
+        if unknown not in tokenizer(text, add_special_tokens=False).input_ids:
+            return set()
+        alone = {c for c in set(text) if unknown in tokenizer(c, add_special_tokens=False).input_ids}
+        return alone or {str(tokenizer.unk_token)}
+
+    return lacking

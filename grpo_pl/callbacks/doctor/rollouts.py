@@ -1,0 +1,190 @@
+"""Measures ``RolloutSigns``: what a rollout drew, and what its updates changed."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from grpo_pl.callbacks.doctor.answers import JUDGED
+from grpo_pl.callbacks.doctor.signs import RewardSigns, RolloutSigns, Settings
+from grpo_pl.policy.logprobs import completion_logprobs
+from grpo_pl.rewards.base import Reward, Score, correctness_index
+from grpo_pl.rewards.environment import EnvironmentReward
+from grpo_pl.rewards.format import FormatReward
+from grpo_pl.rewards.function import FunctionReward
+from grpo_pl.training.experience import Experience, rollout_rows
+from grpo_pl.training.module import GRPOModule
+from grpo_pl.types import CUT_OFF
+
+MOST_ROWS = 8
+ROWS_SHARE = 1 / 128
+"""Completions whose log-probabilities are computed once more after the updates: this share of a rollout, at least one
+and at most so many. A forward pass of them is far below 1 % of a rollout with its updates."""
+MOST_WEIGHTS = 1 << 16
+"""Weights that are looked at before and after the updates."""
+
+
+def settings_of(module: GRPOModule, *, rollouts: int, prompts_per_step: int) -> Settings:
+    """What the rules read of a configuration."""
+    algorithm, policy = module.algorithm, module.policy
+    trained = [] if policy is None else [p for p in policy.parameters() if p.requires_grad]
+    return Settings(
+        group_size=algorithm.group_size,
+        prompts_per_update=prompts_per_step / algorithm.num_minibatches,
+        rollouts=rollouts,
+        temperature=module.sampling.temperature,
+        length=module.sampling.max_completion_length,
+        plays=module.environment is not None,
+        cold_start=module.cold_start is not None,
+        untaught=module.cold_start is None and module.policy_config.path is None,
+        half_precision=bool(trained) and trained[0].dtype in (torch.bfloat16, torch.float16),
+    )
+
+
+class RolloutMeter:
+    """Measures a rollout, called before and after it; draws no random number and exchanges nothing with other processes
+    but the forward pass that every one of them makes."""
+
+    def __init__(self, module: GRPOModule, *, most_rows: int = MOST_ROWS, share: float = ROWS_SHARE) -> None:
+        self.module, self.most_rows, self.share = module, most_rows, share
+        self._before: list[Tensor] = []
+
+    def begin(self) -> None:
+        """Keeps a sample of the weights."""
+        self._before = self._weights()
+
+    @torch.no_grad()
+    def end(self, experience: Experience, *, rate: float, drift: bool = True) -> RolloutSigns:
+        """The signs of a rollout, after its updates.
+
+        Args:
+            rate: its learning rate as a share of the peak.
+            drift: compute log-probabilities once more, which is what costs most.
+        """
+        before, after = self._before, self._weights()
+        self._before = []
+        moved = [(b != a).double().mean().item() for b, a in zip(before, after, strict=True)]
+        change = sum((a.double() - b.double()).square().sum().item() for b, a in zip(before, after, strict=True))
+        size = sum(b.double().square().sum().item() for b in before)
+        logprob_change, kl, entropy = self._drift(experience) if drift else (None, None, None)
+        return replace(
+            rollout_signs(experience, self.module.rewards),
+            rate=rate,
+            moved=sum(moved) / len(moved) if moved else None,
+            weight_change=math.sqrt(change / size) if size else None,
+            logprob_change=logprob_change,
+            kl=kl,
+            entropy=entropy,
+        )
+
+    def _weights(self) -> list[Tensor]:
+        """Equally many evenly spaced elements of each trained matrix that is no embedding, of this process's part."""
+        policy = self.module.require_policy()
+        embeddings = {id(getattr(layer, "weight", None)) for layer in (_input(policy), policy.get_output_embeddings())}
+        matrices = [p for p in policy.parameters() if p.requires_grad and p.dim() == 2 and id(p) not in embeddings]
+        found = []
+        for matrix in matrices:
+            local = matrix.detach()
+            local = local.to_local() if hasattr(local, "to_local") else local
+            if local.numel() and local.is_contiguous():
+                stride = max(1, local.numel() * len(matrices) // MOST_WEIGHTS)
+                found.append(local.view(-1)[::stride].clone())
+        return found
+
+    def _drift(self, experience: Experience) -> tuple[float | None, float | None, float | None]:
+        """How the updates changed a few completions: mean |Δ log π|, KL, and the entropy that is left."""
+        rollout = experience.rollout
+        count = len(rollout.finish_reasons)
+        most = min(self.most_rows, max(1, int(count * self.share)))
+        rows = torch.arange(0, count, max(1, count // most), device=rollout.completion_ids.device)[:most]
+        part = rollout_rows(rollout, rows)
+        temperature = self.module.sampling.temperature
+        policy = self.module.require_policy()
+        now, entropy = completion_logprobs(policy, **part, temperature=temperature, with_entropy=True)
+        mask = part["action_mask"]
+        old = rollout.sampling_logprobs if experience.old_logprobs is None else experience.old_logprobs
+        delta = (now.double() - old[rows][:, : mask.shape[1]].double())[mask]
+        if not len(delta) or entropy is None:
+            return None, None, None
+        kl = (delta.exp() - 1.0 - delta).mean().item()
+        return delta.abs().mean().item(), kl, entropy[mask].double().mean().item()
+
+
+def _input(policy: torch.nn.Module) -> object:
+    return policy.get_input_embeddings()  # type: ignore[operator]
+
+
+def rollout_signs(experience: Experience, rewards: Sequence[Reward]) -> RolloutSigns:
+    """What was drawn and how it was rewarded; texts are this process's, numbers those of the whole batch."""
+    statistics, samples, rollout = experience.statistics, experience.samples, experience.rollout
+    judged = experience.values[correctness_index(rewards)]  # (P, G)
+    right, cut = judged >= 1.0, experience.truncated
+    differ = [len(set(row[~row.isnan()].tolist())) > 1 for row in judged]
+    statuses = [score.status for score in experience.scored.judged()]
+    silent = isinstance(rewards[correctness_index(rewards)], FunctionReward | EnvironmentReward)
+    unanswered = [silent or status == "no_answer" for status in statuses]
+    lost = sum(r in CUT_OFF and u for r, u in zip(rollout.finish_reasons, unanswered, strict=True)) / len(statuses)
+    tokens = rollout.completion_ids.masked_fill(~rollout.completion_mask, -1).unflatten(0, (-1, rollout.group_size))
+    same = (tokens == tokens[:, :1]).flatten(1).all(dim=1)  # of this process's groups
+    both = [
+        statistics.rewards[i][right[i]].mean() - statistics.rewards[i][judged[i] < 1.0].mean()
+        for i in range(len(judged))
+        if right[i].any() and (judged[i] < 1.0).any()
+    ]
+    groups, completions = judged.shape[0], judged.numel()
+    return RolloutSigns(
+        groups=groups,
+        completions=completions,
+        mixed=int(statistics.informative.sum()),
+        mixed_answers=sum(differ),
+        right=int(right.sum()),
+        cut=int(cut.sum()),
+        cut_unpaid=min(round(completions * lost), int((cut & ~(judged > 0.0)).sum())),
+        cut_right=int((cut & right).sum()),
+        no_answer=round(completions * statuses.count("no_answer") / len(statuses)),
+        identical=round(groups * same.double().mean().item()),
+        questions=len({prompt.question for prompt in samples.prompts}),
+        prompts=len(set(samples.prompt_texts)),
+        gap=torch.stack(both).double().mean().item() if both else None,
+        rewards=tuple(
+            _reward_signs(reward, values, scores, samples.completions, rollout.group_size)
+            for reward, values, scores in zip(rewards, experience.values, experience.scored.scores, strict=True)
+        ),
+    )
+
+
+def _reward_signs(
+    reward: Reward, values: Tensor, scores: Sequence[Score], texts: Sequence[str], group_size: int
+) -> RewardSigns:
+    known = values[~values.isnan()]
+    equal, differed = repeated_texts(texts, scores, group_size)
+    return RewardSigns(
+        name=reward.name,
+        weight=reward.weight,
+        correctness=reward.correctness,
+        least=known.min().item() if len(known) else None,
+        most=known.max().item() if len(known) else None,
+        earned=isinstance(reward, FormatReward | FunctionReward),
+        form=isinstance(reward, FormatReward),
+        equal_texts=equal,
+        differed=differed,
+    )
+
+
+def repeated_texts(texts: Sequence[str], scores: Sequence[Score], group_size: int) -> tuple[int, int]:
+    """How many completions repeat an earlier one of their group, and how many of these have another value than it."""
+    equal = differed = 0
+    for start in range(0, len(texts), group_size):
+        values: Mapping[str, list[float]] = defaultdict(list)
+        for text, score in zip(texts[start : start + group_size], scores[start : start + group_size], strict=True):
+            if score.value is not None and score.status in JUDGED:
+                values[text].append(score.value)
+        for first, *others in values.values():
+            equal += len(others)
+            differed += sum(value != first for value in others)
+    return equal, differed

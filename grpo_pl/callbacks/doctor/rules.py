@@ -1,0 +1,491 @@
+"""The rules: what figures of a run are a finding, what it says, and which field to change.
+
+Each rule is a pure function of `Signs`. ``docs/doctor.md`` has the figures that its threshold lies between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from grpo_pl.callbacks.doctor.signs import RewardSigns, RolloutSigns, Signs
+
+MIN_GROUPS, MIN_ROLLOUTS, MIN_COMPLETIONS = 12, 3, 32
+"""Fewer say nothing about shares."""
+FEW_MIXED = 0.1
+RARELY, MOSTLY = 0.05, 0.95
+IDENTICAL = 0.8
+CUT = 0.4
+CUT_UNPAID = 0.9
+ENDED = 0.1
+NO_ANSWER = 0.9
+NO_END = 1e-9
+MIN_COMPLETIONS_PER_UPDATE = 16
+SMALLEST_EFFECT = 0.15
+REPEATED = 0.05
+REFUSED = 0.05
+PAID_AT_LEAST = 0.2
+EMPTY = 0.1
+DIFFERED = 0.02
+LEAST_DRIFT = 0.1
+MOST_KL = 0.3
+MOST_CLIPPED = 0.5
+FALL = 0.2
+MOVED = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What will hinder learning."""
+
+    code: str
+    name: str
+    figure: float
+    """What was measured; its unit is in the sentence."""
+    sentence: str
+    field: str
+    """What to change."""
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.name}: {self.sentence} Change {self.field}."
+
+
+Found = tuple[float, str, str] | None
+"""Figure, sentence and field."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A code with what it stands for and the function that finds it."""
+
+    code: str
+    name: str
+    find: Callable[[Signs], Found]
+
+
+def findings(signs: Signs) -> list[Finding]:
+    """Everything that the rules find, in the order of the codes."""
+    found = [(rule, rule.find(signs)) for rule in RULES]
+    return [
+        Finding(code=rule.code, name=rule.name, figure=one[0], sentence=one[1], field=one[2])
+        for rule, one in found
+        if one is not None
+    ]
+
+
+# --- groups without a difference ------------------------------------------------------------------------------------
+
+
+def _enough(s: Signs) -> bool:
+    return len(s.rollouts) >= MIN_ROLLOUTS and s.total("groups") >= MIN_GROUPS
+
+
+def _all_equal(s: Signs) -> bool:
+    return _enough(s) and s.share("mixed", "groups") <= FEW_MIXED
+
+
+def _has_another_cause(s: Signs) -> bool:
+    """Whether a rule explains equal groups better than the difficulty of the problems does."""
+    others = (constant_reward, weights_cancel, identical, cut_off, no_form, no_end, no_question, refused, unpaid)
+    return any(rule(s) is not None for rule in others) or (empty_paid(s) is not None and s.share("right") > MOSTLY)
+
+
+def too_hard(s: Signs) -> Found:
+    right = s.share("right")
+    if not _all_equal(s) or right > RARELY or _has_another_cause(s):
+        return None
+    told = "" if s.answers else " Or the reward is broken: grpo-pl doctor tells these apart."
+    return (
+        right,
+        f"{right:.1%} of {s.total('completions')} completions are right, and {_equal(s)}: the problems are too hard "
+        f"for the policy.{told}",
+        "model.cold_start, the difficulty in data.source (grpo-pl filter), or model.policy",
+    )
+
+
+def too_easy(s: Signs) -> Found:
+    right = s.share("right")
+    if not _all_equal(s) or right < MOSTLY or _has_another_cause(s):
+        return None
+    return (
+        right,
+        f"{right:.1%} of {s.total('completions')} completions are right, and {_equal(s)}: there is nothing left to "
+        "learn.",
+        "the difficulty in data.source (grpo-pl filter)",
+    )
+
+
+def split(s: Signs) -> Found:
+    right = s.share("right")
+    if not _all_equal(s) or not RARELY < right < MOSTLY or _has_another_cause(s):
+        return None
+    return (
+        right,
+        f"{right:.1%} of {s.total('completions')} completions are right, but {_equal(s)}: each problem is solved "
+        "always or never.",
+        "the difficulty in data.source (grpo-pl filter), or model.sampling.temperature",
+    )
+
+
+def _equal(s: Signs) -> str:
+    groups = s.total("groups")
+    return f"in {groups - s.total('mixed')} of {groups} groups all rewards are equal"
+
+
+def constant_reward(s: Signs) -> Found:
+    if s.total("completions") < MIN_COMPLETIONS:
+        return None
+    for reward in s.rewards:
+        if _is_constant(reward, s):
+            return (
+                reward.most or 0.0,
+                f"the reward {reward.name!r} gave {reward.most:g} to all {s.total('completions')} completions, "
+                "whatever they say.",
+                f"the reward {reward.name!r} in model.rewards",
+            )
+    return None
+
+
+def _is_constant(reward: RewardSigns, s: Signs) -> bool:
+    value = reward.most
+    if value is None or value != reward.least:
+        return False
+    if reward.correctness:
+        return value not in (0.0, 1.0)
+    if not reward.weight or not reward.earned or (reward.form and value == 0.0):
+        return False
+    empty = s.answers.empties.get(reward.name) if s.answers else None
+    return value != 1.0 or empty == 1.0
+
+
+def weights_cancel(s: Signs) -> Found:
+    differ = s.share("mixed_answers", "groups")
+    if not _all_equal(s) or differ <= 2 * FEW_MIXED:
+        return None
+    return (
+        differ,
+        f"right and wrong answers meet in {differ:.0%} of the groups, but the weighted sum of the rewards is equal in "
+        "them: every advantage is 0.",
+        "the weights in model.rewards",
+    )
+
+
+def wrong_pays(s: Signs) -> Found:
+    gap = s.mean(lambda rollout: rollout.gap)
+    if gap is None or gap >= 0.0 or not _enough(s) or s.share("mixed_answers", "groups") <= FEW_MIXED:
+        return None
+    return (
+        gap,
+        f"inside a group right answers earn {-gap:.3g} less than wrong ones: training leads away from them.",
+        "the weights in model.rewards",
+    )
+
+
+def identical(s: Signs) -> Found:
+    share = s.share("identical", "groups")
+    if not _enough(s) or s.settings.group_size < 2 or share < IDENTICAL or s.share("right") > MOSTLY:
+        return None
+    field = "model.sampling.temperature (1.0 draws what the policy is)"
+    if s.settings.temperature >= 0.9 and s.settings.cold_start:
+        field = "model.cold_start.steps (fewer), or model.sampling.temperature"
+    return share, f"in {share:.0%} of the groups all completions are the same text, so none is better.", field
+
+
+def small_batch(s: Signs) -> Found:
+    prompts = s.settings.prompts_per_update
+    completions = prompts * s.settings.group_size
+    if prompts >= 2 and completions >= MIN_COMPLETIONS_PER_UPDATE:
+        return None
+    return (
+        completions,
+        f"an update averages over {prompts:g} prompts with {completions:g} completions: mostly noise.",
+        "data.prompts_per_step, model.algorithm.group_size or num_minibatches",
+    )
+
+
+# --- completions ----------------------------------------------------------------------------------------------------
+
+
+def cut_off(s: Signs) -> Found:
+    share = s.share("cut_unpaid")
+    if s.total("completions") < MIN_COMPLETIONS or share < CUT or no_end(s):
+        return None
+    if s.share("cut_unpaid", "cut") < CUT_UNPAID or (s.settings.plays and not _all_equal(s)):
+        return None  # answers fit into the limit; to lose a game is to run out of turns
+    if s.settings.untaught and s.share("no_answer") >= NO_ANSWER:
+        return None  # nor would it end by itself
+    ended = s.total("completions") - s.total("cut")
+    ended_right = (s.total("right") - s.total("cut_right")) / max(1, ended)
+    if ended >= ENDED * s.total("completions") and ended_right < ENDED:
+        return None  # those that end by themselves are no better
+    where = "model.episodes.max_turns or max_episode_tokens" if s.settings.plays else ""
+    return (
+        share,
+        f"{share:.0%} of the completions are cut off at the limit and earn nothing.",
+        where or f"model.sampling.max_completion_length (now {s.settings.length})",
+    )
+
+
+def no_form(s: Signs) -> Found:
+    if s.total("completions") < MIN_COMPLETIONS or cut_off(s) or no_end(s):
+        return None
+    share = s.share("no_answer")
+    formless = [r.name for r in s.rewards if r.form and r.weight and r.most == 0.0]
+    if share < NO_ANSWER and not formless:
+        return None
+    said = f"no completion earns anything from {formless[0]!r}" if formless else ""
+    return (
+        share,
+        (said if share < NO_ANSWER else f"in {share:.0%} of the completions the reward finds no answer")
+        + ": the policy does not know the form.",
+        "model.template (ask for the form), model.cold_start, or the form that model.rewards read",
+    )
+
+
+def no_end(s: Signs) -> Found:
+    chance = s.answers.end_chance if s.answers else None
+    all_cut = s.total("completions") >= MIN_COMPLETIONS and s.total("cut") == s.total("completions")
+    if chance is None or chance >= NO_END or not all_cut:
+        return None
+    return (
+        chance,
+        f"no completion ends by itself, and the likeliest end token has a probability of {chance:.1g}.",
+        "the end token of the tokenizer in model.policy.path, or model.sampling.stop",
+    )
+
+
+# --- problems -------------------------------------------------------------------------------------------------------
+
+
+def unwritable(s: Signs) -> Found:
+    p = s.problems
+    if p is None or not p.unwritable:
+        return None
+    return (
+        p.unwritable / p.texts,
+        f"{p.unwritable} of {p.texts} prompts, answers and demonstrations have characters that the tokenizer cannot "
+        f"write: {p.characters}.",
+        "model.policy.characters (from_data), or model.policy.path",
+    )
+
+
+def leaked(s: Signs) -> Found:
+    p = s.problems
+    if p is None or not p.leaked:
+        return None
+    return (
+        float(p.leaked),
+        f"{p.leaked} held-out problems are trained on or demonstrated as well: held-out numbers will flatter.",
+        "data.source (val_path, val_share), or the file in model.cold_start.demonstrations",
+    )
+
+
+def repeated(s: Signs) -> Found:
+    p = s.problems
+    if p is None or s.settings.plays or p.train < MIN_GROUPS or p.repeated < REPEATED * p.train:
+        return None
+    share = p.repeated / p.train
+    return (
+        share,
+        f"{p.repeated} of {p.train} training problems ask what an earlier one asks ({share:.0%}).",
+        "the rows of data.source",
+    )
+
+
+def too_long(s: Signs) -> Found:
+    p = s.problems
+    if p is None or not p.too_long:
+        return None
+    return (
+        p.too_long / p.prompts,
+        f"{p.too_long} of {p.prompts} prompts leave no room for a completion in the model's context.",
+        "model.sampling.max_completion_length (smaller), max_position_embeddings in model.policy.from_scratch, or the "
+        "rows of data.source",
+    )
+
+
+def no_question(s: Signs) -> Found:
+    questions, prompts = s.total("questions"), s.total("prompts")
+    if questions < MIN_GROUPS or prompts > questions / 2:
+        return None
+    return (
+        prompts / questions,
+        f"{questions} questions make only {prompts} different prompts: the policy does not see what is asked.",
+        "model.template (user must hold {question}; a chat template must show the user's turn)",
+    )
+
+
+def few_held_out(s: Signs) -> Found:
+    p = s.problems
+    if p is None or not p.held_out:
+        return None
+    margin = 1.96 * 0.5 / math.sqrt(p.held_out)
+    if margin <= SMALLEST_EFFECT:
+        return None
+    return (
+        float(p.held_out),
+        f"{p.held_out} held-out problems tell a share of right answers to ±{margin:.2f} only: learning will not show.",
+        "data.val_prompts, or data.source (val_share)",
+    )
+
+
+# --- rewards of known answers ---------------------------------------------------------------------------------------
+
+
+def refused(s: Signs) -> Found:
+    a = s.answers
+    if a is None or not a.golds or a.refused <= REFUSED * a.golds:
+        return None
+    if not a.accepted_form and (s.total("right") or a.demonstrations_paid):
+        return None  # the reward reads a form that was not tried
+    return (
+        a.refused / a.golds,
+        f"the correctness reward refuses {a.refused} of {a.golds} gold answers, in every form tried.",
+        "the correctness reward in model.rewards, or the answers of data.source (answer, answer_pattern)",
+    )
+
+
+def unpaid(s: Signs) -> Found:
+    a = s.answers
+    if a is None or not a.demonstrations or a.demonstrations_paid >= PAID_AT_LEAST * a.demonstrations:
+        return None
+    return (
+        a.demonstrations_paid / a.demonstrations,
+        f"the correctness reward pays {a.demonstrations_paid} of {a.demonstrations} demonstrations: the cold start "
+        "teaches what earns nothing.",
+        "model.cold_start.demonstrations (or the source's own), or model.rewards",
+    )
+
+
+def empty_paid(s: Signs) -> Found:
+    a = s.answers
+    if a is None:
+        return None
+    if a.empty_right > EMPTY:
+        return a.empty_right, f"an empty completion counts as right for {a.empty_right:.0%} of the problems.", _REWARDS
+    if a.empty_total is not None and a.best_total is not None and a.empty_total > max(0.0, a.best_total):
+        return (
+            a.empty_total,
+            f"an empty completion earns {a.empty_total:.3g}, a gold answer at best {a.best_total:.3g}.",
+            _REWARDS,
+        )
+    return None
+
+
+_REWARDS = "model.rewards"
+
+
+def noise(s: Signs) -> Found:
+    if s.answers is not None and s.answers.differed > DIFFERED * s.answers.scored_again:
+        again = s.answers
+        return (
+            again.differed / again.scored_again,
+            f"the reward {again.differing!r} gave {again.differed} of {again.scored_again} completions another value "
+            "the second time.",
+            f"the reward {again.differing!r} in model.rewards",
+        )
+    for reward in s.rewards:
+        if reward.equal_texts >= 2 and reward.differed > DIFFERED * reward.equal_texts and not s.settings.plays:
+            return (
+                reward.differed / reward.equal_texts,
+                f"the reward {reward.name!r} gave different values to {reward.differed} of {reward.equal_texts} "
+                "completions that another of their group repeats word for word.",
+                f"the reward {reward.name!r} in model.rewards",
+            )
+    return None
+
+
+# --- updates --------------------------------------------------------------------------------------------------------
+
+
+def slow(s: Signs) -> Found:
+    drift = s.mean(lambda rollout: _at_peak(rollout, rollout.logprob_change))
+    if drift is None or not _enough(s) or s.share("mixed", "groups") <= FEW_MIXED or half_precision(s) or no_update(s):
+        return None
+    total = drift * s.settings.rollouts
+    if total >= LEAST_DRIFT:
+        return None
+    weights = s.mean(lambda rollout: _at_peak(rollout, rollout.weight_change)) or 0.0
+    return (
+        total,
+        f"the updates of a rollout change the weights by {weights:.1e} of themselves and the log-probability of a "
+        f"token by {drift:.1e}: over all {s.settings.rollouts} rollouts by {total:.2g} at most.",
+        "model.optimization.lr (higher), or data.steps",
+    )
+
+
+def _at_peak(rollout: RolloutSigns, change: float | None) -> float | None:
+    return None if change is None or not rollout.mixed else change / rollout.rate
+
+
+def fast(s: Signs) -> Found:
+    kl, clipped = s.mean(lambda rollout: rollout.kl), s.mean(lambda rollout: rollout.clipped)
+    if len(s.rollouts) < MIN_ROLLOUTS:
+        return None
+    field = "model.optimization.lr (lower), or warmup_rollouts (more)"
+    if kl is not None and kl > MOST_KL:
+        return kl, f"the updates of one rollout move the policy by a KL divergence of {kl:.2g} a token.", field
+    if clipped is not None and clipped > MOST_CLIPPED:
+        return clipped, f"{clipped:.0%} of the tokens are outside the clip range.", field
+    entropies = [rollout.entropy for rollout in s.rollouts if rollout.entropy is not None]
+    if len(entropies) >= MIN_ROLLOUTS and entropies[-1] < FALL * entropies[0] and s.share("right") < MOSTLY:
+        return (
+            entropies[-1] / entropies[0],
+            f"the entropy of a token fell from {entropies[0]:.2g} to {entropies[-1]:.2g} in {len(entropies)} rollouts.",
+            field,
+        )
+    return None
+
+
+def half_precision(s: Signs) -> Found:
+    moved = s.mean(lambda rollout: rollout.moved if rollout.mixed else None)
+    if not s.settings.half_precision or moved is None or moved >= MOVED or no_update(s):
+        return None
+    return (
+        moved,
+        f"{moved:.0%} of the weights change in an update: the others round back to what they were.",
+        "model.policy.dtype (float32; trainer.precision: bf16-mixed computes in 16 bits)",
+    )
+
+
+def no_update(s: Signs) -> Found:
+    skipped = s.total("skipped")
+    moved = s.mean(lambda rollout: rollout.moved if rollout.mixed else None)
+    if skipped:
+        return float(skipped), f"{skipped} updates had a loss or gradient that is not finite and were skipped.", _RATE
+    if moved is None or moved > 0.0 or not _enough(s):
+        return None
+    return 0.0, f"no weight changed in {len(s.rollouts)} rollouts, although rewards differ.", _RATE
+
+
+_RATE = "model.optimization.lr, or model.algorithm"
+
+RULES: Sequence[Rule] = (
+    Rule("D01", "too hard", too_hard),
+    Rule("D02", "too easy", too_easy),
+    Rule("D03", "always or never solved", split),
+    Rule("D04", "constant reward", constant_reward),
+    Rule("D05", "advantages of zero", weights_cancel),
+    Rule("D06", "wrong answers earn more", wrong_pays),
+    Rule("D07", "identical completions", identical),
+    Rule("D09", "small batch", small_batch),
+    Rule("D10", "cut off", cut_off),
+    Rule("D11", "form never reached", no_form),
+    Rule("D12", "no end", no_end),
+    Rule("D20", "vocabulary gap", unwritable),
+    Rule("D21", "leaked problems", leaked),
+    Rule("D22", "repeated problems", repeated),
+    Rule("D23", "prompts too long", too_long),
+    Rule("D24", "prompt without the question", no_question),
+    Rule("D25", "few held-out problems", few_held_out),
+    Rule("D30", "gold answers refused", refused),
+    Rule("D31", "demonstrations unpaid", unpaid),
+    Rule("D32", "empty completions paid", empty_paid),
+    Rule("D33", "noisy reward", noise),
+    Rule("D40", "rate too small", slow),
+    Rule("D41", "rate too large", fast),
+    Rule("D42", "updates lost in rounding", half_precision),
+    Rule("D43", "no update", no_update),
+)
+"""Every rule, in the order of the codes."""

@@ -1,0 +1,28 @@
+"""``grpo-pl new``: writes the folder of a task that can be trained at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def new(name: str, from_: str | None = None, question: str | None = None, answer: str | None = None) -> None:
+    """Writes a folder with a task of your own: its source of problems, reward, configuration and tests.
+
+    `pytest NAME` and `grpo-pl fit --config NAME/config.yaml` work at once. Nothing is ever overwritten.
+
+    Args:
+        name: the folder to write; its last part is the name of the task.
+        from_: what to make the task of: csv:FILE, jsonl:FILE, reasoning_gym:TASK or gymnasium:ID; an example of its own
+            by default.
+        question: column of a file that holds the questions; by default one with a usual name.
+        answer: column of a file that holds the gold answers; likewise.
+    """
+    from grpo_pl.cli.scaffold.kinds import draft
+    from grpo_pl.cli.scaffold.writing import check_folder, write_task
+    from grpo_pl.policy.quiet import quiet_libraries
+
+    quiet_libraries()
+    folder = Path(name)
+    check_folder(folder)
+    write_task(draft(from_, question, answer), folder, print)
+    print(f"{folder} is written. Next:\n  pytest {folder}\n  grpo-pl fit --config {folder / 'config.yaml'}")

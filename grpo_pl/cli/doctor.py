@@ -1,0 +1,237 @@
+"""``grpo-pl doctor``: the checks of a start and a short probe on a copy of the run that is thrown away."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from itertools import chain, islice
+from typing import Any
+
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from grpo_pl.callbacks.doctor.answers import answer_signs, end_chance, scored_again
+from grpo_pl.callbacks.doctor.callback import Doctor
+from grpo_pl.callbacks.doctor.problems import problem_signs
+from grpo_pl.callbacks.doctor.rollouts import RolloutMeter, settings_of
+from grpo_pl.callbacks.doctor.rules import MIN_ROLLOUTS, Finding, findings
+from grpo_pl.callbacks.doctor.signs import AnswerSigns, ProblemSigns, Signs
+from grpo_pl.callbacks.progress import StageProgress
+from grpo_pl.callbacks.run_folder import follow_launcher
+from grpo_pl.cli.preflight import check_start, check_trainer, room_for_prompts
+from grpo_pl.cli.trainer import GRPOCLI, _say
+from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR
+from grpo_pl.config.objects import ConfigError
+from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.distributed.strategy import is_first_process
+from grpo_pl.files.runs import RunFolder
+from grpo_pl.policy.loading import load_tokenizer
+from grpo_pl.rollout.engine import RolloutInterrupted
+from grpo_pl.training.experience import Experience
+from grpo_pl.training.module import GRPOModule
+from grpo_pl.training.vocabulary import first_prompts
+
+REFUSED = "D00"
+"""Code of what ``fit`` refuses for a reason that no rule has measured."""
+EXPLAINED = frozenset({"D20", "D21", "D23", "D30"})
+"""Findings for which ``fit`` may refuse to start although it could be probed."""
+MOST_PROBLEMS = 100_000
+
+
+class ProbeTrainer(Trainer):
+    """A Trainer with the verb ``doctor``."""
+
+    def doctor(self, model: LightningModule, datamodule: LightningDataModule, weights_only: bool | None = None) -> None:
+        """Looks at the first rollouts."""
+        self.fit(model, datamodule=datamodule, weights_only=weights_only)
+
+
+class Probe(Doctor):
+    """The doctor of a probe: it has looked at problems and answers before, ends in time, and says nothing itself."""
+
+    drift_every = 1
+
+    def __init__(self, rollouts: int, seconds: float) -> None:
+        super().__init__(rollouts)
+        self.seconds = seconds
+        self.found: ProblemSigns | None = None
+        self.known: AnswerSigns | None = None
+        self.result: Signs | None = None
+        self.timed_out = False
+        self._began: float | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the first rollout began."""
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._began = time.monotonic()
+
+    def should_stop(self) -> bool:
+        self.timed_out = self.timed_out or self.elapsed > self.seconds
+        return self.timed_out
+
+    def step_metrics(self, trainer: Trainer, pl_module: LightningModule, experience: Experience) -> Mapping[str, float]:
+        super().step_metrics(trainer, pl_module, experience)
+        assert isinstance(pl_module, GRPOModule)
+        if len(self.measured) == 1 and self.known is not None:
+            again = scored_again(self.known, experience, pl_module.rewards)
+            self.known = replace(again, end_chance=end_chance(pl_module, experience))
+        return {}
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        assert isinstance(pl_module, GRPOModule)
+        self.result = self.signs(trainer, pl_module)
+        trainer.should_stop = trainer.should_stop or self.should_stop()
+
+    def problems(self, data: RolloutDataModule) -> ProblemSigns | None:
+        return self.found
+
+    def answers(self) -> AnswerSigns | None:
+        return self.known
+
+    def say(self, finding: Finding) -> None:
+        """Nothing: all findings are printed together."""
+
+    def _new_meter(self, module: GRPOModule) -> RolloutMeter:
+        return RolloutMeter(module, most_rows=32, share=1.0)
+
+
+class DoctorCLI(GRPOCLI):
+    """``doctor``: reads all that ``fit`` reads, and leaves nothing behind but a cold start in the cache."""
+
+    trainer_kind = ProbeTrainer
+    status = 0
+    """Exit status: 0 without a finding, 1 with findings; 2, as for every mistake, where nothing could be looked at."""
+    looking = False
+    """The parts of the run were built."""
+    refusal = ""
+    """Why ``fit`` would not start."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_arguments_to_parser(parser)
+        parser.add_argument("--rollouts", type=int, default=4, help=f"Rollouts of the probe, {MIN_ROLLOUTS} or more.")
+        parser.add_argument("--seconds", type=float, default=300.0, help="The probe ends after so many seconds.")
+        parser.add_argument("--json", action="store_true", help="Print findings and figures as JSON.")
+
+    def instantiate_classes(self) -> None:
+        """Values that the parts of a run refuse are a finding."""
+        try:
+            super().instantiate_classes()
+        except ConfigError:
+            raise
+        except ValueError as error:
+            if self.looking:
+                raise
+            self.refusal = str(error)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        given, built, module, data = self._given, self._built, self.model, self.datamodule
+        self.looking = True
+        if given.rollouts < MIN_ROLLOUTS or not given.seconds > 0.0:
+            raise ValueError(
+                f"need --rollouts >= {MIN_ROLLOUTS} and --seconds > 0, got {given.rollouts} and {given.seconds}."
+            )
+        if given.resume:
+            raise ValueError("--resume: the doctor looks at the start of a run, not at one that goes on.")
+        check_trainer(built.trainer)
+        self._derive_defaults()
+        self._resolve_characters()
+        if module.pool is not None:
+            self._end.enter_context(module.pool)
+        module.tokenizer = load_tokenizer(module.policy_config)
+        _, fits, _ = room_for_prompts(module, module.tokenizer)
+        self.probe = Probe(given.rollouts, given.seconds)
+        try:
+            self.probe.found = problem_signs(module, data, fits)  # before problems are left out
+            check_start(module, data, _say)
+        except ValueError as error:
+            self.refusal = str(error)
+        if module.pool is None:
+            try:
+                self.probe.known = answer_signs(module, _training_problems(data), data.source)
+            except ValueError:
+                if not self.refusal:
+                    raise
+        self._parser("doctor").callback_keys.clear()  # those that write into a run's folder
+        bars = [StageProgress()] if built.trainer["enable_progress_bar"] is not False else []
+        changed = {
+            "logger": False,
+            "enable_checkpointing": False,
+            "limit_val_batches": 0,
+            "limit_train_batches": given.rollouts,
+            "default_root_dir": self._end.enter_context(tempfile.TemporaryDirectory()),
+            "callbacks": [self.probe, *bars],
+        }
+        for name, value in changed.items():
+            built.trainer[name] = value
+        follow_launcher(built.trainer)
+        return LightningCLI.instantiate_trainer(self, **kwargs)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        if not self.looking:
+            self._print([refused_start(self.refusal)], None, 0.0)
+            return
+        probe, module, data = self.probe, self.model, self.datamodule
+        before = Signs(
+            settings=settings_of(module, rollouts=data.steps, prompts_per_step=data.prompt_count),
+            problems=probe.found,
+            answers=probe.known,
+        )
+        why, explained = self.refusal, any(one.code in EXPLAINED for one in findings(before))
+        if (explained or not why) and not (probe.found and probe.found.too_long == probe.found.prompts):
+            why = self._probe(subcommand) or why
+        signs = probe.result or before
+        found = [*([refused_start(why)] if why and not explained else []), *findings(signs)]
+        self._print(found, signs, probe.elapsed)
+        if probe.timed_out and len(signs.rollouts) < MIN_ROLLOUTS:
+            _say("The time was up before enough was seen: raise --seconds, or lower data.prompts_per_step.")
+            self.status = self.status or USAGE_ERROR
+
+    def _probe(self, subcommand: str) -> str:
+        """Makes the rollouts; returns what ended them, where a user can mend it."""
+        try:
+            super()._run_subcommand(subcommand)
+        except RolloutInterrupted:
+            if not self.probe.timed_out:
+                raise
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def _print(self, found: list[Finding], signs: Signs | None, seconds: float) -> None:
+        self.status = int(bool(found))
+        rollouts = () if signs is None else signs.rollouts
+        if not is_first_process():
+            return
+        if self._given.json:
+            report = {"findings": list(map(asdict, found)), "signs": None if signs is None else asdict(signs)}
+            print(json.dumps({**report, "seconds": round(seconds, 1)}, indent=2))
+        else:
+            count = f"{len(found) or 'no'} finding{'s' * (len(found) != 1)}"
+            looked = f"{len(rollouts)} rollouts with {sum(rollout.completions for rollout in rollouts)} completions"
+            print("\n".join([*map(str, found), f"{count}: {looked} in {seconds:.0f} s."]))
+
+    def _earlier_run(self) -> RunFolder | None:
+        return None
+
+
+def refused_start(line: str) -> Finding:
+    """What ``fit`` would end with."""
+    return Finding(
+        code=REFUSED, name="refused", figure=0.0, sentence=f"fit does not start: {line}", field="what it says"
+    )
+
+
+def _training_problems(data: RolloutDataModule) -> list[Any]:
+    """All that are listed, or the first that are made up."""
+    listed = [rows for leaf in data.source.leaves().values() if (rows := leaf.problems("train")) is not None]
+    whole = len(listed) == len(data.source.leaves())
+    return list(islice(chain(*listed) if whole else first_prompts(data), MOST_PROBLEMS))

@@ -1,0 +1,1 @@
+"""What ``grpo-pl new`` writes: templates, and what is read of the user's data to fill them."""

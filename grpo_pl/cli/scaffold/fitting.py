@@ -1,0 +1,133 @@
+"""What of a small policy follows from the texts of a task: tokens for constant parts, context and length."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from grpo_pl.data.sources import PromptSource
+from grpo_pl.functional.sampling import row_key
+from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS
+from grpo_pl.policy.tokenizer import CHARACTERS
+from grpo_pl.types import Problem
+
+_WORD = re.compile(r"[A-Za-z]+|\d+|\s+|.", re.DOTALL)
+SHORTEST = 8
+"""Characters of a constant part that is worth a token of its own."""
+COMMON = 0.2
+"""Share of the texts that a constant part occurs in."""
+MOST = 24
+"""Constant parts at most."""
+LOOKED_AT = 64
+"""Texts that constant parts are looked for in."""
+SAMPLED = 256
+"""Problems that lengths are measured on."""
+FEWEST = 32
+"""Problems of a step of the cold start and of a rollout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What a configuration says about the texts of a task."""
+
+    tags: Sequence[str]
+    """Texts that are one token each."""
+    prompt: int
+    """Tokens of the longest prompt."""
+    completion: int
+    """Most tokens of a completion."""
+    ascii_only: bool
+    """Whether the characters of every from-scratch vocabulary are enough."""
+
+    @property
+    def context(self) -> int:
+        """Tokens of a prompt and its completion, with room for prompts somewhat longer than those looked at."""
+        return -(-(self.prompt * 5 // 4 + self.completion) // 32) * 32
+
+
+def fit_to(source: PromptSource) -> Fit:
+    """Measures the first problems of a source and its demonstrations.
+
+    Raises:
+        ValueError: too few problems, or a source without demonstrations.
+    """
+    problems = _first(source)
+    shown = [source.demonstration(each, random.Random(row_key("new", each.id, n))) for each in problems for n in (0, 1)]
+    known = [text for text in shown if text is not None]
+    if len(known) < len(shown):
+        raise ValueError(
+            "the task has problems without an answer, so no demonstrations for a cold start to learn from."
+        )
+    questions = [problem.question for problem in problems]
+    frame = [tag for tag in (*THINK_TAGS, *ANSWER_TAGS) if any(tag in text for text in known)]
+    tags = [*constant_parts(questions), *frame]
+    length = token_counter(tags)
+    longest = max(map(length, known)) + 1  # and EOS
+    return Fit(
+        tags=tags,
+        prompt=max(map(length, questions)),
+        completion=-(-longest * 9 // 8 // 4) * 4,
+        ascii_only=not set("".join([*questions, *known])) - set(CHARACTERS),
+    )
+
+
+def _first(source: PromptSource) -> Sequence[Problem]:
+    """Some training problems: as many as there are, up to ``SAMPLED``.
+
+    Raises:
+        ValueError: fewer than a step of the cold start shows.
+    """
+    rows = source.problems("train")
+    if rows is not None:
+        return rows[:SAMPLED]
+    for count in (SAMPLED, 64):
+        with suppress(ValueError):
+            return source.prompts(0, count=count)
+    return source.prompts(0, count=FEWEST)
+
+
+def constant_parts(texts: Sequence[str]) -> list[str]:
+    """Runs of whole words, numbers and marks that many texts share, those first that save most.
+
+    Instructions that every question repeats cost a from-scratch policy a token a character; as a token each, what is
+    left of a prompt is what differs. Repeats until nothing of ``SHORTEST`` characters is common.
+    """
+    texts = list(dict.fromkeys(texts))[:LOOKED_AT]
+    pieces = [[text] for text in texts]
+    least = max(2, round(COMMON * len(texts)))
+    found: list[str] = []
+    while len(found) < MOST and (part := _best(pieces, least)):
+        found.append(part)
+        pieces = [[rest for piece in text for rest in piece.split(part) if rest] for text in pieces]
+    return found
+
+
+def _best(pieces: Sequence[Sequence[str]], least: int) -> str:
+    """The run that saves most characters, of those in ``least`` texts; empty where there is none."""
+
+    def count(run: str) -> int:
+        return sum(any(run in piece for piece in text) for text in pieces)
+
+    best, saved = "", 0
+    looked = [piece for text in pieces[:8] for piece in text if len(piece) >= SHORTEST]
+    for piece in dict.fromkeys(looked):
+        words = _WORD.findall(piece)
+        for first in range(len(words)):
+            low, high = first, len(words)  # the longest run from here, by bisection: longer ones are rarer
+            while low < high:
+                middle = (low + high + 1) // 2
+                low, high = (middle, high) if count("".join(words[first:middle])) >= least else (low, middle - 1)
+            run = "".join(words[first:low])
+            gain = (len(run) - 1) * count(run) if len(run) >= SHORTEST and not run.isspace() else 0
+            if gain > saved:
+                best, saved = run, gain
+    return best
+
+
+def token_counter(tags: Sequence[str]) -> Callable[[str], int]:
+    """Tokens of a text under a vocabulary of characters and ``tags``, of which longer ones go first."""
+    pattern = re.compile("|".join([*map(re.escape, sorted(tags, key=len, reverse=True)), "."]), re.DOTALL)
+    return lambda text: len(pattern.findall(text))

@@ -1,0 +1,138 @@
+"""The kinds of tasks that ``grpo-pl new`` writes: which templates, and what fills them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpo_pl.cli.scaffold.draft import Draft
+from grpo_pl.cli.scaffold.worlds import of_environment
+from grpo_pl.data.tables import FORMATS, load_table
+from grpo_pl.rewards.sandbox.gym_entry import check_task
+
+COPIED = 50 * 2**20
+"""Bytes of the largest data file that is copied into the folder; a larger one is read where it is."""
+QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction", "q", "text")
+ANSWERS = ("answer", "gold", "gold_answer", "target", "label", "output", "response", "completion", "result", "a")
+WORKED = ("worked", "work", "reasoning", "rationale", "explanation", "solution", "steps", "cot", "chain_of_thought")
+FEWEST = 40
+"""Rows of a file from which some can be held out."""
+PATTERNS = {r"####\s*(.+)": "####", r"\\boxed\{([^{}]*)\}": r"\boxed{"}
+"""Regular expression of an answer at the end of a text -> what its texts have in common."""
+
+
+def draft(origin: str | None, question: str | None = None, answer: str | None = None) -> Draft:
+    """The draft that ``--from`` names.
+
+    Raises:
+        ValueError: no such kind, file, task or environment, or a file that cannot be made into a task.
+    """
+    if origin is None:
+        return _example()
+    kind, colon, rest = origin.partition(":")
+    if colon and kind in ("csv", "jsonl"):
+        return _table(Path(rest), kind, question, answer)
+    if not colon and (Path(origin).suffix in FORMATS or Path(origin).is_file()):
+        return _table(Path(origin), "", question, answer)
+    if colon and rest and kind == "reasoning_gym":
+        return _reasoning_gym(rest)
+    if colon and rest and kind == "gymnasium":
+        return of_environment(rest)
+    known = "csv:FILE, jsonl:FILE, reasoning_gym:TASK or gymnasium:ID"
+    if kind in ("csv", "jsonl", "reasoning_gym", "gymnasium"):
+        raise ValueError(f"--from {origin} does not say which: give {known}.")
+    raise ValueError(f"--from must be {known}, got {origin!r}.")
+
+
+def _example() -> Draft:
+    return Draft(
+        kind="example", title="The time on a clock some minutes later: an example to change into your own task."
+    )
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def _table(file: Path, kind: str, question: str | None, answer: str | None) -> Draft:
+    if not file.is_file():
+        raise ValueError(f"--from: there is no file {str(file)!r}.")
+    if file.suffix not in FORMATS:
+        raise ValueError(f"--from: the name of {str(file)!r} must end in one of {', '.join(FORMATS)}.")
+    if kind and FORMATS[file.suffix] != FORMATS[f".{kind}"]:
+        raise ValueError(f"--from {kind}: {str(file)!r} is of another kind; leave `{kind}:` out.")
+    table = load_table(str(file), None, "train", text=[])
+    columns = list(table.column_names)
+    asked, gold = _columns(str(file), columns, question, answer)
+    worked = next((name for name in columns if name.lower() in WORKED and name not in (asked, gold)), None)
+    cells = [str(cell) for cell in table[gold][:FEWEST]]
+    pattern = next((p for p, mark in PATTERNS.items() if cells and all(mark in cell for cell in cells)), "")
+    rows = len(table)
+    if rows < FEWEST:
+        raise ValueError(f"{str(file)!r} has {rows} rows: a task needs {FEWEST} at least, of which some are held out.")
+    notes = [f"question: column {asked!r}, answer: column {gold!r}" + (f", work: column {worked!r}" if worked else "")]
+    if pattern:
+        notes.append(f"the answer is what {pattern} finds in {gold!r}.")
+    small = file.stat().st_size <= COPIED
+    name = f"problems{file.suffix}"
+    path = f'str(Path(__file__).with_name("{name}"))' if small else repr(str(file.resolve()))
+    return Draft(
+        kind="table",
+        title=f"The problems of {file.name}.",
+        values={
+            "file_shown": name if small else str(file.resolve()),
+            "path": path,
+            "path_import": "from pathlib import Path\n" if small else "",
+            "question": _literal(asked),
+            "answer": _literal(gold),
+            "pattern": f'\n    answer_pattern: str = r"{pattern}"' if pattern else "",
+            "worked": _literal(worked),
+            "val_share": min(0.2, max(0.05, round(200 / rows, 2))),
+        },
+        copied=file if small else None,
+        file_name=name,
+        notes=notes,
+    )
+
+
+def _columns(file: str, columns: Sequence[str], question: str | None, answer: str | None) -> tuple[str, str]:
+    """The columns of questions and answers: those that are named, else those with a usual name, else the other one of
+    two.
+
+    Raises:
+        ValueError: they cannot be told; shows the columns.
+    """
+    for name in (question, answer):
+        if name is not None and name not in columns:
+            raise ValueError(f"{file!r} has no column {name!r}; its columns are {', '.join(columns)}.")
+
+    def usual(names: Sequence[str], taken: str | None) -> str | None:
+        lower = {column.lower().strip(): column for column in reversed(columns) if column != taken}
+        return next((lower[name] for name in names if name in lower), None)
+
+    asked = question or usual(QUESTIONS, answer)
+    gold = answer or usual(ANSWERS, asked) or usual(("solution",), asked)
+    others = [column for column in columns if column not in (asked, gold)]
+    if len(columns) == 2 and len(others) == 1:
+        asked, gold = asked or others[0], gold or others[0]
+    if asked is None or gold is None or asked == gold:
+        missing = "questions" if asked is None else "answers"
+        raise ValueError(
+            f"{file!r}: which column holds the {missing}? Its columns are {', '.join(columns)}; say so by "
+            "--question COLUMN --answer COLUMN."
+        )
+    return asked, gold
+
+
+def _literal(text: str | None) -> str:
+    """A text as ruff would write it in Python."""
+    return "None" if text is None else '"' + repr("'" + text)[2:-1].replace('"', '\\"').replace("\\'", "'") + '"'
+
+
+# --- reasoning-gym --------------------------------------------------------------------------------------------------
+
+
+def _reasoning_gym(task: str) -> Draft:
+    check_task(task, {})
+    return Draft(
+        kind="reasoning_gym", title=f"reasoning-gym's {task}, by a policy from nothing.", values={"task": task}
+    )

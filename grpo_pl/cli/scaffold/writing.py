@@ -1,0 +1,164 @@
+"""Writes the folder of a task: fills the templates, and looks at the source that they make."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import keyword
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from string import Template
+from types import ModuleType
+from typing import Any
+
+from grpo_pl.cli.scaffold.draft import Draft, copy_data
+from grpo_pl.cli.scaffold.fitting import fit_to
+from grpo_pl.data.sources import PromptSource
+from grpo_pl.files.writing import staged_folder
+from grpo_pl.rewards.base import Reward
+
+TEMPLATES = Path(__file__).parent / "templates"
+CHECKED = 16
+"""Demonstrations that the reward has to find right."""
+HELD_OUT = 200
+"""Held-out problems of a validation at most: pass@1 of four samples each is then known to about ±0.03."""
+
+
+def check_folder(folder: Path) -> str:
+    """The name of a task, which is that of its folder and of its Python package.
+
+    Raises:
+        ValueError: no name of a package, one that another package has, or a folder that exists.
+    """
+    name = folder.name
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ValueError(
+            f"{name!r} cannot be the name of a task: Python imports its task.py by it, so take letters, digits and _, "
+            "with a letter first."
+        )
+    if folder.exists():
+        raise ValueError(f"{folder} exists; nothing was written. Choose another name.")
+    if name in sys.stdlib_module_names or importlib.util.find_spec(name) is not None:
+        raise ValueError(f"{name!r} is the name of a Python package that is installed: choose another one.")
+    return name
+
+
+def write_task(drafted: Draft, folder: Path, say: Callable[[str], None]) -> None:
+    """Writes the folder, all of it or nothing.
+
+    Raises:
+        ValueError: the source that comes of it cannot be trained on.
+    """
+    name = check_folder(folder)
+    shown: dict[str, object] = {"name": name, "folder": folder.as_posix(), "title": drafted.title, **drafted.values}
+    for note in drafted.notes:
+        say(note)
+    with staged_folder(folder, replace=False) as staging:
+        copy_data(drafted, staging)
+        _fill(drafted.kind, "task.py", staging, shown)
+        with _loaded(staging / "task.py") as task:
+            config = _measured(task, drafted, say) if drafted.config is None else _shape_of_episodes(drafted.config)
+        _fill(drafted.kind, "config.yaml", staging, {**shown, **config})
+        _fill(drafted.kind, "test_task.py", staging, shown)
+        _fill(drafted.kind, "README.md", staging, {**shown, **_told(drafted)})
+
+
+def _fill(kind: str, file: str, folder: Path, values: dict[str, object]) -> None:
+    """The template of a kind, or else the one that all kinds share."""
+    own = TEMPLATES / kind / f"{file}.tmpl"
+    template = Template((own if own.is_file() else TEMPLATES / f"{file}.tmpl").read_text(encoding="utf-8"))
+    (folder / file).write_text(template.substitute(values), encoding="utf-8")
+
+
+@contextmanager
+def _loaded(file: Path) -> Iterator[ModuleType]:
+    """The module of a file, as long as it is looked at."""
+    name = "grpo_pl_new_task"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.dont_write_bytecode = before
+        del sys.modules[name]
+
+
+def _measured(task: ModuleType, drafted: Draft, say: Callable[[str], None]) -> dict[str, object]:
+    """Shape, lengths and rollouts for the problems of a source."""
+    source: PromptSource = task.Problems()
+    for line in getattr(source, "notes", ()):
+        say(line)
+    fit = fit_to(source)
+    held_out = min(HELD_OUT, len(source.validation()))
+    if not held_out:
+        raise ValueError("no problem is held out: give more rows with different questions.")
+    with closing(task.Right(correctness=True)) as reward:
+        _check_demonstrations(source, reward)
+    rollouts = 150 if fit.completion <= 160 else 80
+    say(f"prompts of up to {fit.prompt} tokens, completions of up to {fit.completion}, {held_out} held-out problems.")
+    return {
+        **_shape(fit.prompt + fit.completion),
+        "context": fit.context,
+        "completion": fit.completion,
+        "tags": "".join(f"\n      - {json.dumps(tag, ensure_ascii=False)}" for tag in fit.tags) or " []",
+        "characters": "" if fit.ascii_only else _FROM_DATA,
+        "held_out": held_out,
+        "steps": rollouts,
+        "interval": rollouts // 2,
+        "shown": "task.py",
+    }
+
+
+_FROM_DATA = "    characters: from_data  # those of ASCII and all others that the problems hold\n"
+
+
+def _shape(tokens: int) -> dict[str, object]:
+    """A small policy for rows of so many tokens: a wide one for short rows, so that all train in minutes."""
+    hidden, layers = (128, 3) if tokens <= 100 else (96, 3) if tokens <= 200 else (64, 2)
+    return {"hidden": hidden, "intermediate": hidden * 11 // 4, "layers": layers}
+
+
+def _shape_of_episodes(config: Any) -> dict[str, object]:
+    return {**_shape(int(config["context"])), "steps": 60, "interval": 30, **config}
+
+
+def _check_demonstrations(source: PromptSource, reward: Reward) -> None:
+    """Refuses a task whose reward finds the source's own demonstrations wrong.
+
+    Raises:
+        ValueError: one of them.
+    """
+    problems = source.prompts(0, count=CHECKED)
+    texts = [str(source.demonstration(problem, random.Random(0))) for problem in problems]
+    columns = {key: [problem.columns.get(key) for problem in problems] for key in problems[0].columns}
+    scores = reward(texts, [problem.answer for problem in problems], columns)
+    for text, problem, score in zip(texts, problems, scores, strict=True):
+        if not score.correct:
+            raise ValueError(
+                f"the gold answer {problem.answer[:60]!r} of {problem.question[:60]!r} cannot be judged: its own "
+                f"demonstration {text[-60:]!r} is {score.status}."
+            )
+
+
+def _told(drafted: Draft) -> dict[str, object]:
+    """What the README says of the data."""
+    files = f"| `{drafted.file_name}` | the problems, a copy of {drafted.copied.name} |" if drafted.copied else ""
+    notes = {
+        "example": "The data are made up by `Problems.draw`. The cold start shows half of the answers with their work.",
+        "table": "The columns are named in `task.py`. With more rows than a small policy can learn from nothing, give "
+        "`model.policy` a `path` of a trained model.",
+        "reasoning_gym": "The problems are made up without end by reasoning-gym, and its scorer judges them. Make them "
+        "easier or harder by `settings` in `task.py`.",
+        "gymnasium": "Each prompt is the seed of a world. Change what the policy sees in `shown`, and what counts as "
+        "right in `Right`.",
+    }[drafted.kind]
+    if drafted.kind == "table" and drafted.copied is None:
+        notes = f"The data are read where they are, {drafted.values['file_shown']}: they are too large to copy. {notes}"
+    return {"files": files, "notes": notes}

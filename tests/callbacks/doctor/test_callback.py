@@ -1,0 +1,78 @@
+"""The doctor in ``fit``: it says each finding once, also over a resume, and changes nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_pl.callbacks.doctor.callback import Doctor
+from grpo_pl.callbacks.doctor.rollouts import repeated_texts
+from grpo_pl.callbacks.doctor.signs import RewardSigns, RolloutSigns
+from grpo_pl.rewards.base import Score
+
+SLOW: dict[str, Any] = {"model__optimization": {"lr": 1e-8}}
+
+
+def test_a_finding_is_said_once_also_over_a_resume(command_line: Any) -> None:
+    config = command_line.config("slow", **SLOW, data__prompts_per_step=8)
+    first = command_line("fit", "--config", config)
+    assert first.status == 0, first.err
+    assert first.err.count("D40 rate too small") == 1
+    assert first.err.count("D25 few held-out problems") == 1
+    resumed = command_line("fit", "--config", config, "--resume", "--data.steps=6")
+    assert resumed.status == 0, resumed.err
+    assert "D40" not in resumed.err and "D25" not in resumed.err
+
+
+def test_a_run_is_the_same_with_and_without_it(
+    command_line: Any, read_metrics: Callable[[Path], list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = command_line.config("seen")
+    assert command_line("fit", "--config", config, "--name=seen").status == 0
+    monkeypatch.setattr(Doctor, "on_train_batch_start", lambda *_: None)
+    assert command_line("fit", "--config", config, "--name=unseen").status == 0
+    seen, unseen = (command_line.runs / name for name in ("seen", "unseen"))
+    assert read_metrics(seen / "metrics.csv") == read_metrics(unseen / "metrics.csv")
+    assert (seen / "completions.jsonl").read_text() == (unseen / "completions.jsonl").read_text()
+
+
+def test_what_was_measured_survives_a_checkpoint() -> None:
+    doctor = Doctor()
+    reward = RewardSigns(name="exact", weight=1.0, correctness=True, least=0.0, most=1.0)
+    doctor.measured = [
+        RolloutSigns(
+            groups=2,
+            completions=8,
+            mixed=1,
+            mixed_answers=1,
+            right=3,
+            cut=0,
+            cut_unpaid=0,
+            cut_right=0,
+            no_answer=0,
+            identical=0,
+            rewards=(reward,),
+        )
+    ]
+    again = Doctor()
+    again.load_state_dict(torch.load(_saved(doctor.state_dict()), weights_only=True))
+    assert again.measured == doctor.measured
+
+
+def _saved(state: dict[str, Any]) -> Any:
+    from io import BytesIO
+
+    file = BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return file
+
+
+def test_equal_texts_are_compared_inside_their_group_only() -> None:
+    texts = ["a", "a", "b", "a", "b", "b"]
+    scores = [Score(value, "wrong") for value in (0.0, 0.5, 0.0, 1.0, 0.0, 0.0)]
+    assert repeated_texts(texts, scores, 3) == (2, 1)
+    late = [Score(0.0, "timeout") if i == 1 else score for i, score in enumerate(scores)]
+    assert repeated_texts(texts, late, 3) == (1, 0)  # a clock is no noise

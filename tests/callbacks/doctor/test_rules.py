@@ -1,0 +1,200 @@
+"""Every rule by figures made by hand: what it finds, just below and above its threshold, and what explains what."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import grpo_pl
+from grpo_pl.callbacks.doctor.rules import RULES, findings
+from grpo_pl.callbacks.doctor.signs import AnswerSigns, ProblemSigns, RewardSigns, RolloutSigns, Settings, Signs
+
+EXACT = RewardSigns(name="exact", weight=1.0, correctness=True, least=0.0, most=1.0)
+FORM = RewardSigns(name="format", weight=0.1, correctness=False, least=0.0, most=1.0, earned=True, form=True)
+ROLLOUT = RolloutSigns(
+    groups=8,
+    completions=64,
+    mixed=5,
+    mixed_answers=5,
+    right=20,
+    cut=2,
+    cut_unpaid=2,
+    cut_right=0,
+    no_answer=4,
+    identical=0,
+    questions=8,
+    prompts=8,
+    gap=1.0,
+    rewards=(EXACT, FORM),
+    rate=0.5,
+    weight_change=1e-3,
+    moved=1.0,
+    logprob_change=0.02,
+    kl=1e-3,
+    entropy=0.5,
+)
+SETTINGS = Settings(group_size=8, prompts_per_update=8, rollouts=100, temperature=1.0, length=32)
+PROBLEMS = ProblemSigns(train=100, held_out=100, texts=400, prompts=200)
+ANSWERS = AnswerSigns(
+    golds=32, refused=0, accepted_form=True, empty_right=0.0, empty_total=0.0, best_total=1.1, scored_again=64
+)
+HEALTHY = Signs(settings=SETTINGS, problems=PROBLEMS, answers=ANSWERS, rollouts=[ROLLOUT] * 4)
+EQUAL: dict[str, Any] = {"mixed": 0, "mixed_answers": 0, "gap": None, "logprob_change": None, "moved": 0.0}
+
+
+def _codes(signs: Signs) -> list[str]:
+    return [finding.code for finding in findings(signs)]
+
+
+def _rollouts(signs: Signs = HEALTHY, **changed: Any) -> Signs:
+    return replace(signs, rollouts=[replace(ROLLOUT, **changed)] * 4)
+
+
+def _settings(**changed: Any) -> Signs:
+    return replace(HEALTHY, settings=replace(SETTINGS, **changed))
+
+
+def _problems(**changed: Any) -> Signs:
+    return replace(HEALTHY, problems=replace(PROBLEMS, **changed))
+
+
+def _answers(**changed: Any) -> Signs:
+    return replace(HEALTHY, answers=replace(ANSWERS, **changed))
+
+
+def test_a_healthy_run_has_no_finding() -> None:
+    assert findings(HEALTHY) == []
+
+
+def test_nothing_is_found_where_nothing_was_measured() -> None:
+    assert findings(Signs(settings=SETTINGS)) == []
+
+
+ALWAYS_HALF = (replace(EXACT, least=0.5, most=0.5), FORM)
+NO_FORM = (EXACT, replace(FORM, most=0.0))
+
+
+@pytest.mark.parametrize(
+    ("code", "ill", "well"),
+    [
+        ("D01", _rollouts(**EQUAL, right=0), _rollouts(right=0)),
+        ("D01", _rollouts(**EQUAL, right=3), _rollouts(**EQUAL | {"mixed": 1}, right=3)),
+        ("D02", _rollouts(**EQUAL, right=64), _rollouts(right=62)),
+        ("D03", _rollouts(**EQUAL, right=32), _rollouts(right=32)),
+        ("D04", _rollouts(**EQUAL, right=0, rewards=ALWAYS_HALF), _rollouts(rewards=(EXACT, FORM))),
+        ("D04", _rollouts(rewards=(EXACT, replace(FORM, form=False, most=0.0))), _rollouts()),
+        ("D05", _rollouts(**EQUAL | {"mixed_answers": 4}), _rollouts(mixed_answers=4)),
+        ("D06", _rollouts(gap=-0.1), _rollouts(gap=0.1)),
+        ("D07", _rollouts(identical=7), _rollouts(identical=6)),
+        ("D09", _settings(prompts_per_update=1, group_size=64), _settings(prompts_per_update=2)),
+        ("D09", _settings(prompts_per_update=3, group_size=5), _settings(prompts_per_update=4, group_size=4)),
+        ("D10", _rollouts(cut=40, cut_unpaid=40), _rollouts(cut=40, cut_unpaid=25)),
+        ("D10", _rollouts(cut=60, cut_unpaid=60, right=0), _rollouts(cut=40, cut_unpaid=40, right=0)),
+        (
+            "D10",
+            _rollouts(_settings(plays=True), **EQUAL, cut=64, cut_unpaid=64, right=0),
+            _rollouts(_settings(plays=True), cut=44, cut_unpaid=44),
+        ),
+        ("D11", _rollouts(no_answer=60), _rollouts(no_answer=50)),
+        ("D11", _rollouts(rewards=NO_FORM), _rollouts()),
+        ("D12", _rollouts(_answers(end_chance=0.0), cut=64), _rollouts(_answers(end_chance=1e-3), cut=64)),
+        ("D20", _problems(unwritable=1, characters="'é' (U+00E9)"), _problems()),
+        ("D21", _problems(leaked=1), _problems()),
+        ("D22", _problems(repeated=5), _problems(repeated=4)),
+        ("D22", _problems(repeated=50), replace(_settings(plays=True), problems=replace(PROBLEMS, repeated=50))),
+        ("D23", _problems(too_long=1), _problems()),
+        ("D24", _rollouts(prompts=4), _rollouts(prompts=5)),
+        ("D25", _problems(held_out=42), _problems(held_out=43)),
+        ("D30", _answers(refused=2), _answers(refused=1)),
+        ("D31", _answers(demonstrations=32, demonstrations_paid=6), _answers(demonstrations=32, demonstrations_paid=7)),
+        ("D32", _answers(empty_right=0.2), _answers(empty_right=0.1)),
+        ("D32", _answers(empty_total=2.0), _answers(empty_total=1.0)),
+        ("D33", _answers(differed=2, differing="judge"), _answers(differed=1, differing="judge")),
+        (
+            "D33",
+            _rollouts(rewards=(replace(EXACT, equal_texts=20, differed=1), FORM)),
+            _rollouts(rewards=(replace(EXACT, equal_texts=20, differed=0), FORM)),
+        ),
+        ("D40", _rollouts(logprob_change=4e-4), _rollouts(logprob_change=6e-4)),
+        ("D41", _rollouts(kl=0.4), _rollouts(kl=0.2)),
+        ("D41", _rollouts(clipped=0.6), _rollouts(clipped=0.4)),
+        (
+            "D42",
+            replace(_rollouts(moved=0.1), settings=replace(SETTINGS, half_precision=True)),
+            replace(_rollouts(moved=0.6), settings=replace(SETTINGS, half_precision=True)),
+        ),
+        ("D43", _rollouts(moved=0.0, logprob_change=0.0), _rollouts(moved=1e-3)),
+        ("D43", _rollouts(skipped=1), _rollouts()),
+    ],
+)
+def test_a_rule_finds_what_it_is_for_and_no_less(code: str, ill: Signs, well: Signs) -> None:
+    assert _codes(ill) == [code]
+    assert code not in _codes(well)
+
+
+def test_entropy_that_falls_off_is_a_rate_too_large() -> None:
+    falling = [replace(ROLLOUT, entropy=entropy) for entropy in (0.5, 0.3, 0.1, 0.09)]
+    assert _codes(replace(HEALTHY, rollouts=falling)) == ["D41"]
+    assert _codes(replace(HEALTHY, rollouts=falling[:2] + falling[:2])) == []
+    learnt = [replace(rollout, right=64) for rollout in falling]
+    assert _codes(replace(HEALTHY, rollouts=learnt)) == []  # a policy that is always right may be sure of itself
+
+
+def test_too_little_evidence_is_no_finding() -> None:
+    hopeless = replace(ROLLOUT, **EQUAL, right=0)
+    assert _codes(replace(HEALTHY, rollouts=[hopeless] * 2)) == []
+    assert _codes(replace(HEALTHY, rollouts=[replace(hopeless, groups=3, completions=8)] * 3)) == []
+
+
+@pytest.mark.parametrize(
+    ("cause", "code"),
+    [
+        (_rollouts(**EQUAL, right=0, cut=64, cut_unpaid=64), "D10"),
+        (_rollouts(**EQUAL, right=0, no_answer=64), "D11"),
+        (_rollouts(**EQUAL, right=0, identical=8), "D07"),
+        (_rollouts(**EQUAL, right=0, prompts=1), "D24"),
+        (_rollouts(_answers(refused=32, accepted_form=False), **EQUAL, right=0), "D30"),
+        (_rollouts(_answers(demonstrations=32), **EQUAL, right=0), "D31"),
+        (_rollouts(_answers(empty_right=1.0), **EQUAL, right=64), "D32"),
+    ],
+)
+def test_a_cause_that_explains_equal_groups_takes_the_place_of_their_difficulty(cause: Signs, code: str) -> None:
+    assert _codes(cause) == [code]
+
+
+def test_a_reward_that_reads_a_form_of_its_own_refuses_no_gold() -> None:
+    own_form = _answers(refused=32, accepted_form=False)
+    assert _codes(own_form) == []  # some completions are right
+    assert _codes(_rollouts(own_form, right=0)) == ["D30"]
+
+
+def test_without_a_look_at_known_answers_hard_and_broken_are_named_together() -> None:
+    (finding,) = findings(_rollouts(replace(HEALTHY, answers=None), **EQUAL, right=0))
+    assert finding.code == "D01" and "grpo-pl doctor" in finding.sentence
+
+
+def test_the_rate_is_judged_at_its_peak() -> None:
+    (finding,) = findings(_rollouts(logprob_change=1e-5, rate=0.1))
+    assert finding.figure == pytest.approx(1e-5 / 0.1 * 100)  # over the 100 rollouts of the run
+
+
+def test_a_penalty_that_nobody_incurs_is_no_constant_reward() -> None:
+    penalty = RewardSigns(name="repetition", weight=1.0, correctness=False, least=0.0, most=0.0, earned=False)
+    assert _codes(_rollouts(rewards=(EXACT, penalty))) == []
+
+
+def test_a_form_that_all_keep_is_no_constant_reward_but_one_that_the_empty_text_keeps_is() -> None:
+    kept = _rollouts(rewards=(EXACT, replace(FORM, least=1.0)))
+    assert _codes(kept) == []
+    assert _codes(replace(kept, answers=replace(ANSWERS, empties={"format": 0.0}))) == []
+    assert _codes(replace(kept, answers=replace(ANSWERS, empties={"format": 1.0}))) == ["D04"]
+
+
+def test_every_code_is_in_the_table_of_the_page() -> None:
+    page = (Path(grpo_pl.__file__).parents[1] / "docs" / "doctor.md").read_text()
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| D")]
+    assert [(code.strip(), name.strip()) for code, name in rows] == [
+        ("D00", "refused"),
+        *((rule.code, rule.name) for rule in RULES),
+    ]

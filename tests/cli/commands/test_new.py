@@ -1,0 +1,169 @@
+"""What ``grpo-pl new`` writes, by running it: tests, a few rollouts, and the linters; and what it refuses."""
+
+import csv
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_pl.cli.main import main
+from grpo_pl.cli.scaffold.fitting import constant_parts, token_counter
+from grpo_pl.config.objects import read
+from tests.conftest import exit_status
+
+ROOT = Path(__file__).parents[3]
+KINDS = ("new_clock", "new_table", "new_lines", "new_gcd", "new_cart")
+SHORT = (
+    *("--data.steps=2", "--data.prompts_per_step=2", "--data.val_prompts=2", "--model.algorithm.group_size=2"),
+    *("--model.cold_start.steps=2", "--model.cold_start.batch_size=2", "--model.validation.samples=1"),
+    *("--model.policy.from_scratch.hidden_size=32", "--model.policy.from_scratch.num_hidden_layers=1"),
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one task of each kind."""
+    folder = tmp_path_factory.mktemp("tasks")
+    rows = [{"Problem": f"{i} and 1?", "Solution": f"So it is #### {i + 1}", "id": str(i)} for i in range(60)]
+    with (folder / "sums.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, ["id", "Problem", "Solution"])
+        table.writeheader()
+        table.writerows(rows)
+    lines = [f'{{"q": "{i}·2", "gold": "{2 * i}", "work": "{i}+{i}"}}\n' for i in range(60)]
+    (folder / "doubles.jsonl").write_text("".join(lines))
+    origins: list[list[str]] = [
+        [],
+        ["--from", f"csv:{folder / 'sums.csv'}"],
+        [f"--from={folder / 'doubles.jsonl'}"],
+        ["--from=reasoning_gym:gcd"],
+        ["--from=gymnasium:CartPole-v1"],
+    ]
+    for name, origin in zip(KINDS, origins, strict=True):
+        assert main(["new", str(folder / name), *origin]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def search_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_new_task_is_trained_as_it_stands(command_line: Any, place: Path, name: str) -> None:
+    config = place / name / "config.yaml"
+    assert command_line("fit", "--config", config, *SHORT).status == 0
+    written = yaml.safe_load((command_line.runs / name / "config.yaml").read_text())
+    assert written["model"]["optimization"]["lr"] == 4e-4  # derived for a policy of this size
+    assert {path.name for path in (place / name).iterdir()} - {"__pycache__", "problems.csv", "problems.jsonl"} == {
+        "task.py",
+        "config.yaml",
+        "test_task.py",
+        "README.md",
+    }
+
+
+def test_the_tests_that_are_written_pass_from_another_folder(place: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    quiet = ("-q", "-p", "no:xdist", "-p", "no:cacheprovider")
+    for arguments in ([str(place / KINDS[0])], ["--import-mode=importlib", *(str(place / name) for name in KINDS[1:])]):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *quiet, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_is_written_is_clean(place: Path) -> None:
+    folders = [str(place / name) for name in KINDS]
+    for check in (["check"], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *check, "--no-cache", "--config", str(ROOT / "pyproject.toml")]
+        done = subprocess.run([*command, *folders], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_what_is_written_has_right_types(place: Path) -> None:
+    for name in KINDS:
+        command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(place / name)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_columns_are_guessed_and_the_answer_found_in_its_text(place: Path) -> None:
+    config = read([place / "new_table" / "config.yaml"])
+    from grpo_pl.data.sources import PromptSource
+
+    source: Any = config.build("data.source", PromptSource)
+    assert (source.question, source.answer, source.answer_pattern) == ("Problem", "Solution", r"####\s*(.+)")
+    assert source.prompts(0, count=1)[0].answer.isdigit()
+    lines: Any = read([place / "new_lines" / "config.yaml"]).build("data.source", PromptSource)
+    assert (lines.question, lines.answer, lines.worked) == ("q", "gold", "work")
+    tree = yaml.safe_load((place / "new_lines" / "config.yaml").read_text())
+    assert tree["model"]["policy"]["characters"] == "from_data"  # the questions have a character beyond ASCII
+
+
+def _refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert exit_status(lambda: main(["new", *arguments])) in (1, 2)
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+def test_nothing_is_overwritten(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (place / KINDS[0] / "task.py").read_bytes()
+    assert "exists; nothing was written" in _refusal(capsys, str(place / KINDS[0]))
+    assert (place / KINDS[0] / "task.py").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["json"], "'json' is the name of a Python package"),
+        (["my-task"], "'my-task' cannot be the name of a task"),
+        (["class"], "cannot be the name"),
+        (["t", "--from=csv"], "does not say which"),
+        (["t", "--from=parrot:x"], "--from must be csv:FILE, jsonl:FILE, reasoning_gym:TASK or gymnasium:ID"),
+        (["t", "--from=csv:none.csv"], "there is no file 'none.csv'"),
+        (["t", "--from=jsonl:odd.csv"], "is of another kind"),
+        (["t", "--from=odd.csv"], "which column holds the questions? Its columns are one, two, three"),
+        (["t", "--from=odd.csv", "--question=four"], "no column 'four'; its columns are one, two, three"),
+        (["t", "--from=few.csv"], "has 3 rows"),
+        (["t", "--from=blank.csv"], "no question or answer that can be read"),
+        (["t", "--from=reasoning_gym:gdc"], "did you mean 'gcd'?"),
+        (["t", "--from=gymnasium:CartPole-v9"], "gymnasium cannot make 'CartPole-v9'"),
+        (["t", "--from=gymnasium:Pendulum-v1"], "actions of Box"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("odd.csv").write_text("one,two,three\n" + "1,2,3\n" * 50)
+    Path("few.csv").write_text("question,answer\n" + "1,2\n" * 3)
+    Path("blank.csv").write_text("question,answer\n" + "".join(f"{i},{i if i else ''}\n" for i in range(50)))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert told in _refusal(capsys, *arguments)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_constant_parts_are_what_texts_share_and_not_what_differs() -> None:
+    texts = [f"Find the sum of these numbers: {i} and {i + 1}. Give it." for i in range(100, 150)]
+    assert constant_parts(texts) == ["Find the sum of these numbers: ", ". Give it."]
+    assert constant_parts([f"{i}+{i}=" for i in range(50)]) == []
+
+
+def test_tokens_are_characters_and_tags() -> None:
+    assert token_counter(["<a>", "<a>b"])("<a>b<a>c\n") == 4  # the longer tag, the shorter one, c, newline
+
+
+def test_help_names_the_option_as_it_is_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status(lambda: main(["new", "--help"])) == 0
+    assert "--from " in capsys.readouterr().out

@@ -1,0 +1,40 @@
+"""docs/coming_from_trl.md names every field of TRL's GRPOConfig once, and fields of ours that are there."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_pl.config.suggestions import NAMES
+
+trl = pytest.importorskip("trl", reason="TRL is a development dependency: pip install 'grpo_pl[dev]'")
+PAGE = Path(__file__).parents[2] / "docs" / "coming_from_trl.md"
+ROWS = re.findall(r"^\| (`.*?) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+THEIRS = {name: ours for names, ours in ROWS for name in re.findall(r"`(\w+)`", names)}
+
+
+def test_every_field_of_theirs_has_its_place() -> None:
+    fields = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
+    named = [name for names, _ in ROWS for name in re.findall(r"`(\w+)`", names)]
+    assert len(named) == len(set(named))
+    assert set(named) == fields
+
+
+def test_every_field_of_ours_is_an_option(command_line: Any) -> None:
+    options = set(re.findall(r"--([\w.]+)", command_line("fit", "--help", "all").out))
+    named = {
+        name for _, ours in ROWS for name in re.findall(r"`((?:model|data|trainer|checkpoint|samples)\.[\w.]+)", ours)
+    }
+    inside = {name.split(".init_args")[0] for name in named}
+    assert sorted(inside - options) == []
+
+
+def test_the_page_agrees_with_the_hints_of_the_command_line() -> None:
+    for name, ours in NAMES.items():
+        if name in THEIRS and not ours.startswith(("nothing", "fields of", "--config", "model.engine")):
+            if THEIRS[name].startswith("nothing"):
+                continue  # in training, which is what TRL's field is for
+            for first in re.findall(r"[a-z_]+(?:\.[a-z_]+)+|^\w+$", ours)[:1]:
+                assert first.split(".init_args")[0] in THEIRS[name], name

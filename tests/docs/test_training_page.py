@@ -1,0 +1,61 @@
+"""The examples of docs/training.md run as they stand there, on a tiny run."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import CommandLine
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "training.md").read_text()
+BLOCKS = dict(re.findall(r"^```\w+\n# ([\w.]+)\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE))
+
+
+@pytest.fixture
+def run(command_line: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A tiny run with some of the page's files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, block in BLOCKS.items():
+        (tmp_path / name).write_text(block)
+
+    def fit(overlay: str, *options: object, **changed: Any) -> Path:
+        config = command_line.config(Path(overlay).stem, **changed)
+        done = command_line("fit", "--config", config, "--config", tmp_path / overlay, *options)
+        assert done.status == 0, done.err
+        return command_line.runs / Path(overlay).stem
+
+    return fit
+
+
+def test_a_run_that_gets_no_better_stops_early(run: Any, read_metrics: Any) -> None:
+    folder = run("early.yaml", "--trainer.val_check_interval=1", "--data.steps=12", model__optimization={"lr": 1e-12})
+    rows = [row for row in read_metrics(folder / "metrics.csv") if "reward" in row]
+    assert len(rows) == 3 or len(rows) == 4  # the first validation is before the first rollout
+    assert (folder / "export" / "model.safetensors").is_file()
+
+
+def test_a_callback_and_a_logger_of_the_page(run: Any, tmp_path: Path) -> None:
+    assert run("solved.yaml", "--data.steps=2").is_dir()
+    assert run("loggers.yaml", "--data.steps=2").is_dir()
+    assert list((tmp_path / "logs").rglob("metrics.csv"))
+
+
+def test_the_sweep_is_short_and_runs(command_line: CommandLine, tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="pip install 'grpo_pl[dev]'")
+    assert len(BLOCKS["sweep.py"].splitlines()) + 1 <= 40
+    config = command_line.config("swept")
+    script = BLOCKS["sweep.py"].replace("configs/quickstart.yaml", str(config)).replace("n_trials=8", "n_trials=2")
+    (tmp_path / "sweep.py").write_text(script.replace("steps=30", "steps=2"))
+    environment = {**os.environ, "GRPO_PL_CACHE": str(command_line.cache), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "sweep.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'lr'" in done.stdout.splitlines()[-1]
+    assert (tmp_path / "runs" / "sweep-1" / "report.html").is_file()
