@@ -18,13 +18,19 @@ from serve.protocol import BoundedProtocol, Crowd
 
 LIMIT = 4
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+arrived = threading.Semaphore(0)
+"""Released for every byte of a body that the server has read."""
 
 
 async def _app(scope: Any, receive: Any, send: Any) -> None:
     """Answers when the body is there; `/slow` after a while, `/large` with more than a socket holds, `/headers` with
     the names of the headers."""
-    while (await receive()).get("more_body"):
-        pass
+    more = True
+    while more:
+        message = await receive()
+        more = message.get("more_body", False)
+        if body := message.get("body"):
+            arrived.release(len(body))
     if scope["path"] == "/slow":
         await asyncio.sleep(1.0)
     body = b"x" * (32 << 20) if scope["path"] == "/large" else b"ok"
@@ -130,13 +136,16 @@ def test_half_bodies_keep_nobody_out(listen: Any) -> None:
 
 
 def test_a_body_that_goes_on_keeps_its_place(listen: Any) -> None:
+    while arrived.acquire(blocking=False):  # an earlier test's
+        pass
     sending = listen()
     sending.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 5\r\n\r\n")
     for _ in range(5):
         sending.sendall(b"x")
-        time.sleep(0.1)
-        for _ in range(LIMIT - 1):
-            listen()
+        assert arrived.acquire(timeout=20)
+        others = [listen() for _ in range(LIMIT - 1)]
+        others[-1].sendall(GET + b"\r\n")  # its answer says that all of them are in
+        assert others[-1].recv(1 << 16).startswith(b"HTTP/1.1 200")
     assert _all(sending).startswith(b"HTTP/1.1 200")
 
 
