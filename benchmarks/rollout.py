@@ -63,9 +63,20 @@ class ScriptedNative(NativeEngine):
         return super()._choose(forced, uniform, rows, position, sampling)
 
 
+class ProvedNative(ScriptedNative):
+    """Its log-probabilities are the policy's own, to which every step holds them; a forced end has another."""
+
+    def _choose(
+        self, logits: Tensor, uniform: Tensor, rows: Tensor, position: int, sampling: SamplingParams
+    ) -> tuple[Tensor, Tensor]:
+        tokens, _ = super()._choose(logits, uniform, rows, position, sampling)
+        own = torch.log_softmax(logits.float() / sampling.temperature, dim=-1)
+        return tokens, own.gather(1, tokens.unsqueeze(1)).squeeze(1)
+
+
 @dataclass(kw_only=True)
 class ScriptedChild(NativeChildEngine):
-    """`ScriptedNative` in a child process."""
+    """`ProvedNative` in a child process."""
 
     worker: ClassVar[str] = "rollout:ScriptedWorker"
     lengths: Sequence[int] = field(default_factory=list)
@@ -79,7 +90,7 @@ class ScriptedWorker(NativeWorker):
 
     def __init__(self, *, lengths: Sequence[int], **settings: Any) -> None:
         super().__init__(**settings)
-        self._engine = ScriptedNative(lengths=lengths)
+        self._engine = ProvedNative(lengths=lengths)
 
 
 def ours(model: PreTrainedModel, cell: Cell, lengths: Sequence[int]) -> Callable[[], None]:

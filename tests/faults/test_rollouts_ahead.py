@@ -1,5 +1,6 @@
 """Runs with rollouts under way are stopped and killed, and come to the end of one that is not."""
 
+import contextlib
 import os
 import random
 import signal
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 
 from grpo_pl.files.checkpoints import newest_whole, rollouts_of
@@ -81,3 +83,39 @@ def test_twenty_deaths_with_rollouts_under_way_leave_no_trace(
             ahead.run.rename(ahead.run.with_name(f"ended{ended}"))
     assert ahead.fit("--resume") == 0, ahead.log
     assert_same_end(ahead)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("config", ["ahead", pytest.param("ahead_on_vllm", marks=pytest.mark.vllm)])
+def test_twenty_deaths_of_the_engine_inside_runs_leave_no_trace(
+    ahead: Any, assert_same_end: Callable[[Any], None], config: str
+) -> None:
+    """Kills by the clock; one between two checkpoints, each of which waits for all rollouts, for a second death in one
+    rollout ends the run."""
+    ahead = replace(ahead, config=ahead.config.with_name(f"{config}.yaml"))
+    rng, killed, runs = random.Random(0), 0, 0
+    while killed < 20:
+        one = replace(ahead, folder=ahead.folder.with_name(f"runs{runs}"))
+        process, seen = one.start(), 0
+        while process.is_alive():
+            whole = len(list((one.run / "checkpoints").glob("rollout-*.ckpt")))
+            if whole > seen:
+                seen = whole
+                time.sleep(rng.uniform(0.0, 0.4))
+                killed += _kill_engine(process.pid)
+            time.sleep(0.01)
+        process.join()
+        assert process.exitcode == 0, one.log
+        assert_same_end(one)
+        runs += 1
+
+
+def _kill_engine(trainer: int) -> int:
+    """How many it killed, which is one unless the engine's process is gone already."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(trainer).children():
+            if "grpo_pl.rollout.child.main" in child.cmdline():
+                child.kill()
+                return 1
+    return 0
