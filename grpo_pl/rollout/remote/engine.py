@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _TRY_EVERY_S = 0.25
+_LATE_S = 1.0
+"""By so much one answer of a server may be later than another."""
 
 
 @dataclass(kw_only=True)
@@ -202,9 +204,8 @@ class RemoteEngine(CopyEngine):
                 line = f"{death} It is tried again for {self.reconnect_s:g} s."
             except InUse as refused:
                 end = time.monotonic() + refused.ends_in_s
-                if end > ends_at.get(refused.url, end) + 0.1:  # that run has been heard from
+                if end > ends_at.setdefault(refused.url, end) + _LATE_S:  # that run has been heard from
                     raise
-                ends_at[refused.url] = end
                 line = f"{refused} It is waited for at most {refused.ends_in_s:.0f} s."
             if not told:
                 log.warning("%s", line)

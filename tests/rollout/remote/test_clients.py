@@ -3,9 +3,9 @@
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -35,7 +35,7 @@ def listen() -> Iterator[Callable[[Answer], str]]:
                     return
                 found = answer(self.command)
                 if found is None:
-                    over.wait(120)
+                    over.wait(300)
                     return
                 body = json.dumps(found[1]).encode()
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -72,34 +72,65 @@ def _draw(engine: RemoteEngine, model: Any, make_keys: Any, **options: Any) -> N
 
 
 def test_a_server_that_hangs_costs_others_no_lease(listen: Any) -> None:
-    heard: list[float] = []
+    heard = threading.Semaphore(0)
 
     def answer(method: str) -> tuple[int, Any]:
-        heard.extend([time.monotonic()] if method == "POST" else [])
+        if method == "POST":
+            heard.release()
         return 200, {}
 
     urls = listen(lambda method: None), listen(answer)
     fleet = Fleet([EngineClient(url, token=None, ca_file=None, silence_s=60.0) for url in urls], "1" * 32, 0.6, "0")
-    deadline = time.monotonic() + 20
-    while len(heard) < 5 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    for _ in range(5):
+        assert heard.acquire(timeout=60)
     fleet.close()
-    assert len(heard) >= 5
 
 
-def test_servers_whose_leases_end_one_after_the_other_are_waited_for() -> None:
-    engine = RemoteEngine(urls=["http://a:1", "http://b:1"])
-    ends = {"a": time.monotonic() + 0.3, "b": time.monotonic() + 1.2}
+class _Clock:
+    """Time that passes while somebody sleeps."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def _in_use(url: str, ends_in_s: float) -> InUse:
+    refused = InUse(url)
+    refused.url, refused.ends_in_s = url, ends_in_s
+    return refused
+
+
+def test_servers_whose_leases_end_one_after_the_other_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their answers take up to half a second."""
+    clock = _Clock()
+    monkeypatch.setattr("grpo_pl.rollout.remote.engine.time", clock)
+    ends, delays = {"a": clock.now + 30.0, "b": clock.now + 60.0}, cycle((0.0, 0.5, 0.1))
 
     def ask() -> str:
         for url, end in ends.items():
-            if (left := end - time.monotonic()) > 0:
-                refused = InUse(url)
-                refused.ends_in_s, refused.url = left, url
-                raise refused
+            if (left := end - clock.now) > 0:
+                clock.sleep(next(delays))
+                raise _in_use(url, left)
         return "free"
 
-    assert engine._patiently(ask) == "free"
+    assert RemoteEngine(urls=["http://a:1", "http://b:1"])._patiently(ask) == "free"
+    assert clock.now == pytest.approx(1060.0, abs=1.0)
+
+
+def test_a_server_whose_run_is_heard_from_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = _Clock()
+    monkeypatch.setattr("grpo_pl.rollout.remote.engine.time", clock)
+
+    def ask() -> None:  # it is heard from every ten seconds
+        raise _in_use("a", 30.0 - (clock.now - 1000.0) % 10.0)
+
+    with pytest.raises(InUse):
+        RemoteEngine(urls=["http://a:1"])._patiently(ask)
+    assert clock.now == pytest.approx(1010.0, abs=1.0)
 
 
 def test_a_server_that_is_gone_is_waited_for_once(build_model: Any, make_keys: Any, caplog: Any) -> None:
@@ -127,11 +158,18 @@ def test_the_answer_of_another_server_is_told_in_one_line(listen: Any, about: An
 def test_a_run_that_is_told_to_stop_waits_for_no_server_that_hangs(
     listen: Any, build_model: Any, make_keys: Any
 ) -> None:
-    url = listen(lambda method: (200, ABOUT) if method == "GET" else None)
-    engine, since = RemoteEngine(urls=[url], silence_s=100.0), time.monotonic()
+    asked = threading.Event()
+
+    def answer(method: str) -> tuple[int, Any] | None:
+        if method == "GET":
+            return 200, ABOUT
+        asked.set()
+        return None
+
+    engine = RemoteEngine(urls=[listen(answer)], silence_s=10_000.0)
     with pytest.raises(RolloutInterrupted):
-        _draw(engine, build_model("qwen2"), make_keys, should_stop=lambda: time.monotonic() > since + 1.0)
-    assert time.monotonic() - since < 50 and engine._should_stop is None
+        _draw(engine, build_model("qwen2"), make_keys, should_stop=asked.is_set)
+    assert engine._should_stop is None
     engine.close()
 
 
