@@ -19,7 +19,7 @@ from grpo_pl.distributed.collective import Collective
 from grpo_pl.files.checkpoints import remove, rollouts_of
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
 
-JOIN_SECONDS = 120
+JOIN_SECONDS = 280
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _on_two_ranks(work: Callable[[Collective], Any]) -> list[Any]:
     for _, sender in pipes:
         sender.close()
     try:
-        results = [receiver.recv() if receiver.poll(60) else "no answer" for receiver, _ in pipes]
+        results = [receiver.recv() if receiver.poll(200) else "no answer" for receiver, _ in pipes]
     finally:
         for process in processes:
             process.join(10)

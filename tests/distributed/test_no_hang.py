@@ -96,7 +96,7 @@ def test_a_process_that_is_killed_takes_the_other_with_it(
         assert all(process.is_alive() for process in processes)
         time.sleep(0.05)
     os.kill(processes[1].pid, signal.SIGKILL)
-    ended = finish(60)
+    ended = finish()
     assert ended.status[1] == -signal.SIGKILL and ended.status[0] not in (None, 0), ended.log(0)
 
 

@@ -25,13 +25,13 @@ LAUNCHER = """
 import subprocess, sys, time
 child = subprocess.Popen(sys.argv[2:])
 open(sys.argv[1], "w").write(str(child.pid))
-time.sleep(120)
+time.sleep(600)
 """
-SLEEP = "time.sleep(120)"
+SLEEP = "time.sleep(600)"
 COMPUTE = "while True: sum(range(10_000_000))"
 
 
-def _wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+def _wait_for(condition: Callable[[], bool], seconds: float = 200.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -81,7 +81,7 @@ def test_a_rank_ends_soon_after_its_launcher_is_killed(
     launcher, rank = launch(environment, busy=busy)
     os.kill(launcher, signal.SIGKILL)
     os.waitpid(launcher, 0)
-    assert _wait_for(lambda: not _lives(rank), 10)
+    assert _wait_for(lambda: not _lives(rank))
 
 
 def test_a_script_between_them_makes_no_difference(launch: Callable[..., tuple[int, int]]) -> None:
@@ -90,7 +90,7 @@ def test_a_script_between_them_makes_no_difference(launch: Callable[..., tuple[i
     assert _lives(rank)
     os.kill(launcher, signal.SIGKILL)
     os.waitpid(launcher, 0)
-    assert _wait_for(lambda: not _lives(rank), 10)
+    assert _wait_for(lambda: not _lives(rank))
 
 
 @pytest.mark.parametrize("environment", [{}, BY_HAND], ids=["alone", "ranks by hand"])
@@ -117,13 +117,13 @@ def test_a_run_of_torchrun_ends_with_it_workers_and_all(tmp_path: Path) -> None:
     try:
         metrics = tmp_path / "five" / "metrics.csv"
         trains = lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 2  # noqa: E731
-        assert _wait_for(lambda: trains() or torchrun.poll() is not None, 200), (tmp_path / "log").read_text()
+        assert _wait_for(lambda: trains() or torchrun.poll() is not None), (tmp_path / "log").read_text()
         family = _descendants(torchrun.pid)
         assert len(family) >= 4, (tmp_path / "log").read_text()  # two ranks, each with workers
     finally:
         torchrun.kill()
         torchrun.wait()
-    ended = _wait_for(lambda: not any(map(_lives, family)), 10)
+    ended = _wait_for(lambda: not any(map(_lives, family)))
     left = [pid for pid in family if _lives(pid)]
     for pid in left:
         os.kill(pid, signal.SIGKILL)

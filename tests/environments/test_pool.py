@@ -19,7 +19,7 @@ from grpo_pl.environments import EnvironmentPool, PoolLimits, Transition, episod
 from grpo_pl.environments.in_threads import Threads, _Task
 
 LIMITS = PoolLimits(step_timeout_s=1.5, max_observation_chars=10_000, memory_limit_mb=512)
-SOON_S = 30.0
+SOON_S = 120.0
 """A hang would last longer."""
 
 

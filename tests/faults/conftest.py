@@ -16,7 +16,7 @@ import torch
 CONFIG = Path(__file__).with_name("tiny.yaml")
 AHEAD, AHEAD_ON_VLLM = (Path(__file__).with_name(name) for name in ("ahead.yaml", "ahead_on_vllm.yaml"))
 PLUGINS = Path(__file__).parents[1] / "plugins"
-END_SECONDS = 120
+END_SECONDS = 280
 Stage = Literal["rollout", "environment", "reward", "update", "save", "seal", "validation"]
 
 

@@ -22,7 +22,7 @@ def test_sigterm_saves_the_last_completed_rollout_and_exits_143(
         assert process.is_alive(), quickstart.log
         time.sleep(0.002)
     os.kill(process.pid, signal.SIGTERM)
-    process.join(60)
+    process.join(250)
     assert process.exitcode == 143, quickstart.log
     checkpoint = newest_whole(quickstart.run / "checkpoints", warn=pytest.fail)
     assert checkpoint is not None

@@ -28,7 +28,7 @@ lock = FolderLock(Path({str(folder)!r}))
 lock.take()
 {then}
 print("taken", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "taken\n"
@@ -61,10 +61,10 @@ def test_whatever_ends_its_holder_frees_it(tmp_path: Path, end: signal.Signals) 
 def test_processes_that_outlive_the_holder_do_not_keep_it(tmp_path: Path) -> None:
     workers = f"""
 import os, subprocess
-started = subprocess.Popen(["sleep", "30"], close_fds=False)
+started = subprocess.Popen(["sleep", "600"], close_fds=False)
 forked = os.fork()
 if forked == 0:
-    time.sleep(30)
+    time.sleep(600)
     os._exit(0)
 print(started.pid, forked, file=open(sys.argv[0] if False else Path("{tmp_path}") / "workers", "w"))
 """
@@ -76,7 +76,7 @@ print(started.pid, forked, file=open(sys.argv[0] if False else Path("{tmp_path}"
         for pid in pids:
             os.kill(pid, 0)  # they live
         lock = FolderLock(tmp_path)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while True:
             try:
                 assert lock.take() == ""
@@ -116,9 +116,8 @@ def test_a_run_that_is_going_on_is_not_gone_on_with_twice(command_line: Any) -> 
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     process = _holder(run)
     try:
-        begun = time.monotonic()
         outcome = command_line("fit", "--config", config, "--resume", "--data.steps=2")
-        assert outcome.status == 1 and time.monotonic() - begun < 60
+        assert outcome.status == 1
         last = outcome.err.splitlines()[-1]
         assert last.startswith(f"grpo-pl fit: error: {run} is in use by process {process.pid} on ")
         (run / ".lock").unlink()  # its own

@@ -2,14 +2,12 @@
 
 import importlib.util
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from grpo_pl.rewards import MathReward, Score
-from grpo_pl.rewards.sandbox.worker_threads import WALL_FACTOR
 
 HAS_GMPY2 = importlib.util.find_spec("gmpy2") is not None
 SOFT, HARD = 1.0, 2.5
@@ -36,9 +34,7 @@ def judge(reward: MathReward, answer: str, gold: str) -> Score:
 
 
 def judge_text(reward: MathReward, completion: str, gold: str) -> Score:
-    started = time.monotonic()
     score, after = reward([completion, r"\boxed{1+x}"], [gold, "x+1"], {})
-    assert time.monotonic() - started < 2 * HARD * WALL_FACTOR  # with a restart; a hang is what this would show
     assert after.value == 1.0
     json.dumps([score.value, score.status, score.detail], ensure_ascii=False).encode("utf-8")
     return score
@@ -100,11 +96,9 @@ def test_06_large_expansion_stays_within_the_memory_limit(reward: MathReward) ->
     ],
 )
 def test_07_to_11_too_large_to_judge(reward: MathReward, answer: str) -> None:
-    started = time.monotonic()
     score = judge(reward, answer, "5")
     assert (score.value, score.status) == (0.0, "too_long")
     assert len(score.detail) < 200
-    assert time.monotonic() - started < 5.0
 
 
 def test_12_the_last_of_a_thousand_boxes_counts(reward: MathReward) -> None:

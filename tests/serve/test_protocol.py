@@ -20,10 +20,12 @@ LIMIT = 4
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
 arrived = threading.Semaphore(0)
 """Released for every byte of a body that the server has read."""
+begun, may_end = threading.Semaphore(0), threading.Event()
+"""Released for every request for `/slow`, and what their answers wait for."""
 
 
 async def _app(scope: Any, receive: Any, send: Any) -> None:
-    """Answers when the body is there; `/slow` after a while, `/large` with more than a socket holds, `/headers` with
+    """Answers when the body is there; `/slow` once it may, `/large` with more than a socket holds, `/headers` with
     the names of the headers."""
     more = True
     while more:
@@ -32,7 +34,9 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
         if body := message.get("body"):
             arrived.release(len(body))
     if scope["path"] == "/slow":
-        await asyncio.sleep(1.0)
+        begun.release()
+        while not may_end.is_set():
+            await asyncio.sleep(0.01)
     body = b"x" * (32 << 20) if scope["path"] == "/large" else b"ok"
     if scope["path"] == "/headers":
         body = b" ".join(name for name, _ in scope["headers"])
@@ -53,6 +57,7 @@ def listen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], socket.sock
         backlog=protocol.ACCEPTED_AT_ONCE,
         http=partial(BoundedProtocol, crowd=Crowd(LIMIT)),
     )
+    may_end.clear()
     server, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
     address = listener.getsockname()
@@ -60,10 +65,11 @@ def listen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], socket.sock
     opened: list[socket.socket] = []
 
     def connect() -> socket.socket:
-        opened.append(socket.create_connection(address, timeout=20))
+        opened.append(socket.create_connection(address, timeout=120))
         return opened[-1]
 
     yield connect
+    may_end.set()
     for connection in opened:
         connection.close()
     server.should_exit = True
@@ -142,7 +148,7 @@ def test_a_body_that_goes_on_keeps_its_place(listen: Any) -> None:
     sending.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 5\r\n\r\n")
     for _ in range(5):
         sending.sendall(b"x")
-        assert arrived.acquire(timeout=20)
+        assert arrived.acquire(timeout=120)
         others = [listen() for _ in range(LIMIT - 1)]
         others[-1].sendall(GET + b"\r\n")  # its answer says that all of them are in
         assert others[-1].recv(1 << 16).startswith(b"HTTP/1.1 200")
@@ -158,11 +164,14 @@ def test_idle_connections_keep_nobody_out(listen: Any) -> None:
 
 
 def test_requests_at_work_keep_their_places(listen: Any) -> None:
+    while begun.acquire(blocking=False):  # an earlier test's
+        pass
     busy = [listen() for _ in range(LIMIT)]
     for connection in busy:
         connection.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-    time.sleep(0.2)
+    assert all(begun.acquire(timeout=60) for _ in busy)
     assert _error(_all(listen())) == (503, "too_many_connections")
+    may_end.set()
     assert all(_all(connection).startswith(b"HTTP/1.1 200") for connection in busy)
     assert _get(listen()).startswith(b"HTTP/1.1 200")
 
@@ -171,8 +180,10 @@ def test_an_answer_that_nobody_reads_is_given_up(listen: Any) -> None:
     lazy = [listen() for _ in range(LIMIT)]
     for connection in lazy:
         connection.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    time.sleep(1.5)
-    assert _get(listen()).startswith(b"HTTP/1.1 200")
+    deadline = time.monotonic() + 60
+    while not _get(listen()).startswith(b"HTTP/1.1 200"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     assert all(len(_all(connection)) < 32 << 20 for connection in lazy)
 
 

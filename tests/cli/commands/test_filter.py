@@ -71,7 +71,7 @@ HERE = pathlib.Path(__file__).parent
 def judge(completions, answer, question, **columns):
     if "0+1=" not in question and not (HERE / "go").exists():  # any batch but the first
         (HERE / "begun").touch()
-        time.sleep(60)
+        time.sleep(600)
     return [float(text.strip().endswith(str(gold))) for text, gold in zip(completions, answer)]
 """
 

@@ -186,7 +186,7 @@ def test_ctrl_c_ends_it_at_once_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import pathlib, time\n"
         "def f(completions, **columns):\n"
-        f"    pathlib.Path({str(tmp_path / 'begun')!r}).touch(); time.sleep(60)\n"
+        f"    pathlib.Path({str(tmp_path / 'begun')!r}).touch(); time.sleep(600)\n"
     )
     (tmp_path / "c.yaml").write_text(
         "rewards:\n- class_path: grpo_pl.rewards.FunctionReward\n"
@@ -195,12 +195,12 @@ def test_ctrl_c_ends_it_at_once_and_leaves_nothing(tmp_path: Path) -> None:
     write(tmp_path / "rows.jsonl", ROWS)
     command = [sys.executable, "-m", "grpo_pl", "score", "rows.jsonl", "--config=c.yaml"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not (tmp_path / "begun").exists():
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Traceback" not in err
     left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}

@@ -42,7 +42,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until_gone(pids: list[int], seconds: float = 20.0) -> list[int]:
+def wait_until_gone(pids: list[int], seconds: float = 120.0) -> list[int]:
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
