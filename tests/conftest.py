@@ -126,6 +126,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return _LongestFirst(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+@pytest.fixture(scope="module")
+def forked() -> Iterator[None]:
+    """Engines' processes of this module's tests start at once."""
+    from tests.forked import forked_engines
+
+    with forked_engines():
+        yield
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a command printed and left behind."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("forked")
 STRATEGIES = {"ddp": ["--config=configs/strategy/ddp.yaml"], "fsdp": ["--config=configs/strategy/fsdp.yaml"]}
 
 
@@ -110,7 +111,7 @@ def test_what_no_checkpoint_may_hold_ends_all_processes_before_they_exchange_any
     plain = "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts"
     file.write_text(ahead.read_text().replace(plain, "user_parts.LateDate"))
     _, finish = start(_fit, tmp_path / "runs", f"--config={file}", *STRATEGIES["ddp"])
-    ended = finish(90)
+    ended = finish()
     assert ended.status == [1, 1], ended.log(0) + ended.log(1)
     assert "column 'day' of problem" in ended.log(0) and "column 'day' of problem" in ended.log(1)
     assert "another process failed" in ended.log(0)

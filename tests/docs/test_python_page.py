@@ -3,11 +3,11 @@
 import csv
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked import run_script
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "python.md").read_text()
@@ -32,11 +32,9 @@ def _changed(code: str, changes: dict[str, str]) -> str:
 def _run(code: str, folder: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRPO_PL_CACHE": str(folder / "cache")}
     (folder / "script.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    status, said = run_script("script.py", env=environment, cwd=folder)
+    assert status == 0, said
+    return said
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,13 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import CommandLine
+from tests.forked import run_script
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "training.md").read_text()
@@ -53,9 +52,7 @@ def test_the_sweep_is_short_and_runs(command_line: CommandLine, tmp_path: Path) 
     script = BLOCKS["sweep.py"].replace("configs/quickstart.yaml", str(config)).replace("n_trials=8", "n_trials=2")
     (tmp_path / "sweep.py").write_text(script.replace("steps=30", "steps=2"))
     environment = {**os.environ, "GRPO_PL_CACHE": str(command_line.cache), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "sweep.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr
-    assert "'lr'" in done.stdout.splitlines()[-1]
+    status, said = run_script("sweep.py", env=environment, cwd=tmp_path)
+    assert status == 0, said
+    assert "'lr'" in said.splitlines()[-1]
     assert (tmp_path / "runs" / "sweep-1" / "report.html").is_file()

@@ -15,6 +15,8 @@ import pytest
 from grpo_pl.files.checkpoints import newest_whole, rollouts_of
 from grpo_pl.training import pipeline
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 def _sigterm_after(process: Any, run: Any, steps: int) -> None:
     metrics = run.run / "metrics.csv"
@@ -24,7 +26,7 @@ def _sigterm_after(process: Any, run: Any, steps: int) -> None:
         assert process.is_alive(), run.log
         time.sleep(0.002)
     os.kill(process.pid, signal.SIGTERM)
-    process.join(60)
+    process.join(250)
     assert process.exitcode == 143, run.log
 
 

@@ -1,4 +1,4 @@
-"""A small exported policy and real server processes over it."""
+"""A small exported policy and server processes over it."""
 
 import contextlib
 import json
@@ -21,11 +21,14 @@ import openai
 import psutil
 import pytest
 
+import serve.app  # noqa: F401 - what servers would import
+from grpo_pl.cli.main import main
 from grpo_pl.policy.export import export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import FormatReward, MathReward
 from grpo_pl.types import SamplingParams
+from tests.forked import Forked, with_forked_workers
 
 ROOT = Path(__file__).parents[2]
 START_S = 300.0  # importing torch three times over, on a machine that does other things too
@@ -73,7 +76,11 @@ def _as_from_a_terminal(descriptors: int | None) -> None:
 
 
 class Running:
-    """One server process, as a user starts it."""
+    """One server process.
+
+    Args:
+        in_fork: of this process, and so are its workers, which is quick; else as users start it.
+    """
 
     def __init__(
         self,
@@ -83,6 +90,7 @@ class Running:
         api_key: str | None = None,
         descriptors: int | None = None,
         interpreter: Sequence[str] = (),
+        in_fork: bool = True,
     ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -94,40 +102,36 @@ class Running:
         environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.scratch)} | (
             {"GRPO_PL_API_KEY": api_key} if api_key else {}
         )
-        command = [
-            sys.executable,
-            *interpreter,
-            "-m",
-            "serve",
-            "--model",
-            str(model),
-            "--port",
-            str(self.port),
-            *options,
-        ]
+        given = ["--model", str(model), "--port", str(self.port), *options]
+        self.process: Any
         with log.open("w") as out:
-            self.process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=environment,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a process group of its own, as a service manager would make
-                preexec_fn=partial(_as_from_a_terminal, descriptors),
-            )
+            if in_fork and not interpreter and descriptors is None:
+                run = partial(with_forked_workers, partial(_serve, given))
+                self.process = Forked(run, env=environment, output=out.fileno())
+            else:
+                self.process = subprocess.Popen(
+                    [sys.executable, *interpreter, "-m", "serve", *given],
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # a process group of its own, as a service manager would make
+                    preexec_fn=partial(_as_from_a_terminal, descriptors),
+                )
         wait_until(lambda: self.process.poll() is not None or "\ncurl " in self.log, START_S)
         assert self.process.poll() is None, self.log
-        self.family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+        main = psutil.Process(self.process.pid)
+        self.family = [main, *main.children(recursive=True)]
+        self._workers = [p for p in main.children() if "resource_tracker" not in " ".join(p.cmdline())]
 
     @property
     def log(self) -> str:
         return self._log.read_text()
 
     def worker(self, name: str) -> psutil.Process:
-        """The process that holds the model (``generate``, the larger one) or the rewards (``score``)."""
-        spawned = [p for p in self.family[1:] if p.is_running() and "spawn_main" in " ".join(p.cmdline())]
-        by_size = sorted(spawned, key=lambda p: p.memory_info().rss)
-        return by_size[-1] if name == "generate" else by_size[0]
+        """The process that holds the model (``generate``) or the rewards (``score``), in the order of their start."""
+        generate, score = sorted(self._workers, key=lambda process: (process.create_time(), process.pid))
+        return generate if name == "generate" else score
 
     def call(
         self, method: str, path: str, body: Any = None, *, key: str | None = None, timeout: float = 60.0
@@ -189,13 +193,18 @@ class Running:
                     process.kill()
 
 
+def _serve(given: list[str]) -> int:
+    os.chdir(ROOT)
+    return main(["serve", *given])
+
+
 def _is_whole(answer: bytes) -> bool:
     head, blank, body = answer.partition(b"\r\n\r\n")
     length = re.search(rb"content-length: (\d+)", head.lower())
     return bool(blank) and length is not None and len(body) >= int(length[1])
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
@@ -222,8 +231,8 @@ def start(export: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ca
 
 @pytest.fixture(scope="session")
 def server(start: Callable[..., Running]) -> Running:
-    """The one that most tests share."""
-    return start("--deadline", "60")
+    """The one that most tests share, as a user starts it."""
+    return start("--deadline", "60", in_fork=False)
 
 
 @pytest.fixture(scope="session")

@@ -97,7 +97,7 @@ def guarded(start: Callable[..., Any], export: Path, tmp_path_factory: pytest.Te
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SECRETS.items():
             patch.setenv(name, value)
-        yield start(model=folder, api_key=SECRETS["GRPO_PL_API_KEY"])
+        yield start(model=folder, api_key=SECRETS["GRPO_PL_API_KEY"], in_fork=False)
 
 
 def test_a_pickle_from_a_client_is_refused_and_does_nothing(guarded: Any, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_structured_outputs_without_llguidance_are_refused_by_what_to_install(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['llguidance'] = None  # as if not installed\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    server = start()
+    server = start(in_fork=False)
     schema = {"type": "json_schema", "json_schema": {"schema": {"type": "integer"}}}
     for change in (
         {"response_format": {"type": "json_object"}},

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.usefixtures("forked")
 ReadMetrics = Callable[..., list[dict[str, str]]]
 SHORT: dict[str, Any] = {
     "data__steps": 4,

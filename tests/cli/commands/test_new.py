@@ -1,7 +1,6 @@
 """What ``grpo-pl new`` writes, by running it: tests, a few rollouts, and the linters; and what it refuses."""
 
 import csv
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from grpo_pl.cli.main import main
 from grpo_pl.cli.scaffold.fitting import constant_parts, token_counter
 from grpo_pl.config.objects import read
 from tests.conftest import exit_status
+from tests.forked import forked
 
 ROOT = Path(__file__).parents[3]
 KINDS = ("new_clock", "new_table", "new_lines", "new_gcd", "new_cart")
@@ -69,17 +69,12 @@ def test_a_new_task_is_trained_as_it_stands(command_line: Any, place: Path, name
 
 
 def test_the_tests_that_are_written_pass_from_another_folder(place: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     quiet = ("-q", "-p", "no:xdist", "-p", "no:cacheprovider")
     for arguments in ([str(place / KINDS[0])], ["--import-mode=importlib", *(str(place / name) for name in KINDS[1:])]):
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *quiet, *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        process, output = forked(lambda given=(*quiet, *arguments): pytest.main(list(given)), cwd=tmp_path)
+        with output:
+            said = output.read()
+        assert process.wait() == 0, said
 
 
 def test_what_is_written_is_clean(place: Path) -> None:

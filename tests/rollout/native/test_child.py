@@ -11,6 +11,8 @@ from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.types import Rollout, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 @pytest.fixture
 def engine() -> Iterator[NativeChildEngine]:

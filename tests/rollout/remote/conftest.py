@@ -1,4 +1,4 @@
-"""Real servers in processes of their own, as users start them, and engines that ask them."""
+"""Real servers in processes of their own, and engines that ask them."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ import psutil
 import pytest
 import yaml
 
+import grpo_pl.rollout.remote.routes  # noqa: F401 - what servers would import
+from grpo_pl.cli.main import main
 from grpo_pl.rollout.remote import RemoteEngine
+from tests.forked import forked, forked_engines
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 TOKEN = "a-token-of-the-tests"
 START_S = 200.0
-LEASE_S = 4.0
+LEASE_S = 12.0
+"""Of a run that is alive and starved, too, a server hears so often."""
 
 
 @pytest.fixture(scope="module")
@@ -31,34 +36,42 @@ def plugins() -> Iterator[None]:
         sys.modules.pop("child_engines", None)
 
 
-class Serving:
-    """``grpo-pl engine`` on a free port, or again on that of one before."""
+def _started(arguments: list[str], environment: dict[str, str]) -> tuple[Any, Any]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "grpo_pl", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    return process, process.stdout
 
-    def __init__(self, *options: str, token: str | None = TOKEN, port: int = 0) -> None:
+
+class Serving:
+    """``grpo-pl engine`` on a free port, or again on that of one before.
+
+    Args:
+        in_fork: of this process, which is quick; else as users start it.
+    """
+
+    def __init__(self, *options: str, token: str | None = TOKEN, port: int = 0, in_fork: bool = True) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "GRPO_PL_ENGINE_TOKEN"}
         environment["PYTHONPATH"] = os.pathsep.join([str(PLUGINS), *filter(None, sys.path)])
         if token is not None:
             environment["GRPO_PL_ENGINE_TOKEN"] = token
-        given = [f"--port={port}", f"--lease={LEASE_S}", *options]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "grpo_pl", "engine", *given],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        command = ["engine", f"--port={port}", f"--lease={LEASE_S}", *options]
+        if in_fork:
+            self.process, output = forked(partial(main, command), env=environment)
+        else:
+            self.process, output = _started(command, environment)
         self.lines: list[str] = []
-        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=lambda: self.lines.extend(output), daemon=True).start()
         deadline = time.monotonic() + START_S
         while not self._address() and self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         self.url = self._address()
         assert self.url, "\n".join(self.lines)
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        self.lines.extend(self.process.stdout)
 
     def _address(self) -> str:
         line = next((line for line in list(self.lines) if " serves at " in line), "")
@@ -73,16 +86,18 @@ class Serving:
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=120)
 
 
 @pytest.fixture(scope="module")
 def serve() -> Iterator[Callable[..., Serving]]:
-    """``serve("--lease=2", …)``; all are ended at the end of the file."""
+    """``serve("--lease=2", …)``; all are ended at the end of the file. The engines' processes of those that are forked
+    are forked, too."""
     made: list[Serving] = []
 
     def start(*options: str, **how: Any) -> Serving:
-        made.append(Serving(*options, **how))
+        with forked_engines():
+            made.append(Serving(*options, **how))
         return made[-1]
 
     yield start

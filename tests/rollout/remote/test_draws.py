@@ -111,9 +111,10 @@ def test_weights_go_through_a_shared_folder_and_leave_nothing_there(
         engine.update_weights(model)
 
 
-def test_prompts_are_spread_over_servers_in_their_order(server: Any, connect: Any, draw: Any, build_model: Any) -> None:
-    """Two addresses of one server, which one run may use."""
-    engine, model = connect(server.url, server.url.replace("127.0.0.1", "localhost")), build_model("qwen2")
+def test_prompts_are_spread_over_servers_in_their_order(
+    server: Any, serve: Any, connect: Any, draw: Any, build_model: Any
+) -> None:
+    engine, model = connect(server.url, serve().url), build_model("qwen2")
     for prompts in (5, 1):
         _assert_equal(draw(engine, model, prompts=prompts), draw(NativeEngine(), model, prompts=prompts))
     assert engine.pushes == 1

@@ -21,9 +21,16 @@ from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.types import Rollout, SamplingParams
 
 
-def _draw(engine: Any, model: Any, prompts: Any, keys: Any, *, length: int = 30) -> Rollout:
-    sampling = SamplingParams(max_completion_length=length)
-    return engine.generate(model, prompt_ids=prompts, keys=keys, sampling=sampling, eos_token_ids=[6], pad_token_id=0)
+def _draw(engine: Any, model: Any, prompts: Any, keys: Any, *, length: int = 30, **options: Any) -> Rollout:
+    return engine.generate(
+        model,
+        prompt_ids=prompts,
+        keys=keys,
+        sampling=SamplingParams(max_completion_length=length),
+        eos_token_ids=[6],
+        pad_token_id=0,
+        **options,
+    )
 
 
 def _assert_equal(ours: Rollout, reference: Rollout) -> None:
@@ -31,7 +38,7 @@ def _assert_equal(ours: Rollout, reference: Rollout) -> None:
     assert torch.equal(ours.sampling_logprobs, reference.sampling_logprobs)
 
 
-def _wait(done: Callable[[], bool], seconds: float = 60.0) -> None:
+def _wait(done: Callable[[], bool], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not done() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -45,7 +52,7 @@ def slow(config: Any) -> str:
 
 @pytest.fixture(scope="module")
 def server(serve: Any, slow: str) -> Any:
-    return serve(slow)
+    return serve(slow, in_fork=False)
 
 
 def test_a_worker_that_is_killed_costs_no_sample(
@@ -55,8 +62,13 @@ def test_a_worker_that_is_killed_costs_no_sample(
     reference = _draw(NativeEngine(), model, prompts, keys)
     _assert_equal(_draw(engine, model, prompts, keys), reference)
     (worker,) = server.workers()
-    threading.Timer(0.5, worker.kill).start()
-    _assert_equal(_draw(engine, model, prompts, keys), reference)
+    victims = [worker]
+
+    def kill(tokens: int, finished: int) -> None:
+        while tokens and victims:
+            victims.pop().kill()
+
+    _assert_equal(_draw(engine, model, prompts, keys, progress=kill), reference)
     assert "ended by SIGKILL" in caplog.text and engine.pushes == 2
     assert [process.pid for process in server.workers()] != [worker.pid]
 
@@ -67,10 +79,8 @@ def test_a_second_run_is_refused_until_the_first_is_gone(
     model, keys = build_model("qwen2"), make_keys(3, 2)
     first, second = connect(server.url), connect(server.url)
     reference = _draw(first, model, prompts, keys, length=2)
-    started = time.monotonic()
     with pytest.raises(ValueError, match=r"answers 409: another run has the engine"):
         _draw(second, build_model("qwen2", seed=1), prompts, keys, length=2)
-    assert time.monotonic() - started < 30
     _assert_equal(_draw(first, model, prompts, keys, length=2), reference)
     assert first.pushes == 1
     first.close()
@@ -110,7 +120,7 @@ def test_the_place_of_a_run_that_was_killed_is_free_after_its_lease(
     model, keys = build_model("qwen2"), make_keys(3, 2)
     ours = _draw(connect(server.url), model, prompts, keys, length=2)  # waits for the end of the lease
     _assert_equal(ours, _draw(NativeEngine(), model, prompts, keys, length=2))
-    assert any("has not been heard from for 4 s" in line for line in server.lines)
+    assert any("has not been heard from for 12 s" in line for line in server.lines)
 
 
 def test_a_server_that_ends_in_the_middle_and_comes_back_costs_no_sample(
