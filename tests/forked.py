@@ -36,7 +36,7 @@ class Forked:
     """``run()`` in a process of its own, to be treated as a `subprocess.Popen`; what it returns is the exit status.
 
     Args:
-        output: descriptor for all that it prints.
+        output: descriptor for all that it prints; None leaves that where this one prints.
         passed: descriptors that it keeps.
         session: it begins one of its own.
     """
@@ -46,7 +46,7 @@ class Forked:
         run: Callable[[], int],
         *,
         env: Mapping[str, str],
-        output: int,
+        output: int | None,
         passed: Sequence[int] = (),
         session: bool = True,
     ) -> None:
@@ -81,13 +81,14 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(run: Callable[[], int], env: Mapping[str, str], output: int, passed: Sequence[int]) -> NoReturn:
+def _run(run: Callable[[], int], env: Mapping[str, str], output: int | None, passed: Sequence[int]) -> NoReturn:
     """As a new process would: without the descriptors, handlers and modes of this one."""
     status = 1
     try:
         gc.freeze()
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+        if output is not None:
+            os.dup2(output, 1)
+            os.dup2(output, 2)
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             if descriptor > 2 and descriptor not in passed:
                 with suppress(OSError):
@@ -154,7 +155,7 @@ def with_forked_workers(run: Callable[[], int]) -> int:
             spawn_main(**given)
             return 0
 
-        return Forked(work, env=os.environ, output=1, passed=passed, session=False).pid
+        return Forked(work, env=os.environ, output=None, passed=passed, session=False).pid
 
     multiprocessing.util.spawnv_passfds = start
     return run()

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 
 from grpo_pl.cli.main import main
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from tests.docs.shell import forked_commands
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "README.md"
@@ -44,10 +46,11 @@ def _run(commands: str, folder: Path) -> str:
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
     }
-    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    done = subprocess.run(
-        ["bash", "-euc", commands], cwd=folder, env=environment, capture_output=True, text=True, timeout=280
-    )
+    with tempfile.TemporaryDirectory() as place, forked_commands(Path(place)) as commands_of_ours:
+        environment["PATH"] = f"{commands_of_ours}:{Path(sys.executable).parent}:{environment['PATH']}"
+        done = subprocess.run(
+            ["bash", "-euc", commands], cwd=folder, env=environment, capture_output=True, text=True, timeout=800
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -1,14 +1,34 @@
 """``grpo-pl compare``: two presets on the tiny task, and what it refuses before anything is trained."""
 
 import csv
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from grpo_pl.cli.commands import compare as compare_module
 from grpo_pl.cli.commands.compare import compare, find_presets
+from grpo_pl.cli.main import main
+from tests.forked import Forked
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+
+
+def _forked(command: Sequence[str], *, check: bool) -> Any:
+    """In the place of `subprocess.run`, for ``python -m grpo_pl fit …``."""
+    assert command[1:4] == ["-m", "grpo_pl", "fit"]
+    return SimpleNamespace(returncode=Forked(partial(main, command[3:]), env=os.environ, output=None).wait())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_runs() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare_module, "subprocess", SimpleNamespace(run=_forked))
+        yield
 
 
 @pytest.fixture(scope="module")

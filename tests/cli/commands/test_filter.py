@@ -3,9 +3,8 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,9 @@ import pytest
 import yaml
 
 from grpo_pl.cli.commands.filter import filter, read_range
+from grpo_pl.cli.main import main
 from grpo_pl.data.tables import TablePrompts
+from tests.forked import forked
 
 TABLE = "grpo_pl.data.tables.TablePrompts"
 
@@ -84,22 +85,20 @@ def test_an_interrupted_filter_goes_on(command_line: Any, config: Path, tmp_path
     config.write_text(yaml.safe_dump(tree))
     whole, output = tmp_path / "whole.jsonl", tmp_path / "kept.jsonl"
     given = [f"--config={config}", "--keep=0..1", "--samples=2", "--batch_size=8"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "grpo_pl", "filter", *given, f"--output={output}"],
-        cwd=tmp_path,
+    process, printed = forked(
+        partial(main, ["filter", *given, f"--output={output}"]),
         env={**os.environ, "GRPO_PL_CACHE": str(command_line.cache)},
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        cwd=tmp_path,
     )
     deadline = time.monotonic() + 200
     while not (tmp_path / "begun").exists():
-        assert time.monotonic() < deadline and process.poll() is None, process.stderr
+        assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert (process.returncode, err.splitlines()[-1]) == (130, "grpo-pl filter: stopped by Ctrl-C.")
-    assert "Traceback" not in err
+    with printed:
+        said = printed.read()
+    assert (process.wait(), said.splitlines()[-1]) == (130, "grpo-pl filter: stopped by Ctrl-C.")
+    assert "Traceback" not in said
     assert not output.exists()
     notes = tmp_path / "kept.jsonl.measured"
     notes.write_text(notes.read_text() + '{"id": 12')  # cut short

@@ -8,14 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grpo_pl.cli.commands.score import load_rewards, meets, score, score_file
+from grpo_pl.cli.main import main
 from grpo_pl.rewards import ExactReward, FormatReward, FunctionReward, MathReward, Score
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds
+from tests.forked import forked
 
 CONFIG = """
 rewards:
@@ -193,16 +196,15 @@ def test_ctrl_c_ends_it_at_once_and_leaves_nothing(tmp_path: Path) -> None:
         f"  init_args: {{function: '{tmp_path}/mine.py:f', correctness: true}}\n"
     )
     write(tmp_path / "rows.jsonl", ROWS)
-    command = [sys.executable, "-m", "grpo_pl", "score", "rows.jsonl", "--config=c.yaml"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process, printed = forked(partial(main, ["score", "rows.jsonl", "--config=c.yaml"]), cwd=tmp_path)
     deadline = time.monotonic() + 200
     while not (tmp_path / "begun").exists():
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert "Traceback" not in err
+    with printed:
+        assert "Traceback" not in printed.read()
+    assert process.wait() == 130
     left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
     assert left == {"begun", "c.yaml", "mine.py", "rows.jsonl"}
 
