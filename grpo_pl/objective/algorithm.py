@@ -22,6 +22,7 @@ from grpo_pl.functional.losses import LossOutput
 from grpo_pl.objective.checks import check_objective
 from grpo_pl.objective.custom import AdvantageEstimator, RewardedGroups, SurrogateObjective, TokenBatch
 from grpo_pl.objective.fields import Objective
+from grpo_pl.objective.policy_term import clip_stats, mismatch_term, surrogate
 
 __all__ = ["Advantages", "GRPOAlgorithm", "LossOutput"]
 
@@ -347,20 +348,11 @@ class GRPOAlgorithm(Objective):
         self, tokens: TokenBatch, log_ratio: Tensor, entropy_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Each token's loss before its weight, and what is logged of it, all (B, T)."""
-        total = -self._surrogate(tokens)
-        stats = self._clip_stats(log_ratio, tokens.ratio, tokens.advantages)
+        total = -surrogate(self, tokens)
+        stats = clip_stats(self, log_ratio, tokens.ratio, tokens.advantages)
         if tokens.sampling_logprobs is not None:
-            old, drawn = tokens.old_logprobs, tokens.sampling_logprobs
-            mode: losses.Mismatch = "none" if self.mismatch == "auto" else self.mismatch
-            rho = losses.mismatch_weights(
-                old, drawn, tokens.mask, mode=mode, low=self.mismatch_min, high=self.mismatch_max
-            )
-            total = total * rho
-            stats["sampling/importance_sampling_ratio/mean"] = rho
-            if mode != "none":
-                cut = (rho >= self.mismatch_max) | (rho == 0)
-                stats["sampling/importance_sampling_ratio/cut_ratio"] = cut.to(rho.dtype)
-            stats["sampling/sampling_logp_difference/mean"] = (old - drawn).abs()
+            rho, found = mismatch_term(self, tokens.old_logprobs, tokens.sampling_logprobs, tokens.mask)
+            total, stats = total * rho, stats | found
         if entropy_mask is not None:
             total = total * entropy_mask
         if tokens.ref_logprobs is not None:
@@ -371,38 +363,3 @@ class GRPOAlgorithm(Objective):
             total = total - self.entropy_coef * tokens.entropy
             stats["entropy"] = tokens.entropy
         return total, stats
-
-    def _surrogate(self, tokens: TokenBatch) -> Tensor:
-        if isinstance(self.surrogate, SurrogateObjective):
-            found = self.surrogate(tokens)
-            if found.shape != tokens.logprobs.shape:
-                raise ValueError(
-                    f"{type(self.surrogate).__name__} returned {tuple(found.shape)}: give one number per token, "
-                    f"{tuple(tokens.logprobs.shape)}."
-                )
-            return found
-        return losses.surrogate(
-            self.surrogate,
-            tokens.ratio,
-            tokens.advantages,
-            tokens.logprobs,
-            epsilon_low=self.epsilon_low,
-            epsilon_high=self.epsilon_high,
-            dual_clip=self.dual_clip,
-            cispo_cap=self.cispo_cap,
-            sapo_temperatures=(self.sapo_temperature_positive, self.sapo_temperature_negative),
-            level=self.ratio_level,
-        )
-
-    def _clip_stats(self, log_ratio: Tensor, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-        """Per-token indicators under TRL's names; TRL's sequence-level ones count completions, these their tokens."""
-        stats = {"ratio/mean": log_ratio.exp()}
-        if self.surrogate == "cispo_capped":
-            stats["cispo_clip_ratio"] = ((ratio > self.cispo_cap) & (advantages > 0)).to(ratio.dtype)
-        elif self.surrogate in ("clip", "cispo_clamped"):
-            distance = log_ratio if self.ratio_level == "geometric" else ratio - 1
-            low = (distance < -self.epsilon_low) & (advantages < 0)
-            high = (distance > self.epsilon_high) & (advantages > 0)
-            clipped = {"low": low, "high": high, "region": low | high}
-            stats |= {f"clip_ratio/{side}_mean": hit.to(ratio.dtype) for side, hit in clipped.items()}
-        return stats

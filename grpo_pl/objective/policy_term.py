@@ -1,0 +1,68 @@
+"""The policy term as the fields say: the surrogate of each token, its weight for other samplers, and their metrics."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from grpo_pl.functional import losses
+from grpo_pl.objective.custom import SurrogateObjective, TokenBatch
+from grpo_pl.objective.fields import Objective
+
+Stats = dict[str, Tensor]
+"""What is logged of each token, (B, T), under TRL's names."""
+
+
+def surrogate(a: Objective, tokens: TokenBatch) -> Tensor:
+    """What is maximised of each token, (B, T).
+
+    Raises:
+        ValueError: a ``SurrogateObjective`` returns another shape.
+    """
+    if isinstance(a.surrogate, SurrogateObjective):
+        found = a.surrogate(tokens)
+        if found.shape != tokens.logprobs.shape:
+            raise ValueError(
+                f"{type(a.surrogate).__name__} returned {tuple(found.shape)}: give one number per token, "
+                f"{tuple(tokens.logprobs.shape)}."
+            )
+        return found
+    return losses.surrogate(
+        a.surrogate,
+        tokens.ratio,
+        tokens.advantages,
+        tokens.logprobs,
+        epsilon_low=a.epsilon_low,
+        epsilon_high=a.epsilon_high,
+        dual_clip=a.dual_clip,
+        cispo_cap=a.cispo_cap,
+        sapo_temperatures=(a.sapo_temperature_positive, a.sapo_temperature_negative),
+        level=a.ratio_level,
+    )
+
+
+def mismatch_term(a: Objective, old: Tensor, drawn: Tensor, mask: Tensor) -> tuple[Tensor, Stats]:
+    """The weight of each token's policy term where another engine or earlier weights have drawn it, and its metrics."""
+    mode: losses.Mismatch = "none" if a.mismatch == "auto" else a.mismatch
+    rho = losses.mismatch_weights(old, drawn, mask, mode=mode, low=a.mismatch_min, high=a.mismatch_max)
+    stats = {
+        "sampling/importance_sampling_ratio/mean": rho,
+        "sampling/sampling_logp_difference/mean": (old - drawn).abs(),
+    }
+    if mode != "none":
+        cut = (rho >= a.mismatch_max) | (rho == 0)
+        stats["sampling/importance_sampling_ratio/cut_ratio"] = cut.to(rho.dtype)
+    return rho, stats
+
+
+def clip_stats(a: Objective, log_ratio: Tensor, ratio: Tensor, advantages: Tensor) -> Stats:
+    """Per-token indicators under TRL's names; TRL's sequence-level ones count completions, these their tokens."""
+    stats = {"ratio/mean": log_ratio.exp()}
+    if a.surrogate == "cispo_capped":
+        stats["cispo_clip_ratio"] = ((ratio > a.cispo_cap) & (advantages > 0)).to(ratio.dtype)
+    elif a.surrogate in ("clip", "cispo_clamped"):
+        distance = log_ratio if a.ratio_level == "geometric" else ratio - 1
+        low = (distance < -a.epsilon_low) & (advantages < 0)
+        high = (distance > a.epsilon_high) & (advantages > 0)
+        clipped = {"low": low, "high": high, "region": low | high}
+        stats |= {f"clip_ratio/{side}_mean": hit.to(ratio.dtype) for side, hit in clipped.items()}
+    return stats
