@@ -13,7 +13,9 @@ from grpo_pl.functional.kl import MAX_LOG_RATIO, clamp_log_ratio
 
 Aggregation = Literal["sequence_mean", "token_mean", "constant"]
 RatioLevel = Literal["token", "sequence", "geometric"]
-Surrogate = Literal["clip", "unclipped", "reinforce", "cispo_capped", "cispo_clamped", "sapo", "nll"]
+Surrogate = Literal[
+    "clip", "unclipped", "reinforce", "cispo_capped", "cispo_clamped", "sapo", "dppo_tv", "dppo_kl", "nll"
+]
 Mismatch = Literal["none", "truncate_token", "truncate_sequence", "mask_token", "mask_sequence"]
 
 
@@ -158,6 +160,8 @@ def surrogate(
 ) -> Tensor:
     """The objective per token (B, T), by name: clip, unclipped r·A, reinforce A·log π, cispo_*, sapo, nll log π.
 
+    dppo_* is r·A, too: which tokens lose it is up to ``grpo_pl.functional.trust_region``.
+
     Args:
         ratio: from ``importance_ratio`` at ``level``; a geometric one is clipped there and not again here.
         sapo_temperatures: τ for positive and for negative advantages.
@@ -178,7 +182,7 @@ def surrogate(
         return clip_surrogate(
             ratio, advantages, epsilon_low=epsilon_low, epsilon_high=epsilon_high, dual_clip=dual_clip
         )
-    if name == "unclipped":
+    if name in ("unclipped", "dppo_tv", "dppo_kl"):
         return ratio * advantages
     if name == "reinforce":
         return advantages * logprobs

@@ -43,7 +43,7 @@ class GRPOAlgorithm(Objective):
         weights, or are not."""
         if self.mismatch != "auto":
             return self
-        return replace(self, mismatch="truncate_token" if stale else "none")
+        return replace(self, mismatch="truncate_token" if stale and not self.anchored_at_sampling else "none")
 
     # --- once per rollout, on the global batch --------------------------------------------------------------
 
@@ -293,7 +293,8 @@ class GRPOAlgorithm(Objective):
 
         Args:
             logprobs: float32 or float64; half precision is refused, because ratios of it are mostly rounding.
-            old_logprobs: of the policy at collection, no gradient; None means ``logprobs.detach()``.
+            old_logprobs: of the policy at collection, no gradient; None means ``logprobs.detach()``. Where
+                ``anchored_at_sampling``, ``sampling_logprobs`` take their place.
             advantages: (B, T), or (B, 1) for one per completion.
             weights: from ``token_weights``.
             entropy: H of the next-token distribution; needed for the bonus, else only logged.
@@ -319,6 +320,7 @@ class GRPOAlgorithm(Objective):
             return None if tensor is None else tensor.masked_fill(~mask, 0.0)
 
         logprobs, advantages = logprobs.masked_fill(~mask, 0.0), advantages.to(logprobs.dtype)
+        old_logprobs = sampling_logprobs if self.anchored_at_sampling else old_logprobs
         old = logprobs.detach() if old_logprobs is None else old_logprobs.masked_fill(~mask, 0.0)
         log_ratio = losses.masked_log_ratio(logprobs, old, mask)
         ratio = losses.importance_ratio(
@@ -349,8 +351,8 @@ class GRPOAlgorithm(Objective):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Each token's loss before its weight, and what is logged of it, all (B, T)."""
         total = -surrogate(self, tokens)
-        stats = clip_stats(self, log_ratio, tokens.ratio, tokens.advantages)
-        if tokens.sampling_logprobs is not None:
+        stats = clip_stats(self, log_ratio, tokens)
+        if tokens.sampling_logprobs is not None and not self.anchored_at_sampling:
             rho, found = mismatch_term(self, tokens.old_logprobs, tokens.sampling_logprobs, tokens.mask)
             total, stats = total * rho, stats | found
         if entropy_mask is not None:

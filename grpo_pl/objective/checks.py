@@ -57,7 +57,7 @@ def _check_ranges(a: Objective) -> None:
         raise ValueError(f"overlong_buffer must lie in [0, 1], 0 being off, got {a.overlong_buffer}.")
     if not a.mismatch_min < a.mismatch_max < math.inf:
         raise ValueError(f"mismatch_max must be finite and above mismatch_min {a.mismatch_min}, got {a.mismatch_max}.")
-    if a.epsilon_low > 1 and a.ratio_level != "geometric":
+    if a.epsilon_low > 1 and a.ratio_level != "geometric" and a.surrogate != "dppo_kl":
         raise ValueError(f"epsilon_low must be at most 1 (a ratio is never negative), got {a.epsilon_low}.")
 
 
@@ -166,6 +166,14 @@ def _part_rules(a: Objective) -> Rules:
 def _ratio_rules(a: Objective) -> Rules:
     if a.ratio_level == "geometric" and a.surrogate != "clip":
         yield f"ratio_level geometric has its own clipping: set surrogate clip, not {_name(a.surrogate)}."
+    if a.anchored_at_sampling:
+        if a.ratio_level != "token":
+            yield f"surrogate {a.surrogate} bounds the divergence at each token: set ratio_level token."
+        if a.mismatch not in ("auto", "none"):
+            yield (
+                f"surrogate {a.surrogate} takes the ratio to the policy that drew the tokens, which mismatch "
+                f"{a.mismatch} would correct for once more: set mismatch none."
+            )
     if a.ratio_level == "sequence" and a.surrogate in ("reinforce", "nll"):
         yield f"surrogate {a.surrogate} uses no ratio: set ratio_level token."
     if a.dual_clip is not None:

@@ -76,11 +76,15 @@ class Objective:
     """clip: min(r A, clip(r) A) (PPO, eq. 7); unclipped: r A; reinforce: A log pi, no ratio; cispo_capped:
     sg(min(r, cispo_cap)) A log pi (TRL, ScaleRL, arXiv:2510.13786); cispo_clamped: sg(clip(r, 1 - epsilon_low, 1 +
     epsilon_high)) A log pi (MiniMax-M1, arXiv:2506.13585, eq. 4; verl); sapo: a sigmoid gate (arXiv:2511.20347);
-    nll: log pi, whatever the advantage (expert iteration); or a class of one's own."""
+    dppo_tv, dppo_kl: r A of the ratio to the policy that drew the token, 0 where the advantage leads further out of a
+    trust region, by total variation or KL(drew||pi) of "this token or another one" (DPPO, arXiv:2602.04879, eqs. 11 to
+    14), epsilons then bound that divergence; nll: log pi, whatever the advantage (expert iteration); or a class of
+    one's own."""
     epsilon_low: float = 0.2
-    """The ratio is clipped below 1 - epsilon_low."""
+    """The ratio is clipped below 1 - epsilon_low; in dppo_* the divergence allowed to tokens of negative advantage."""
     epsilon_high: float = 0.2
-    """The ratio is clipped above 1 + epsilon_high; larger than epsilon_low is DAPO's clip-higher (eq. 10)."""
+    """The ratio is clipped above 1 + epsilon_high; larger than epsilon_low is DAPO's clip-higher (eq. 10). In dppo_*
+    the divergence allowed to tokens of positive advantage."""
     dual_clip: float | None = None
     """Bounds the ratio of negative advantages, > 1 + epsilon_high (dual-clip PPO, arXiv:1912.09729; TRL's
     delta); null is off."""
@@ -147,6 +151,11 @@ class Objective:
         return self.num_iterations == 1 and self.num_minibatches == 1
 
     @property
+    def anchored_at_sampling(self) -> bool:
+        """π_old is the policy that drew the tokens, as the engine drew them, and is not scored (DPPO)."""
+        return self.surrogate in ("dppo_tv", "dppo_kl")
+
+    @property
     def kl_in_loss(self) -> bool:
         """``loss`` adds beta times the KL."""
         return self.beta > 0 and self.kl_placement == "loss"
@@ -159,7 +168,8 @@ class Objective:
     @property
     def needs_old_logprobs(self) -> bool:
         """Score the rollout under the policy before the first update; else ``loss`` takes ``old_logprobs=None``."""
-        return not self.single_update or self.needs_sequence_kl or self._declared("needs_old_logprobs")
+        scored = not self.single_update and not self.anchored_at_sampling
+        return scored or self.needs_sequence_kl or self._declared("needs_old_logprobs")
 
     @property
     def needs_reference(self) -> bool:
@@ -209,7 +219,8 @@ class Objective:
     @property
     def needs_sampling_logprobs(self) -> bool:
         """``loss`` wants ``sampling_logprobs``."""
-        return self.mismatch not in ("none", "auto") or getattr(self.surrogate, "needs_sampling_logprobs", False)
+        drawn = self.anchored_at_sampling or getattr(self.surrogate, "needs_sampling_logprobs", False)
+        return drawn or self.mismatch not in ("none", "auto")
 
     def _declared(self, need: str) -> bool:
         """Whether a part that is a class declares ``need``."""

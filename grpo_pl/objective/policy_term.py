@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor
 
-from grpo_pl.functional import losses
+from grpo_pl.functional import losses, trust_region
 from grpo_pl.objective.custom import SurrogateObjective, TokenBatch
 from grpo_pl.objective.fields import Objective
 
@@ -26,7 +28,7 @@ def surrogate(a: Objective, tokens: TokenBatch) -> Tensor:
                 f"{tuple(tokens.logprobs.shape)}."
             )
         return found
-    return losses.surrogate(
+    found = losses.surrogate(
         a.surrogate,
         tokens.ratio,
         tokens.advantages,
@@ -37,6 +39,18 @@ def surrogate(a: Objective, tokens: TokenBatch) -> Tensor:
         cispo_cap=a.cispo_cap,
         sapo_temperatures=(a.sapo_temperature_positive, a.sapo_temperature_negative),
         level=a.ratio_level,
+    )
+    if not a.anchored_at_sampling:
+        return found
+    too_low, too_high = _outside(a, tokens)
+    return found.masked_fill(too_low | too_high, 0.0)
+
+
+def _outside(a: Objective, tokens: TokenBatch) -> tuple[Tensor, Tensor]:
+    """DPPO's masks of tokens that are too low and too high."""
+    kind = cast(trust_region.Divergence, str(a.surrogate).removeprefix("dppo_"))
+    return trust_region.outside(
+        tokens.logprobs, tokens.old_logprobs, tokens.advantages, kind=kind, low=a.epsilon_low, high=a.epsilon_high
     )
 
 
@@ -54,15 +68,17 @@ def mismatch_term(a: Objective, old: Tensor, drawn: Tensor, mask: Tensor) -> tup
     return rho, stats
 
 
-def clip_stats(a: Objective, log_ratio: Tensor, ratio: Tensor, advantages: Tensor) -> Stats:
+def clip_stats(a: Objective, log_ratio: Tensor, tokens: TokenBatch) -> Stats:
     """Per-token indicators under TRL's names; TRL's sequence-level ones count completions, these their tokens."""
-    stats = {"ratio/mean": log_ratio.exp()}
+    stats, ratio, advantages = {"ratio/mean": log_ratio.exp()}, tokens.ratio, tokens.advantages
     if a.surrogate == "cispo_capped":
         stats["cispo_clip_ratio"] = ((ratio > a.cispo_cap) & (advantages > 0)).to(ratio.dtype)
-    elif a.surrogate in ("clip", "cispo_clamped"):
+    elif a.surrogate in ("clip", "cispo_clamped") or a.anchored_at_sampling:
         distance = log_ratio if a.ratio_level == "geometric" else ratio - 1
         low = (distance < -a.epsilon_low) & (advantages < 0)
         high = (distance > a.epsilon_high) & (advantages > 0)
+        if a.anchored_at_sampling:
+            low, high = _outside(a, tokens)
         clipped = {"low": low, "high": high, "region": low | high}
         stats |= {f"clip_ratio/{side}_mean": hit.to(ratio.dtype) for side, hit in clipped.items()}
     return stats

@@ -131,6 +131,7 @@ def our_gradient(algorithm: GRPOAlgorithm, batch: Batch, parts=None, dtype=torch
                     mask, num_sequences=sequences, num_tokens=tokens, max_completion_length=MAX_LENGTH, dtype=dtype
                 ),
                 ref_logprobs=batch.ref.to(dtype)[index, :width] if algorithm.needs_loss_reference else None,
+                sampling_logprobs=batch.old.to(dtype)[index, :width] if algorithm.needs_sampling_logprobs else None,
             ).loss
         )
     return total.detach(), torch.autograd.grad(total, leaf)[0]
@@ -174,7 +175,7 @@ def naive_outcome(name: str, batch: Batch) -> list[list[float]]:
             for _ in range(n)
         ]
         return [[(r - mean(tokens)) / (deviation(tokens) + 1e-5) for r in group] for group in rewards]
-    scaled = name != "dr_grpo"
+    scaled = name not in ("dr_grpo", "dppo")
     return [[(r - mean(g)) / (deviation(g) + 1e-5 if scaled else 1.0) for r in g] for g in rewards]
 
 
@@ -238,6 +239,9 @@ def naive_completion(name: str, advantage, lp: Tensor, old: Tensor, ref: Tensor)
             total = total - lp[t]
         elif name == "cispo":
             total = total - min(ratio.item(), 5.0) * a * lp[t]
+        elif name == "dppo":
+            moved = (torch.exp(lp[t]) - torch.exp(old[t])).item()
+            total = total - (0.0 if a * moved > 0 and abs(moved) > 0.15 else ratio * a)
         elif name == "sapo":
             tau = 1.0 if a > 0 else 1.05
             total = total - 4 / tau * torch.sigmoid(tau * (ratio - 1)) * a
@@ -270,7 +274,7 @@ def naive_gradient(name: str, batch: Batch):
         value = naive_completion(name, advantage[i], leaf[i, :n], batch.old[i, :n], batch.ref[i, :n])
         if name in ("dapo", "cispo", "reinforce_plus_plus", "expert_iteration", "gigpo"):
             total = total + value / sum(lengths[j] for j in kept)
-        elif name in ("dr_grpo", "rloo", "remax", "turn_returns"):
+        elif name in ("dr_grpo", "rloo", "remax", "turn_returns", "dppo"):
             total = total + value / (len(kept) * MAX_LENGTH)
         else:
             total = total + value / (len(kept) * n)
@@ -287,13 +291,13 @@ def test_preset_has_the_loss_and_gradient_of_the_reference(path):
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-13)
     assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-10, abs=1e-13)
     assert gradient.abs().max() > 1e-4
-    if algorithm.surrogate == "clip" and not algorithm.needs_loss_reference:  # both branches were taken
+    if algorithm.surrogate in ("clip", "dppo_tv") and not algorithm.needs_loss_reference:  # both branches were taken
         pushed = batch.mask & (token_advantages(algorithm, batch)[1] != 0)
         assert (gradient[pushed] == 0).any() and (gradient[pushed] != 0).any()
 
 
-def test_fifteen_presets_exist_and_set_every_field_of_the_objective():
-    assert len(PRESETS) == 15
+def test_sixteen_presets_exist_and_set_every_field_of_the_objective():
+    assert len(PRESETS) == 16
     for path in PRESETS:
         document = yaml.safe_load(path.read_text())
         others = ["rewards+"] if path.stem == "grpo_process" else []  # it needs a reward that scores steps
@@ -484,6 +488,8 @@ def test_needs():
     assert replace(grpo, entropy_coef=0.1).needs_entropy
     assert replace(grpo, top_entropy_quantile=0.2).needs_entropy_mask
     assert replace(grpo, mismatch="mask_token").needs_sampling_logprobs
+    dppo = replace(preset("dppo"), num_iterations=4)
+    assert dppo.needs_sampling_logprobs and not dppo.needs_old_logprobs  # nothing is scored before the first update
 
 
 @pytest.mark.parametrize("name", [path.stem for path in PRESETS if preset(path.stem).ratio_level == "token"])
@@ -499,7 +505,7 @@ def test_token_level_losses_may_be_computed_from_a_flat_list_of_tokens(name):
     logprobs, old, advantages, weights, ref = flat
     loss = algorithm.loss(
         logprobs=logprobs, old_logprobs=old, advantages=advantages, mask=torch.ones_like(old, dtype=torch.bool),
-        weights=weights, ref_logprobs=ref,
+        weights=weights, ref_logprobs=ref, sampling_logprobs=old,
     ).loss  # fmt: skip
     assert loss.item() == pytest.approx(our_gradient(algorithm, batch)[0].item(), rel=1e-10)
 
@@ -555,6 +561,33 @@ def test_only_samples_of_earlier_weights_are_weighted_by_default():
     assert not chosen["auto"].needs_sampling_logprobs  # also where nobody says how old they are
     output = one_token(chosen["auto"], sampling_logprobs=torch.tensor([[-2.0]]))
     assert output.loss == one_token(chosen["none"]).loss
+
+
+def test_dppo_takes_its_ratio_to_the_policy_that_drew_the_token():
+    dppo = preset("dppo").for_stale_samples(True)
+    assert dppo.mismatch == "none"  # the ratio has corrected for it
+    output = one_token(dppo, old_logprobs=torch.tensor([[-1.0]]), sampling_logprobs=torch.tensor([[-1.2]]))
+    assert output.loss.item() == pytest.approx(0.5 * -2.0 * math.exp(0.2))
+    assert output.stats["ratio/mean"][0].item() == pytest.approx(math.exp(0.2))
+    assert "sampling/importance_sampling_ratio/mean" not in output.stats
+
+
+def test_dppo_counts_the_tokens_that_it_masks():
+    drawn, now = torch.tensor([[0.5, 0.5, 0.1, 0.5]]), torch.tensor([[0.7, 0.3, 0.2, 0.7]])
+    output = one_token(
+        preset("dppo"),
+        logprobs=now.log(),
+        sampling_logprobs=drawn.log(),
+        advantages=torch.tensor([[1.0, -1.0, 1.0, -1.0]]),
+        mask=torch.ones(1, 4, dtype=torch.bool),
+        weights=torch.ones(1, 4),
+    )
+    sums = {name: value.item() for name, (value, _) in output.stats.items()}
+    assert sums["clip_ratio/high_mean"] == sums["clip_ratio/low_mean"] == 1
+    assert sums["clip_ratio/region_mean"] == 2
+    assert output.loss.item() == pytest.approx(
+        -(0.2 / 0.1) + 0.7 / 0.5
+    )  # what stays: a rare token, and one called back
 
 
 def expected_gradient(algorithm, drawn_from, tokens: int):

@@ -90,6 +90,10 @@ COMBINATIONS = [
     ({"surrogate": "nll", "samples": "correct", "supervision": "turn"} | PLAIN, "turn_advantage returns"),
     ({"ratio_level": "geometric", "surrogate": "sapo"}, "surrogate clip"),
     ({"ratio_level": "sequence", "surrogate": "reinforce"}, "ratio_level token"),
+    ({"ratio_level": "sequence", "surrogate": "dppo_tv"}, "ratio_level token"),
+    ({"surrogate": "dppo_kl", "mismatch": "truncate_token"}, "mismatch none"),
+    ({"surrogate": "dppo_tv", "epsilon_low": 1.5}, "at most 1"),
+    ({"surrogate": "dppo_tv", "dual_clip": 3.0}, "set it to null"),
     ({"ratio_level": "geometric", "dual_clip": 3.0}, "set it to null"),
     ({"surrogate": "sapo", "dual_clip": 3.0}, "set it to null"),
     ({"surrogate": "nll"} | PLAIN, "samples correct"),
@@ -119,3 +123,4 @@ def test_sensible_combinations_are_accepted():
     GRPOAlgorithm(reference="refreshed", ref_update_every=30)
     GRPOAlgorithm(ratio_level="geometric", epsilon_low=2.0)  # a log-ratio may be below -1
     GRPOAlgorithm(surrogate="clip", dual_clip=3.0, ratio_level="sequence")
+    GRPOAlgorithm(surrogate="dppo_kl", epsilon_low=2.0, mismatch="none")  # a KL divergence may be above 1

@@ -1,0 +1,51 @@
+"""Which tokens keep their policy term: a trust region by the divergence of distributions instead of by the ratio."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from grpo_pl.functional.choices import check_choice
+
+Divergence = Literal["tv", "kl"]
+
+
+def binary_divergence(logprobs: Tensor, sampling_logprobs: Tensor, *, kind: Divergence) -> Tensor:
+    """D between the policies' next-token distributions, reduced to "the drawn token" and "any other"; any shape.
+
+    With π = e^logprobs and μ = e^sampling_logprobs of the drawn token: tv is |μ − π|, kl is KL(μ‖π) =
+    μ log(μ/π) + (1 − μ) log((1 − μ)/(1 − π)), infinite where π is 1 and μ is not. A lower bound of the divergence of
+    the whole distributions. No gradient.
+
+    Raises:
+        ValueError: there is no kind of that name.
+
+    Source: DPPO, arXiv:2602.04879, eqs. 13 and 14.
+    """
+    check_choice("kind", kind, Divergence)
+    log_pi, log_mu = logprobs.detach().clamp(max=0.0), sampling_logprobs.detach().clamp(max=0.0)
+    mu = log_mu.exp()
+    if kind == "tv":
+        return (mu - log_pi.exp()).abs()
+    others_mu, others_pi = -torch.expm1(log_mu), -torch.expm1(log_pi)
+    # xlogy: nothing is left to the others where μ is 1, whatever π leaves to them
+    others = torch.xlogy(others_mu, others_mu) - torch.xlogy(others_mu, others_pi)
+    return mu * (log_mu - log_pi) + others
+
+
+def outside(
+    logprobs: Tensor, sampling_logprobs: Tensor, advantages: Tensor, *, kind: Divergence, low: float, high: float
+) -> tuple[Tensor, Tensor]:
+    """Tokens whose update would lead further out of the trust region, as two masks (B, T): too low, too high.
+
+    Too low: A < 0, π < μ and D > ``low``; too high: A > 0, π > μ and D > ``high``. All others keep their term, also
+    those far away that their advantage calls back.
+
+    Source: DPPO, arXiv:2602.04879, eq. 12.
+    """
+    divergence = binary_divergence(logprobs, sampling_logprobs, kind=kind)
+    too_low = (advantages < 0) & (logprobs < sampling_logprobs) & (divergence > low)
+    too_high = (advantages > 0) & (logprobs > sampling_logprobs) & (divergence > high)
+    return too_low, too_high

@@ -1,0 +1,101 @@
+"""DPPO's trust region: numbers worked out by hand, a scalar reference, and enumerated distributions."""
+
+import math
+
+import pytest
+import torch
+
+from grpo_pl.functional.trust_region import binary_divergence, outside
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+
+
+def row(*values: float) -> torch.Tensor:
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def test_divergences_worked_out_by_hand():
+    drawn, now = row(0.5, 0.25, 0.2).log(), row(0.25, 0.5, 0.2).log()
+    assert binary_divergence(now, drawn, kind="tv")[0].tolist() == pytest.approx([0.25, 0.25, 0.0])
+    # 0.5 ln 2 + 0.5 ln(2/3) = 0.5 ln(4/3); 0.25 ln(1/2) + 0.75 ln(3/2)
+    expected = [0.5 * math.log(4 / 3), 0.75 * math.log(1.5) - 0.25 * math.log(2), 0.0]
+    assert binary_divergence(now, drawn, kind="kl")[0].tolist() == pytest.approx(expected, abs=1e-15)
+
+
+def naive_divergence(pi: float, mu: float, kind: str) -> float:
+    if kind == "tv":
+        return 0.5 * (abs(pi - mu) + abs((1 - pi) - (1 - mu)))
+    return mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))
+
+
+@pytest.mark.parametrize("kind", ["tv", "kl"])
+def test_masks_are_those_of_the_reference(kind):
+    generator = torch.Generator().manual_seed(0)
+    mu, pi = torch.rand(2, 400, generator=generator, dtype=torch.float64).clamp(1e-6, 1 - 1e-6)
+    advantages = torch.randn(400, generator=generator, dtype=torch.float64)
+    advantages[::9] = 0.0
+    low, high = (0.1, 0.2) if kind == "tv" else (0.02, 0.05)
+    divergence = binary_divergence(pi.log(), mu.log(), kind=kind)
+    found = torch.stack(outside(pi.log(), mu.log(), advantages, kind=kind, low=low, high=high))
+    for i, (p, m, a) in enumerate(zip(pi.tolist(), mu.tolist(), advantages.tolist(), strict=True)):
+        expected = naive_divergence(p, m, kind)
+        assert divergence[i].item() == pytest.approx(expected, rel=1e-10, abs=1e-12)
+        assert found[:, i].tolist() == [a < 0 and p < m and expected > low, a > 0 and p > m and expected > high]
+    assert found.sum(1).min() > 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_certain_tokens_have_no_nan(dtype):
+    drawn, now = torch.tensor([0.0, 0.0, -0.5, -1e-8, -60.0], dtype=dtype), torch.tensor([0.0, -0.5, 0.0, 0, 0])
+    divergence = binary_divergence(now.to(dtype), drawn, kind="kl")
+    assert divergence[:2].tolist() == pytest.approx([0.0, 0.5])  # KL of a certain token is -log π
+    assert divergence[2] == math.inf  # nothing is left for what the other policy may draw
+    assert not divergence.isnan().any()
+
+
+@pytest.mark.parametrize("kind", ["tv", "kl"])
+def test_the_binary_divergence_is_a_lower_bound_of_the_whole_one(kind):
+    torch.manual_seed(0)
+    mu, pi = torch.randn(2, 50, 6, dtype=torch.float64).softmax(-1)  # 50 distributions over six tokens
+    whole = 0.5 * (mu - pi).abs().sum(-1) if kind == "tv" else (mu * (mu / pi).log()).sum(-1)
+    binary = binary_divergence(pi.log(), mu.log(), kind=kind)  # whichever token is drawn
+    assert (binary <= whole.unsqueeze(-1) + 1e-12).all()
+    torch.testing.assert_close(
+        binary_divergence(pi[:, :2].log().log_softmax(-1), mu[:, :2].log().log_softmax(-1), kind=kind).diff(dim=-1),
+        torch.zeros(50, 1, dtype=torch.float64),
+    )  # of two tokens, either says it all
+
+
+@pytest.mark.parametrize("surrogate", ["dppo_tv", "dppo_kl"])
+def test_expected_gradient_is_the_policy_gradient_of_the_tokens_inside(surrogate):
+    """All five tokens of a one-token language, drawn by an older policy: without a bound that is the policy gradient
+    itself, with one the same sum without the masked tokens."""
+    torch.manual_seed(3)
+    mu = torch.randn(5, dtype=torch.float64).log_softmax(-1)
+    logits = torch.randn(5, dtype=torch.float64)
+    rewards = torch.tensor([1.0, -1.0, 0.5, -2.0, 3.0], dtype=torch.float64)
+
+    def gradient(bound: float) -> torch.Tensor:
+        leaf = logits.clone().requires_grad_()
+        found = GRPOAlgorithm(surrogate=surrogate, beta=0.0, epsilon_low=bound, epsilon_high=bound).loss(
+            logprobs=leaf.log_softmax(-1).unsqueeze(1),
+            old_logprobs=None,
+            advantages=rewards.unsqueeze(1),
+            mask=torch.ones(5, 1, dtype=torch.bool),
+            weights=mu.exp().unsqueeze(1),  # how often each token is drawn
+            sampling_logprobs=mu.unsqueeze(1),
+        )
+        return -torch.autograd.grad(found.loss, leaf)[0]
+
+    def policy_gradient(kept: torch.Tensor) -> torch.Tensor:
+        leaf = logits.clone().requires_grad_()
+        return torch.autograd.grad((leaf.softmax(-1) * rewards * kept).sum(), leaf)[0]
+
+    everything = 1.0 if surrogate == "dppo_tv" else 1e9
+    torch.testing.assert_close(gradient(everything), policy_gradient(torch.ones(5)), rtol=1e-10, atol=1e-14)
+    bound, pi = 0.05, logits.softmax(-1)
+    kept = [
+        not (a * (p - m) > 0 and naive_divergence(p, m, surrogate[-2:]) > bound)
+        for p, m, a in zip(pi.tolist(), mu.exp().tolist(), rewards.tolist(), strict=True)
+    ]
+    assert 1 <= sum(kept) <= 4
+    torch.testing.assert_close(gradient(bound), policy_gradient(torch.tensor(kept)), rtol=1e-10, atol=1e-14)
