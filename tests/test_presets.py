@@ -44,6 +44,10 @@ SMALL: dict[str, Any] = {
         "val_prompts": 2,
     },
 }
+CORRECTNESS_ALONE = {
+    "model": {"rewards": [{"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True}}]}
+}
+"""MaxRL's rewards are 0 and 1; those of the quickstart's format are 0.1 apart."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,13 @@ def fit(command_line: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable
     here = type(command_line)(tmp_path_factory.mktemp("presets"))
     small = here.folder / "small.yaml"
     small.write_text(yaml.safe_dump(SMALL))
+    alone = here.folder / "alone.yaml"
+    alone.write_text(yaml.safe_dump(CORRECTNESS_ALONE))
 
     @cache
     def run(preset: str) -> Fitted:
         overlays = [CONFIGS / "quickstart.yaml", CONFIGS / "algorithm" / f"{preset}.yaml", small]
+        overlays += [alone] if preset == "maxrl" else []
         outcome = here("fit", *(f"--config={file}" for file in overlays), f"--name={preset}")
         assert outcome.status == 0, outcome.err
         with (here.runs / preset / "metrics.csv").open(newline="") as file:

@@ -13,7 +13,7 @@ from grpo_pl.functional.choices import check_choice
 from grpo_pl.functional.exact_sums import from_float32, total_reward
 
 Baseline = Literal["group_mean", "leave_one_out", "batch_mean", "greedy", "none"]
-Scale = Literal["group_std", "batch_std", "token_whitening", "none"]
+Scale = Literal["group_std", "group_mean", "batch_std", "token_whitening", "none"]
 
 
 @dataclass(frozen=True)
@@ -130,17 +130,27 @@ def rescale(
 ) -> Tensor:
     """centred / (std + eps), (P, G); 0 where invalid, and where all values are equal (else a rounding error over eps).
 
-    group_std: std of the group's rewards (DeepSeekMath §4.1.2); batch_std: std of all rewards in the batch;
+    group_std: std of the group's rewards (DeepSeekMath §4.1.2); group_mean: centred / mean of the group's rewards, each
+    0 or 1, and 0 where none is 1 (MaxRL, arXiv:2602.02710, algorithm 1); batch_std: std of all rewards in the batch;
     token_whitening: (centred − mean) / (std + eps) with mean and std of ``centred`` over *tokens*: each completion
     counts as often as it has tokens, and one without tokens gets 0 (global normalisation of REINFORCE++,
     arXiv:2501.03262); none: ``centred`` (Dr. GRPO, arXiv:2503.20783, §3.1). All tensors are (P, G).
 
     Raises:
-        ValueError: there is no scale of that name.
+        ValueError: there is no scale of that name, or group_mean gets a reward other than 0 and 1.
     """
     check_choice("scale", scale, Scale)
     if scale == "none":
         return centred.masked_fill(~valid, 0.0)
+    if scale == "group_mean":
+        other = rewards[valid & (rewards != 0) & (rewards != 1)]
+        if len(other):
+            raise ValueError(
+                f"scale group_mean (MaxRL) takes rewards of 0 and 1, got {other[0].item():g}: keep the correctness "
+                "reward alone, give the other ones weight 0, or choose another scale."
+            )
+        mean, _ = masked_mean_std(rewards, valid, dim=1, ddof=0)
+        return torch.where(valid & (mean > 0), centred / mean, torch.zeros_like(centred))
     if scale == "token_whitening":
         counted = valid & (lengths > 0)
         mean, std = masked_mean_std(centred, lengths * valid, dim=None, ddof=ddof)

@@ -91,6 +91,14 @@ def _advantage_rules(a: Objective) -> Rules:
             f"scale group_std would divide by 0 where a group's rewards are equal and baseline {baseline} is not: "
             "set baseline group_mean or leave_one_out, or another scale."
         )
+    if a.scale == "group_mean":
+        if baseline not in ("group_mean", "none"):
+            yield f"scale group_mean divides r - mean or r: set baseline group_mean or none, not {baseline}."
+        if a.overlong_buffer > 0 or a.needs_sequence_kl:
+            yield (
+                "scale group_mean takes rewards of 0 and 1, which have no overlong penalty or KL: set overlong_buffer "
+                "0 and kl_placement loss."
+            )
     if a.scale == "batch_std" and baseline not in ("group_mean", "leave_one_out", "batch_mean"):
         yield (
             f"scale batch_std would divide by 0 where all rewards are equal and baseline {baseline} is not: set a "

@@ -60,8 +60,9 @@ class Objective:
     arXiv:2501.03262), greedy: the reward of the greedy completion (ReMax, arXiv:2310.10505), none; or a class of one's
     own that makes advantages of rewards."""
     scale: Scale = "group_std"
-    """Divides the centred reward: group_std (GRPO), batch_std (TRL's scale_rewards=batch), token_whitening: mean
-    and std over tokens (REINFORCE++), none (Dr. GRPO, arXiv:2503.20783)."""
+    """Divides the centred reward: group_std (GRPO), group_mean: of rewards of 0 and 1, 0 where none is 1 (MaxRL,
+    arXiv:2602.02710, algorithm 1), batch_std (TRL's scale_rewards=batch), token_whitening: mean and std over tokens
+    (REINFORCE++), none (Dr. GRPO, arXiv:2503.20783)."""
     std_ddof: Literal[0, 1] = 1
     """Degrees of freedom taken off the count in standard deviations: 1 is the sample's (torch.std), 0 the
     population's."""

@@ -96,6 +96,27 @@ def test_batch_std_is_that_of_all_rewards():
     assert advantages(rewards, scale="batch_std", eps=0.0).tolist() == [[1, -1], [0, 0]]
 
 
+def test_dividing_by_the_success_rate_weighs_the_rare_right_answer():
+    rewards = [[1, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]]  # means 1/4, 3/4, 0 and 1
+    values = advantages(rewards, scale="group_mean")
+    assert values[0].tolist() == [3, -1, -1, -1]
+    assert values[1].tolist() == pytest.approx([1 / 3] * 3 + [-1])
+    assert (values[2:] == 0).all()
+    assert advantages(rewards, baseline="none", scale="group_mean")[:, 0].tolist() == pytest.approx([4, 4 / 3, 0, 1])
+
+
+def test_the_success_rate_is_that_of_the_rewards_that_are_there():
+    there = [[True, True, False, False], [False] * 4]
+    values = advantages([[1, 0, 0, 0], [0] * 4], scale="group_mean", valid=there)
+    assert values.tolist() == [[1, -1, 0, 0], [0] * 4]
+
+
+@pytest.mark.parametrize("reward", [0.1, 1.1, -1.0, 2.0])
+def test_only_rewards_of_0_and_1_are_divided_by_their_mean(reward):
+    with pytest.raises(ValueError, match=f"rewards of 0 and 1, got {reward:g}"):
+        advantages([[1, 0, reward]], scale="group_mean")
+
+
 def test_token_whitening_weights_completions_by_length():
     # tokens: 1 three times, 0 once: mean 0.75, population std sqrt(3)/4
     values = advantages(

@@ -134,6 +134,18 @@ def test_the_mean_over_each_completion_turns_the_gradient_even_with_leave_one_ou
     assert cosine(expected_gradient(table(0), **choices), true_policy_gradient(table(0))) < 0.999
 
 
+@pytest.mark.parametrize(("baseline", "group_size", "order"), [("none", 3, 3), ("group_mean", 3, 2), ("none", 1, 1)])
+def test_dividing_by_the_success_rate_climbs_the_truncated_log_likelihood(baseline, group_size, order):
+    """MaxRL: log p = -Σ_k (1 - p)^k / k, cut off after as many terms as there are completions, less one for the
+    baseline; one term is the policy gradient."""
+    leaf = table(0).requires_grad_()
+    rates = [(probabilities(leaf[p]) * REWARD[p]).sum() for p in range(2)]
+    value = sum(-((1 - rate) ** k) / k for rate in rates for k in range(1, order + 1)) / 2
+    expected = torch.autograd.grad(value / MAX_LENGTH, leaf)[0]
+    choices = {"baseline": baseline, "scale": "group_mean", "aggregation": "constant", "group_size": group_size}
+    torch.testing.assert_close(expected_gradient(table(0), **choices), expected, rtol=1e-10, atol=1e-14)
+
+
 # --- KL: what each estimator's gradient descends ------------------------------------------------------------
 
 

@@ -85,8 +85,9 @@ def make_batch(seed: int = 0, drift: float = 0.3) -> Batch:
 def token_advantages(algorithm: GRPOAlgorithm, batch: Batch):
     """(Advantages, (B, T) or (B, 1)) as the pipeline would compute them."""
     kl = ((batch.old - batch.ref) * batch.mask).sum(1).view(P, G)
+    rewards = (batch.rewards == 1).double() if algorithm.scale == "group_mean" else batch.rewards
     result = algorithm.advantages(
-        values=batch.rewards.unsqueeze(0),
+        values=rewards.unsqueeze(0),
         reward_weights=torch.ones(1),
         lengths=batch.lengths,
         truncated=torch.zeros(P, G, dtype=torch.bool),
@@ -175,6 +176,9 @@ def naive_outcome(name: str, batch: Batch) -> list[list[float]]:
             for _ in range(n)
         ]
         return [[(r - mean(tokens)) / (deviation(tokens) + 1e-5) for r in group] for group in rewards]
+    if name == "maxrl":
+        right = [[float(r == 1) for r in group] for group in rewards]
+        return [[(r - mean(group)) / mean(group) for r in group] for group in right]
     scaled = name not in ("dr_grpo", "dppo")
     return [[(r - mean(g)) / (deviation(g) + 1e-5 if scaled else 1.0) for r in g] for g in rewards]
 
@@ -274,7 +278,7 @@ def naive_gradient(name: str, batch: Batch):
         value = naive_completion(name, advantage[i], leaf[i, :n], batch.old[i, :n], batch.ref[i, :n])
         if name in ("dapo", "cispo", "reinforce_plus_plus", "expert_iteration", "gigpo"):
             total = total + value / sum(lengths[j] for j in kept)
-        elif name in ("dr_grpo", "rloo", "remax", "turn_returns", "dppo"):
+        elif name in ("dr_grpo", "rloo", "remax", "turn_returns", "dppo", "maxrl"):
             total = total + value / (len(kept) * MAX_LENGTH)
         else:
             total = total + value / (len(kept) * n)
@@ -296,8 +300,8 @@ def test_preset_has_the_loss_and_gradient_of_the_reference(path):
         assert (gradient[pushed] == 0).any() and (gradient[pushed] != 0).any()
 
 
-def test_sixteen_presets_exist_and_set_every_field_of_the_objective():
-    assert len(PRESETS) == 16
+def test_seventeen_presets_exist_and_set_every_field_of_the_objective():
+    assert len(PRESETS) == 17
     for path in PRESETS:
         document = yaml.safe_load(path.read_text())
         others = ["rewards+"] if path.stem == "grpo_process" else []  # it needs a reward that scores steps

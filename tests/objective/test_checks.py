@@ -64,6 +64,9 @@ COMBINATIONS = [
     ({"baseline": "greedy"}, "another scale"),
     ({"baseline": "batch_mean"}, "another scale"),
     ({"baseline": "none", "scale": "batch_std"}, "token_whitening or none"),
+    ({"scale": "group_mean", "baseline": "leave_one_out"}, "baseline group_mean or none"),
+    ({"scale": "group_mean", "overlong_buffer": 0.2}, "overlong_buffer 0"),
+    ({"scale": "group_mean"} | IN_REWARD, "kl_placement loss"),
     ({"max_rewards": True}, "baseline none and scale none"),
     ({"reward_aggregation": "normalize_then_sum", "scale": "none"}, "scale group_std"),
     ({"reward_aggregation": "normalize_then_sum", "overlong_buffer": 0.1}, "overlong_buffer 0"),
@@ -120,6 +123,7 @@ def test_sensible_combinations_are_accepted():
     GRPOAlgorithm(**TURN, ratio_level="sequence", dynamic_sampling=True)
     GRPOAlgorithm(**TURN, baseline="leave_one_out", gamma=0.0, state_similarity=1.0)
     GRPOAlgorithm(**(GIGPO | {"scale": "group_std"}), invalid_action_penalty=0.1, episode_statistics="steps")
+    GRPOAlgorithm(scale="group_mean", baseline="none", group_size=1)
     GRPOAlgorithm(reference="refreshed", ref_update_every=30)
     GRPOAlgorithm(ratio_level="geometric", epsilon_low=2.0)  # a log-ratio may be below -1
     GRPOAlgorithm(surrogate="clip", dual_clip=3.0, ratio_level="sequence")
