@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import math
+import operator
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
+from grpo_pl.data.tasks import worked_texts as texts
+
 Metadata = Mapping[str, Any]
+FACTORED = 1000
+"""Numbers up to this one are written as products of primes."""
+_OPERATORS: Mapping[type, tuple[str, Callable[[Any, Any], Any]]] = {
+    ast.Add: ("+", operator.add),
+    ast.Sub: ("-", operator.sub),
+    ast.Mult: ("*", operator.mul),
+    ast.Div: ("/", operator.floordiv),
+}
 _TERM = re.compile(r"(?P<sign>[+-]?)(?:(?P<number>\d+)(?:\*(?P<times>[a-z]))?|(?P<alone>[a-z]))")
 
 
@@ -14,17 +29,62 @@ def worked(task: str, metadata: Metadata) -> str:
     """The steps to the answer of an entry, a line each; empty where none are known."""
     if "answer_cot" in metadata:  # gsm_symbolic
         return str(metadata["answer_cot"]).rsplit("####", 1)[0]
+    if "states" in metadata:  # of string_manipulation, string_splitting, string_synthesis
+        return "".join(f"{texts.shown(state)}\n" for state in metadata["states"])
     known = _WORK.get(task)
     return "" if known is None else "".join(f"{line}\n" for line in known(metadata))
 
 
 def running_totals(expression: str) -> list[str]:
-    """One line a term after the first: ``4 + 3 - 9`` to ``4+3=7``, ``7-9=-2``."""
-    first, *rest = re.findall(r"[+-]?\d+", expression.replace(" ", ""))
-    total, lines = int(first), []
+    """One line a term after the first: ``4 + 3 - 9`` to ``4+3=7``, ``7-9=-2``; with decimals where there are any."""
+    first, *rest = re.findall(r"[+-]?\d+(?:\.\d+)?", expression.replace(" ", ""))
+    total, lines = Decimal(first), []
     for term in rest:
-        lines.append(f"{total}{term}={total + int(term)}")
-        total += int(term)
+        lines.append(f"{total}{term}={total + Decimal(term)}")
+        total += Decimal(term)
+    return lines
+
+
+def reduced(expression: str) -> list[str]:
+    """One line an operation, inner ones first: ``7 * (2 + 3)`` to ``2+3=5``, ``7*5=35``. Nothing where a division
+    leaves a rest."""
+    lines: list[str] = []
+
+    def value(node: ast.expr) -> int:
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -value(node.operand)
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            return node.value
+        if not isinstance(node, ast.BinOp) or type(node.op) not in _OPERATORS:
+            raise ValueError("neither a number nor an operation")
+        left, right = value(node.left), value(node.right)
+        sign, operation = _OPERATORS[type(node.op)]
+        if sign == "/" and (right == 0 or left % right):
+            raise ValueError("a division that leaves a rest")
+        result = int(operation(left, right))
+        lines.append(f"{left}{sign}{right}={result}")
+        return result
+
+    try:
+        value(ast.parse(expression.strip(), mode="eval").body)
+    except (ValueError, SyntaxError):
+        return []
+    return lines
+
+
+def long_product(expression: str) -> list[str]:
+    """Two factors, digit after digit of the second: ``12 * 34`` to ``12*4=48``, ``12*30=360``, ``48+360=408``."""
+    factors = [int(number) for number in re.findall(r"-?\d+", expression)]
+    if len(factors) != 2:
+        return []
+    first, second = factors
+    total, lines = 0, []
+    for place, digit in enumerate(reversed(str(abs(second)))):
+        part = int(digit) * 10**place * (-1 if second < 0 else 1)
+        if part:
+            lines.append(f"{first}*{part}={first * part}")
+            lines += [f"{total}+{first * part}={total + first * part}"] if place and total else []
+            total += first * part
     return lines
 
 
@@ -38,6 +98,77 @@ def euclid(numbers: list[int]) -> list[str]:
             lines.append(f"{a}-{a // b}*{b}={a % b}")
             a, b = b, a % b
         found = a
+    return lines
+
+
+def common_factors(numbers: Sequence[int]) -> list[str]:
+    """Each number as a product of primes, and of the primes that all share: ``12, 18`` to ``12=2*2*3``, ``18=2*3*3``,
+    ``2*3=6``. A table of numbers is learned sooner than the subtractions of Euclid's algorithm, which larger ones take.
+    """
+    if max(numbers) > FACTORED:
+        return euclid(list(numbers))
+    factors = [_primes(number) for number in numbers]
+    shared = Counter(factors[0])
+    for each in factors[1:]:
+        shared &= Counter(each)
+    lines = [f"{number}={_product(primes)}" for number, primes in zip(numbers, factors, strict=True)]
+    return [*lines, f"{_product(sorted(shared.elements()))}={math.prod(shared.elements())}"]
+
+
+def _product(primes: Sequence[int]) -> str:
+    return "*".join(map(str, primes or [1]))
+
+
+def _primes(number: int) -> list[int]:
+    found, divisor = [], 2
+    while number > 1:
+        while number % divisor == 0:
+            found.append(divisor)
+            number //= divisor
+        divisor += 1
+    return found
+
+
+def common_multiple(numbers: list[int]) -> list[str]:
+    """Euclid's algorithm, then the product without what is common: ``4, 6`` to its lines, ``4/2=2``, ``2*6=12``.
+    Nothing for more than two numbers."""
+    if len(numbers) != 2:
+        return []
+    first, second = numbers
+    lines = euclid(numbers)
+    common = int(lines[-1].split("*")[1].split("=")[0])
+    return [*lines, f"{first}/{common}={first // common}", f"{first // common}*{second}={first * second // common}"]
+
+
+def divided_out(numerator: int, denominator: int) -> list[str]:
+    """Euclid's algorithm, then both divided by what is common."""
+    lines = euclid([numerator, denominator])
+    common = int(lines[-1].split("*")[1].split("=")[0])
+    return [*lines, *(f"{number}/{common}={number // common}" for number in (numerator, denominator))]
+
+
+def factored(factors: Sequence[int]) -> list[str]:
+    """Divided by one factor after the other: 2, 3, 7 to ``42/2=21``, ``21/3=7``."""
+    rest, lines = 1, []
+    for factor in reversed(factors):
+        if rest > 1:
+            lines.append(f"{factor * rest}/{factor}={rest}")
+        rest *= factor
+    return lines[::-1]
+
+
+def rebased(digits: str, source: int, target: int) -> list[str]:
+    """The number built up digit after digit, then divided down: ``132`` from base 4 to 6 as ``1*4+3=7``,
+    ``7*4+2=30``, ``30=5*6+0``, ``5=0*6+5``."""
+    number = 0 if not digits else int(digits[0], 36)
+    lines: list[str] = []
+    for digit in digits[1:]:
+        total = number * source + int(digit, 36)
+        lines.append(f"{number}*{source}+{int(digit, 36)}={total}")
+        number = total
+    while number:
+        lines.append(f"{number}={number // target}*{target}+{number % target}")
+        number //= target
     return lines
 
 
@@ -96,9 +227,25 @@ def _divided(number: int, divisor: int) -> list[str]:
 
 
 _WORK: dict[str, Callable[[Metadata], list[str]]] = {
-    "chain_sum": lambda metadata: running_totals(metadata["expression"]),
-    "count_bits": lambda metadata: halving(metadata["number"]),
-    "gcd": lambda metadata: euclid(metadata["numbers"]),
-    "simple_equations": lambda metadata: isolated(metadata["equation"]),
+    "base_conversion": lambda entry: rebased(entry["source_repr"], entry["source_base"], entry["target_base"]),
+    "basic_arithmetic": lambda entry: reduced(entry["expression"]),
+    "chain_sum": lambda entry: running_totals(entry["expression"]),
+    "count_bits": lambda entry: halving(entry["number"]),
+    "decimal_chain_sum": lambda entry: running_totals(entry["expression"]),
+    "fraction_simplification": lambda entry: divided_out(entry["numerator"], entry["denominator"]),
+    "gcd": lambda entry: common_factors(entry["numbers"]),
+    "isomorphic_strings": lambda entry: [texts.paired(*entry["words"])],
+    "lcm": lambda entry: common_multiple(entry["numbers"]),
+    "leg_counting": lambda entry: texts.legs(entry["animals"]),
+    "letter_counting": lambda entry: [texts.counted(" ".join(entry["span"]), entry["target_letter"])],
+    "number_filtering": lambda entry: texts.compared(entry["original_numbers"], entry["filter_value"]),
+    "number_sorting": lambda entry: texts.inserted(entry["original_numbers"], entry["sorted_numbers"]),
+    "prime_factorization": lambda entry: factored(entry["factors"]),
+    "products": lambda entry: long_product(entry["expression"]),
+    "ransom_note": lambda entry: texts.needed(entry["ransom_note"], entry["magazine"]),
+    "simple_equations": lambda entry: isolated(entry["equation"]),
+    "spell_backward": lambda entry: [texts.numbered(entry["word"])],
+    "word_sequence_reversal": lambda entry: [f"{n} {word}" for n, word in enumerate(entry["words"], 1)],
+    "word_sorting": lambda entry: texts.inserted(entry["transformed_words"], entry["sorted_words"]),
 }
 """Name of a task -> the lines of its work."""

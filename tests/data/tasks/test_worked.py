@@ -1,19 +1,83 @@
 """Work behind answers, worked out by hand, and that its last line gives the answer of every entry."""
 
+import re
+from collections.abc import Callable
+
 import pytest
 from reasoning_gym.factory import create_dataset
 
-from grpo_pl.data.tasks.worked import euclid, halving, isolated, running_totals, worked
+from grpo_pl.data.tasks.worked import (
+    common_factors,
+    common_multiple,
+    divided_out,
+    euclid,
+    factored,
+    halving,
+    isolated,
+    long_product,
+    rebased,
+    reduced,
+    running_totals,
+    worked,
+)
+from grpo_pl.data.tasks.worked_texts import compared, counted, inserted, legs, needed, numbered, paired
 
 
 def test_running_totals_by_hand() -> None:
     assert running_totals("4 + 3 - 9") == ["4+3=7", "7-9=-2"]
     assert running_totals("-14 - 3") == ["-14-3=-17"]
+    assert running_totals("23.21 + 60.2") == ["23.21+60.2=83.41"]
+
+
+def test_operations_by_hand() -> None:
+    assert reduced("7 * ( 2 + 3 )") == ["2+3=5", "7*5=35"]
+    assert reduced("-( 20 - 4 / 2 )") == ["4/2=2", "20-2=18"]
+    assert reduced("7 / 2") == []  # no whole number
+    assert reduced("7 / 0") == []
+
+
+def test_a_product_digit_by_digit_by_hand() -> None:
+    assert long_product("12 * 34") == ["12*4=48", "12*30=360", "48+360=408"]
+    assert long_product("12 * -30") == ["12*-30=-360"]
+    assert long_product("2 * 3 * 4") == []
+
+
+def test_multiples_fractions_and_factors_by_hand() -> None:
+    assert common_multiple([4, 6]) == ["6-1*4=2", "4-2*2=0", "4/2=2", "2*6=12"]
+    assert divided_out(4, 6) == ["6-1*4=2", "4-2*2=0", "4/2=2", "6/2=3"]
+    assert factored([2, 3, 7]) == ["42/2=21", "21/3=7"]
+    assert factored([7]) == []
+
+
+def test_another_base_by_hand() -> None:
+    assert rebased("132", 4, 6) == ["1*4+3=7", "7*4+2=30", "30=5*6+0", "5=0*6+5"]
+    assert rebased("f", 16, 2) == ["15=7*2+1", "7=3*2+1", "3=1*2+1", "1=0*2+1"]
+    assert rebased("", 4, 6) == []  # how reasoning-gym writes 0
+
+
+def test_letters_and_words_by_hand() -> None:
+    assert numbered("sun") == "s1u2n3"
+    assert counted("No one", "o") == "No1 o2ne"
+    assert paired("odd", "egg") == "oe dg dg"
+    assert needed("tat", "tap") == ["t2/1", "a1/1"]
+
+
+def test_lists_by_hand() -> None:
+    assert inserted(["3", "1", "2"], ["1", "2", "3"]) == ["3", "1 3", "1 2 3"]
+    assert compared(["6.4", "5", "5.1"], "5.1") == ["6.4>5.1", "5<5.1", "5.1=5.1"]
+    assert legs({"bird": 2, "ant": 1}) == ["2*2=4, 4", "1*6=6, 10"]
 
 
 def test_euclid_by_hand() -> None:
     assert euclid([9, 12]) == ["12-1*9=3", "9-3*3=0"]
     assert euclid([12, 18, 4]) == ["18-1*12=6", "12-2*6=0", "6-1*4=2", "4-2*2=0"]
+
+
+def test_common_factors_by_hand() -> None:
+    assert common_factors([12, 18]) == ["12=2*2*3", "18=2*3*3", "2*3=6"]
+    assert common_factors([1, 7]) == ["1=1", "7=7", "1=1"]
+    assert common_factors([12, 18, 20]) == ["12=2*2*3", "18=2*3*3", "20=2*2*5", "2=2"]
+    assert common_factors([1001, 7]) == euclid([1001, 7])  # too large for a table
 
 
 def test_halving_by_hand() -> None:
@@ -31,21 +95,41 @@ def test_equations_by_hand() -> None:
 @pytest.mark.parametrize(
     ("task", "result"),
     [
-        ("gcd", lambda lines: lines[-1].split("*")[1].split("=")[0]),  # the last divisor
+        ("gcd", lambda lines: lines[-1].split("=")[1]),
         ("count_bits", lambda lines: lines[-1].split(":")[1]),
         ("simple_equations", lambda lines: "".join(line.split("-")[1].split("*")[0] for line in lines[1:])),
         ("chain_sum", lambda lines: lines[-1].split("=")[1]),
+        ("decimal_chain_sum", lambda lines: lines[-1].split("=")[1]),
+        (
+            "base_conversion",
+            lambda lines: "".join(
+                f"{int(line.split('+')[1]):x}" for line in reversed(lines) if re.match(r"\d+=", line)
+            ),
+        ),
+        ("lcm", lambda lines: lines[-1].split("=")[1]),
+        ("leg_counting", lambda lines: lines[-1].split(", ")[1]),
+        ("number_sorting", lambda lines: str(lines[-1].split())),
+        ("products", lambda lines: lines[-1].split("=")[1]),
+        (
+            "ransom_note",
+            lambda lines: str(not any(int(a) > int(b) for a, b in (line[1:].split("/") for line in lines))),
+        ),
+        ("spell_backward", lambda lines: "".join(c for c in lines[0][::-1] if not c.isdigit())),
+        ("string_manipulation", lambda lines: lines[-1]),
+        ("string_splitting", lambda lines: lines[-1]),
+        ("word_sequence_reversal", lambda lines: ", ".join(line.split()[1] for line in lines[::-1])),
+        ("word_sorting", lambda lines: ", ".join(lines[-1].split())),
     ],
 )
-def test_the_work_ends_in_the_answer(task: str, result: object) -> None:
+def test_the_work_ends_in_the_answer(task: str, result: Callable[[list[str]], str]) -> None:
     shown = 0
     for entry in create_dataset(task, size=200, seed=3):
         lines = worked(task, entry["metadata"]).splitlines()
         if lines:
             shown += 1
-            assert result(lines) == entry["answer"], (entry, lines)  # type: ignore[operator]
+            assert result(lines) == entry["answer"], (entry, lines)
     assert shown > 150
 
 
 def test_tasks_without_known_work_have_none() -> None:
-    assert worked("spell_backward", {"word": "sun"}) == ""
+    assert worked("caesar_cipher", {"rotation": 3}) == ""
