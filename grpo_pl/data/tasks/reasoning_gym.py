@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from grpo_pl.data.cells import normal_question
 from grpo_pl.data.tasks.generated import HELD_OUT_SHARE, GeneratedPrompts
 from grpo_pl.data.tasks.worked import worked
 from grpo_pl.functional.sampling import row_key
@@ -29,8 +30,8 @@ class ReasoningGymPrompts(GeneratedPrompts):
     settings: dict[str, Any] = field(default_factory=dict)
     """The task's own settings, such as ``{min_terms: 2, max_terms: 3}``."""
     worked_share: float = 0.5
-    """Share of demonstrations with the work written out, where there is any to show (``chain_sum``, ``count_bits``,
-    ``gcd``, ``gsm_symbolic``, ``simple_equations``); the others give the answer straight away."""
+    """Share of demonstrations with the work written out, where there is any to show (``grpo_pl.data.tasks.worked``);
+    the others give the answer straight away."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.worked_share <= 1.0:
@@ -49,7 +50,12 @@ class ReasoningGymPrompts(GeneratedPrompts):
         for batch in range(100):
             start = row_key(self.seed, self.task, split, part, batch) % 2**31
             for entry in self._entries(start, (HELD_OUT_SHARE if split == "val" else 2) * count):
-                yield self._problem(entry)
+                if entry["answer"] != "":  # such as 0 in some bases; None is a task that names no answer
+                    yield self._problem(entry)
+
+    def identity(self, problem: Problem) -> tuple[str]:
+        """Questions that differ in case or spaces alone are one problem, as for the check of overlaps."""
+        return (normal_question(problem.question),)
 
     def how_to_get_more(self) -> str:
         return f"widen data.source.settings ({self.settings}) of {self.task!r} or ask for fewer."

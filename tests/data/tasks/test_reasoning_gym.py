@@ -27,6 +27,17 @@ def test_splits_of_a_small_task_share_no_question() -> None:
         assert held_out.isdisjoint(p.question for p in source.prompts(step, count=20))
 
 
+def test_questions_that_differ_in_case_alone_are_of_one_split() -> None:
+    source = ReasoningGymPrompts(task="spell_backward", settings={"max_word_len": 5})
+    held_out = {p.question.casefold() for p in source.validation()}
+    assert held_out.isdisjoint(p.question.casefold() for step in range(40) for p in source.prompts(step, count=32))
+
+
+def test_entries_without_an_answer_are_left_out() -> None:
+    source = ReasoningGymPrompts(task="base_conversion", settings={"max_value": 20})  # 0 has no digits there
+    assert all(p.answer for p in source.prompts(0, count=100))
+
+
 def test_the_entry_travels_with_the_prompt() -> None:
     (prompt,) = ReasoningGymPrompts(task="countdown", settings={"min_numbers": 3, "max_numbers": 3}).prompts(0, count=1)
     task, settings, entry = unpack(prompt.columns[COLUMN])
