@@ -18,6 +18,8 @@ class Draft:
     """What the task is, in a sentence."""
     values: Mapping[str, object] = field(default_factory=dict)
     """What fills ``task.py``."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Of the source, where they are not its own defaults: they stand in ``config.yaml``."""
     copied: Path | None = None
     """Data file that goes into the folder, and the name it has there."""
     file_name: str = ""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
@@ -15,6 +16,9 @@ from grpo_pl.policy.tokenizer import CHARACTERS
 from grpo_pl.types import Problem
 
 _WORD = re.compile(r"[A-Za-z]+|\d+|\s+|.", re.DOTALL)
+_OF_NUMBERS = re.compile(r"^[.\d]*\d|(\d[.\d]*|[-+])$")
+"""Where a number may begin or end: no constant part takes a piece of one, so that a number is always spelled alike."""
+_LETTERS = re.compile(r"[^\W\d_]{2}")
 SHORTEST = 8
 """Characters of a constant part that is worth a token of its own."""
 COMMON = 0.2
@@ -39,6 +43,8 @@ class Fit:
     """Tokens of the longest prompt."""
     completion: int
     """Most tokens of a completion."""
+    row: int
+    """Tokens of a prompt and its completion, in the mean, of the longer half of the demonstrations: with their work."""
     ascii_only: bool
     """Whether the characters of every from-scratch vocabulary are enough."""
 
@@ -65,11 +71,14 @@ def fit_to(source: PromptSource) -> Fit:
     frame = [tag for tag in (*THINK_TAGS, *ANSWER_TAGS) if any(tag in text for text in known)]
     tags = [*constant_parts(questions), *frame]
     length = token_counter(tags)
-    longest = max(map(length, known)) + 1  # and EOS
+    lengths = sorted(length(text) + 1 for text in known)  # and EOS
+    longer = lengths[len(lengths) // 2 :]
+    prompts = [length(question) for question in questions]
     return Fit(
         tags=tags,
-        prompt=max(map(length, questions)),
-        completion=-(-longest * 9 // 8 // 4) * 4,
+        prompt=max(prompts),
+        completion=-(-lengths[-1] * 9 // 8 // 4) * 4,
+        row=round(sum(prompts) / len(prompts) + sum(longer) / len(longer)),
         ascii_only=not set("".join([*questions, *known])) - set(CHARACTERS),
     )
 
@@ -106,22 +115,29 @@ def constant_parts(texts: Sequence[str]) -> list[str]:
 
 
 def _best(pieces: Sequence[Sequence[str]], least: int) -> str:
-    """The run that saves most characters, of those in ``least`` texts; empty where there is none."""
+    """The run that saves most characters, of those in ``least`` texts; empty where there is none.
+
+    From every word the longest runs are looked at that ``least``, half and all of the texts have.
+    """
 
     def count(run: str) -> int:
         return sum(any(run in piece for piece in text) for text in pieces)
 
     best, saved = "", 0
     looked = [piece for text in pieces[:8] for piece in text if len(piece) >= SHORTEST]
-    for piece in dict.fromkeys(looked):
+    for piece, shared in product(dict.fromkeys(looked), sorted({least, len(pieces) // 2, len(pieces)})):
         words = _WORD.findall(piece)
+        end = 0
         for first in range(len(words)):
+            if end > first and (end == len(words) or count("".join(words[first : end + 1])) < shared):
+                continue  # the run from here is the end of the one before
             low, high = first, len(words)  # the longest run from here, by bisection: longer ones are rarer
             while low < high:
                 middle = (low + high + 1) // 2
-                low, high = (middle, high) if count("".join(words[first:middle])) >= least else (low, middle - 1)
-            run = "".join(words[first:low])
-            gain = (len(run) - 1) * count(run) if len(run) >= SHORTEST and not run.isspace() else 0
+                low, high = (middle, high) if count("".join(words[first:middle])) >= shared else (low, middle - 1)
+            end = low
+            run = _OF_NUMBERS.sub("", "".join(words[first:end]))
+            gain = (len(run) - 1) * count(run) if len(run) >= SHORTEST and _LETTERS.search(run) else 0
             if gain > saved:
                 best, saved = run, gain
     return best

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_pl.cli.scaffold.draft import Draft
+from grpo_pl.cli.scaffold.easier import easier_settings
 from grpo_pl.cli.scaffold.worlds import of_environment
 from grpo_pl.data.tables import FORMATS, load_table
 from grpo_pl.rewards.sandbox.gym_entry import check_task
@@ -133,6 +134,12 @@ def _literal(text: str | None) -> str:
 
 def _reasoning_gym(task: str) -> Draft:
     check_task(task, {})
+    settings = easier_settings(task)
+    told = ", ".join(f"{name} {value}" for name, value in settings.items())
     return Draft(
-        kind="reasoning_gym", title=f"reasoning-gym's {task}, by a policy from nothing.", values={"task": task}
+        kind="reasoning_gym",
+        title=f"reasoning-gym's {task}, by a policy from nothing.",
+        values={"task": task},
+        settings=settings,
+        notes=[f"easier than {task}'s own ranges: {told}; raise them in config.yaml."] if settings else [],
     )

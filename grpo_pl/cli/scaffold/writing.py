@@ -7,7 +7,7 @@ import json
 import keyword
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from string import Template
@@ -16,6 +16,7 @@ from typing import Any
 
 from grpo_pl.cli.scaffold.draft import Draft, copy_data
 from grpo_pl.cli.scaffold.fitting import fit_to
+from grpo_pl.cli.scaffold.shapes import shape_for
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.files.writing import staged_folder
 from grpo_pl.rewards.base import Reward
@@ -92,7 +93,7 @@ def _loaded(file: Path) -> Iterator[ModuleType]:
 
 def _measured(task: ModuleType, drafted: Draft, say: Callable[[str], None]) -> dict[str, object]:
     """Shape, lengths and rollouts for the problems of a source."""
-    source: PromptSource = task.Problems()
+    source: PromptSource = task.Problems(settings=dict(drafted.settings)) if drafted.settings else task.Problems()
     for line in getattr(source, "notes", ()):
         say(line)
     fit = fit_to(source)
@@ -101,28 +102,41 @@ def _measured(task: ModuleType, drafted: Draft, say: Callable[[str], None]) -> d
         raise ValueError("no problem is held out: give more rows with different questions.")
     with closing(task.Right(correctness=True)) as reward:
         _check_demonstrations(source, reward)
-    rollouts = 150 if fit.completion <= 160 else 80
     say(f"prompts of up to {fit.prompt} tokens, completions of up to {fit.completion}, {held_out} held-out problems.")
     return {
-        **_shape(fit.prompt + fit.completion),
+        **_shape(fit.row),
         "context": fit.context,
         "completion": fit.completion,
         "tags": "".join(f"\n      - {json.dumps(tag, ensure_ascii=False)}" for tag in fit.tags) or " []",
         "characters": "" if fit.ascii_only else _FROM_DATA,
         "held_out": held_out,
-        "steps": rollouts,
-        "interval": rollouts // 2,
         "shown": "task.py",
+        "init_args": _init_args(drafted.settings),
     }
+
+
+def _init_args(settings: Mapping[str, object]) -> str:
+    """The source's settings as they stand in ``config.yaml``."""
+    lines = [f"        {name}: {json.dumps(value)}" for name, value in settings.items()]
+    return "\n".join([_SETTINGS, *lines]) if lines else ""
+
+
+_SETTINGS = """
+    init_args:
+      settings:  # narrower than the task's own ranges, for a small policy: raise them when it has learned these"""
 
 
 _FROM_DATA = "    characters: from_data  # those of ASCII and all others that the problems hold\n"
 
 
 def _shape(tokens: int) -> dict[str, object]:
-    """A small policy for rows of so many tokens: a wide one for short rows, so that all train in minutes."""
-    hidden, layers = (128, 3) if tokens <= 100 else (96, 3) if tokens <= 200 else (64, 2)
-    return {"hidden": hidden, "intermediate": hidden * 11 // 4, "layers": layers}
+    """A policy for rows of so many tokens, and the rollouts that it is trained for: by what trains in minutes."""
+    shape = shape_for(tokens)
+    rollouts = shape.rollouts(tokens)
+    return {
+        **{"hidden": shape.hidden, "intermediate": shape.intermediate, "layers": shape.layers},
+        **{"steps": rollouts, "interval": rollouts // 2},
+    }
 
 
 def _shape_of_episodes(config: Any) -> dict[str, object]:
@@ -155,7 +169,7 @@ def _told(drafted: Draft) -> dict[str, object]:
         "table": "The columns are named in `task.py`. With more rows than a small policy can learn from nothing, give "
         "`model.policy` a `path` of a trained model.",
         "reasoning_gym": "The problems are made up without end by reasoning-gym, and its scorer judges them. Make them "
-        "easier or harder by `settings` in `task.py`.",
+        "easier or harder by `settings` in `config.yaml`.",
         "gymnasium": "Each prompt is the seed of a world. Change what the policy sees in `shown`, and what counts as "
         "right in `Right`.",
     }[drafted.kind]

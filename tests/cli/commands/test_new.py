@@ -1,6 +1,7 @@
 """What ``grpo-pl new`` writes, by running it: tests, a few rollouts, and the linters; and what it refuses."""
 
 import csv
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ import pytest
 import yaml
 
 from grpo_pl.cli.main import main
+from grpo_pl.cli.scaffold.easier import easier_settings, narrowed
 from grpo_pl.cli.scaffold.fitting import constant_parts, token_counter
+from grpo_pl.cli.scaffold.shapes import Shape, shape_for
 from grpo_pl.config.objects import read
 from tests.conftest import exit_status
 from tests.forked import forked
@@ -59,7 +62,7 @@ def test_a_new_task_is_trained_as_it_stands(command_line: Any, place: Path, name
     config = place / name / "config.yaml"
     assert command_line("fit", "--config", config, *SHORT).status == 0
     written = yaml.safe_load((command_line.runs / name / "config.yaml").read_text())
-    assert written["model"]["optimization"]["lr"] == 4e-4  # derived for a policy of this size
+    assert written["model"]["optimization"]["lr"] == 6e-4  # derived for a policy of this size
     assert {path.name for path in (place / name).iterdir()} - {"__pycache__", "problems.csv", "problems.jsonl"} == {
         "task.py",
         "config.yaml",
@@ -153,6 +156,43 @@ def test_constant_parts_are_what_texts_share_and_not_what_differs() -> None:
     texts = [f"Find the sum of these numbers: {i} and {i + 1}. Give it." for i in range(100, 150)]
     assert constant_parts(texts) == ["Find the sum of these numbers: ", ". Give it."]
     assert constant_parts([f"{i}+{i}=" for i in range(50)]) == []
+
+
+def test_constant_parts_take_no_piece_of_a_number() -> None:
+    texts = [f"Sort these numbers: -{i}.0, 2.0, 3.0, 4.0, {i + 1}.0 as text" for i in range(100, 150)]
+    assert constant_parts(texts) == ["Sort these numbers: ", " as text"]  # not the sign, no number
+
+
+def test_ranges_are_narrowed_by_hand() -> None:
+    assert narrowed(2, 6) == [(2, 3), (2, 4), (2, 5)]  # the lowest quarter of a count, or more
+    assert narrowed(1, 1000) == [(1, 100)]  # half of the digits of a size
+    assert narrowed(1, 2**31 - 1) == [(1, 10**5)]
+    assert narrowed(-100.0, 100.0) == [(-10.0, 10.0)]
+    assert narrowed(-10, 10) == [(-2, 2)]
+    assert narrowed(1, 2) == [(1, 1)]
+
+
+def test_a_task_is_made_easier_only_as_far_as_enough_problems_differ() -> None:
+    assert easier_settings("gcd") == {"max_value": 100}
+    assert easier_settings("prime_factorization") == {}  # 99 numbers are too few
+    assert easier_settings("count_bits") == {"max_n": 10**5}
+    assert easier_settings("syllogism") == {}  # no ranges
+
+
+def test_easier_settings_stand_in_the_configuration(place: Path) -> None:
+    config = yaml.safe_load((place / "new_gcd" / "config.yaml").read_text())
+    assert config["data"]["source"]["init_args"] == {"settings": {"max_value": 100}}
+    from grpo_pl.data.sources import PromptSource
+
+    source: Any = read([place / "new_gcd" / "config.yaml"]).build("data.source", PromptSource)
+    numbers = [int(n) for p in source.prompts(0, count=50) for n in re.findall(r"\d+", p.question)]
+    assert max(numbers) <= 100
+
+
+def test_longer_rows_get_narrower_policies_and_fewer_rollouts() -> None:
+    assert [shape_for(tokens) for tokens in (10, 100, 400)] == [Shape(128, 3), Shape(96, 3), Shape(64, 2)]
+    assert Shape(128, 3).work(10) == 3 * (4 * 128**2 + 3 * 128 * 352) * 10
+    assert [shape_for(tokens).rollouts(tokens) for tokens in (10, 100, 600, 10_000)] == [120, 120, 70, 60]
 
 
 def test_tokens_are_characters_and_tags() -> None:

@@ -1,0 +1,39 @@
+"""Small policies by the length of their rows: as wide as two cores train in five minutes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WORK = 35e6
+"""Parameters times tokens of a row with which a cold start and ``ROLLOUTS`` rollouts take about five minutes."""
+ROLLOUTS = 120
+FEWEST = 60
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Width and layers of a policy."""
+
+    hidden: int
+    layers: int
+
+    @property
+    def intermediate(self) -> int:
+        """Width of the feed-forward blocks, 2.75 times that of the rest."""
+        return self.hidden * 11 // 4
+
+    def work(self, tokens: int) -> int:
+        """Parameters of the blocks times tokens of a row."""
+        return self.layers * self.hidden * (4 * self.hidden + 3 * self.intermediate) * tokens
+
+    def rollouts(self, tokens: int) -> int:
+        """120, and in proportion fewer where rows are longer than the budget has room for; 60 at least."""
+        return min(ROLLOUTS, max(FEWEST, round(ROLLOUTS * WORK / self.work(tokens))))
+
+
+SHAPES = (Shape(128, 3), Shape(112, 3), Shape(96, 3), Shape(80, 3), Shape(64, 3), Shape(64, 2))
+
+
+def shape_for(tokens: int) -> Shape:
+    """The widest policy that trains on rows of so many tokens within the budget; else the smallest."""
+    return next((shape for shape in SHAPES if shape.work(tokens) <= WORK), SHAPES[-1])
