@@ -94,6 +94,7 @@ def ours(algorithm: GRPOAlgorithm, model, inputs):
             dtype=torch.float64,
         ),
         ref_logprobs=inputs["ref_per_token_logps"],
+        sampling_logprobs=inputs["old_per_token_logps"] if algorithm.needs_sampling_logprobs else None,
         entropy=token_entropy(logits),
     )
     return output, gradient(output.loss, model)
@@ -112,6 +113,7 @@ CASES = {
     "gspo": ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, {"ratio_level": "sequence"}),
     "dual clip": ({"loss_type": "grpo", "delta": 1.2}, {"dual_clip": 1.2}),
     "k3 weighted": ({"loss_type": "grpo", "use_bias_correction_kl": True}, {"kl_estimator": "k3_weighted"}),
+    "off-policy mask": ({"loss_type": "grpo", "off_policy_mask_threshold": 0.05}, {"off_policy_mask": 0.05}),
     "no kl": ({"loss_type": "grpo", "beta": 0.0}, {"beta": 0.0}),
 }
 

@@ -46,6 +46,7 @@ _THEIRS = {
     "model.algorithm.mismatch": "vllm_importance_sampling_correction vllm_importance_sampling_mode",
     "model.algorithm.mismatch_max": "vllm_importance_sampling_cap vllm_importance_sampling_clip_max",
     "model.algorithm.mismatch_min": "vllm_importance_sampling_clip_min",
+    "model.algorithm.off_policy_mask": "off_policy_mask_threshold",
     "model.engine, a class that draws completions": "use_vllm vllm_mode",
     "model.engine.init_args.max_batch_rows": "vllm_gpu_memory_utilization",
     "model.engine": "use_transformers_paged use_transformers_continuous_batching",

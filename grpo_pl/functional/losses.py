@@ -16,7 +16,7 @@ RatioLevel = Literal["token", "sequence", "geometric"]
 Surrogate = Literal[
     "clip", "unclipped", "reinforce", "cispo_capped", "cispo_clamped", "sapo", "dppo_tv", "dppo_kl", "nll"
 ]
-Mismatch = Literal["none", "truncate_token", "truncate_sequence", "mask_token", "mask_sequence"]
+Mismatch = Literal["none", "truncate_token", "truncate_sequence", "mask_token", "mask_sequence", "reject_geometric"]
 
 
 @dataclass(frozen=True)
@@ -203,18 +203,25 @@ def mismatch_weights(
 
     truncate_*: min(ρ, high) (truncated importance sampling, Yao et al. 2025, "Your efficient RL framework secretly
     brings you off-policy RL training"); mask_*: ρ inside [low, high] and 0 outside (IcePop, arXiv:2510.18855).
-    *_token: ρ per token; *_sequence: the product over the row; none: 1.
+    *_token: ρ per token; *_sequence: the product over the row; none: 1. reject_geometric: 1 where the row's geometric
+    mean of ρ is inside [low, high] and 0 elsewhere, so that long rows are not rejected for their length alone (Liu et
+    al. 2025, "When speed kills stability: demystifying RL collapse from the training-inference mismatch"; verl's
+    geometric rejection).
 
     Raises:
         ValueError: there is no mode of that name.
     """
     check_choice("mode", mode, Mismatch)
     log_rho = (old_logprobs - sampling_logprobs).detach().masked_fill(~mask, 0.0)
-    if mode in ("truncate_sequence", "mask_sequence"):
+    if mode in ("truncate_sequence", "mask_sequence", "reject_geometric"):
         log_rho = log_rho.sum(dim=1, keepdim=True).expand_as(mask)
+    if mode == "reject_geometric":
+        log_rho = log_rho / mask.sum(dim=1, keepdim=True).clamp(min=1)
     rho = log_rho.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     if mode in ("truncate_token", "truncate_sequence"):
         return rho.clamp(max=high)
     if mode in ("mask_token", "mask_sequence"):
         return rho.masked_fill((rho < low) | (rho > high), 0.0)
+    if mode == "reject_geometric":
+        return ((rho >= low) & (rho <= high)).to(rho.dtype)
     return torch.ones_like(rho)

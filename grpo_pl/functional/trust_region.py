@@ -1,4 +1,4 @@
-"""Which tokens keep their policy term: a trust region by the divergence of distributions instead of by the ratio."""
+"""Which tokens keep their policy term: trust regions by the divergence of a token or of a whole completion."""
 
 from __future__ import annotations
 
@@ -49,3 +49,22 @@ def outside(
     too_low = (advantages < 0) & (logprobs < sampling_logprobs) & (divergence > low)
     too_high = (advantages > 0) & (logprobs > sampling_logprobs) & (divergence > high)
     return too_low, too_high
+
+
+def off_policy(
+    logprobs: Tensor, sampling_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, limit: float
+) -> Tensor:
+    """(B, T) bool: A < 0 in a completion that the policy has left: mean_t (log μ − log π) > ``limit``.
+
+    The mean estimates KL(μ‖π) per token, of the whole completion and of both reasons to differ: the updates since, and
+    an engine that draws from other probabilities. What is learnt from others' mistakes misleads; completions of
+    positive advantage stay.
+
+    Args:
+        mask: (B, T) bool, whole completions; anything may stand elsewhere.
+
+    Source: DeepSeek-V3.2, arXiv:2512.02556, eq. 9.
+    """
+    gap = (sampling_logprobs - logprobs).detach().masked_fill(~mask, 0.0)
+    mean = gap.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return mask & (advantages < 0) & (mean > limit)

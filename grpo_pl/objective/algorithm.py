@@ -22,7 +22,7 @@ from grpo_pl.functional.losses import LossOutput
 from grpo_pl.objective.checks import check_objective
 from grpo_pl.objective.custom import AdvantageEstimator, RewardedGroups, SurrogateObjective, TokenBatch
 from grpo_pl.objective.fields import Objective
-from grpo_pl.objective.policy_term import clip_stats, mismatch_term, surrogate
+from grpo_pl.objective.policy_term import clip_stats, sampler_term, surrogate
 
 __all__ = ["Advantages", "GRPOAlgorithm", "LossOutput"]
 
@@ -352,9 +352,8 @@ class GRPOAlgorithm(Objective):
         """Each token's loss before its weight, and what is logged of it, all (B, T)."""
         total = -surrogate(self, tokens)
         stats = clip_stats(self, log_ratio, tokens)
-        if tokens.sampling_logprobs is not None and not self.anchored_at_sampling:
-            rho, found = mismatch_term(self, tokens.old_logprobs, tokens.sampling_logprobs, tokens.mask)
-            total, stats = total * rho, stats | found
+        weight, found = sampler_term(self, tokens)
+        total, stats = total * weight, stats | found
         if entropy_mask is not None:
             total = total * entropy_mask
         if tokens.ref_logprobs is not None:

@@ -57,6 +57,8 @@ def _check_ranges(a: Objective) -> None:
         raise ValueError(f"overlong_buffer must lie in [0, 1], 0 being off, got {a.overlong_buffer}.")
     if not a.mismatch_min < a.mismatch_max < math.inf:
         raise ValueError(f"mismatch_max must be finite and above mismatch_min {a.mismatch_min}, got {a.mismatch_max}.")
+    if a.off_policy_mask is not None and not 0 < a.off_policy_mask < math.inf:
+        raise ValueError(f"off_policy_mask must be finite and above 0, or null, got {a.off_policy_mask}.")
     if a.epsilon_low > 1 and a.ratio_level != "geometric" and a.surrogate != "dppo_kl":
         raise ValueError(f"epsilon_low must be at most 1 (a ratio is never negative), got {a.epsilon_low}.")
 

@@ -137,12 +137,18 @@ class Objective:
     mismatch: Literal["auto", Mismatch] = "auto"
     """Correction when the tokens were drawn from other probabilities, by another engine or earlier weights:
     pi_old/pi_sampling per token or per sequence, truncated at mismatch_max, or set to 0 outside [mismatch_min,
-    mismatch_max] (truncated importance sampling; IcePop, arXiv:2510.18855); auto is truncate_token where data.staleness
-    is above 0, and none elsewhere."""
+    mismatch_max] (truncated importance sampling; IcePop, arXiv:2510.18855); reject_geometric: no weights, but a
+    completion leaves the policy term where the geometric mean of its ratios is outside the bounds, which are close to 1
+    then, e.g. 0.999 and 1.001 (verl's geometric rejection); auto is truncate_token where data.staleness is above 0, and
+    none elsewhere."""
     mismatch_min: float = 0.0
-    """Lower bound of the mask_token and mask_sequence corrections."""
+    """Lower bound of the mask_token, mask_sequence and reject_geometric corrections."""
     mismatch_max: float = 2.0
     """Upper bound of the mismatch corrections."""
+    off_policy_mask: float | None = None
+    """Tokens of negative advantage lose their policy term in completions whose mean of log(pi_sampling/pi) is above
+    this number, so that the policy has moved away from what was drawn (DeepSeek-V3.2, arXiv:2512.02556, eq. 9); null is
+    off."""
 
     # --- what the pipeline has to compute -------------------------------------------------------------------
 
@@ -221,7 +227,7 @@ class Objective:
     def needs_sampling_logprobs(self) -> bool:
         """``loss`` wants ``sampling_logprobs``."""
         drawn = self.anchored_at_sampling or getattr(self.surrogate, "needs_sampling_logprobs", False)
-        return drawn or self.mismatch not in ("none", "auto")
+        return drawn or self.mismatch not in ("none", "auto") or self.off_policy_mask is not None
 
     def _declared(self, need: str) -> bool:
         """Whether a part that is a class declares ``need``."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from grpo_pl.functional import losses, trust_region
@@ -54,18 +56,26 @@ def _outside(a: Objective, tokens: TokenBatch) -> tuple[Tensor, Tensor]:
     )
 
 
-def mismatch_term(a: Objective, old: Tensor, drawn: Tensor, mask: Tensor) -> tuple[Tensor, Stats]:
+def sampler_term(a: Objective, tokens: TokenBatch) -> tuple[Tensor | float, Stats]:
     """The weight of each token's policy term where another engine or earlier weights have drawn it, and its metrics."""
-    mode: losses.Mismatch = "none" if a.mismatch == "auto" else a.mismatch
-    rho = losses.mismatch_weights(old, drawn, mask, mode=mode, low=a.mismatch_min, high=a.mismatch_max)
-    stats = {
-        "sampling/importance_sampling_ratio/mean": rho,
-        "sampling/sampling_logp_difference/mean": (old - drawn).abs(),
-    }
-    if mode != "none":
-        cut = (rho >= a.mismatch_max) | (rho == 0)
-        stats["sampling/importance_sampling_ratio/cut_ratio"] = cut.to(rho.dtype)
-    return rho, stats
+    if tokens.sampling_logprobs is None:
+        return 1.0, {}
+    old, drawn, stats = tokens.old_logprobs, tokens.sampling_logprobs, Stats()
+    weight = torch.ones_like(drawn)
+    if not a.anchored_at_sampling:
+        mode: losses.Mismatch = "none" if a.mismatch == "auto" else a.mismatch
+        weight = losses.mismatch_weights(old, drawn, tokens.mask, mode=mode, low=a.mismatch_min, high=a.mismatch_max)
+        stats["sampling/importance_sampling_ratio/mean"] = weight
+        stats["sampling/sampling_logp_difference/mean"] = (old - drawn).abs()
+        if mode != "none":
+            most = math.inf if mode == "reject_geometric" else a.mismatch_max
+            cut = (weight >= most) | (weight == 0)
+            stats["sampling/importance_sampling_ratio/cut_ratio"] = cut.to(weight.dtype)
+    if a.off_policy_mask is not None:
+        left = trust_region.off_policy(tokens.logprobs, drawn, tokens.advantages, tokens.mask, limit=a.off_policy_mask)
+        weight = weight.masked_fill(left, 0.0)
+        stats["sampling/off_policy_masked"] = left.to(weight.dtype)
+    return weight, stats
 
 
 def clip_stats(a: Objective, log_ratio: Tensor, tokens: TokenBatch) -> Stats:

@@ -90,6 +90,7 @@ def test_every_field_of_grpo_config_that_has_a_counterpart_is_known() -> None:
         ),
         *("delta", "num_iterations", "steps_per_generation", "generation_batch_size", "loss_type", "scale_rewards"),
         *("importance_sampling_level", "reward_weights", "mask_truncated_completions", "top_entropy_quantile"),
+        "off_policy_mask_threshold",
         *("sync_ref_model", "ref_model_sync_steps", "learning_rate", "per_device_train_batch_size", "max_grad_norm"),
     }
     assert counterparts <= set(NAMES) and counterparts <= set(GRPOConfig.__dataclass_fields__)

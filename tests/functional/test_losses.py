@@ -164,6 +164,7 @@ def test_ratio_of_a_detached_copy_is_one_with_a_live_gradient():
         ("mask_token", [0.0, 0.0, 1.0]),
         ("truncate_sequence", [1.0, 1.0, 1.0]),  # 4 · 1/4 · 1
         ("mask_sequence", [1.0, 1.0, 1.0]),
+        ("reject_geometric", [1.0, 1.0, 1.0]),
     ],
 )
 def test_mismatch_weights(mode, expected):
@@ -180,6 +181,24 @@ def test_sequences_outside_the_bounds_are_masked_or_truncated():
     truncated = losses.mismatch_weights(old, drawn, mask, mode="truncate_sequence", low=0.5, high=2.0)
     assert masked.tolist() == [[0, 0]]
     assert truncated.tolist() == [[2, 2]]
+
+
+def test_the_geometric_mean_rejects_by_the_ratio_of_a_token_whatever_the_length():
+    """Rows of 2, 4 and 3 tokens, masked beyond: means 1.01, 1.01 and 0.98 where products are 1.02, 1.04 and 0.94."""
+    log_rho = torch.tensor([[1.02, 1.0, 9.0, 9.0], [1.01, 1.0, 1.03, 1.0], [0.98, 0.97, 0.99, 9.0]]).double().log()
+    log_rho[0, 0] = 2 * math.log(1.01)
+    log_rho[1, 1] = 4 * math.log(1.01) - log_rho[1].sum()
+    mask = torch.tensor([[True, True, False, False], [True] * 4, [True, True, True, False]])
+
+    def kept(low: float, high: float) -> list[float]:
+        weights = losses.mismatch_weights(
+            log_rho, torch.zeros_like(log_rho), mask, mode="reject_geometric", low=low, high=high
+        )
+        assert (weights == weights[:, :1]).all()
+        return weights[:, 0].tolist()
+
+    assert kept(0.99, 1.011) == [1, 1, 0]
+    assert kept(0.97, 1.009) == [0, 0, 1]
 
 
 # --- names and far ratios -----------------------------------------------------------------------------------

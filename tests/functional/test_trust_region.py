@@ -1,11 +1,11 @@
-"""DPPO's trust region: numbers worked out by hand, a scalar reference, and enumerated distributions."""
+"""Trust regions of tokens and completions: numbers worked out by hand, scalar references, enumerated distributions."""
 
 import math
 
 import pytest
 import torch
 
-from grpo_pl.functional.trust_region import binary_divergence, outside
+from grpo_pl.functional.trust_region import binary_divergence, off_policy, outside
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 
 
@@ -99,3 +99,38 @@ def test_expected_gradient_is_the_policy_gradient_of_the_tokens_inside(surrogate
     ]
     assert 1 <= sum(kept) <= 4
     torch.testing.assert_close(gradient(bound), policy_gradient(torch.tensor(kept)), rtol=1e-10, atol=1e-14)
+
+
+def test_mistakes_of_completions_that_the_policy_has_left_are_masked():
+    generator = torch.Generator().manual_seed(1)
+    shape = (40, 6)
+    drawn, now = -torch.rand(2, *shape, generator=generator, dtype=torch.float64)
+    mask = torch.arange(6) < torch.randint(0, 7, (40, 1), generator=generator)
+    advantages = torch.randn(shape, generator=generator, dtype=torch.float64)
+    now[~mask] = math.nan
+    found = off_policy(now, drawn, advantages, mask, limit=0.1)
+    for i, length in enumerate(mask.sum(1).tolist()):
+        gaps = [drawn[i, t].item() - now[i, t].item() for t in range(length)]
+        left = length > 0 and sum(gaps) / length > 0.1
+        expected = [bool(left and t < length and advantages[i, t] < 0) for t in range(6)]
+        assert found[i].tolist() == expected
+    assert 10 < found.sum() < mask.sum() / 2
+
+
+def test_a_mask_takes_the_policy_term_and_leaves_the_kl():
+    """Means of log(drawn/now): 0.3, 0.3 and 0.1 nats a token against a limit of 0.2."""
+    leaf = row(-1.0, -1.0).expand(3, 2).clone().requires_grad_()
+    drawn = torch.tensor([[-0.6, -0.8], [-0.7, -0.7], [-0.9, -0.9]], dtype=torch.float64)
+    output = GRPOAlgorithm(beta=1.0, kl_estimator="k2", off_policy_mask=0.2).loss(
+        logprobs=leaf,
+        old_logprobs=None,
+        advantages=torch.tensor([[-1.0], [1.0], [-1.0]], dtype=torch.float64),
+        mask=torch.ones(3, 2, dtype=torch.bool),
+        weights=torch.ones(3, 2, dtype=torch.float64),
+        ref_logprobs=torch.full((3, 2), -1.5, dtype=torch.float64),
+        sampling_logprobs=drawn,
+    )
+    output.loss.backward()
+    kl = 0.5  # the slope of d²/2 at d = 0.5, in every row
+    assert leaf.grad[:, 0].tolist() == pytest.approx([kl, kl - 1.0, kl + 1.0])
+    assert output.stats["sampling/off_policy_masked"][0].item() == 2

@@ -631,7 +631,7 @@ def test_samples_of_earlier_weights_have_the_gradient_of_fresh_ones_where_nothin
     assert not torch.allclose(uncorrected, fresh, rtol=1e-2)
 
 
-@pytest.mark.parametrize(("mode", "cut"), [("truncate_token", 1), ("mask_token", 2)])
+@pytest.mark.parametrize(("mode", "cut"), [("truncate_token", 1), ("mask_token", 2), ("reject_geometric", 0)])
 def test_the_share_of_tokens_whose_weight_is_cut_is_measured(mode, cut):
     algorithm = GRPOAlgorithm(beta=0.0, mismatch=mode, mismatch_min=0.5, mismatch_max=2.0)
     output = one_token(
@@ -707,6 +707,8 @@ def test_a_kl_that_is_not_finite_is_refused():
         ({"entropy_coef": 0.1}, "entropy"),
         ({"top_entropy_quantile": 0.5}, "entropy_mask"),
         ({"mismatch": "mask_token"}, "sampling_logprobs"),
+        ({"off_policy_mask": 0.5}, "sampling_logprobs"),
+        ({"surrogate": "dppo_tv"}, "sampling_logprobs"),
     ],
 )
 def test_missing_arguments_of_the_loss_are_named(changes, name):

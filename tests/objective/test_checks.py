@@ -22,6 +22,8 @@ RANGES = [
     ("mismatch_min", -1.0),
     ("mismatch_max", 0.0),
     ("mismatch_max", math.inf),
+    ("off_policy_mask", 0.0),
+    ("off_policy_mask", math.nan),
     ("cispo_cap", 0.0),
     ("sapo_temperature_positive", 0.0),
     ("sapo_temperature_negative", -1.0),
