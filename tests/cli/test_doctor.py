@@ -59,7 +59,7 @@ FAULTS: list[Any] = [
         {
             **_source("always a"),
             "model__rewards": [EXACT],
-            "model__cold_start": {"steps": 300, "lr": 0.01, "batch_size": 64},
+            "model__cold_start": {"steps": 150, "lr": 0.01, "batch_size": 16},
         },
     ),
     ("D04", {"model__rewards": [_function("half", correctness=True)]}),

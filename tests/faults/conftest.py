@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -22,14 +23,15 @@ Stage = Literal["rollout", "environment", "reward", "update", "save", "seal", "v
 
 @dataclass(frozen=True)
 class Death:
-    """SIGKILL in the middle of a stage of a rollout, counted within the process from 1."""
+    """A signal in the middle of a stage of a rollout, counted within the process from 1."""
 
     stage: Stage
     visit: int
+    number: signal.Signals = signal.SIGKILL
 
 
 def _plan(death: Death) -> None:
-    """Lets this process kill itself at the given visit of a stage, half-way through what the stage does."""
+    """Lets this process send itself the signal at the given visit of a stage, half-way through what the stage does."""
     from grpo_pl.callbacks import checkpoint
     from grpo_pl.environments import EnvironmentPool
     from grpo_pl.rollout.engine import DecodeMonitor
@@ -43,7 +45,7 @@ def _plan(death: Death) -> None:
         nonlocal visits
         visits += 1
         if visits == death.visit:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), death.number)
 
     def before(owner: Any, name: str) -> None:
         original = getattr(owner, name)
@@ -125,6 +127,13 @@ class Quickstart:
         process.join(END_SECONDS)
         assert process.exitcode is not None, f"still running\n{self.log}"
         return int(process.exitcode)
+
+
+@pytest.fixture(autouse=True)
+def _slow_tests_start_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And fork none, for some find an engine's process by its command line."""
+    if request.node.get_closest_marker("slow"):
+        monkeypatch.setattr("grpo_pl.rollout.child.process.subprocess", subprocess)
 
 
 @pytest.fixture(scope="session")
@@ -210,5 +219,5 @@ def _differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
 
 
 @pytest.fixture
-def death() -> Callable[[Stage, int], Death]:
+def death() -> Callable[..., Death]:
     return Death

@@ -26,14 +26,13 @@ def _wait_until(process: Any, condition: Callable[[], bool]) -> None:
 
 
 def test_ctrl_c_saves_the_last_completed_rollout_and_exits_130(
-    quickstart: Any, assert_same_end: Callable[[Any], None]
+    quickstart: Any, death: Callable[..., Any], assert_same_end: Callable[[Any], None]
 ) -> None:
-    metrics = quickstart.run / "metrics.csv"
-    process = quickstart.start("--resume", "--checkpoint.every_n_rollouts=100", "--checkpoint.keep_best=0")
-    _wait_until(process, lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 4)
-    os.kill(process.pid, signal.SIGINT)
-    process.join(250)
-    assert process.exitcode == 130, quickstart.log
+    planned, never = (
+        death("rollout", 90, signal.SIGINT),
+        ("--checkpoint.every_n_rollouts=100", "--checkpoint.keep_best=0"),
+    )
+    assert quickstart.fit("--resume", *never, death=planned) == 130, quickstart.log
     assert "stopped by Ctrl-C; --resume goes on." in quickstart.log and "Traceback" not in quickstart.log
     checkpoint = newest_whole(quickstart.run / "checkpoints", warn=pytest.fail)
     assert checkpoint is not None and 0 < rollouts_of(checkpoint) < 6

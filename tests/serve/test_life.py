@@ -48,19 +48,19 @@ def test_a_client_that_hangs_up_frees_its_places(server: Any, stream: bool) -> N
     assert server.metric("generated_tokens_total") - drawn < 8 * 4000
 
 
-def test_a_full_queue_is_429_and_a_waiting_request_gets_its_turn(crowded: Any) -> None:
-    wait_until(crowded.is_idle)
-    first = _post(crowded, {**LONG, "n": 2, "stream": True})
-    wait_until(lambda: crowded.metric("running_sequences") == 2)
+def test_a_full_queue_is_429_and_a_waiting_request_gets_its_turn(start: Callable[..., Any]) -> None:
+    narrow = start("--max-batch-size", "2", "--max-queue", "1", "--deadline", "120")
+    first = _post(narrow, {**LONG, "n": 2, "stream": True})
+    wait_until(lambda: narrow.metric("running_sequences") == 2)
     with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(crowded.post, "/v1/chat/completions", {"messages": HELLO, "max_tokens": 2})
-        wait_until(lambda: crowded.metric("waiting_requests") == 1)
-        status, answer, headers = crowded.call("POST", "/v1/chat/completions", {"messages": HELLO})
+        waiting = thread.submit(narrow.post, "/v1/chat/completions", {"messages": HELLO, "max_tokens": 2})
+        wait_until(lambda: narrow.metric("waiting_requests") == 1)
+        status, answer, headers = narrow.call("POST", "/v1/chat/completions", {"messages": HELLO})
         assert (status, answer["error"]["code"]) == (429, "queue_full")
         assert int(headers["retry-after"]) >= 1
         first.close()
         assert waiting.result()[0] == 200
-    wait_until(crowded.is_idle)
+    wait_until(narrow.is_idle)
 
 
 def test_what_is_not_done_by_the_deadline_is_504(crowded: Any) -> None:
