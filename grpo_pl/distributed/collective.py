@@ -39,6 +39,12 @@ class Collective:
             return values
         return torch.cat([part.to(values.device) for part in self.gather_objects(values.cpu())])
 
+    def own_values(self, gathered: Tensor, count: int, device: torch.device) -> Tensor:
+        """This rank's ``count`` of what ``gather_values`` has concatenated."""
+        counts = self.gather_rows(torch.tensor([count], device=device))
+        first = int(counts[: self.rank].sum())
+        return gathered[first : first + count]
+
     def gather_objects(self, value: T) -> list[T]:
         """Every rank's ``value``, in rank order; it is pickled, so use it only for rare and small exchanges."""
         if self.world == 1:

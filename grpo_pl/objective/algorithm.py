@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional import advantages as adv
-from grpo_pl.functional import kl, losses, turn_credit
+from grpo_pl.functional import covariance, kl, losses, turn_credit
 from grpo_pl.functional.advantages import Advantages
 from grpo_pl.functional.losses import LossOutput
+from grpo_pl.functional.sampling import row_key
 from grpo_pl.objective.checks import check_objective
 from grpo_pl.objective.custom import AdvantageEstimator, RewardedGroups, SurrogateObjective, TokenBatch
 from grpo_pl.objective.fields import Objective
@@ -197,6 +198,24 @@ class GRPOAlgorithm(Objective):
             return entropies.new_tensor(torch.inf)
         return ranked[max(1, round(self.top_entropy_quantile * len(ranked))) - 1]
 
+    def high_covariance(self, logprobs: Tensor, advantages: Tensor, *, step: int) -> Tensor:
+        """(N,) bool: the tokens that ``covariance`` is about, for ``covariance_mask``.
+
+        Args:
+            logprobs: (N,) of all kept completion tokens of the global batch, as scored before the first update.
+            advantages: (N,) of the same tokens.
+            step: of the rollout, which the draw of Clip-Cov follows from.
+        """
+        return covariance.select(
+            logprobs,
+            advantages,
+            kind=self.covariance,
+            share=self.covariance_share,
+            low=self.covariance_min,
+            high=self.covariance_max,
+            seed=row_key("covariance", step),
+        )
+
     def _shaped(
         self,
         values: Tensor,
@@ -249,7 +268,7 @@ class GRPOAlgorithm(Objective):
     def skips_zeros(self) -> bool:
         """A completion whose tokens all have advantage 0 contributes nothing at all, and is not forwarded."""
         own = self.surrogate == "nll" or isinstance(self.surrogate, SurrogateObjective)
-        other_terms = own or self.kl_in_loss or self.entropy_coef > 0
+        other_terms = own or self.kl_in_loss or self.entropy_coef > 0 or self.covariance == "kl"
         return self.skip_zero_advantage and not other_terms
 
     # --- once per micro-batch -------------------------------------------------------------------------------
@@ -284,6 +303,7 @@ class GRPOAlgorithm(Objective):
         ref_logprobs: Tensor | None = None,
         entropy: Tensor | None = None,
         entropy_mask: Tensor | None = None,
+        covariance_mask: Tensor | None = None,
         sampling_logprobs: Tensor | None = None,
     ) -> LossOutput:
         """Σ w · ( −surrogate + beta · KL − entropy_coef · H ) over the tokens of a micro-batch, and its metrics.
@@ -299,6 +319,7 @@ class GRPOAlgorithm(Objective):
             weights: from ``token_weights``.
             entropy: H of the next-token distribution; needed for the bonus, else only logged.
             entropy_mask: bool, the tokens that carry the policy term (see ``entropy_threshold``).
+            covariance_mask: bool, the tokens that ``covariance`` clips or holds back (see ``high_covariance``).
 
         Raises:
             ValueError: an argument that the objective needs is missing, or half-precision log-probabilities.
@@ -311,6 +332,7 @@ class GRPOAlgorithm(Objective):
             ("ref_logprobs", self.needs_loss_reference, ref_logprobs),
             ("entropy", self.needs_entropy, entropy),
             ("entropy_mask", self.needs_entropy_mask, entropy_mask),
+            ("covariance_mask", self.needs_covariance, covariance_mask),
             ("sampling_logprobs", self.needs_sampling_logprobs, sampling_logprobs),
         ):
             if needed and tensor is None:
@@ -341,17 +363,23 @@ class GRPOAlgorithm(Objective):
             entropy=masked(entropy),
             sampling_logprobs=masked(sampling_logprobs),
         )
-        total, stats = self._token_losses(tokens, log_ratio, entropy_mask)
+        total, stats = self._token_losses(tokens, log_ratio, entropy_mask, covariance_mask)
         count = mask.sum()
         sums = {name: (value.detach().masked_fill(~mask, 0.0).sum(), count) for name, value in stats.items()}
         return LossOutput(loss=(weights * total).masked_fill(~mask, 0.0).sum(), stats=sums)
 
     def _token_losses(
-        self, tokens: TokenBatch, log_ratio: Tensor, entropy_mask: Tensor | None
+        self, tokens: TokenBatch, log_ratio: Tensor, entropy_mask: Tensor | None, covariance_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Each token's loss before its weight, and what is logged of it, all (B, T)."""
         total = -surrogate(self, tokens)
         stats = clip_stats(self, log_ratio, tokens)
+        if covariance_mask is not None and self.needs_covariance:
+            if self.covariance == "clip":
+                total = total.masked_fill(covariance_mask, 0.0)
+            else:
+                total = total + self.covariance_kl_coef * covariance.held_back(log_ratio, covariance_mask)
+            stats["covariance/chosen"] = covariance_mask.to(total.dtype)
         weight, found = sampler_term(self, tokens)
         total, stats = total * weight, stats | found
         if entropy_mask is not None:

@@ -32,6 +32,9 @@ def _check_choices(a: Objective) -> None:
             check_choice(field.name, value, choices, classes)
 
 
+_NOT_NEGATIVE = (
+    *("beta", "epsilon_low", "epsilon_high", "std_eps", "entropy_coef", "covariance_kl_coef", "mismatch_min"),
+)
 _TURN_RANGES = ("gamma", "step_weight", "invalid_action_penalty")
 
 
@@ -41,7 +44,7 @@ def _check_ranges(a: Objective) -> None:
             raise ValueError(f"{name} must be at least 1, got {getattr(a, name)}.")
     if a.max_resample_attempts < 0:
         raise ValueError(f"max_resample_attempts must be 0 or more, got {a.max_resample_attempts}.")
-    for name in ("beta", "epsilon_low", "epsilon_high", "std_eps", "entropy_coef", "mismatch_min", *_TURN_RANGES):
+    for name in (*_NOT_NEGATIVE, *_TURN_RANGES):
         if not 0 <= getattr(a, name) < math.inf:
             raise ValueError(f"{name} must be finite and not negative, got {getattr(a, name)}.")
     for name in ("cispo_cap", "sapo_temperature_positive", "sapo_temperature_negative"):
@@ -53,6 +56,13 @@ def _check_ranges(a: Objective) -> None:
         raise ValueError(f"state_similarity must lie in (0, 1] or be null, got {a.state_similarity}.")
     if not 0 < a.top_entropy_quantile <= 1:
         raise ValueError(f"top_entropy_quantile must lie in (0, 1], 1 being off, got {a.top_entropy_quantile}.")
+    if not 0 < a.covariance_share <= 1:
+        raise ValueError(f"covariance_share must lie in (0, 1], got {a.covariance_share}.")
+    if not -math.inf < a.covariance_min < a.covariance_max:
+        raise ValueError(
+            f"covariance_max must be above covariance_min, a finite number, got {a.covariance_min} and "
+            f"{a.covariance_max}."
+        )
     if not 0 <= a.overlong_buffer <= 1:
         raise ValueError(f"overlong_buffer must lie in [0, 1], 0 being off, got {a.overlong_buffer}.")
     if not a.mismatch_min < a.mismatch_max < math.inf:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from grpo_pl.functional.advantages import Baseline, Scale
+from grpo_pl.functional.covariance import CovarianceControl
 from grpo_pl.functional.kl import Estimator
 from grpo_pl.functional.losses import Aggregation, Mismatch, RatioLevel, Surrogate
 from grpo_pl.functional.turn_credit import EpisodeStatistics
@@ -119,6 +120,20 @@ class Objective:
     """Share of tokens, those of highest entropy, that carry the policy term; 1 is all (arXiv:2506.01939). KL
     and entropy terms and the normaliser still cover all tokens."""
 
+    covariance: CovarianceControl = "none"
+    """Keeps entropy up by a few tokens, those where log-probability and advantage, both less their mean over the batch,
+    have a high product (arXiv:2505.22617, eqs. 10 to 14). clip: some of those between covariance_min and covariance_max
+    lose the policy term (Clip-Cov); kl: those of the highest get a penalty of covariance_kl_coef |log r| (KL-Cov). They
+    are chosen once per rollout, by the log-probabilities before its first update."""
+    covariance_share: float = 2e-4
+    """Share of tokens that are chosen, one at least (2e-4 for clip; 2e-3 to 2e-4 for kl)."""
+    covariance_min: float = 1.0
+    """Lower bound of the product in covariance clip."""
+    covariance_max: float = 5.0
+    """Upper bound of the product in covariance clip."""
+    covariance_kl_coef: float = 1.0
+    """Weight of the penalty in covariance kl; it acts where a rollout is used for several updates."""
+
     samples: Literal["all", "correct"] = "all"
     """Completions in the loss: all, or only those that the correctness reward accepts (expert iteration, rejection
     sampling)."""
@@ -176,7 +191,7 @@ class Objective:
     def needs_old_logprobs(self) -> bool:
         """Score the rollout under the policy before the first update; else ``loss`` takes ``old_logprobs=None``."""
         scored = not self.single_update and not self.anchored_at_sampling
-        return scored or self.needs_sequence_kl or self._declared("needs_old_logprobs")
+        return scored or self.needs_sequence_kl or self.needs_covariance or self._declared("needs_old_logprobs")
 
     @property
     def needs_reference(self) -> bool:
@@ -197,6 +212,11 @@ class Objective:
     def needs_entropy_mask(self) -> bool:
         """``loss`` wants ``entropy_mask``: score the rollout before the first update, see ``entropy_threshold``."""
         return self.top_entropy_quantile < 1
+
+    @property
+    def needs_covariance(self) -> bool:
+        """``loss`` wants ``covariance_mask``: score the rollout before the first update, see ``high_covariance``."""
+        return self.covariance != "none"
 
     @property
     def needs_old_entropy(self) -> bool:

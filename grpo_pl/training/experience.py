@@ -40,6 +40,7 @@ class Experience(Collected):
     old_logprobs: Tensor | None  # (B, T)
     ref_logprobs: Tensor | None  # (B, T)
     entropy_mask: Tensor | None  # (B, T)
+    covariance_mask: Tensor | None = None  # (B, T)
 
     @property
     def rollout(self) -> Rollout:
@@ -74,6 +75,7 @@ class ExperienceMaker:
         rows = len(rollout.finish_reasons)
         mine = slice(self.collective.rank * rows, (self.collective.rank + 1) * rows)
         keep, active = (of_all.flatten()[mine] for of_all in (statistics.keep, statistics.active))
+        kept = rollout.action_mask & keep.unsqueeze(1)
         advantages = statistics.advantages.flatten()[mine].unsqueeze(1)
         if collected.steps is not None:
             step_values, step_ends = collected.steps
@@ -98,7 +100,8 @@ class ExperienceMaker:
             turn_advantages=by_turn,
             old_logprobs=forced["old_logprobs"],
             ref_logprobs=forced["ref_logprobs"],  # logged as `kl` even where the loss has no such term
-            entropy_mask=self._entropy_mask(forced["entropy"], rollout.action_mask & keep.unsqueeze(1)),
+            entropy_mask=self._entropy_mask(forced["entropy"], kept),
+            covariance_mask=self._covariance_mask(forced["old_logprobs"], advantages, kept, collected.samples.step),
         )
 
     def _statistics(
@@ -136,6 +139,17 @@ class ExperienceMaker:
         if entropy is None or not self.algorithm.needs_entropy_mask:
             return None
         return entropy >= self.algorithm.entropy_threshold(self.collective.gather_values(entropy[kept]))
+
+    def _covariance_mask(self, old: Tensor | None, advantages: Tensor, kept: Tensor, step: int) -> Tensor | None:
+        """(B, T) bool: this rank's part of the tokens that Clip-Cov or KL-Cov chooses over the global batch."""
+        if old is None or not self.algorithm.needs_covariance:
+            return None
+        own = (old[kept], advantages.expand_as(kept)[kept])
+        logprobs, advantages_of_all = (self.collective.gather_values(values) for values in own)
+        chosen = self.algorithm.high_covariance(logprobs, advantages_of_all, step=step)
+        mask = torch.zeros_like(kept)
+        mask[kept] = self.collective.own_values(chosen, int(kept.sum()), kept.device)
+        return mask
 
     def _teacher_forced(
         self, policy: PreTrainedModel, reference: PreTrainedModel | None, rollout: Rollout

@@ -161,6 +161,7 @@ class PolicyUpdate:
             ref_logprobs=_cut(experience.ref_logprobs, rows, width),
             entropy=entropy if self.algorithm.needs_entropy or entropy is None else entropy.detach(),
             entropy_mask=_cut(experience.entropy_mask, rows, width),
+            covariance_mask=_cut(experience.covariance_mask, rows, width),
             sampling_logprobs=_cut(experience.rollout.sampling_logprobs, rows, width)
             if self.algorithm.needs_sampling_logprobs
             else None,

@@ -20,6 +20,7 @@ def _exchanges(collective: Collective) -> dict[str, Any]:
     return {
         "rows": collective.gather_rows(torch.full((2, 1), mine)).tolist(),
         "values": collective.gather_values(values).tolist(),
+        "own values": collective.own_values(torch.arange(7.0), len(values), torch.device("cpu")).tolist(),
         "none": collective.gather_values(torch.tensor([4.0])[: collective.rank]).tolist(),
         "objects": collective.gather_objects({"rank": collective.rank}),
         "sum": summed.tolist(),
@@ -39,6 +40,8 @@ def test_two_ranks_see_the_same_totals(on_two_ranks: OnTwoRanks) -> None:
     first, second = on_two_ranks(_exchanges)
     assert first.pop("own") == [1.0, 10.0]  # what was summed stays as it was
     assert second.pop("own") == [2.0, 20.0]
+    assert first.pop("own values") == [0.0]
+    assert second.pop("own values") == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert first == second
     assert first == {
         "rows": [[1], [1], [2], [2]],

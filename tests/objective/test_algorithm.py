@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from grpo_pl.functional.sampling import row_key
 from grpo_pl.functional.turn_credit import spread_over_tokens
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 
@@ -110,10 +111,20 @@ def token_advantages(algorithm: GRPOAlgorithm, batch: Batch):
     return result, result.advantages.view(-1, 1)
 
 
+def chosen_tokens(algorithm: GRPOAlgorithm, batch: Batch, result, advantages: Tensor) -> Tensor | None:
+    """(B, T), as the pipeline would choose them over all kept tokens."""
+    if not algorithm.needs_covariance:
+        return None
+    mask = batch.mask & result.keep.view(-1, 1)
+    chosen = algorithm.high_covariance(batch.old[mask], advantages.expand_as(mask)[mask], step=0)
+    return torch.zeros_like(mask).masked_scatter(mask, chosen)
+
+
 def our_gradient(algorithm: GRPOAlgorithm, batch: Batch, parts=None, dtype=torch.float64, skip=True):
     """(loss, gradient), the batch cut into ``parts`` (lists of rows) as micro-batches."""
     result, advantages = token_advantages(algorithm, batch)
     sequences, tokens = result.totals(batch.lengths)
+    chosen = chosen_tokens(algorithm, batch, result, advantages)
     rows = (result.active if skip else result.keep).flatten()
     leaf = batch.logprobs.to(dtype).requires_grad_()
     total = torch.zeros((), dtype=dtype)
@@ -133,6 +144,7 @@ def our_gradient(algorithm: GRPOAlgorithm, batch: Batch, parts=None, dtype=torch
                 ),
                 ref_logprobs=batch.ref.to(dtype)[index, :width] if algorithm.needs_loss_reference else None,
                 sampling_logprobs=batch.old.to(dtype)[index, :width] if algorithm.needs_sampling_logprobs else None,
+                covariance_mask=None if chosen is None else chosen[index, :width],
             ).loss
         )
     return total.detach(), torch.autograd.grad(total, leaf)[0]
@@ -223,7 +235,19 @@ def clipped(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
     return torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
 
 
-def naive_completion(name: str, advantage, lp: Tensor, old: Tensor, ref: Tensor) -> Tensor:
+def naive_choice(name: str, batch: Batch, advantage) -> set[tuple[int, int]]:
+    """The tokens that Clip-Cov or KL-Cov choose: one, of so few."""
+    tokens = [(i, t) for i, n in enumerate(batch.lengths.flatten().tolist()) for t in range(n)]
+    lp, a = [batch.old[i, t].item() for i, t in tokens], [advantage[i][t] for i, t in tokens]
+    product = [(x - mean(lp)) * (y - mean(a)) for x, y in zip(lp, a, strict=True)]
+    if name == "kl_cov":
+        return {tokens[max(range(len(tokens)), key=lambda k: product[k])]}
+    between = [token for token, c in zip(tokens, product, strict=True) if 1 < c < 5]
+    drawn = torch.randperm(len(between), generator=torch.Generator().manual_seed(row_key("covariance", 0)))
+    return {between[int(drawn[0])]}
+
+
+def naive_completion(name: str, advantage, lp: Tensor, old: Tensor, ref: Tensor, chosen=()) -> Tensor:
     """Sum over the tokens of one completion of what its preset minimises; ``advantage`` per token."""
     n = len(lp)
     if name == "gspo":  # its own gradient: through the whole completion
@@ -243,6 +267,9 @@ def naive_completion(name: str, advantage, lp: Tensor, old: Tensor, ref: Tensor)
             total = total - lp[t]
         elif name == "cispo":
             total = total - min(ratio.item(), 5.0) * a * lp[t]
+        elif name in ("clip_cov", "kl_cov"):
+            total = total - ratio * a * (name == "kl_cov" or t not in chosen)
+            total = total + abs(lp[t] - old[t]) * (name == "kl_cov" and t in chosen)
         elif name == "dppo":
             moved = (torch.exp(lp[t]) - torch.exp(old[t])).item()
             total = total - (0.0 if a * moved > 0 and abs(moved) > 0.15 else ratio * a)
@@ -270,13 +297,15 @@ def naive_gradient(name: str, batch: Batch):
         advantage = [[0.0] * T] * (P * G)
     else:
         advantage = [[a] * T for group in naive_outcome(name, batch) for a in group]
+    chosen = naive_choice(name, batch, advantage) if name in ("clip_cov", "kl_cov") else set()
     total = torch.zeros((), dtype=torch.float64)
     for i in kept:
         n = lengths[i]
         if n == 0:
             continue
-        value = naive_completion(name, advantage[i], leaf[i, :n], batch.old[i, :n], batch.ref[i, :n])
-        if name in ("dapo", "cispo", "reinforce_plus_plus", "expert_iteration", "gigpo"):
+        own = [t for row, t in chosen if row == i]
+        value = naive_completion(name, advantage[i], leaf[i, :n], batch.old[i, :n], batch.ref[i, :n], own)
+        if name in ("dapo", "cispo", "reinforce_plus_plus", "expert_iteration", "gigpo", "clip_cov", "kl_cov"):
             total = total + value / sum(lengths[j] for j in kept)
         elif name in ("dr_grpo", "rloo", "remax", "turn_returns", "dppo", "maxrl"):
             total = total + value / (len(kept) * MAX_LENGTH)
@@ -300,8 +329,8 @@ def test_preset_has_the_loss_and_gradient_of_the_reference(path):
         assert (gradient[pushed] == 0).any() and (gradient[pushed] != 0).any()
 
 
-def test_seventeen_presets_exist_and_set_every_field_of_the_objective():
-    assert len(PRESETS) == 17
+def test_nineteen_presets_exist_and_set_every_field_of_the_objective():
+    assert len(PRESETS) == 19
     for path in PRESETS:
         document = yaml.safe_load(path.read_text())
         others = ["rewards+"] if path.stem == "grpo_process" else []  # it needs a reward that scores steps
@@ -345,7 +374,11 @@ def test_skipping_rows_without_advantage_does_not_change_the_gradient(path):
     result, _ = token_advantages(algorithm, batch)
     torch.testing.assert_close(our_gradient(algorithm, batch)[1], our_gradient(algorithm, batch, skip=False)[1])
     all_equal = result.active[2]  # the group whose rewards are all 1
-    needs_its_rows = algorithm.beta > 0 or path.stem in ("expert_iteration", "grpo_process", "turn_returns")
+    needs_its_rows = (
+        algorithm.beta > 0
+        or algorithm.covariance == "kl"
+        or path.stem in ("expert_iteration", "grpo_process", "turn_returns")
+    )
     # the overlong penalty tells DAPO's completions apart, the greedy completion was worse for ReMax
     if needs_its_rows or path.stem in ("remax",):
         assert all_equal.all()
@@ -380,6 +413,7 @@ def test_what_is_masked_does_not_matter(name, changes):
         output = algorithm.loss(
             logprobs=leaf, old_logprobs=old, advantages=advantage, mask=batch.mask, weights=weights,
             ref_logprobs=ref, entropy=entropy, sampling_logprobs=drawn,
+            covariance_mask=chosen_tokens(algorithm, batch, result, advantages),
         )  # fmt: skip
         gradients.append(torch.autograd.grad(output.loss, leaf)[0])
         assert all(torch.isfinite(value) for value, _ in output.stats.values())
@@ -492,6 +526,7 @@ def test_needs():
     assert replace(grpo, entropy_coef=0.1).needs_entropy
     assert replace(grpo, top_entropy_quantile=0.2).needs_entropy_mask
     assert replace(grpo, mismatch="mask_token").needs_sampling_logprobs
+    assert preset("kl_cov").needs_covariance and preset("clip_cov").needs_old_logprobs and not grpo.needs_covariance
     dppo = replace(preset("dppo"), num_iterations=4)
     assert dppo.needs_sampling_logprobs and not dppo.needs_old_logprobs  # nothing is scored before the first update
 
@@ -505,11 +540,13 @@ def test_token_level_losses_may_be_computed_from_a_flat_list_of_tokens(name):
         batch.mask, num_sequences=sequences, num_tokens=tokens, max_completion_length=9, dtype=torch.float64
     )
     keep = batch.mask & result.keep.view(-1, 1)
+    chosen = chosen_tokens(algorithm, batch, result, advantages)
     flat = [x.expand(P * G, T)[keep].unsqueeze(0) for x in (batch.logprobs, batch.old, advantages, weights, batch.ref)]
     logprobs, old, advantages, weights, ref = flat
     loss = algorithm.loss(
         logprobs=logprobs, old_logprobs=old, advantages=advantages, mask=torch.ones_like(old, dtype=torch.bool),
         weights=weights, ref_logprobs=ref, sampling_logprobs=old,
+        covariance_mask=None if chosen is None else chosen[keep].unsqueeze(0),
     ).loss  # fmt: skip
     assert loss.item() == pytest.approx(our_gradient(algorithm, batch)[0].item(), rel=1e-10)
 
@@ -708,6 +745,7 @@ def test_a_kl_that_is_not_finite_is_refused():
         ({"top_entropy_quantile": 0.5}, "entropy_mask"),
         ({"mismatch": "mask_token"}, "sampling_logprobs"),
         ({"off_policy_mask": 0.5}, "sampling_logprobs"),
+        ({"covariance": "clip"}, "covariance_mask"),
         ({"surrogate": "dppo_tv"}, "sampling_logprobs"),
     ],
 )

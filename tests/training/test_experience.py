@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from grpo_pl.functional.covariance import covariances
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rewards.base import Reward, Score
@@ -145,6 +146,17 @@ def test_the_entropy_mask_holds_the_tokens_of_highest_entropy(
     assert entropy[chosen].min() > entropy[rest].max()
     # the first tokens of a group share one entropy: ties come in together
     assert round(0.25 * int(kept.sum())) <= int(chosen.sum()) <= round(0.25 * int(kept.sum())) + 2
+
+
+def test_the_tokens_of_highest_covariance_are_chosen_over_the_batch(make: Callable[..., Experience]) -> None:
+    experience = make(replace(PLAIN, covariance="kl", covariance_share=0.2))
+    kept = experience.rollout.action_mask & experience.keep.unsqueeze(1)
+    assert experience.old_logprobs is not None and experience.covariance_mask is not None
+    found = covariances(experience.old_logprobs[kept], experience.advantages.expand_as(kept)[kept])
+    chosen = experience.covariance_mask[kept]
+    assert chosen.sum() == int(0.2 * int(kept.sum())) > 1
+    assert found[chosen].min() >= found[~chosen].max()
+    assert not (experience.covariance_mask & ~kept).any()
 
 
 def test_a_greedy_baseline_is_the_reward_of_one_greedy_completion(
