@@ -20,6 +20,7 @@ from grpo_pl.rollout.engine import EngineDied, ProgressFn, RolloutInterrupted
 from grpo_pl.rollout.groups import join_rollouts
 from grpo_pl.rollout.remote import wire
 from grpo_pl.rollout.remote.client import EngineClient
+from grpo_pl.rollout.remote.pushed_files import PushedFiles
 from grpo_pl.types import Rollout
 
 T = TypeVar("T")
@@ -98,17 +99,12 @@ class Fleet:
         watch: Callable[[], None],
     ) -> None:
         """The same by files in a folder that the servers see as well; they are removed afterwards."""
-        files: list[Path] = []
-        try:
-            for number, bucket in enumerate(wire.weight_buckets(weights, FILE_BYTES)):
-                files.append(folder / f"grpo_pl-{self.session}-{os.getpid()}-{number:04}.safetensors")
-                files[-1].write_bytes(wire.packed(bucket))
+        with PushedFiles(folder, self.session, self._who) as files:
+            for bucket in wire.weight_buckets(weights, FILE_BYTES):
+                files.write(wire.packed(bucket))
                 watch()
-            names = [file.name for file in files]
-            together([partial(server.push_files, self.session, mark, names) for server in servers], watch)
-        finally:
-            for file in files:
-                file.unlink(missing_ok=True)
+            push = [partial(server.push_files, self.session, mark, files.names) for server in servers]
+            together(push, watch)
 
     def generate(
         self,
