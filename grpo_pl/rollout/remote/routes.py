@@ -249,12 +249,12 @@ class EngineRoutes:
             Refusal: it is none, or has no end.
         """
         held, head, ended = bytearray(), wire.LENGTH_BYTES, False
-        limit = int(self._settings.max_weights_gib * 2**30)
+        limit = left = int(self._settings.max_weights_gib * 2**30)
         async for piece in self._pieces(request, limit):
             held += piece
             while not ended and len(held) >= head:
                 size = int.from_bytes(held[:head], "big")
-                if size > limit:
+                if head + size > left:  # of what was announced nothing is waited for
                     raise too_large(limit)
                 with answered():
                     wire.check_bucket(held, size)
@@ -266,6 +266,7 @@ class EngineRoutes:
                 with memoryview(held) as view:
                     data = bytes(view[head : head + size])
                 del held[: head + size]
+                left -= head + size
                 with answered():
                     bucket = await asyncio.to_thread(wire.unpacked, data)
                 del data

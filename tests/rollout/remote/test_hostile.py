@@ -286,6 +286,17 @@ def test_larger_bodies_than_allowed_are_refused(ask: Any, session: str) -> None:
     assert _refused(ask("PUT", f"{session}/weights/0", content=struct.pack(">Q", 1 << 60))) == (413, "too_large")
 
 
+def test_a_bucket_that_is_announced_to_exceed_the_limit_with_those_before_it_is_not_waited_for(
+    ask: Any, session: str, build_model: Any
+) -> None:
+    ask("PUT", session, json={"policy": Outline.of(build_model("qwen2")).to_json(), "mark": "0.0"})
+    tensor = wire.framed(wire.packed({"a": torch.zeros(2**17)}))  # half of what may come
+    announced = struct.pack(">Q", int(0.001 * 2**30) - len(tensor) - 8)
+    for more, told in ((0, (400, "broke_off")), (1, (413, "too_large"))):  # the last one that fits, and one more byte
+        size = struct.pack(">Q", *(number + more for number in struct.unpack(">Q", announced)))
+        assert _refused(ask("PUT", f"{session}/weights/0", content=tensor + size)) == told
+
+
 def test_what_names_no_session_of_its_own_is_refused(ask: Any, session: str) -> None:
     for method, path in (("POST", ""), ("PUT", "/weights/0"), ("POST", "/generate")):
         assert _refused(ask(method, f"{OTHER}{path}", content=b"{}", headers=JSON)) == (409, "lost")
