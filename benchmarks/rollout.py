@@ -93,27 +93,6 @@ class ScriptedWorker(NativeWorker):
         self._engine = ProvedNative(lengths=lengths)
 
 
-def ours(model: PreTrainedModel, cell: Cell, lengths: Sequence[int]) -> Callable[[], None]:
-    engine, prompts = ScriptedNative(lengths=lengths), cell.prompt_ids()
-    keys = [
-        [SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=p, sample=g) for g in range(cell.group)]
-        for p in range(cell.prompts)
-    ]
-
-    def run() -> None:
-        rollout = engine.generate(
-            model,
-            prompt_ids=prompts,
-            keys=keys,
-            sampling=SamplingParams(max_completion_length=cell.completion_tokens),
-            eos_token_ids=[EOS],
-            pad_token_id=PAD,
-        )
-        assert rollout.lengths.tolist() == list(lengths), "the engine did not follow the script"
-
-    return run
-
-
 def in_children(model: PreTrainedModel, cell: Cell) -> dict[str, ChildEngine]:
     """The engines with a process of their own that run here, each with the model's weights."""
     engines: dict[str, ChildEngine] = {"native_child": NativeChildEngine()}
@@ -126,13 +105,16 @@ def in_children(model: PreTrainedModel, cell: Cell) -> dict[str, ChildEngine]:
     return engines
 
 
-def drawn(engine: RolloutEngine, model: PreTrainedModel, cell: Cell) -> Callable[[], None]:
-    """A rollout in which nothing ends before the limit."""
+def drawn(
+    engine: RolloutEngine, model: PreTrainedModel, cell: Cell, lengths: Sequence[int] | None = None
+) -> Callable[[], None]:
+    """A rollout whose completions end as the engine's script says; without ``lengths`` none ends before the limit."""
     prompts = cell.prompt_ids()
     keys = [
         [SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=p, sample=g) for g in range(cell.group)]
         for p in range(cell.prompts)
     ]
+    expected = [cell.completion_tokens] * cell.rows if lengths is None else list(lengths)
 
     def run() -> None:
         rollout = engine.generate(
@@ -140,10 +122,10 @@ def drawn(engine: RolloutEngine, model: PreTrainedModel, cell: Cell) -> Callable
             prompt_ids=prompts,
             keys=keys,
             sampling=SamplingParams(max_completion_length=cell.completion_tokens),
-            eos_token_ids=[],
+            eos_token_ids=[] if lengths is None else [EOS],
             pad_token_id=PAD,
         )
-        assert rollout.lengths.tolist() == [cell.completion_tokens] * cell.rows
+        assert rollout.lengths.tolist() == expected, "the engine did not follow the script"
 
     return run
 
@@ -253,7 +235,7 @@ def vllm_seconds(cell: Cell, lengths: Sequence[int], repetitions: int) -> dict[s
 def measure(cell: Cell, law: str, device: str, repetitions: int) -> dict[str, Any]:
     lengths, model = lengths_of(law, cell), cell.model(device)
     arms = {
-        "ours": ours(model, cell, lengths),
+        "ours": drawn(ScriptedNative(lengths=lengths), model, cell, lengths),
         "generate": generate(model, cell, lengths, device),
         "products": products_alone(cell, lengths, device, packed=False),
     }
