@@ -120,7 +120,7 @@ class RolloutCheckpoint(Checkpoint):
         if self.folder is None or completed == self._saved_at or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return None
         path = checkpoint_path(self.folder, completed)
-        if lost := cast(GRPOModule, trainer.lightning_module).finish_rollouts(store=True):
+        if lost := cast(GRPOModule, trainer.lightning_module).finish_rollouts():
             causes = "; ".join(f"rollout {step + 1}: {cause}" for step, cause in lost.items())
             told = f"what was drawn ahead is lost ({causes})"
             rank_zero_warn(f"checkpoint not saved: {told}. --resume goes on from an earlier one, which holds its own.")

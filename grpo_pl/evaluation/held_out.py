@@ -138,6 +138,8 @@ class HeldOutMetrics:
 
     def __init__(self, validation: Validation, groups: Sequence[str], device: torch.device) -> None:
         self.metrics: dict[str, GroupMetric] = {}
+        self.noted: dict[str, list[float]] = {}
+        """What rewards logged on this rank."""
         self._unjudged = {group: SumMetric().to(device) for group in groups}
         for group in groups:
             named = correctness_metrics(validation.ks, validation.samples)
@@ -165,6 +167,9 @@ class HeldOutMetrics:
             for answers in (sampled, greedy):
                 if answers is not None:
                     count.update((~answers.judged[member[group]]).sum())
+        for answers in (sampled, greedy):
+            for name, logged in ({} if answers is None else answers.noted).items():
+                self.noted.setdefault(name, []).extend(logged)
 
     def results(self) -> dict[str, MetricResult]:
         """The metrics that have at least one problem, over all ranks; every rank must call it."""

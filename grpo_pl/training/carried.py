@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.rollout.partial import PartialCompletion, PartialGroup, Place, begun, grown
+from grpo_pl.rollout.partial import PartialCompletion, PartialGroup, PartialSampler, Place, begun, grown
+from grpo_pl.rollout.sampler import Samples
+from grpo_pl.training.collect import Collector, drawn_together
 from grpo_pl.training.plain_samples import check_plain, plain_problem
+from grpo_pl.training.stopwatch import stopwatch
+from grpo_pl.training.sync_proof import ROWS, SyncProof
 from grpo_pl.types import Problem
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from grpo_pl.data.datamodule import RolloutDataModule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +131,57 @@ class CarriedRollouts:
         mine = [groups[i] for i in chosen[collective.rank * share : (collective.rank + 1) * share]]
         return Advanced(whole=mine, drawn=[groups[i] for i in sorted(drawn)])
 
+    def next_whole(
+        self,
+        collector: Collector,
+        policy: PreTrainedModel,
+        data: RolloutDataModule,
+        proof: SyncProof,
+        step: int,
+        seconds: dict[str, float],
+    ) -> Samples:
+        """This rank's groups for the update of a step, as `advance` finds them; all ranks call it.
+
+        Raises:
+            OutOfSync: what was drawn for it was not drawn from the policy as it is.
+            ValueError, RolloutInterrupted: as `advance` and `PartialSampler.grow`.
+        """
+        sampler = PartialSampler(
+            sampler=collector.sampler,
+            sampling=collector.sampling,
+            seed=collector.seed,
+            part=self.settings.part_length,
+        )
+
+        def grow(groups: list[PartialGroup]) -> dict[Place, PartialCompletion]:
+            rows = sum(len(group.completions) for group in groups)
+            draw = partial(
+                sampler.grow,
+                policy,
+                groups,
+                progress=collector.progress(rows),
+                should_stop=collector.should_stop,
+            )
+            return drawn_together(draw, policy, collector.sampler.engine, collector.collective)
+
+        with stopwatch(seconds, "rollout"):
+            advanced = self.advance(
+                step,
+                data.steps,
+                wanted=data.prompt_count,
+                prompts_of=lambda step: data.prompts(step).prompts,
+                group_size=collector.algorithm.group_size,
+                grow=grow,
+                collective=collector.collective,
+                device=policy.device,
+            )
+        whole = sampler.whole(advanced.whole, step, policy.device)
+        engine, temperature = collector.sampler.engine, collector.sampling.temperature
+        if engine.weights_version is not None:
+            newest = _newest(sampler, advanced.drawn, whole, proof.updates)
+            proof.check(policy, newest, seconds, engine, temperature, collector.collective, newest_only=True)
+        return whole
+
     @property
     def waiting(self) -> int:
         """Completions of which the step just made has left something to draw."""
@@ -152,6 +212,16 @@ class CarriedRollouts:
             replace(group, completions=tuple(_within(row, longest) for row in group.completions)) for group in groups
         ]
         self.opened = state["opened"]
+
+
+def _newest(sampler: PartialSampler, groups: Sequence[PartialGroup], otherwise: Samples, updates: int) -> Samples:
+    """Some completions with tokens that the policy drew after so many updates, whether their groups are whole or not;
+    ``otherwise`` where none has."""
+    rows = [(group.prompt, row) for group in groups for row in group.completions if updates in row.versions]
+    some = rows[:: max(1, len(rows) // ROWS)][:ROWS]
+    if not some:
+        return otherwise
+    return replace(otherwise, rollout=sampler.rollout(some, 1, otherwise.rollout.completion_ids.device))
 
 
 def _within(row: PartialCompletion, longest: int) -> PartialCompletion:

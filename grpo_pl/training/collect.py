@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
+from grpo_pl.evaluation.held_out import Answers, grade
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.weights import is_sharded
 from grpo_pl.rewards.base import Reward, needs_of
@@ -211,7 +212,7 @@ class Collector:
             step,
             attempt=attempt,
             greedy=greedy,
-            progress=lambda tokens, finished: self.report("rollout", finished, rows, f"{tokens} tokens"),
+            progress=self.progress(rows),
             should_stop=self.should_stop,
         )
         with stopwatch(seconds, "rollout"):
@@ -258,6 +259,33 @@ class Collector:
         draw = partial(self.draw, policy, prompts, step, progress=progress, should_stop=should_stop)
         samples = draw()
         return samples, draw(greedy=True) if greedy else None
+
+    def answer(
+        self, policy: PreTrainedModel, step: int, problems: Sequence[Problem], samples: int, sampling: SamplingParams
+    ) -> Answers:
+        """Graded completions of this rank's held-out problems. Keys do not name the step, so validations of one run
+        draw with common random numbers and differ by the weights alone."""
+        rows = len(problems) * samples
+        draw = partial(
+            self.sampler.sample,
+            policy,
+            problems,
+            group_size=samples,
+            sampling=sampling,
+            seed=self.seed,
+            split="val",
+            progress=self.progress(rows, "validate"),
+            should_stop=self.should_stop,
+        )
+        drawn = drawn_together(draw, policy, self.sampler.engine, self.collective)
+        state = partial(trainer_state, step, self.total_steps, self.collective.rank)
+        return self.collective.scored(
+            lambda: grade(self.rewards, drawn, vote=samples > 1, trainer_state=state), policy.device
+        )
+
+    def progress(self, rows: int, stage: str = "rollout") -> ProgressFn:
+        """Reports how many of ``rows`` completions are finished."""
+        return lambda tokens, finished: self.report(stage, finished, rows, f"{tokens} tokens")
 
     def _scored(self, samples: Samples, seconds: dict[str, float]) -> tuple[Samples, ScoredBatch]:
         with stopwatch(seconds, "reward"):

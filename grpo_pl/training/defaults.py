@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -175,6 +175,20 @@ def unset_fields(optimization: Optimization, cold_start: ColdStart | None, data:
         for name in names
         if parts[place] is not None and getattr(parts[place], name) is None
     ]
+
+
+def with_values(
+    values: Mapping[str, Any], optimization: Optimization, cold_start: ColdStart | None, data: RolloutDataModule
+) -> tuple[Optimization, ColdStart | None]:
+    """Sets fields by their dotted names; of the frozen parts, what they are with those."""
+    parts: dict[str, dict[str, Any]] = {place: {} for place in FIELDS}
+    for field, value in values.items():
+        place, _, name = field.rpartition(".")
+        parts[place][name] = value
+    for name, value in parts["data"].items():
+        setattr(data, name, value)
+    shown = None if cold_start is None else replace(cold_start, **parts["model.cold_start"])
+    return replace(optimization, **parts["model.optimization"]), shown
 
 
 FIELDS: dict[str, Sequence[str]] = {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -23,8 +22,7 @@ from grpo_pl.distributed.sharding import build_once, gathered, shard
 from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.environments.base import Environment
 from grpo_pl.environments.pool import EnvironmentPool
-from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, Validation, grade
-from grpo_pl.files.checkpoints import CheckpointError
+from grpo_pl.evaluation.held_out import HeldOutMetrics, MetricResult, Validation
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
@@ -36,36 +34,29 @@ from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.rollout.partial import PartialCompletion, PartialGroup, PartialSampler, Place
-from grpo_pl.rollout.sampler import CompletionSampler, Samples
+from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.carried import CarriedRollouts, PartialRollouts, check_partial
 from grpo_pl.training.cold_start import ColdStart, Stage
-from grpo_pl.training.collect import Collected, Collector, drawn_together, trainer_state
-from grpo_pl.training.defaults import Derived, derive, look_at, unset_fields
+from grpo_pl.training.collect import Collector
+from grpo_pl.training.defaults import Derived, derive, look_at, unset_fields, with_values
 from grpo_pl.training.experience import Experience, ExperienceMaker
 from grpo_pl.training.hooks import StepCallback
-from grpo_pl.training.metrics import (
-    REFLECTION_WORDS,
-    broken_share,
-    experience_metrics,
-    noted_means,
-    pass_rates,
-    staleness,
-)
+from grpo_pl.training.metrics import REFLECTION_WORDS, noted_means, pass_rates, staleness
 from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.training.optimization import Optimization, TrainingDiverged
-from grpo_pl.training.pipeline import Ahead, RolloutPipeline, check_stored, earlier_weights
-from grpo_pl.training.plain_samples import check_plain
+from grpo_pl.training.optimization import Optimization
+from grpo_pl.training.pipeline import Draws
 from grpo_pl.training.reference import Reference
+from grpo_pl.training.rollouts_ahead import RolloutsAhead
+from grpo_pl.training.step_log import StepLog
 from grpo_pl.training.stopwatch import stopwatch
-from grpo_pl.training.sync_proof import ROWS, Comparison, SyncProof, compare
+from grpo_pl.training.sync_proof import SyncProof
 from grpo_pl.training.turn_supervision import check_episodes, without_value
 from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.training.vocabulary import with_collected_characters
 from grpo_pl.types import PromptBatch, SamplingParams
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 
 class GRPOModule(LightningModule):
@@ -130,7 +121,7 @@ class GRPOModule(LightningModule):
         self.environment, self.episodes = environment, episodes
         self.pool = None if environment is None else EnvironmentPool(environment, episodes)
         """Where episodes are played; closed when a fit or validation ends, however it ends."""
-        self.reflection_words, self.seed = reflection_words, seed
+        self.seed = seed
         self.activation_checkpointing = activation_checkpointing
         self.policy: PreTrainedModel | None = None
         self.held_out: dict[str, MetricResult] = {}
@@ -138,16 +129,12 @@ class GRPOModule(LightningModule):
         self.unjudged: dict[str, int] = {}
         """By group: how many completions of the last validation could not be judged, and count nowhere."""
         self._held_out: HeldOutMetrics | None = None
-        self._noted: dict[str, list[float]] = {}  # what reward functions logged in this validation
         self._reference: Reference | None = None
         self._sync_proof = SyncProof()
-        self._pipeline: RolloutPipeline | None = None
+        self._ahead: RolloutsAhead | None = None
+        self._stored_rollouts: list[dict[str, Any]] = []  # a checkpoint's, as long as nobody has taken them
         self._carried = None if partial_rollouts is None else CarriedRollouts(settings=partial_rollouts)
-        self._stored_rollouts: list[dict[str, Any]] = []  # a checkpoint's, until the first step
-        self._skipped_in_a_row = 0
-        self._warned_of_rewards = self._warned_of_episodes = False
-        self._tokens_seen = 0
-        self._tokenizer_of_thread: PreTrainedTokenizerBase | None = None
+        self._step_log = StepLog(rewards, reflection_words)
 
     # --- building ---------------------------------------------------------------------------------------------------
 
@@ -160,9 +147,9 @@ class GRPOModule(LightningModule):
 
     def teardown(self, stage: str) -> None:
         """Ends what draws and plays, however a fit or validation ends."""
-        if self._pipeline is not None:
-            self._pipeline.close()
-            self._pipeline = None
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
         self.engine.close()
         if self.pool is not None:
             self.pool.close()
@@ -186,15 +173,7 @@ class GRPOModule(LightningModule):
 
     def take_derived(self, values: Mapping[str, Any], data: RolloutDataModule) -> None:
         """Sets fields that were null, by their dotted names."""
-        parts: dict[str, dict[str, Any]] = {}
-        for field, value in values.items():
-            place, _, name = field.rpartition(".")
-            parts.setdefault(place, {})[name] = value
-        self.optimization = replace(self.optimization, **parts.get("model.optimization", {}))
-        if self.cold_start is not None:
-            self.cold_start = replace(self.cold_start, **parts.get("model.cold_start", {}))
-        for name, value in parts.get("data", {}).items():
-            setattr(data, name, value)
+        self.optimization, self.cold_start = with_values(values, self.optimization, self.cold_start, data)
 
     def prepare_data(self) -> None:
         """Makes the cold start where it is missing, as a download would; runs in one process a node."""
@@ -261,8 +240,15 @@ class GRPOModule(LightningModule):
         return self._carried is not None
 
     def on_fit_start(self) -> None:
-        if self._data.staleness > 0 and isinstance(self.engine, CopyEngine):
-            self._pipeline = RolloutPipeline(self.engine, share_threads=self.device.type == "cpu")
+        if self._data.staleness > 0:
+            self._ahead = RolloutsAhead(
+                collector=self._collector,
+                policy=self.require_policy(),
+                data=self._data,
+                proof=self._sync_proof,
+                precision=self.trainer.precision_plugin.forward_context,
+            )
+            self._hand_over_rollouts()
         if self._reference is not None and not is_sharded(self._reference.model):
             self._reference.model.to(self.device)
 
@@ -279,6 +265,21 @@ class GRPOModule(LightningModule):
             tokenizer=self.tokenizer,
             pool=self.pool,
             episodes=self.episodes,
+        )
+
+    @property
+    def _collector(self) -> Collector:
+        return Collector(
+            sampler=self.sampler,
+            rewards=self.rewards,
+            algorithm=self.algorithm,
+            sampling=self.sampling,
+            seed=self.seed,
+            collective=self.collective,
+            report=self._report,
+            should_stop=self._should_stop,
+            before_draw=self._wait_for_engine,
+            total_steps=self._data.steps,
         )
 
     @property
@@ -309,9 +310,9 @@ class GRPOModule(LightningModule):
             result = self.update(experience)
         self.engine.update_weights(self.require_policy())
         self._log_step(experience, result, seconds)
-        self._check_divergence(result)
-        if self._pipeline is not None:
-            self._pipeline.done(batch.step)
+        self._step_log.check_divergence(result.skipped, self.optimization.max_skipped_updates)
+        if self._ahead is not None:
+            self._ahead.done(batch.step)
         if self._carried is not None:
             self._carried.commit()
         self._data.completed_rollouts += 1
@@ -324,18 +325,6 @@ class GRPOModule(LightningModule):
         self.budget.resolve(policy, trained_before=bool(optimizer.state), collective=self.collective)
         if reference is not None:
             reference.renew(policy, batch.step)
-        collector = Collector(
-            sampler=self.sampler,
-            rewards=self.rewards,
-            algorithm=self.algorithm,
-            sampling=self.sampling,
-            seed=self.seed,
-            collective=self.collective,
-            report=self._report,
-            should_stop=self._should_stop,
-            before_draw=self._wait_for_engine,
-            total_steps=self._data.steps,
-        )
         maker = ExperienceMaker(
             algorithm=self.algorithm,
             sampling=self.sampling,
@@ -345,174 +334,41 @@ class GRPOModule(LightningModule):
         )
         with self._gathered_for_engine():
             seconds: dict[str, float] = {}
-            ahead = self._rollout_ahead(collector, batch, seconds)
-            drawn = None if ahead is None else ahead.drawn.result()
-            if self._carried is not None:
-                drawn = self._next_whole(self._carried, batch.step, seconds), None
-            collected = collector.collect(policy, batch, self._data.prompts, drawn)
+            drawn = self._drawn_before(batch, seconds)
+            collected = self._collector.collect(policy, batch, self._data.prompts, drawn)
             for stage, spent in seconds.items():
                 collected.seconds[stage] = collected.seconds.get(stage, 0.0) + spent
             if self.environment is not None:
-                self._warn_of_failed_episodes(*without_value(collected.samples, self.collective))
-            if self._carried is None and (ahead is None or collected.attempts):
-                self._prove(collected, None if ahead is None else self._data.completed_rollouts)
-            if ahead is not None:
-                self._launch(collector, batch.step + self._data.staleness)
+                self._step_log.warn_of_failed_episodes(*without_value(collected.samples, self.collective))
+            if drawn is None or collected.attempts:
+                self._sync_proof.check(
+                    policy,
+                    collected.samples,
+                    collected.seconds,
+                    self.engine,
+                    self.sampling.temperature,
+                    self.collective,
+                    newest_only=drawn is not None,
+                )
+            if self._ahead is not None:
+                self._ahead.launch(batch.step)
             return maker.make(policy, None if reference is None else reference.model, collected)
 
-    def _next_whole(self, carried: CarriedRollouts, step: int, seconds: dict[str, float]) -> Samples:
-        """This rank's groups for the update, after every completion that is open has got a part more."""
-        policy, settings = self.require_policy(), carried.settings
-        sampler = PartialSampler(
-            sampler=self.sampler, sampling=self.sampling, seed=self.seed, part=settings.part_length
-        )
-
-        def grow(groups: list[PartialGroup]) -> dict[Place, PartialCompletion]:
-            rows = sum(len(group.completions) for group in groups)
-            draw = partial(
-                sampler.grow,
-                policy,
-                groups,
-                progress=lambda tokens, finished: self._report("rollout", finished, rows, f"{tokens} tokens"),
-                should_stop=self._should_stop,
-            )
-            return drawn_together(draw, policy, self.engine, self.collective)
-
-        with stopwatch(seconds, "rollout"):
-            advanced = carried.advance(
-                step,
-                self._data.steps,
-                wanted=self._data.prompt_count,
-                prompts_of=lambda step: self._data.prompts(step).prompts,
-                group_size=self.algorithm.group_size,
-                grow=grow,
-                collective=self.collective,
-                device=policy.device,
-            )
-        whole = sampler.whole(advanced.whole, step, policy.device)
-        self._prove_parts(sampler, advanced.drawn, whole, seconds)
-        return whole
-
-    def _prove_parts(
-        self,
-        sampler: PartialSampler,
-        drawn: Sequence[PartialGroup],
-        otherwise: Samples,
-        seconds: dict[str, float],
-    ) -> None:
-        """Holds the tokens that this step drew to the policy, whether their groups are whole or not."""
-        if self.engine.weights_version is None:
-            return
-        policy, updates = self.require_policy(), self._data.completed_rollouts
-        rows = [(group.prompt, row) for group in drawn for row in group.completions if updates in row.versions]
-        some = rows[:: max(1, len(rows) // ROWS)][:ROWS]
-        with stopwatch(seconds, "sync_proof"):
-            samples = replace(otherwise, rollout=sampler.rollout(some, 1, policy.device)) if some else otherwise
-            found = compare(
-                policy,
-                samples,
-                self.engine.weights_version,
-                self.sampling.temperature,
-                self.collective,
-                only=updates,
-            )
-        self._sync_proof.judge(found, policy, self.engine, step=otherwise.step, expected=updates)
-
-    # --- rollouts ahead ---------------------------------------------------------------------------------------------
-
-    def _rollout_ahead(self, collector: Collector, batch: PromptBatch, seconds: dict[str, float]) -> Ahead | None:
-        """The rollout of a step from weights of ``data.staleness`` updates ago, proved; None where none is old.
-
-        That of ``staleness`` steps later is launched first, so that the engine goes on at once; where dynamic sampling
-        may need further attempts of this step, it is launched after those.
-        """
-        if self._pipeline is None:
-            if self._stored_rollouts:
-                rank_zero_warn("data.staleness is 0: rollouts that the checkpoint holds are drawn again.")
-                self._stored_rollouts = []
-            return None
-        step = batch.step
+    def _drawn_before(self, batch: PromptBatch, seconds: dict[str, float]) -> Draws | None:
+        """The step's rollout where it is drawn ahead, or in parts; both are held to the policy already."""
+        if self._ahead is not None:
+            return self._ahead.take(batch, seconds)
         if self._stored_rollouts:
-            self._pipeline.load_state_dict(self._stored_rollouts, self.collective, self.device)
+            rank_zero_warn("data.staleness is 0: rollouts that the checkpoint holds are drawn again.")
             self._stored_rollouts = []
-        self._launch(collector, step + self._data.staleness - self.algorithm.dynamic_sampling)
-        rows = len(batch.prompts) * self.algorithm.group_size
-        with stopwatch(seconds, "wait"):
-            ahead = self._pipeline.take(
-                step,
-                self.collective,
-                self.device,
-                lambda tokens, finished: self._report("rollout", finished, rows, f"{tokens} tokens"),
-                self._should_stop,
-            )
-        with stopwatch(seconds, "sync_proof"):
-            found = self._compared(ahead)
-        self._sync_proof.judge(found, self.require_policy(), self.engine, step=step, expected=ahead.version)
-        return ahead
-
-    def _launch(self, collector: Collector, last: int) -> None:
-        """Begins to draw the rollouts up to that of step ``last``, as far as they are not under way."""
-        assert self._pipeline is not None
-        policy, mine = self.require_policy(), replace(collector, sampler=self._sampler_of_thread)
-        greedy = self.algorithm.needs_greedy_baseline and not self.algorithm.dynamic_sampling
-        for step in range(self._data.completed_rollouts, min(last + 1, self._data.steps)):
-            if step not in self._pipeline:
-                prompts = self._data.prompts(step).prompts
-                self.collective.interruptible(partial(check_plain, prompts), self.device)
-                self._pipeline.launch(step, policy, partial(mine.draw_step, policy, prompts, step, greedy))
-
-    @property
-    def _sampler_of_thread(self) -> CompletionSampler:
-        """With a tokenizer of its own, for tokenizers serve one thread at a time."""
-        if self._tokenizer_of_thread is None:
-            self._tokenizer_of_thread = deepcopy(self.tokenizer)
-        return replace(self.sampler, tokenizer=self._tokenizer_of_thread)
-
-    def _compared(self, ahead: Ahead) -> Comparison:
-        """What the policy of its launch makes of a rollout; asked once, since those weights are dropped then."""
-        if ahead.sync is None:
-            policy, (samples, _) = self.require_policy(), ahead.drawn.result()
-            assert ahead.weights is not None
-            now = ahead.version == self._data.completed_rollouts
-            # the precision of steps, for checkpoints are saved between them
-            precision = self.trainer.precision_plugin.forward_context()
-            with precision, nullcontext() if now else earlier_weights(policy, ahead.weights):
-                ahead.sync = compare(policy, samples, None, self.sampling.temperature, self.collective)
-            ahead.weights = None
-        assert ahead.sync is not None
-        return ahead.sync
-
-    def _prove(self, collected: Collected, only: int | None) -> None:
-        temperature = self.sampling.temperature
-        self._sync_proof.check(self.require_policy(), collected, self.engine, temperature, self.collective, only=only)
-
-    def finish_rollouts(self, *, store: bool = False) -> dict[int, str]:
-        """Waits for the rollouts that are drawn ahead; once the run is told to stop, for 30 s at most. All ranks call.
-
-        Args:
-            store: for a checkpoint. Those from the weights that the policy still has are left out, since they can be
-                drawn again; the others are compared with the policy of their launch, which no checkpoint holds.
-
-        Returns:
-            Steps whose rollouts are lost, or not from the weights that they should be from, and why, in one line.
-        """
-        if self._pipeline is None:
-            return {}
-        updates = self._data.completed_rollouts if store else None
-        lost = self._pipeline.finish(updates, self.collective, self.device, self._should_stop)
-        if lost or not store:
-            return lost
-        policy, holds = self.require_policy(), self._sync_proof.holds
-        found = [(ahead, self._compared(ahead)) for ahead in self._pipeline.pending]
-        with self.trainer.precision_plugin.forward_context():
-            wrong = [one for one, sync in found if not holds(sync, policy, self.engine, expected=one.version)]
-        return {ahead.step: "it was not drawn from the policy's weights" for ahead in wrong}
+        if self._carried is None:
+            return None
+        policy, proof = self.require_policy(), self._sync_proof
+        return self._carried.next_whole(self._collector, policy, self._data, proof, batch.step, seconds), None
 
     def _wait_for_engine(self) -> None:
-        """Until it works for nobody else; raises what a rollout that was drawn ahead has failed by."""
-        if self.finish_rollouts():
-            assert self._pipeline is not None
-            self._pipeline.raise_failure(self.collective, self.device)
+        if self._ahead is not None:
+            self._ahead.wait()
 
     def _gathered_for_engine(self) -> AbstractContextManager[None]:
         """Whole weights of a sharded policy for an engine that reads them; others gather a part at a time."""
@@ -546,19 +402,41 @@ class GRPOModule(LightningModule):
         with nullcontext() if last or not isinstance(wrapped, DistributedDataParallel) else wrapped.no_sync():
             self.manual_backward(loss)
 
+    def _log_step(self, experience: Experience, result: UpdateResult, seconds: dict[str, float]) -> None:
+        more: dict[str, float] = {}
+        for callback in self._step_callbacks:
+            more |= callback.step_metrics(self.trainer, self, experience)
+        more |= self._sync_proof.metrics
+        if self._ahead is not None or self._carried is not None:
+            more |= staleness(experience, self.collective)
+        if self._carried is not None:
+            more["rollout/carried_completions"] = float(self._carried.waiting)
+        metrics = self._step_log.metrics(
+            experience,
+            result,
+            self.collective,
+            more=more,
+            lr=self.optimization.lr_at(experience.samples.step, self._data.steps),
+            step_seconds=seconds["step"],
+        )
+        self.log_dict(metrics, on_step=True, on_epoch=False, logger=False, batch_size=len(experience.keep))
+        for logger in self.loggers:  # Lightning's own way would repeat old values of names that are missing today
+            logger.log_metrics(metrics, step=experience.samples.step + 1)
+
     # --- validation -------------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
         self.engine.updates = self._data.completed_rollouts
         self._wait_for_engine()
-        self._noted = {}
         self._held_out = HeldOutMetrics(self.validation, self._data.held_out_groups(), self.device)
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
         assert self._held_out is not None
         sampling = self.validation.sampling(self.sampling)
-        sampled = self._answer(batch, self.validation.samples, sampling)
-        greedy = self._answer(batch, 1, replace(sampling, temperature=0.0)) if self.validation.greedy else None
+        answer = partial(self._collector.answer, self.require_policy(), self._data.completed_rollouts, batch.prompts)
+        with self._gathered_for_engine():
+            sampled = answer(self.validation.samples, sampling)
+            greedy = answer(1, replace(sampling, temperature=0.0)) if self.validation.greedy else None
         self._held_out.update(batch, sampled, greedy)
 
     def on_validation_epoch_end(self) -> None:
@@ -567,36 +445,53 @@ class GRPOModule(LightningModule):
         self.log("step", float(self._data.completed_rollouts), on_epoch=True)
         self.log_dict({key: found.mean for key, found in self.held_out.items()}, on_epoch=True)
         taken = {key.removeprefix("val/") for key in [*self.held_out, "val/unjudged"]}
-        noted = noted_means(self._noted, self.collective, taken)
+        noted = noted_means(self._held_out.noted, self.collective, taken)
         self.log_dict({f"val/{name}": mean for name, mean in noted.items()}, on_epoch=True)
         self.log_dict({f"{group}/unjudged": float(count) for group, count in self.unjudged.items()}, on_epoch=True)
 
-    def _answer(self, batch: PromptBatch, samples: int, sampling: SamplingParams) -> Answers:
-        """Completions of held-out problems. Keys do not name the training step, so validations of one run draw with
-        common random numbers and differ by the weights alone."""
-        rows = len(batch.prompts) * samples
-        draw = partial(
-            self.sampler.sample,
-            self.require_policy(),
-            batch.prompts,
-            group_size=samples,
-            sampling=sampling,
-            seed=self.seed,
-            split="val",
-            progress=lambda tokens, finished: self._report("validate", finished, rows, f"{tokens} tokens"),
-            should_stop=self._should_stop,
-        )
-        with self._gathered_for_engine():
-            drawn = drawn_together(draw, self.require_policy(), self.engine, self.collective)
-        state = partial(trainer_state, self._data.completed_rollouts, self._data.steps, self.collective.rank)
-        answers = self.collective.scored(
-            lambda: grade(self.rewards, drawn, vote=samples > 1, trainer_state=state), self.device
-        )
-        for name, values in answers.noted.items():
-            self._noted.setdefault(name, []).extend(values)
-        return answers
+    # --- checkpoint -------------------------------------------------------------------------------------------------
 
-    # --- bookkeeping ------------------------------------------------------------------------------------------------
+    def finish_rollouts(self) -> dict[int, str]:
+        """See `RolloutsAhead.finish`; nothing is lost where none is drawn ahead."""
+        return {} if self._ahead is None else self._ahead.finish()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["characters"] = self.policy_config.characters
+        checkpoint |= self._step_log.state_dict()
+        checkpoint["token_budget"] = self.budget.state_dict()
+        checkpoint["rollouts"] = self._stored_rollouts if self._ahead is None else self._ahead.state_dict()
+        checkpoint["carried"] = {} if self._carried is None else self._carried.state_dict()
+        checkpoint["reference"] = {} if self._reference is None else self._reference.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        characters = self.policy_config.characters
+        if checkpoint.get("characters", characters) != characters:
+            raise ValueError(
+                "the checkpoint was trained with other policy.characters: give those of the config.yaml of its run."
+            )
+        self._step_log.load_state_dict(checkpoint)
+        self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))
+        self._stored_rollouts = checkpoint.get("rollouts", [])
+        self._hand_over_rollouts()
+        if carried := checkpoint.get("carried"):
+            if self._carried is not None:
+                self._carried.load_state_dict(
+                    carried,
+                    group_size=self.algorithm.group_size,
+                    longest=self.sampling.max_completion_length,
+                )
+            else:
+                rank_zero_warn("model.partial_rollouts is off: completions that the checkpoint carries are dropped.")
+        if self._reference is not None:
+            self._reference.load_state_dict(checkpoint["reference"])
+
+    def _hand_over_rollouts(self) -> None:
+        """Sharded checkpoints are read after the start of a fit, others before."""
+        if self._ahead is not None:
+            self._ahead.load_state_dict(self._stored_rollouts)
+            self._stored_rollouts = []
+
+    # --- the run around ---------------------------------------------------------------------------------------------
 
     @property
     def collective(self) -> Collective:
@@ -621,107 +516,3 @@ class GRPOModule(LightningModule):
     def _needs_start_weights(self) -> bool:
         """A checkpoint brings the policy's weights; a reference is always the policy's start."""
         return self.trainer.ckpt_path is None or (self.algorithm.needs_reference and self.trainer.training)
-
-    def _log_step(self, experience: Experience, result: UpdateResult, seconds: dict[str, float]) -> None:
-        metrics = experience_metrics(experience, self.rewards, self.collective, self.reflection_words)
-        self._warn_of_broken_rewards(broken_share(metrics, self.rewards, experience.lengths.numel()))
-        metrics |= self.collective.ratios(result.sums)
-        for callback in self._step_callbacks:
-            metrics |= callback.step_metrics(self.trainer, self, experience)
-        metrics |= self._sync_proof.metrics
-        if self._pipeline is not None or self._carried is not None:
-            metrics |= staleness(experience, self.collective)
-        if self._carried is not None:
-            metrics["rollout/carried_completions"] = float(self._carried.waiting)
-        self._tokens_seen += int(experience.lengths.sum())
-        metrics |= {
-            "num_tokens": float(self._tokens_seen),
-            "lr": self.optimization.lr_at(experience.samples.step, self._data.steps),
-            "updates/skipped": float(result.skipped),
-            "step_time": seconds["step"],
-            **{f"time/{stage}": value for stage, value in (experience.seconds | result.seconds).items()},
-        }
-        for name, values in (("loss", result.losses), ("grad_norm", result.grad_norms)):
-            if values:
-                metrics[name] = sum(values) / len(values)
-        metrics |= noted_means(experience.scored.metrics, self.collective, {*metrics, "step"})
-        self.log_dict(metrics, on_step=True, on_epoch=False, logger=False, batch_size=len(experience.keep))
-        for logger in self.loggers:  # Lightning's own way would repeat old values of names that are missing today
-            logger.log_metrics(metrics, step=experience.samples.step + 1)
-
-    def _warn_of_broken_rewards(self, share: float) -> None:
-        if share > 0.01 and not self._warned_of_rewards:
-            self._warned_of_rewards = True
-            rank_zero_warn(
-                f"Judging {share:.1%} of the completions of this step timed out, was killed or crashed; they score 0. "
-                "Read them in completions.jsonl: the policy may have found answers that cost the judge too much."
-            )
-
-    def _warn_of_failed_episodes(self, share: float, detail: str) -> None:
-        if share > 0.01 and not self._warned_of_episodes:
-            self._warned_of_episodes = True
-            rank_zero_warn(
-                f"{share:.1%} of the episodes of this step have no value and leave the loss; the first: {detail} "
-                "(episodes/status/… count them)."
-            )
-
-    def _check_divergence(self, result: UpdateResult) -> None:
-        """Counts updates in a row that were skipped.
-
-        Raises:
-            TrainingDiverged: as many as ``optimization.max_skipped_updates``.
-        """
-        if not result.skipped:
-            self._skipped_in_a_row = 0
-            return
-        self._skipped_in_a_row += result.skipped
-        rank_zero_warn(f"{result.skipped} update(s) skipped: loss or gradient was not finite.")
-        if self._skipped_in_a_row >= self.optimization.max_skipped_updates:
-            raise TrainingDiverged(
-                f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite. "
-                "Lower optimization.lr or raise its warmup_rollouts."
-            )
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["characters"] = self.policy_config.characters
-        checkpoint["tokens_seen"] = self._tokens_seen
-        checkpoint["token_budget"] = self.budget.state_dict()
-        checkpoint["skipped_in_a_row"] = self._skipped_in_a_row
-        checkpoint["rollouts"] = self._rollouts_to_store()
-        checkpoint["carried"] = {} if self._carried is None else self._carried.state_dict()
-        checkpoint["reference"] = {} if self._reference is None else self._reference.state_dict()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        characters = self.policy_config.characters
-        if checkpoint.get("characters", characters) != characters:
-            raise ValueError(
-                "the checkpoint was trained with other policy.characters: give those of the config.yaml of its run."
-            )
-        self._tokens_seen, self._skipped_in_a_row = checkpoint["tokens_seen"], checkpoint["skipped_in_a_row"]
-        self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))
-        self._stored_rollouts = checkpoint.get("rollouts", [])
-        if self.trainer.training and self._data.staleness > 0:
-            check_stored(
-                self._stored_rollouts,
-                group_size=self.algorithm.group_size,
-                prompts=self._data.prompt_count,
-                episodes=self.environment is not None,
-            )
-        if carried := checkpoint.get("carried"):
-            if self._carried is not None:
-                self._carried.load_state_dict(
-                    carried,
-                    group_size=self.algorithm.group_size,
-                    longest=self.sampling.max_completion_length,
-                )
-            else:
-                rank_zero_warn("model.partial_rollouts is off: completions that the checkpoint carries are dropped.")
-        if self._reference is not None:
-            self._reference.load_state_dict(checkpoint["reference"])
-
-    def _rollouts_to_store(self) -> list[dict[str, Any]]:
-        if lost := self.finish_rollouts(store=True):
-            raise CheckpointError(f"rollouts that were drawn ahead are lost, by step: {lost}.")
-        if self._pipeline is None or self._stored_rollouts:  # before the first step they are those of the checkpoint
-            return self._stored_rollouts
-        return self._pipeline.state_dict(self.collective, int(self.tokenizer.pad_token_id))

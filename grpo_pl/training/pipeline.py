@@ -251,30 +251,6 @@ def _failure(ahead: Ahead) -> str:
     return "" if error is None else " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def check_stored(states: Sequence[dict[str, Any]], *, group_size: int, prompts: int, episodes: bool) -> None:
-    """Refuses to train on rollouts of a checkpoint that were drawn with other settings.
-
-    Args:
-        group_size: of the run as it is now, like ``prompts`` of a step, and whether its completions are ``episodes``.
-
-    Raises:
-        ValueError: the field, and both values.
-    """
-    for state in states:
-        samples = state["samples"]
-        fields = {
-            "model.algorithm.group_size": (samples["group_size"], group_size),
-            "data.prompts_per_step": (len(samples["problems"]), prompts),
-            "model.environment": ("null" if samples["episodes"] is None else "set", "set" if episodes else "null"),
-        }
-        for name, (before, now) in fields.items():
-            if before != now:
-                raise ValueError(
-                    f"{name} is {now}, and the checkpoint holds rollouts, drawn ahead, for which it was {before}: "
-                    "resume with the former value, or begin a run of another --name."
-                )
-
-
 def _share(samples: Samples, collective: Collective, device: torch.device) -> Samples:
     """This rank's groups of those of all ranks.
 

@@ -11,7 +11,6 @@ from grpo_pl.distributed.collective import Collective
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.training.collect import Collected
 from grpo_pl.training.experience import rollout_rows
 from grpo_pl.training.stopwatch import stopwatch
 
@@ -106,27 +105,30 @@ class SyncProof:
     def check(
         self,
         policy: PreTrainedModel,
-        collected: Collected,
+        samples: Samples,
+        seconds: dict[str, float],
         engine: RolloutEngine,
         temperature: float,
         collective: Collective,
         *,
-        only: int | None = None,
+        newest_only: bool = False,
     ) -> None:
         """Holds a rollout to the policy as it is. Every rank must call it.
 
         Args:
-            only: hold tokens of this version to it alone; of others something else was found.
+            seconds: where its time is added, as ``sync_proof``.
+            newest_only: leave out the tokens that older weights drew; of them something else was found.
 
         Raises:
             OutOfSync: the engine drew from other weights, or computes something else than the policy.
         """
-        if engine.weights_version is None:
+        version = engine.weights_version
+        if version is None:
             return
-        before = self.metrics if only is not None else {}
-        with stopwatch(collected.seconds, "sync_proof"):
-            found = compare(policy, collected.samples, engine.weights_version, temperature, collective, only=only)
-        self.judge(found, policy, engine, step=collected.samples.step, expected=self.updates)
+        only, before = (self.updates, self.metrics) if newest_only else (None, {})
+        with stopwatch(seconds, "sync_proof"):
+            found = compare(policy, samples, version, temperature, collective, only=only)
+        self.judge(found, policy, engine, step=samples.step, expected=self.updates)
         self.metrics = {name: max(value, before.get(name, value)) for name, value in (before | self.metrics).items()}
 
     def judge(

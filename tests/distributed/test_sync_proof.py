@@ -28,11 +28,11 @@ def test_an_older_copy_on_one_rank_ends_the_run_on_all(
         torch.set_num_threads(1)
         engine, proof = PlainEngine(), SyncProof()
         engine.weights_version = 0
-        proof.check(tiny_policy, experience, engine, 1.0, collective)
+        proof.check(tiny_policy, experience.samples, {}, engine, 1.0, collective)
         proof.updates = 1
         engine.weights_version = 1 - collective.rank  # the other rank's was not pushed
         try:
-            proof.check(tiny_policy, experience, engine, 1.0, collective)
+            proof.check(tiny_policy, experience.samples, {}, engine, 1.0, collective)
         except OutOfSync as error:
             return [str(error)]
         return []

@@ -137,14 +137,6 @@ def test_greedy_validation_can_be_left_out(command_line: Any, read_metrics: Read
     assert all("val/greedy" not in row for row in rows)
 
 
-def test_tokens_add_up_over_the_run(command_line: Any, read_metrics: ReadMetrics) -> None:
-    rows = _training(read_metrics(_run(command_line, "tokens", **SHORT)))
-    total = 0.0
-    for row in rows:
-        total += 16 * float(row["completions/mean_length"])
-        assert float(row["num_tokens"]) == pytest.approx(total)
-
-
 def test_validations_of_equal_weights_are_equal(command_line: Any, read_metrics: ReadMetrics) -> None:
     rows = _held_out(
         read_metrics(_run(command_line, "still", model__optimization={"lr": 1e-12}, model__validation={"samples": 8}))

@@ -103,7 +103,7 @@ def test_an_error_is_held_to_a_multiple_of_the_first(
         rollout = replace(found.rollout, sampling_logprobs=exact + error)
         collected = replace(found, samples=replace(found.samples, rollout=rollout))
         with pytest.raises(OutOfSync) if number == refused else nullcontext():
-            proof.check(tiny_policy, collected, engine, 1.0, Collective())
+            proof.check(tiny_policy, collected.samples, {}, engine, 1.0, Collective())
             assert proof.metrics["sampling/sync_error"] == pytest.approx(error, rel=0.05)
 
 
@@ -115,7 +115,7 @@ def test_a_rollout_that_compares_nothing_sets_no_bound(make_experience: Any, tin
     for mask, error in ((nobody, 0.0), (rollout.action_mask, 5e-3)):
         said = replace(rollout, action_mask=mask, sampling_logprobs=rollout.sampling_logprobs + error)
         collected = replace(found, samples=replace(found.samples, rollout=said))
-        proof.check(tiny_policy, collected, engine, 1.0, Collective())
+        proof.check(tiny_policy, collected.samples, {}, engine, 1.0, Collective())
         assert bool(proof.metrics) == bool(error)
 
 

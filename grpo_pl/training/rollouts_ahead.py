@@ -1,0 +1,186 @@
+"""``RolloutsAhead``: which rollouts are drawn ahead of their updates, each held to the policy of its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from grpo_pl.files.checkpoints import CheckpointError
+from grpo_pl.rollout.copying import CopyEngine
+from grpo_pl.training.collect import Collector
+from grpo_pl.training.pipeline import Ahead, Draws, RolloutPipeline, earlier_weights
+from grpo_pl.training.plain_samples import check_plain
+from grpo_pl.training.stopwatch import stopwatch
+from grpo_pl.training.sync_proof import Comparison, SyncProof, compare
+from grpo_pl.types import PromptBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from grpo_pl.data.datamodule import RolloutDataModule
+
+
+class RolloutsAhead:
+    """Rollouts from weights of ``data.staleness`` updates ago. All ranks call its methods together.
+
+    Args:
+        collector: draws them, with an engine that keeps a copy of the weights.
+        policy: as it is now; its device is where ranks exchange tensors.
+        data: says for which steps, and asks the prompts.
+        proof: compares what is drawn with the policy of its launch.
+        precision: that of a step's forward passes, for checkpoints are saved between steps.
+    """
+
+    def __init__(
+        self,
+        *,
+        collector: Collector,
+        policy: PreTrainedModel,
+        data: RolloutDataModule,
+        proof: SyncProof,
+        precision: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        sampler, self._collective = collector.sampler, collector.collective
+        assert isinstance(sampler.engine, CopyEngine) and collector.should_stop is not None
+        # a tokenizer serves one thread at a time
+        in_thread = replace(sampler, tokenizer=deepcopy(sampler.tokenizer))
+        self._collector, self._engine = replace(collector, sampler=in_thread), sampler.engine
+        self._should_stop = collector.should_stop
+        self._policy, self._data, self._proof, self._precision = policy, data, proof, precision
+        self._pipeline = RolloutPipeline(sampler.engine, share_threads=policy.device.type == "cpu")
+
+    def take(self, batch: PromptBatch, seconds: dict[str, float]) -> Draws:
+        """The rollout of a step, proved. What is to follow it is launched first, so that the engine goes on at once;
+        the last of that only after further attempts of this step, where dynamic sampling may need some: by `launch`.
+
+        Raises:
+            OutOfSync: it was not drawn from the policy of its launch.
+            RolloutInterrupted: the run was told to stop.
+            Exception: what the drawing raised.
+        """
+        self.launch(batch.step - self._collector.algorithm.dynamic_sampling)
+        rows = len(batch.prompts) * self._collector.algorithm.group_size
+        with stopwatch(seconds, "wait"):
+            ahead = self._pipeline.take(
+                batch.step,
+                self._collective,
+                self._policy.device,
+                self._collector.progress(rows),
+                self._should_stop,
+            )
+        with stopwatch(seconds, "sync_proof"):
+            found = self._compared(ahead)
+        self._proof.judge(found, self._policy, self._engine, step=batch.step, expected=ahead.version)
+        return ahead.drawn.result()
+
+    def launch(self, step: int) -> None:
+        """Begins to draw the rollouts up to ``data.staleness`` steps behind ``step``, unless they are under way."""
+        draw_step, policy, algorithm = self._collector.draw_step, self._policy, self._collector.algorithm
+        greedy = algorithm.needs_greedy_baseline and not algorithm.dynamic_sampling
+        end = min(step + self._data.staleness + 1, self._data.steps)
+        for one in range(self._data.completed_rollouts, end):
+            if one not in self._pipeline:
+                prompts = self._data.prompts(one).prompts
+                self._collective.interruptible(partial(check_plain, prompts), policy.device)
+                self._pipeline.launch(one, policy, partial(draw_step, policy, prompts, one, greedy))
+
+    def done(self, step: int) -> None:
+        """The update of a step is made."""
+        self._pipeline.done(step)
+
+    def wait(self) -> None:
+        """Until the engine works for nobody else.
+
+        Raises:
+            Exception: what a rollout has failed by.
+        """
+        if self._finished(None):
+            self._pipeline.raise_failure(self._collective, self._policy.device)
+
+    def finish(self) -> dict[int, str]:
+        """Waits until a checkpoint can hold the rollouts; once the run is told to stop, for 30 s at most.
+
+        Those from the weights that the policy still has are dropped, since they can be drawn again; the others are
+        compared with the policy of their launch, which no checkpoint holds.
+
+        Returns:
+            Steps whose rollouts are lost, or not from the weights that they should be from, and why, in one line.
+        """
+        if lost := self._finished(self._data.completed_rollouts):
+            return lost
+        found = [(ahead, self._compared(ahead)) for ahead in self._pipeline.pending]
+        holds = partial(self._proof.holds, policy=self._policy, engine=self._engine)
+        with self._precision():
+            wrong = [ahead for ahead, sync in found if not holds(sync, expected=ahead.version)]
+        return {ahead.step: "it was not drawn from the policy's weights" for ahead in wrong}
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """The rollouts that a checkpoint holds.
+
+        Raises:
+            CheckpointError: some are lost.
+        """
+        if lost := self.finish():
+            raise CheckpointError(f"rollouts that were drawn ahead are lost, by step: {lost}.")
+        return self._pipeline.state_dict(self._collective, int(self._collector.sampler.tokenizer.pad_token_id))
+
+    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
+        """Takes back what `state_dict` gave, on any number of ranks.
+
+        Raises:
+            ValueError: they were drawn with other settings.
+        """
+        _check_shape(
+            states,
+            group_size=self._collector.algorithm.group_size,
+            prompts=self._data.prompt_count,
+            episodes=self._collector.sampler.pool is not None,
+        )
+        self._pipeline.load_state_dict(states, self._collective, self._policy.device)
+
+    def close(self) -> None:
+        """Stops what is under way."""
+        self._pipeline.close()
+
+    def _finished(self, updates: int | None) -> dict[int, str]:
+        return self._pipeline.finish(updates, self._collective, self._policy.device, self._should_stop)
+
+    def _compared(self, ahead: Ahead) -> Comparison:
+        """What the policy of its launch makes of a rollout; asked once, since those weights are dropped then."""
+        if ahead.sync is None:
+            samples, _ = ahead.drawn.result()
+            assert ahead.weights is not None
+            now = ahead.version == self._data.completed_rollouts
+            with self._precision(), nullcontext() if now else earlier_weights(self._policy, ahead.weights):
+                temperature = self._collector.sampling.temperature
+                ahead.sync = compare(self._policy, samples, None, temperature, self._collective)
+            ahead.weights = None
+        return ahead.sync
+
+
+def _check_shape(states: Sequence[dict[str, Any]], *, group_size: int, prompts: int, episodes: bool) -> None:
+    """Refuses to train on rollouts of a checkpoint that were drawn with other settings.
+
+    Args:
+        group_size: of the run as it is now, like ``prompts`` of a step, and whether its completions are ``episodes``.
+
+    Raises:
+        ValueError: the field, and both values.
+    """
+    for state in states:
+        samples = state["samples"]
+        fields = {
+            "model.algorithm.group_size": (samples["group_size"], group_size),
+            "data.prompts_per_step": (len(samples["problems"]), prompts),
+            "model.environment": ("null" if samples["episodes"] is None else "set", "set" if episodes else "null"),
+        }
+        for name, (before, now) in fields.items():
+            if before != now:
+                raise ValueError(
+                    f"{name} is {now}, and the checkpoint holds rollouts, drawn ahead, for which it was {before}: "
+                    "resume with the former value, or begin a run of another --name."
+                )
