@@ -37,7 +37,8 @@ def test_sigterm_finishes_and_stores_what_is_under_way(
     """In the middle of a rollout; after three, of a validation. The resumed run repeats that before its first step, and
     writes the checkpoint again, which must hold the rollouts still."""
     never = ("--checkpoint.every_n_rollouts=100", "--checkpoint.keep_best=0")
-    _sigterm_after(ahead.start("--resume", *never), ahead, steps)
+    planned = death("validation", 4, signal.SIGTERM) if steps == 3 else death("reward", 3, signal.SIGTERM)
+    assert ahead.fit("--resume", *never, death=planned) == 143, ahead.log
     checkpoint = newest_whole(ahead.run / "checkpoints", warn=pytest.fail)
     assert checkpoint is not None and steps <= rollouts_of(checkpoint) < 6
     if steps == 3:
