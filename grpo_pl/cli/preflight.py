@@ -45,11 +45,13 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
 
     Raises:
         ValueError: a model or data set that cannot be loaded, too few problems, none that fits the context, characters
-            that the vocabulary lacks, held-out problems that are trained on or demonstrated, or an engine that is not
-            installed.
+            that the vocabulary lacks, held-out problems that are trained on or demonstrated, an engine that is not
+            installed, or a reward that this machine cannot compute.
     """
     module.prepare_staleness(data.staleness)
     module.engine.check()
+    for reward in module.rewards:
+        reward.check()
     derived = module.derive_defaults(data)
     tokenizer = load_tokenizer(module.policy_config)
     StopStrings.of(module.sampling, tokenizer, module.template.prefill)  # refuses those that no text can hold

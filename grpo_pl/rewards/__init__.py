@@ -12,10 +12,12 @@ from grpo_pl.rewards.mathematics.second_opinion import LenientAnswerReward, Stri
 from grpo_pl.rewards.model import ModelReward
 from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.rewards.process import ColumnArithmeticReward, ProcessModelReward, ProcessReward
+from grpo_pl.rewards.programs.code_reward import CodeReward
 from grpo_pl.rewards.reasoning_gym import ReasoningGymReward
 from grpo_pl.rewards.sorting import SortingReward
 
 __all__ = [
+    "CodeReward",
     "ColumnArithmeticReward",
     "EnvironmentReward",
     "ExactReward",

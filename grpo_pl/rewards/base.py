@@ -143,6 +143,15 @@ class Reward(ABC):
             MissingColumn: a column is missing, or holds a value that this reward cannot use.
         """
 
+    def check(self) -> None:
+        """Refuses what this machine cannot do, before a run starts; by default, asks the rewards among its arguments.
+
+        Raises:
+            ValueError: what is missing here, and what to do.
+        """
+        for reward in held_by(self):
+            reward.check()
+
     def start(self) -> None:
         """Starts worker processes now instead of on first use; by default, starts the rewards among its arguments."""
         for reward in held_by(self):

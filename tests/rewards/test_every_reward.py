@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import grpo_pl.rewards
 from grpo_pl.callbacks.skeletons import forms_of
 from grpo_pl.rewards import (
+    CodeReward,
     ColumnArithmeticReward,
     EnvironmentReward,
     ExactReward,
@@ -113,6 +114,7 @@ def rewards(
     file.write_text("def length(completions, **columns):\n    return [float(len(text)) for text in completions]\n")
     made: list[tuple[str, Reward]] = [
         ("", MathReward(workers=1)),
+        ("", CodeReward(workers=1, isolation="available")),
         ("", ExactReward()),
         ("", FormatReward()),
         ("partial", FormatReward(partial=True, allow_text=True)),
@@ -142,7 +144,7 @@ def rewards(
 
 
 NAMES = [
-    "MathReward", "ExactReward", "FormatReward", "FormatReward partial", "StrictAnswerReward",
+    "CodeReward", "MathReward", "ExactReward", "FormatReward", "FormatReward partial", "StrictAnswerReward",
     "StrictAnswerReward text", "LenientAnswerReward", "LengthReward", "LengthReward cosine", "RepetitionReward",
     "RepetitionReward character", "LanguageConsistencyReward", "LanguageConsistencyReward ru", "SortingReward",
     "SortingReward distance", "FunctionReward", "JudgeReward", "ModelReward", "ProcessModelReward",

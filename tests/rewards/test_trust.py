@@ -14,7 +14,7 @@ from grpo_pl.rewards import ExactReward, Reward
 from grpo_pl.rewards.process import ProcessReward
 from grpo_pl.rewards.trust import REWARDS, SOURCES, Untrusted, check_rewards_trusted, check_source_trusted
 
-NEEDS_TRUST = {"FunctionReward", "JudgeReward", "ModelReward", "ProcessModelReward"}
+NEEDS_TRUST = {"CodeReward", "FunctionReward", "JudgeReward", "ModelReward", "ProcessModelReward"}
 EXACT = {"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"name": "x"}}
 FUNCTION = {"class_path": "grpo_pl.rewards.FunctionReward", "init_args": {"function": "os.getcwd"}}
 

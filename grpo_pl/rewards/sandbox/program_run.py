@@ -1,0 +1,195 @@
+"""Runs one program in a process that ``program_room.py`` has shut in; loaded by its path, never imported.
+
+Nothing here is a secret or a judge: the program may change every name of this process. What leaves it are bytes on
+standard output, and the values of the calls, one line of JSON each, on descriptor `RESULTS`. What they should be is
+known in the parent of the worker alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib.machinery
+import io
+import json
+import os
+import random
+import signal
+import sys
+import sysconfig
+import threading
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any
+
+RESULTS = 3
+STANDARD_LIBRARY = os.path.realpath(sysconfig.get_path("stdlib"))
+"""Without the packages of this environment: programs have the standard library alone."""
+PRELUDE = """
+import array, base64, binascii, bisect, calendar, cmath, collections, collections.abc, contextlib, copy, csv, datetime
+import dataclasses, decimal, difflib, enum, fractions, functools, hashlib, heapq, inspect, io, itertools, json, math
+import numbers, operator, os, queue, random, re, statistics, string, struct, sys, textwrap, threading, time, traceback
+import types, typing, unicodedata, warnings, zlib
+"""
+"""Modules that programs find loaded, where nothing can be opened any more: all that they can import."""
+NAMES = """
+import bisect, collections, copy, datetime, functools, heapq, itertools, json, math, operator, random, re, statistics
+import string, sys
+from typing import *
+from string import *
+from re import *
+from datetime import *
+from collections import *
+from heapq import *
+from bisect import *
+from copy import *
+from math import *
+from random import *
+from statistics import *
+from itertools import *
+from functools import *
+from operator import *
+from builtins import *
+"""
+"""What solutions to LiveCodeBench and LeetCode take for granted, such as ``List`` and ``inf``."""
+
+_former: list[Any] = []
+"""The streams of the worker: freed, they would write what they hold among the output of the program."""
+
+
+def prepare() -> dict[str, Any]:
+    """Imports what programs may use, before any is there; returns the names that they find defined."""
+    names: dict[str, Any] = {}
+    exec(PRELUDE, {})
+    exec(NAMES, names)
+    del names["__builtins__"]
+    "\N{DIGIT ONE}".encode("idna")  # codecs that are loaded late
+    gc.collect()
+    gc.freeze()  # or every fork would copy the pages of all objects when it collects
+    return names
+
+
+def run(task: dict[str, Any], names: dict[str, Any]) -> None:
+    """Runs ``task["program"]``, then its ``steps``, if it has any; ends the process."""
+    handlers: list[Callable[[], Any]] = []
+    _make_new(handlers)
+    calls = task["steps"] is not None
+    module = types.ModuleType("solution" if calls else "__main__")
+    module.__dict__.update(names)
+    sys.modules[module.__name__] = module
+    code = 0
+    try:
+        exec(compile(task["program"], "program.py", "exec", dont_inherit=True), module.__dict__)
+        if calls:
+            answer(task["steps"], module.__dict__)
+            leave(0)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException as error:
+        _tell(error)
+        code = 1
+    try:
+        for thread in threading.enumerate():
+            if thread is not threading.main_thread() and not thread.daemon:
+                thread.join()
+        for handler in reversed(handlers):
+            handler()
+    except BaseException as error:
+        _tell(error)
+        code = 1
+    leave(code)
+
+
+def leave(code: int) -> None:
+    """Ends the process as it is, with what was printed so far."""
+    try:
+        sys.stdout.flush()
+    except BaseException:
+        code = code or 1
+    os._exit(code & 0xFF)
+
+
+def answer(steps: list[dict[str, Any]], names: dict[str, Any]) -> None:
+    """Runs the steps one after another and writes what comes out of each that asks for a value."""
+    target: Any = None
+    for step in steps:
+        try:
+            if "exec" in step:
+                exec(step["exec"], names)
+                continue
+            if "eval" in step:
+                value = eval(step["eval"], names)
+            else:
+                if target is None:
+                    target = names["Solution"]() if "Solution" in names else types.SimpleNamespace(**names)
+                value = getattr(target, step["call"])(*step["arguments"])
+            line = json.dumps({"value": plain(value)})
+        except BaseException as error:
+            if "exec" in step:
+                continue  # what needs it fails by itself
+            line = json.dumps({"error": _described(error)})
+        rest = line.encode() + b"\n"
+        while rest:
+            rest = rest[os.write(RESULTS, rest) :]
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON; what JSON has no form for is an object with one key that says what it is."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [plain(item) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": [[plain(key), plain(item)] for key, item in value.items()]}
+    if isinstance(value, set | frozenset):
+        return {"set": [plain(item) for item in value]}
+    if kind is bytes:
+        return {"bytes": value.hex()}
+    if isinstance(value, int):  # a subclass, such as a member of IntEnum
+        return int(value)
+    return {"other": kind.__name__}
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:200]
+
+
+def _tell(error: BaseException) -> None:
+    try:
+        traceback.print_exception(error)
+    except BaseException:  # the error's own text may fail
+        os.write(2, b"error\n")
+
+
+def _make_new(handlers: list[Callable[[], Any]]) -> None:
+    """What a new interpreter would have, and a fork of an old one has not."""
+
+    def register(function: Callable[..., Any], *arguments: Any, **named: Any) -> Callable[..., Any]:
+        handlers.append(lambda: function(*arguments, **named))
+        return function
+
+    atexit.register = register  # type: ignore[assignment]  # the handlers of this process belong to the worker; only those of the program run
+    os.environ.clear()
+    os.environb.clear()
+    sys.argv = ["program.py"]
+    sys.path[:] = [STANDARD_LIBRARY, os.path.join(STANDARD_LIBRARY, "lib-dynload")]
+    sys.path_importer_cache.clear()
+    own = (importlib.machinery.BuiltinImporter, importlib.machinery.FrozenImporter, importlib.machinery.PathFinder)
+    sys.meta_path[:] = own
+    sys.dont_write_bytecode = True
+    random.seed(0)  # the same program has the same reward
+    for number in (signal.SIGINT, signal.SIGPROF, signal.SIGVTALRM, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    _former.extend((sys.stdin, sys.stdout, sys.stderr))
+    sys.stdin = sys.__stdin__ = _stream(0, "r", "surrogateescape")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _stream(1, "w", "surrogateescape")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _stream(2, "w", "backslashreplace", line_buffering=True)  # type: ignore[misc]
+
+
+def _stream(descriptor: int, mode: str, errors: str, *, line_buffering: bool = False) -> io.TextIOWrapper:
+    file: Any = os.fdopen(descriptor, f"{mode}b", closefd=False)
+    return io.TextIOWrapper(file, encoding="utf-8", errors=errors, line_buffering=line_buffering)
