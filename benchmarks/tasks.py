@@ -122,23 +122,18 @@ def learned(row: dict[str, Any]) -> bool:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The runs as Markdown, in the order of ``TASKS``."""
-    lines = [
-        "| task | narrower than its own | policy | seed | held-out pass@1 | learned | s |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    columns = ["task", "narrower than its own", "width", "cold start", "rollouts", "seed", "held-out pass@1", "learned"]
+    lines = [f"| {' | '.join([*columns, 's', 'CPU s'])} |", "|" + "---|" * (len(columns) + 2)]
     for row in sorted(rows, key=lambda row: (TASKS.index(row["task"]) if row["task"] in TASKS else 99, row["seed"])):
         settings = ", ".join(f"`{name}: {value}`" for name, value in row["settings"].items()) or "nothing"
+        time_spent = [f"{row['seconds']:.0f}", f"{row['cpu_seconds']:.0f}"]
         if "error" in row:
-            lines.append(
-                f"| `{row['task']}` | {settings} | | {row['seed']} | {row['error']} | no | {row['seconds']:.0f} |"
-            )
-            continue
-        gain = f"{row['pass@1_before']:.3f} → {row['pass@1_after']:.3f}"
-        policy = f"{row['width']} wide, {row['layers']} layers"
-        verdict = "yes" if learned(row) else "no"
-        lines.append(
-            f"| `{row['task']}` | {settings} | {policy} | {row['seed']} | {gain} | {verdict} | {row['seconds']:.0f} |"
-        )
+            cells = [f"`{row['task']}`", settings, "", "", "", str(row["seed"]), row["error"], "no", *time_spent]
+        else:
+            gain = f"{row['pass@1_before']:.3f} → {row['pass@1_after']:.3f}"
+            shape = [str(row[name]) for name in ("width", "cold_start_steps", "rollouts", "seed")]
+            cells = [f"`{row['task']}`", settings, *shape, gain, "yes" if learned(row) else "no", *time_spent]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
