@@ -36,10 +36,10 @@ def choices(module: GRPOModule) -> str:
     way = forward_mode(policy) if was_tried(policy) else "untried"
     staleness = module.trainer.datamodule.staleness  # type: ignore[attr-defined]
     ahead = (
-        f"rollouts {staleness} updates old, corrected by {module.algorithm.mismatch}, drawn with "
+        f"rollouts {staleness} updates old, corrected by {module.algorithm.correction}, drawn with "
         f"{getattr(module.engine, 'threads', None)} threads beside {torch.get_num_threads()} of the updates; "
     )
-    in_parts = f"completions over several steps, corrected by {module.algorithm.mismatch}; "
+    in_parts = f"completions over several steps, corrected by {module.algorithm.correction}; "
     return (
         f"chosen: {module.engine.describe()}; {ahead if staleness else ''}"
         f"{in_parts if module.draws_in_parts else ''}"

@@ -178,6 +178,11 @@ class Objective:
         return self.surrogate in ("dppo_tv", "dppo_kl")
 
     @property
+    def correction(self) -> str:
+        """The choice that corrects for samples of earlier weights or of another engine, or none."""
+        return str(self.surrogate) if self.anchored_at_sampling else self.mismatch
+
+    @property
     def kl_in_loss(self) -> bool:
         """``loss`` adds beta times the KL."""
         return self.beta > 0 and self.kl_placement == "loss"

@@ -606,7 +606,8 @@ def test_only_samples_of_earlier_weights_are_weighted_by_default():
 
 def test_dppo_takes_its_ratio_to_the_policy_that_drew_the_token():
     dppo = preset("dppo").for_stale_samples(True)
-    assert dppo.mismatch == "none"  # the ratio has corrected for it
+    assert (dppo.mismatch, dppo.correction) == ("none", "dppo_tv")  # the ratio has corrected for it
+    assert preset("grpo").for_stale_samples(True).correction == "truncate_token"
     output = one_token(dppo, old_logprobs=torch.tensor([[-1.0]]), sampling_logprobs=torch.tensor([[-1.2]]))
     assert output.loss.item() == pytest.approx(0.5 * -2.0 * math.exp(0.2))
     assert output.stats["ratio/mean"][0].item() == pytest.approx(math.exp(0.2))
