@@ -1,11 +1,12 @@
-"""Small policies by the length of their rows: as wide as two cores train in five minutes."""
+"""Small policies by the length of their rows: narrower for longer ones, so that all take about the same time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 WORK = 35e6
-"""Parameters times tokens of a row with which a cold start and ``ROLLOUTS`` rollouts take about five minutes."""
+"""Most parameters times tokens of a row, meant for five minutes of two cores with ``ROLLOUTS`` rollouts; an estimate from
+the quickstart."""
 ROLLOUTS = 120
 FEWEST = 60
 
