@@ -22,7 +22,7 @@ from grpo_pl.functional.losses import LossOutput
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.objective.checks import check_objective
 from grpo_pl.objective.custom import AdvantageEstimator, RewardedGroups, SurrogateObjective, TokenBatch
-from grpo_pl.objective.fields import Objective
+from grpo_pl.objective.fields import WITHOUT_RATIO, Objective
 from grpo_pl.objective.policy_term import clip_stats, sampler_term, surrogate
 
 __all__ = ["Advantages", "GRPOAlgorithm", "LossOutput"]
@@ -44,7 +44,10 @@ class GRPOAlgorithm(Objective):
         weights, or are not."""
         if self.mismatch != "auto":
             return self
-        return replace(self, mismatch="truncate_token" if stale and not self.anchored_at_sampling else "none")
+        if not stale or self.bounds_divergence:
+            return replace(self, mismatch="none")
+        has_ratio = isinstance(self.surrogate, str) and self.surrogate not in WITHOUT_RATIO
+        return replace(self, mismatch="in_ratio" if has_ratio else "truncate_token")
 
     # --- once per rollout, on the global batch --------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from grpo_pl.functional.choices import check_choice
-from grpo_pl.objective.fields import Objective
+from grpo_pl.objective.fields import WITHOUT_RATIO, Objective
 
 
 def check_objective(objective: Objective) -> None:
@@ -186,7 +186,9 @@ def _part_rules(a: Objective) -> Rules:
 def _ratio_rules(a: Objective) -> Rules:
     if a.ratio_level == "geometric" and a.surrogate != "clip":
         yield f"ratio_level geometric has its own clipping: set surrogate clip, not {_name(a.surrogate)}."
-    if a.anchored_at_sampling:
+    if a.mismatch == "in_ratio" and a.surrogate in WITHOUT_RATIO:
+        yield f"surrogate {a.surrogate} uses no ratio for mismatch in_ratio to correct: set mismatch truncate_token."
+    if a.bounds_divergence:
         if a.ratio_level != "token":
             yield f"surrogate {a.surrogate} bounds the divergence at each token: set ratio_level token."
         if a.mismatch not in ("auto", "none"):
@@ -194,7 +196,7 @@ def _ratio_rules(a: Objective) -> Rules:
                 f"surrogate {a.surrogate} takes the ratio to the policy that drew the tokens, which mismatch "
                 f"{a.mismatch} would correct for once more: set mismatch none."
             )
-    if a.ratio_level == "sequence" and a.surrogate in ("reinforce", "nll"):
+    if a.ratio_level == "sequence" and a.surrogate in WITHOUT_RATIO:
         yield f"surrogate {a.surrogate} uses no ratio: set ratio_level token."
     if a.dual_clip is not None:
         if a.surrogate != "clip" or a.ratio_level == "geometric":

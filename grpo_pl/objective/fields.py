@@ -12,6 +12,9 @@ from grpo_pl.functional.losses import Aggregation, Mismatch, RatioLevel, Surroga
 from grpo_pl.functional.turn_credit import EpisodeStatistics
 from grpo_pl.objective.custom import AdvantageEstimator, SurrogateObjective
 
+WITHOUT_RATIO = ("reinforce", "nll")
+"""Surrogates that use no ratio to another policy."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
@@ -149,13 +152,15 @@ class Objective:
     max_resample_attempts: int = 4
     """Most extra rollouts of dynamic sampling before the step goes on with the groups it has."""
 
-    mismatch: Literal["auto", Mismatch] = "auto"
-    """Correction when the tokens were drawn from other probabilities, by another engine or earlier weights:
+    mismatch: Literal["auto", "in_ratio", Mismatch] = "auto"
+    """Correction when the tokens were drawn from other probabilities, by another engine or earlier weights. in_ratio:
+    pi_sampling takes the place of pi_old, so that the surrogate's ratio corrects and its clip bounds how far the policy
+    may go from what drew the tokens (PPO, arXiv:1707.06347, eq. 7). The others weigh the policy term by
     pi_old/pi_sampling per token or per sequence, truncated at mismatch_max, or set to 0 outside [mismatch_min,
     mismatch_max] (truncated importance sampling; IcePop, arXiv:2510.18855); reject_geometric: no weights, but a
     completion leaves the policy term where the geometric mean of its ratios is outside the bounds, which are close to 1
-    then, e.g. 0.999 and 1.001 (verl's geometric rejection); auto is truncate_token where data.staleness is above 0, and
-    none elsewhere."""
+    then, e.g. 0.999 and 1.001 (verl's geometric rejection). auto: where data.staleness is above 0 or completions are
+    drawn in parts, in_ratio, or truncate_token for a surrogate without a ratio; none elsewhere."""
     mismatch_min: float = 0.0
     """Lower bound of the mask_token, mask_sequence and reject_geometric corrections."""
     mismatch_max: float = 2.0
@@ -174,7 +179,12 @@ class Objective:
 
     @property
     def anchored_at_sampling(self) -> bool:
-        """π_old is the policy that drew the tokens, as the engine drew them, and is not scored (DPPO)."""
+        """π_old is the policy that drew the tokens, as the engine drew them, and is not scored."""
+        return self.bounds_divergence or self.mismatch == "in_ratio"
+
+    @property
+    def bounds_divergence(self) -> bool:
+        """The surrogate is DPPO's, whose ratio is always to the policy that drew the tokens."""
         return self.surrogate in ("dppo_tv", "dppo_kl")
 
     @property

@@ -42,7 +42,7 @@ def surrogate(a: Objective, tokens: TokenBatch) -> Tensor:
         sapo_temperatures=(a.sapo_temperature_positive, a.sapo_temperature_negative),
         level=a.ratio_level,
     )
-    if not a.anchored_at_sampling:
+    if not a.bounds_divergence:
         return found
     too_low, too_high = _outside(a, tokens)
     return found.masked_fill(too_low | too_high, 0.0)
@@ -62,7 +62,10 @@ def sampler_term(a: Objective, tokens: TokenBatch) -> tuple[Tensor | float, Stat
         return 1.0, {}
     old, drawn, stats = tokens.old_logprobs, tokens.sampling_logprobs, Stats()
     weight = torch.ones_like(drawn)
-    if not a.anchored_at_sampling:
+    if a.mismatch == "in_ratio":
+        stats["sampling/importance_sampling_ratio/mean"] = tokens.ratio.detach()
+        stats["sampling/sampling_logp_difference/mean"] = (tokens.logprobs.detach() - drawn).abs()
+    elif not a.anchored_at_sampling:
         mode: losses.Mismatch = "none" if a.mismatch == "auto" else a.mismatch
         weight = losses.mismatch_weights(old, drawn, tokens.mask, mode=mode, low=a.mismatch_min, high=a.mismatch_max)
         stats["sampling/importance_sampling_ratio/mean"] = weight
@@ -83,11 +86,11 @@ def clip_stats(a: Objective, log_ratio: Tensor, tokens: TokenBatch) -> Stats:
     stats, ratio, advantages = {"ratio/mean": log_ratio.exp()}, tokens.ratio, tokens.advantages
     if a.surrogate == "cispo_capped":
         stats["cispo_clip_ratio"] = ((ratio > a.cispo_cap) & (advantages > 0)).to(ratio.dtype)
-    elif a.surrogate in ("clip", "cispo_clamped") or a.anchored_at_sampling:
+    elif a.surrogate in ("clip", "cispo_clamped") or a.bounds_divergence:
         distance = log_ratio if a.ratio_level == "geometric" else ratio - 1
         low = (distance < -a.epsilon_low) & (advantages < 0)
         high = (distance > a.epsilon_high) & (advantages > 0)
-        if a.anchored_at_sampling:
+        if a.bounds_divergence:
             low, high = _outside(a, tokens)
         clipped = {"low": low, "high": high, "region": low | high}
         stats |= {f"clip_ratio/{side}_mean": hit.to(ratio.dtype) for side, hit in clipped.items()}

@@ -594,7 +594,7 @@ def test_mismatch_weighs_the_policy_term():
 def test_only_samples_of_earlier_weights_are_weighted_by_default():
     chosen = {mode: GRPOAlgorithm(mismatch=mode, beta=0.0) for mode in ("auto", "none", "mask_token")}
     assert {mode: a.for_stale_samples(True).mismatch for mode, a in chosen.items()} == {
-        "auto": "truncate_token",
+        "auto": "in_ratio",
         "none": "none",
         "mask_token": "mask_token",
     }
@@ -602,6 +602,18 @@ def test_only_samples_of_earlier_weights_are_weighted_by_default():
     assert not chosen["auto"].needs_sampling_logprobs  # also where nobody says how old they are
     output = one_token(chosen["auto"], sampling_logprobs=torch.tensor([[-2.0]]))
     assert output.loss == one_token(chosen["none"]).loss
+    no_ratio = GRPOAlgorithm(surrogate="reinforce", beta=0.0).for_stale_samples(True)
+    assert no_ratio.mismatch == "truncate_token"
+
+
+@pytest.mark.parametrize(("drawn", "ratio"), [(-1.1, math.exp(0.1)), (-2.0, 1.2), (-0.5, math.exp(-0.5))])
+def test_a_ratio_to_the_policy_that_drew_the_token_is_clipped_like_any_other(drawn, ratio):
+    algorithm = GRPOAlgorithm(beta=0.0, mismatch="in_ratio", num_iterations=2)
+    assert algorithm.needs_sampling_logprobs and not algorithm.needs_old_logprobs
+    output = one_token(algorithm, old_logprobs=torch.tensor([[-7.0]]), sampling_logprobs=torch.tensor([[drawn]]))
+    assert output.loss.item() == pytest.approx(0.5 * ratio * -2.0)
+    assert output.stats["clip_ratio/high_mean"][0].item() == float(drawn == -2.0)
+    assert output.stats["sampling/sampling_logp_difference/mean"][0].item() == pytest.approx(abs(-1.0 - drawn))
 
 
 def test_dppo_takes_its_ratio_to_the_policy_that_drew_the_token():
@@ -665,7 +677,9 @@ def test_samples_of_earlier_weights_have_the_gradient_of_fresh_ones_where_nothin
     fresh = expected_gradient(GRPOAlgorithm(beta=0.0, mismatch="none"), None, tokens)
     stale = expected_gradient(GRPOAlgorithm(beta=0.0, mismatch=mode, mismatch_max=1e9), earlier, tokens)
     uncorrected = expected_gradient(GRPOAlgorithm(beta=0.0, mismatch="none"), earlier, tokens)
+    in_ratio = GRPOAlgorithm(beta=0.0, mismatch="in_ratio", ratio_level="token", surrogate="unclipped")
     assert torch.allclose(stale, fresh, rtol=1e-9, atol=1e-12)
+    assert tokens > 1 or torch.allclose(expected_gradient(in_ratio, earlier, tokens), fresh, rtol=1e-9, atol=1e-12)
     assert not torch.allclose(uncorrected, fresh, rtol=1e-2)
 
 

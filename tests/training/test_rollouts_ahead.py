@@ -281,7 +281,7 @@ def test_a_second_fit_of_a_module_has_the_engine_and_the_correction_of_its_own_s
     for staleness in (0, 2, 0):
         module.prepare_staleness(staleness)
         found.append((type(module.engine), module.algorithm.mismatch))
-    assert found == [(NativeEngine, "none"), (NativeChildEngine, "truncate_token"), (NativeEngine, "none")]
+    assert found == [(NativeEngine, "none"), (NativeChildEngine, "in_ratio"), (NativeEngine, "none")]
 
 
 class Ahead:
