@@ -28,6 +28,7 @@ SOURCES: Mapping[str, Sequence[str]] = {
     "tasks.guess_number": ["GuessNumberPrompts"],
     "json_lines": ["JsonLinesPrompts"],
     "mixture": ["MixturePrompts"],
+    "tasks.one_liners": ["OneLinerPrompts"],
     "tasks.reasoning_gym": ["ReasoningGymPrompts"],
     "tasks.sorting": ["SortingPrompts"],
     "tasks.sums": ["SumPrompts"],

@@ -1,0 +1,70 @@
+"""One-line Python functions made up on the spot: what to do with a number, in words, and tests of what comes out."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+
+from grpo_pl.data.tasks.generated import GeneratedPrompts
+from grpo_pl.types import Problem
+
+SIGNS = {"add": "+", "minus": "-", "times": "*"}
+TRIED = (-4, 0, 1, 7)
+"""The arguments of the tests."""
+
+
+@dataclass(kw_only=True)
+class OneLinerPrompts(GeneratedPrompts):
+    """Problems such as ``add 3, times 5``, solved by ``def f(x): return (x+3)*5``; for ``CodeReward``.
+
+    Some demonstrations are careless: they leave out the brackets, which is wrong where a product follows a sum.
+    """
+
+    operations: int = 3
+    """How many things are done with the number."""
+    careless_share: float = 0.7
+    """Share of demonstrations that leave out brackets."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.operations <= 6:
+            raise ValueError(f"operations must lie between 1 and 6, got {self.operations}.")
+        if not 0.0 <= self.careless_share <= 1.0:
+            raise ValueError(f"careless_share must lie in [0, 1], got {self.careless_share}.")
+
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str:
+        careless = rng.random() < self.careless_share
+        return f"```python\ndef f(x): return {_expression(_parse(prompt.question), brackets=not careless)}\n```"
+
+    def draw(self, rng: random.Random) -> Problem:
+        """Products as often as sums and differences together; numbers from 2 to 9."""
+        steps = [(rng.choice(("add", "minus", "times", "times")), rng.randint(2, 9)) for _ in range(self.operations)]
+        identity = 0
+        for word, number in steps:
+            identity = 30 * identity + 10 * list(SIGNS).index(word) + number
+        tests = [f"assert f({x}) == {_applied(steps, x)}" for x in TRIED]
+        question = ", ".join(f"{word} {number}" for word, number in steps)
+        return Problem(id=identity, question=question, answer=json.dumps(tests))
+
+    def how_to_get_more(self) -> str:
+        return f"use more operations than {self.operations}, or ask for fewer."
+
+
+def _parse(question: str) -> list[tuple[str, int]]:
+    return [(word, int(number)) for word, number in (part.split() for part in question.split(", "))]
+
+
+def _applied(steps: list[tuple[str, int]], value: int) -> int:
+    for word, number in steps:
+        value = {"add": value + number, "minus": value - number, "times": value * number}[word]
+    return value
+
+
+def _expression(steps: list[tuple[str, int]], *, brackets: bool) -> str:
+    text, is_sum = "x", False
+    for word, number in steps:
+        if word == "times" and is_sum and brackets:
+            text = f"({text})"
+        text += f"{SIGNS[word]}{number}"
+        is_sum = word != "times"
+    return text
