@@ -3,7 +3,7 @@
 import json
 import os
 import pickle
-import resource
+import platform
 import shutil
 import socket
 import subprocess
@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from grpo_pl.rewards import CodeReward, MathReward, Score
+from grpo_pl.rewards import CodeReward, Score
 from grpo_pl.rewards.base import MissingColumn
 from grpo_pl.rewards.programs import code_reward
 from grpo_pl.rewards.sandbox import pool as pool_module
@@ -39,6 +39,18 @@ def scores(reward: CodeReward, program: str | Sequence[str], tests: str) -> list
     return reward([fenced(text) for text in programs], [tests] * len(programs), {})
 
 
+def can_be_had(level: str) -> bool:
+    """Whether other tools say that this machine has what a wall is made of."""
+    if platform.machine() not in ("x86_64", "aarch64") or not Path("/proc/self/status").exists():
+        return False
+    if level == "filter":
+        return "Seccomp_filters:" in Path("/proc/self/status").read_text()
+    flags = ["--mount", "--net", "--ipc", "--uts", "--pid", "--fork", *([] if os.geteuid() == 0 else ["--user"])]
+    tool = shutil.which("unshare")
+    mounted = ["mount", "-t", "tmpfs", "none", "/tmp"]
+    return tool is not None and subprocess.run([tool, *flags, *mounted], capture_output=True).returncode == 0
+
+
 @pytest.fixture(scope="module", params=["namespaces", "filter"])
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each wall that can be put up here, by itself."""
@@ -48,6 +60,7 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
         try:
             assert reward.level == request.param
         except ValueError as refusal:
+            assert not can_be_had(request.param), refusal
             pytest.skip(str(refusal))
         yield request.param
         reward.close()
@@ -152,8 +165,6 @@ def test_gold_answers_that_hold_no_tests_are_no_fault_of_the_program(reward: Cod
 
 def test_the_same_program_has_the_same_reward(reward: CodeReward) -> None:
     program = "import random\ndef f(x): return [random.random(), hash('a'), list({'a', 'b', 'c'})]"
-    (run,) = reward._findings({("", ""): code_reward.read_suite("assert f(1) == 5")}).values()
-    assert run[0].status == "wrong"
     details = {scores(reward, program + f"\n# {i}", "assert f(1) == 5")[0].detail for i in range(3)}
     assert len(details) == 1
 
@@ -208,26 +219,24 @@ def keepers(reward: CodeReward) -> list[psutil.Process]:
     return [child for pid in reward.pool.pids for child in psutil.Process(pid).children(recursive=True)]
 
 
-def left_over(reward: CodeReward, before: set[int]) -> list[psutil.Process]:
-    """Processes that were not there before and live in a PID namespace of the keepers, under one of them, or under a
-    user id that is given to programs."""
-    rooms = {os.readlink(f"/proc/{keeper.pid}/ns/pid") for keeper in keepers(reward)} - {
-        os.readlink("/proc/self/ns/pid")
-    }
+def left_over(reward: CodeReward) -> list[psutil.Process]:
+    """Processes in a PID namespace of the keepers other than the keepers, wherever they have been moved."""
+    known = keepers(reward)
+    rooms = {os.readlink(f"/proc/{keeper.pid}/ns/pid") for keeper in known} - {os.readlink("/proc/self/ns/pid")}
     found = []
     for process in psutil.process_iter():
         try:
-            inside = os.readlink(f"/proc/{process.pid}/ns/pid") in rooms or process.uids().real >= 1_990_000_000
-        except (OSError, psutil.Error):
+            inside = os.readlink(f"/proc/{process.pid}/ns/pid") in rooms
+        except OSError:
             continue
-        if inside and process.pid not in before and process.status() != psutil.STATUS_ZOMBIE:
+        if inside and process not in known:
             found.append(process)
-    return [*found, *(p for p in keepers(reward) if p.pid not in before)]
+    return found
 
 
 def test_hostile_programs_earn_0_and_none_survives(level: str, reward: CodeReward, place: Path, port: int) -> None:
     assert len(HOSTILE) >= 40
-    strict = CodeReward(time_limit_s=0.3, memory_limit_mb=512, output_limit_kb=64)
+    strict = CodeReward(time_limit_s=0.2, memory_limit_mb=512, output_limit_kb=64)
     strict.close()
     strict.start()  # again, from an environment that holds the answer
     assert {score.value for score in scores(strict, [f"import time\ntime.sleep(0.3)\n{i}" for i in range(6)], ADD)} == {
@@ -246,7 +255,7 @@ def test_hostile_programs_earn_0_and_none_survives(level: str, reward: CodeRewar
     after = scores(reward, f"print({SECRET!r})", prints)
     assert after[0].value == 1.0, after  # with the answer, the same tests are passed: it was not to be had
     assert {process.pid for process in keepers(strict)} == before
-    assert left_over(strict, before) == []
+    assert left_over(strict) == []
 
 
 def test_expected_outputs_never_reach_a_worker(reward: CodeReward, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,8 +372,3 @@ def test_another_user_than_root_gets_a_user_namespace_or_the_filter() -> None:
 def test_settings_out_of_range_are_refused(arguments: dict[str, object], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         CodeReward(**arguments)  # type: ignore[arg-type]
-
-
-def test_other_rewards_are_asked_nothing_before_a_run() -> None:
-    MathReward().check()
-    assert resource.getrlimit(resource.RLIMIT_CORE)  # and this process has kept its limits
