@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.tokenizer import CHARACTERS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = {
@@ -27,7 +28,7 @@ SMALL = {
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    policy = PolicyConfig(from_scratch=SMALL)
+    policy = PolicyConfig(from_scratch=SMALL, characters=f"{CHARACTERS}€")  # some problems are about euros
     tokenizer = load_tokenizer(policy)
     tokenizer.save_pretrained(folder)
     load_model(policy, tokenizer).save_pretrained(folder)

@@ -36,7 +36,6 @@ def _plan(death: Death) -> None:
     from grpo_pl.environments import EnvironmentPool
     from grpo_pl.rollout.engine import DecodeMonitor
     from grpo_pl.training.collect import Collector
-    from grpo_pl.training.module import GRPOModule
     from grpo_pl.training.optimization import Optimization
 
     visits = 0
@@ -70,7 +69,7 @@ def _plan(death: Death) -> None:
             "reward": (Collector, "score"),
             "update": (Optimization, "clip_gradients"),  # gradients are there, weights have not moved
             "seal": (checkpoint, "seal"),  # the checkpoint lies there without its marker
-            "validation": (GRPOModule, "_answer"),
+            "validation": (Collector, "answer"),
         }[death.stage]
         before(owner, name)
 

@@ -371,7 +371,7 @@ def test_the_order_of_the_rewards_does_not_change_a_sum():
 def test_names_that_do_not_exist_are_refused_with_the_choices():
     with pytest.raises(ValueError, match="baseline is 'mean': choose one of group_mean, leave_one_out"):
         advantages([[1, 0]], baseline="mean")
-    with pytest.raises(ValueError, match="scale is 'std': choose one of group_std, batch_std"):
+    with pytest.raises(ValueError, match="scale is 'std': choose one of group_std, group_mean, batch_std"):
         advantages([[1, 0]], scale="std")
     with pytest.raises(ValueError, match="scale is 'std'"):
         process_advantages(

@@ -619,7 +619,7 @@ def test_a_ratio_to_the_policy_that_drew_the_token_is_clipped_like_any_other(dra
 def test_dppo_takes_its_ratio_to_the_policy_that_drew_the_token():
     dppo = preset("dppo").for_stale_samples(True)
     assert (dppo.mismatch, dppo.correction) == ("none", "dppo_tv")  # the ratio has corrected for it
-    assert preset("grpo").for_stale_samples(True).correction == "truncate_token"
+    assert preset("grpo").for_stale_samples(True).correction == "clip"
     output = one_token(dppo, old_logprobs=torch.tensor([[-1.0]]), sampling_logprobs=torch.tensor([[-1.2]]))
     assert output.loss.item() == pytest.approx(0.5 * -2.0 * math.exp(0.2))
     assert output.stats["ratio/mean"][0].item() == pytest.approx(math.exp(0.2))

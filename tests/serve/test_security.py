@@ -74,6 +74,10 @@ def _holds_no_secret(pid: int) -> bool:
 # --- data rows and clients --------------------------------------------------------------------------------------------
 
 
+RUNS_PROGRAMS = ROOT / "grpo_pl/rewards/sandbox/program_run.py"
+"""What runs the programs that CodeReward judges: behind walls, see tests/rewards/programs."""
+
+
 @pytest.mark.parametrize("folder", ["grpo_pl/rewards", "grpo_pl/data", "serve"])
 def test_nothing_that_data_reaches_can_unpickle_or_evaluate(folder: str) -> None:
     modules = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
@@ -84,6 +88,8 @@ def test_nothing_that_data_reaches_can_unpickle_or_evaluate(folder: str) -> None
             assert modules.isdisjoint(name.split(".")[0] for name in names), file
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
+                if file == RUNS_PROGRAMS:
+                    continue
                 assert called not in ("eval", "exec", "compile", "__import__"), (file, node.lineno)
                 assert called not in ("torch.load", "yaml.load", "yaml.unsafe_load"), (file, node.lineno)
 

@@ -95,7 +95,7 @@ def test_check_of_humaneval_is_taken_apart() -> None:
         ("f(1) == b'\\x01'", [{"bytes": "01"}], True),
         ("f(1) * 10 == 50", [5], True),
         ("'a' * f(1) == 'a'", [10**9], False),  # would fill the memory of this process
-        ("f(1) ** 2 == 4", [10**4000], False),
+        ("f(1) ** 2 == 4", [10**600], False),
         ("set(f(1)) == {1}", [list(range(MOST_KEYS + 1))], False),
     ],
 )
