@@ -30,7 +30,7 @@ def _draw(engine: Any, model: Any, make_keys: Any, **how: Any) -> Rollout:
 
 
 def test_vllm_on_a_server_draws_the_samples_of_the_native_engine(serve: Any, connect: Any, make_keys: Any) -> None:
-    server = serve(f"--config={OVERLAY}", "--model.engine.init_args.kv_cache_gib=0.0625")
+    server = serve(f"--config={OVERLAY}", "--model.engine.init_args.kv_cache_gib=0.0625", in_fork=False)
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1}
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     torch.manual_seed(0)
