@@ -135,8 +135,8 @@ class Objective:
     """Weight of the entropy bonus (PPO, eq. 9); with entropy_target that of the first rollout."""
     entropy_target: float | None = None
     """Nats a token that the entropy is held near: while a rollout's mean is at most this, the bonus is on and its
-    weight grows by entropy_coef_step; above it the bonus is off and the weight falls (Skywork-OR1, arXiv:2505.22312;
-    TRL's use_adaptive_entropy); null keeps entropy_coef."""
+    weight grows by entropy_coef_step; above it the bonus is off and the weight falls (Skywork-OR1, arXiv:2505.22312,
+    "Adaptive Entropy Control"); null keeps entropy_coef."""
     entropy_coef_step: float = 0.005
     """Change of the weight from one rollout to the next, with entropy_target."""
     entropy_coef_max: float = 1.0
