@@ -110,6 +110,9 @@ class Rollout:
     # token was drawn, one a rollout; NO_VERSION where it wrote nothing; by default 0, `CompletionSampler` fills it in
     support: Tensor | None = None  # (B, T, K) int32: the tokens that truncation left at each place, NO_TOKEN behind
     # them; with `SamplingParams.sampling_mask`
+    top_ids: Tensor | None = None  # (B, T, K) int32: the tokens that were likeliest at each place, the first one most;
+    # NO_TOKEN where there are fewer, or the policy wrote nothing; with `SamplingParams.top_logprobs`
+    top_logprobs: Tensor | None = None  # (B, T, K) float32: theirs, as those of what was drawn; −inf for NO_TOKEN
 
     def __post_init__(self) -> None:
         if self.action_mask is None:
@@ -146,6 +149,9 @@ class SamplingParams:
     """Train with ``top_k`` or ``top_p``: what they leave at each place is recorded with the completion, and every
     log-probability of the loss, of the reference and of the entropy is renormalised over it (DeepSeek-V3.2,
     arXiv:2512.02556, "Keep Sampling Mask")."""
+    top_logprobs: int = 0
+    """How many of the likeliest tokens of each place are recorded with a completion, and with what log-probability. A
+    run sets it itself, where the objective asks for them (``trust_region_top_k``)."""
     stop: tuple[str, ...] = ()
     """Texts that end a completion like an EOS: the token that completes one is its last and belongs to it."""
     stop_token_ids: tuple[int, ...] = ()
@@ -165,6 +171,8 @@ class SamplingParams:
             raise ValueError(f"temperature must be finite and not negative, got {self.temperature}.")
         if self.top_k < 0:
             raise ValueError(f"top_k must be 0 (off) or more, got {self.top_k}.")
+        if self.top_logprobs < 0:
+            raise ValueError(f"top_logprobs must be 0 (off) or more, got {self.top_logprobs}.")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}.")
 

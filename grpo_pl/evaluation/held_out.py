@@ -50,7 +50,9 @@ class Validation:
     def sampling(self, training: SamplingParams) -> SamplingParams:
         """The parameters of the sampled completions: those of training (length, stop strings …) but with the
         temperature and nucleus of validation, and without top-k."""
-        return replace(training, temperature=self.temperature, top_p=self.top_p, top_k=0, sampling_mask=False)
+        return replace(
+            training, temperature=self.temperature, top_p=self.top_p, top_k=0, sampling_mask=False, top_logprobs=0
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

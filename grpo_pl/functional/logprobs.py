@@ -54,6 +54,23 @@ def token_logprobs(
     return chosen - scaled.logsumexp(dim=-1)
 
 
+def top_logprobs(logits: Tensor, top_ids: Tensor, *, temperature: float = 1.0, support: Tensor | None = None) -> Tensor:
+    """log softmax(logits / temperature) of several tokens at each place, (B, T, K), in the type of `token_logprobs`.
+
+    Args:
+        logits: (B, T, V).
+        top_ids: (B, T, K) token ids; −inf stands where one is negative.
+        support: as in `token_logprobs`.
+    """
+    scaled = restricted(logits.to(_wide(logits.dtype)) / temperature, support)
+    return _gathered(scaled, top_ids) - scaled.logsumexp(dim=-1, keepdim=True)
+
+
+def _gathered(scaled: Tensor, ids: Tensor) -> Tensor:
+    """(…, K) logits of ``ids`` (…, K), −inf where an id is negative."""
+    return scaled.gather(-1, ids.long().clamp(min=0)).masked_fill(ids < 0, -torch.inf)
+
+
 def token_entropy(logits: Tensor, *, temperature: float = 1.0, support: Tensor | None = None) -> Tensor:
     """−Σ_v p_v log p_v with p = softmax(logits / temperature), in nats, shape (B, T), differentiable.
 
@@ -66,6 +83,81 @@ def token_entropy(logits: Tensor, *, temperature: float = 1.0, support: Tensor |
     return -(logprobs.exp() * logprobs).sum(dim=-1)
 
 
+class TaughtTokens(NamedTuple):
+    """What a frozen teacher makes of N tokens, before its LM head, and that head."""
+
+    hidden: Tensor  # (N, H')
+    weight: Tensor  # (V', H')
+    bias: Tensor | None  # (V',)
+    mix: float
+    """Which divergence is asked for, see ``grpo_pl.functional.divergence``."""
+
+
+class HeadScores(NamedTuple):
+    """What `head_scores` finds of N tokens; None is what was not asked for."""
+
+    logprobs: Tensor  # (N,)
+    entropy: Tensor | None  # (N,)
+    divergence: Tensor | None  # (N,)
+    top_logprobs: Tensor | None  # (N, K), without a gradient
+
+
+def head_scores(
+    hidden: Tensor,
+    weight: Tensor,
+    token_ids: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    support: Tensor | None = None,
+    top_ids: Tensor | None = None,
+    teacher: TaughtTokens | None = None,
+) -> HeadScores:
+    """``token_logprobs``, ``token_entropy`` and ``top_logprobs`` of logits z = hidden Wᵀ + b, and the ``divergence``
+    from a teacher's distribution, without ever storing all logits.
+
+    The LM head runs over chunks of tokens, so memory does not grow with N · V. Per chunk, with p = softmax(z / τ):
+
+        ∂ log p_k / ∂z_v = ([v = k] − p_v) / τ          ∂ H / ∂z_v = −p_v (log p_v + H) / τ
+
+    The probabilities of the first chunks are kept for the backward pass, up to a fixed budget of memory; those of
+    further chunks are computed again there, and beside a teacher both logits of every chunk. Products are computed in
+    the type of ``hidden`` (or autocast's), everything else and the sum of the weight's gradient over chunks in float32,
+    or float64 for float64 inputs.
+
+    Args:
+        hidden: (N, H), inputs of the head at the positions that predict ``token_ids``.
+        weight: (V, H); ``bias`` (V,).
+        token_ids: (N,) int64.
+        temperature: τ, by which logits are divided, a teacher's as well.
+        with_entropy: also the entropies; beside a teacher they come anyway.
+        support: (N, K) tokens that log-probabilities and entropies are over, see `restricted`; p_v is 0 for all others.
+            The divergence is that of the whole distributions.
+        top_ids: (N, K) further tokens, see `top_logprobs`.
+        teacher: where vocabularies have different sizes, which padding of the embedding makes them, both distributions
+            are those over the tokens that they share, the first min(V, V').
+
+    Returns:
+        Differentiable once in hidden, weight and bias, except for ``top_logprobs``.
+
+    Raises:
+        ValueError: the teacher's mix is no share.
+    """
+    if teacher is not None:
+        check_mix(teacher.mix)
+        with_entropy = True
+    trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
+    arguments = (hidden, weight, bias, token_ids, temperature, with_entropy, trained and teacher is None, teacher)
+    found = _HeadScores.apply(*arguments, support, top_ids)  # type: ignore[no-untyped-call]
+    return HeadScores(
+        logprobs=found[0],
+        entropy=found[1] if with_entropy else None,
+        divergence=None if teacher is None else found[2],
+        top_logprobs=None if top_ids is None else found[3],
+    )
+
+
 def head_logprobs(
     hidden: Tensor,
     weight: Tensor,
@@ -76,40 +168,10 @@ def head_logprobs(
     with_entropy: bool = False,
     support: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """``token_logprobs`` and ``token_entropy`` of logits z = hidden Wᵀ + b, without ever storing all logits.
-
-    The LM head runs over chunks of tokens, so memory does not grow with N · V. Per chunk, with p = softmax(z / τ):
-
-        ∂ log p_k / ∂z_v = ([v = k] − p_v) / τ          ∂ H / ∂z_v = −p_v (log p_v + H) / τ
-
-    The probabilities of the first chunks are kept for the backward pass, up to a fixed budget of memory; those of
-    further chunks are computed again there. Products are computed in the type of ``hidden`` (or autocast's), everything
-    else and the sum of the weight's gradient over chunks in float32, or float64 for float64 inputs.
-
-    Args:
-        hidden: (N, H), inputs of the head at the positions that predict ``token_ids``.
-        weight: (V, H); ``bias`` (V,).
-        token_ids: (N,) int64.
-        temperature: τ, by which logits are divided.
-        support: (N, K) tokens that the softmax is over, see `restricted`; p_v is 0 for all others.
-
-    Returns:
-        log-probabilities (N,), and entropies (N,) or None; differentiable once in hidden, weight and bias.
-    """
-    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
-    arguments = (hidden, weight, bias, token_ids, temperature, with_entropy, keep, None, support)
-    logprobs, entropy, _ = _HeadLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
-    return logprobs, entropy if with_entropy else None
-
-
-class TaughtTokens(NamedTuple):
-    """What a frozen teacher makes of N tokens, before its LM head, and that head."""
-
-    hidden: Tensor  # (N, H')
-    weight: Tensor  # (V', H')
-    bias: Tensor | None  # (V',)
-    mix: float
-    """Which divergence is asked for, see ``grpo_pl.functional.divergence``."""
+    """Log-probabilities (N,), and entropies (N,) or None, by `head_scores`."""
+    options: dict[str, Any] = {"bias": bias, "temperature": temperature, "support": support}
+    found = head_scores(hidden, weight, token_ids, with_entropy=with_entropy, **options)
+    return found.logprobs, found.entropy
 
 
 def head_divergence(
@@ -122,28 +184,14 @@ def head_divergence(
     temperature: float = 1.0,
     support: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``head_logprobs`` with its entropies, and the ``divergence`` from the teacher's distribution, in the same chunks.
-
-    Both logits are divided by the temperature. Where vocabularies have different sizes, which padding of the embedding
-    makes them, both distributions are those over the tokens that they share, the first min(V, V'). No probabilities are
-    kept: the backward pass computes both logits of every chunk again.
-
-    Args:
-        support: (N, K) tokens that log-probabilities and entropies are over, see `restricted`; the divergence is that
-            of the whole distributions.
-
-    Returns:
-        log-probabilities, entropies and divergences, each (N,); differentiable once in hidden, weight and bias.
-
-    Raises:
-        ValueError: the teacher's mix is no share.
-    """
-    check_mix(teacher.mix)
-    arguments = (hidden, weight, bias, token_ids, temperature, True, False, teacher, support)
-    return _HeadLogprobs.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+    """Log-probabilities, entropies and divergences from a teacher, each (N,), by `head_scores`."""
+    options: dict[str, Any] = {"bias": bias, "temperature": temperature, "support": support}
+    found = head_scores(hidden, weight, token_ids, teacher=teacher, **options)
+    assert found.entropy is not None and found.divergence is not None
+    return found.logprobs, found.entropy, found.divergence
 
 
-class _HeadLogprobs(torch.autograd.Function):
+class _HeadScores(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -156,7 +204,8 @@ class _HeadLogprobs(torch.autograd.Function):
         keep: bool,
         teacher: TaughtTokens | None,
         support: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        top_ids: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         ctx.dtype, ctx.temperature, ctx.teacher = dtype, temperature, teacher
@@ -164,6 +213,7 @@ class _HeadLogprobs(torch.autograd.Function):
         logprobs = torch.empty(len(hidden), dtype=_wide(dtype), device=hidden.device)
         entropy = torch.empty_like(logprobs) if with_entropy else logprobs.new_empty(0)
         distance = logprobs.new_empty(0) if teacher is None else torch.empty_like(logprobs)
+        top = logprobs.new_empty(0 if top_ids is None else top_ids.shape)
         kept: list[Tensor] = []
         budget = _KEPT_ELEMENTS if keep else 0
         with torch.autocast(device, enabled=False):
@@ -178,6 +228,8 @@ class _HeadLogprobs(torch.autograd.Function):
                 probabilities = scaled.exp()
                 total = probabilities.sum(dim=-1)
                 logprobs[rows] = chosen - total.log()
+                if top_ids is not None:
+                    top[rows] = _gathered(scaled, top_ids[rows]) - total.log().unsqueeze(-1)
                 if with_entropy:
                     if support is not None:
                         scaled.masked_fill_(probabilities == 0, 0.0)  # not −inf, of which 0 times is NaN
@@ -189,12 +241,13 @@ class _HeadLogprobs(torch.autograd.Function):
                 else:
                     budget = 0
         ctx.save_for_backward(hidden, weight, bias, token_ids, support, entropy, *kept)
-        return logprobs, entropy, distance
+        ctx.mark_non_differentiable(top)
+        return logprobs, entropy, distance, top
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, grad_distance: Tensor | None
+        ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, grad_distance: Tensor | None, _: None
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, token_ids, support, entropy, *kept = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
@@ -239,7 +292,7 @@ class _HeadLogprobs(torch.autograd.Function):
                     _add_gram(to_weight, slope, inputs)
         to_weight = None if to_weight is None else to_weight.to(weight.dtype)
         to_bias = None if to_bias is None else to_bias.to(bias.dtype)
-        return to_hidden, to_weight, to_bias, *([None] * 6)
+        return to_hidden, to_weight, to_bias, *([None] * 7)
 
 
 def _taught(scaled: Tensor, teacher: TaughtTokens, rows: slice, temperature: float) -> tuple[Tensor, Tensor]:

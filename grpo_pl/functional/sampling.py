@@ -98,6 +98,19 @@ def kept_tokens(logits: Tensor) -> Tensor:
     return first.masked_fill(torch.arange(width, device=logits.device) >= counts, NO_TOKEN).int()
 
 
+def likeliest_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(B, K) int32 ids of each row's K = min(``count``, V) most likely tokens, the first one most, and their
+    log-probabilities (B, K) float32; ``NO_TOKEN`` and −inf where truncation left fewer.
+
+    Args:
+        logits: (B, V), divided by the temperature and truncated.
+    """
+    logits = logits.float()
+    best = logits.topk(min(count, logits.shape[-1]), dim=-1)
+    logprobs = best.values - logits.logsumexp(dim=-1, keepdim=True)
+    return best.indices.masked_fill(best.values == -torch.inf, NO_TOKEN).int(), logprobs
+
+
 def draw_tokens(
     logits: Tensor, uniform: Tensor, *, temperature: float, top_k: int = 0, top_p: float = 1.0
 ) -> tuple[Tensor, Tensor]:

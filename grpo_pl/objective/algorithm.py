@@ -21,6 +21,7 @@ from grpo_pl.functional import covariance, kl, losses, turn_credit
 from grpo_pl.functional.advantages import Advantages
 from grpo_pl.functional.losses import LossOutput
 from grpo_pl.functional.sampling import row_key
+from grpo_pl.functional.trust_region import LikelyTokens
 from grpo_pl.objective.checks import check_objective
 from grpo_pl.objective.custom import AdvantageEstimator, RewardedGroups, SurrogateObjective, TokenBatch
 from grpo_pl.objective.fields import WITHOUT_RATIO, Objective
@@ -323,6 +324,7 @@ class GRPOAlgorithm(Objective):
         sampling_logprobs: Tensor | None = None,
         teacher_logprobs: Tensor | None = None,
         divergence: Tensor | None = None,
+        likely: LikelyTokens | None = None,
     ) -> LossOutput:
         """Σ w · ( −surrogate + beta · KL + distillation_coef · D − entropy_coef · H ) over the tokens of a micro-batch,
         and its metrics.
@@ -343,6 +345,7 @@ class GRPOAlgorithm(Objective):
                 the advantages, with the policy as it is now, so that r · A has the gradient of the per-prefix KL(π‖π_T)
                 however old the policy is that drew the tokens.
             divergence: D, from the teacher's whole distribution, for ``distillation``.
+            likely: (B, T, K) each, for ``trust_region_top_k``.
 
         Raises:
             ValueError: an argument that the objective needs is missing, or half-precision log-probabilities.
@@ -359,6 +362,7 @@ class GRPOAlgorithm(Objective):
             ("sampling_logprobs", self.needs_sampling_logprobs, sampling_logprobs),
             ("teacher_logprobs", self.needs_teacher_logprobs, teacher_logprobs),
             ("divergence", self.needs_divergence, divergence),
+            ("likely", self.needs_likely, likely),
         ):
             if needed and tensor is None:
                 raise ValueError(f"this objective needs {name}: see the needs_* properties of GRPOAlgorithm.")
@@ -392,6 +396,7 @@ class GRPOAlgorithm(Objective):
             ref_logprobs=masked(ref_logprobs),
             entropy=masked(entropy),
             sampling_logprobs=masked(sampling_logprobs),
+            likely=likely if self.needs_likely else None,
         )
         total, stats = self._token_losses(tokens, log_ratio, entropy_mask, covariance_mask)
         if divergence is not None and self.needs_divergence:

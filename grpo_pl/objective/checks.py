@@ -44,6 +44,8 @@ def _check_ranges(a: Objective) -> None:
     for name in ("group_size", "num_iterations", "num_minibatches"):
         if getattr(a, name) < 1:
             raise ValueError(f"{name} must be at least 1, got {getattr(a, name)}.")
+    if a.trust_region_top_k < 0:
+        raise ValueError(f"trust_region_top_k must be 0 (off) or more, got {a.trust_region_top_k}.")
     if a.max_resample_attempts < 0:
         raise ValueError(f"max_resample_attempts must be 0 or more, got {a.max_resample_attempts}.")
     for name in (*_NOT_NEGATIVE, *_TURN_RANGES):
@@ -244,6 +246,11 @@ def _ratio_rules(a: Objective) -> Rules:
                 f"surrogate {a.surrogate} takes the ratio to the policy that drew the tokens, which mismatch "
                 f"{a.mismatch} would correct for once more: set mismatch none."
             )
+    elif a.trust_region_top_k > 0:
+        yield (
+            f"trust_region_top_k belongs to surrogate dppo_tv and dppo_kl, and surrogate is {_name(a.surrogate)}: set "
+            "it to 0."
+        )
     if a.ratio_level == "sequence" and a.surrogate in WITHOUT_RATIO:
         yield f"surrogate {a.surrogate} uses no ratio: set ratio_level token."
     if a.dual_clip is not None:

@@ -8,6 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from grpo_pl.functional.trust_region import LikelyTokens
+
 
 @dataclass(frozen=True, kw_only=True)
 class RewardedGroups:
@@ -37,6 +39,7 @@ class TokenBatch:
     ref_logprobs: Tensor | None
     entropy: Tensor | None  # of the next-token distribution now; carries a gradient
     sampling_logprobs: Tensor | None  # as the engine drew them
+    likely: LikelyTokens | None = None  # with `trust_region_top_k`
 
 
 class _Needs:

@@ -92,6 +92,10 @@ class Objective:
     epsilon_high: float = 0.2
     """The ratio is clipped above 1 + epsilon_high; larger than epsilon_low is DAPO's clip-higher (eq. 10). In dppo_*
     the divergence allowed to tokens of positive advantage."""
+    trust_region_top_k: int = 0
+    """In dppo_* the divergence is that of this many tokens, those that were likeliest where the token was drawn, of the
+    drawn one and of all others together, which the engine records (DPPO, "Top-K approximation"; the authors take 20).
+    0: of the drawn token and all others."""
     dual_clip: float | None = None
     """Bounds the ratio of negative advantages, > 1 + epsilon_high (dual-clip PPO, arXiv:1912.09729; TRL's
     delta); null is off."""
@@ -271,6 +275,11 @@ class Objective:
     def needs_entropy_mask(self) -> bool:
         """``loss`` wants ``entropy_mask``: score the rollout before the first update, see ``entropy_threshold``."""
         return self.top_entropy_quantile < 1
+
+    @property
+    def needs_likely(self) -> bool:
+        """``loss`` wants ``likely``: the engine records the tokens that were likeliest at each place."""
+        return self.trust_region_top_k > 0
 
     @property
     def needs_covariance(self) -> bool:

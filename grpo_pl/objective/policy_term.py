@@ -52,7 +52,13 @@ def _outside(a: Objective, tokens: TokenBatch) -> tuple[Tensor, Tensor]:
     """DPPO's masks of tokens that are too low and too high."""
     kind = cast(trust_region.Divergence, str(a.surrogate).removeprefix("dppo_"))
     return trust_region.outside(
-        tokens.logprobs, tokens.old_logprobs, tokens.advantages, kind=kind, low=a.epsilon_low, high=a.epsilon_high
+        tokens.logprobs,
+        tokens.old_logprobs,
+        tokens.advantages,
+        kind=kind,
+        low=a.epsilon_low,
+        high=a.epsilon_high,
+        likely=tokens.likely,
     )
 
 

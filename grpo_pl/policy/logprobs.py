@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from grpo_pl.functional.divergence import divergence
 from grpo_pl.functional.gemm import FastLinear
-from grpo_pl.functional.logprobs import TaughtTokens, head_divergence, head_logprobs, token_entropy, token_logprobs
+from grpo_pl.functional.logprobs import TaughtTokens, head_scores, token_entropy, token_logprobs, top_logprobs
 from grpo_pl.policy.library_internals import attends_by_interface, has_hooks
 from grpo_pl.policy.packing import pack, packed_attention
 
@@ -30,13 +30,13 @@ Scores = tuple[Tensor, Tensor | None]
 predict them."""
 
 
-class TaughtScores(NamedTuple):
-    """What is known of the policy's tokens beside a teacher, each (B, T)."""
+class UpdateScores(NamedTuple):
+    """What an update knows of the policy's tokens, 0 where there is none; None is what was not asked for."""
 
-    logprobs: Tensor
-    entropy: Tensor
-    divergence: Tensor
-    """From the teacher's distribution to that which predicts the token."""
+    logprobs: Tensor  # (B, T)
+    entropy: Tensor  # (B, T)
+    divergence: Tensor | None  # (B, T), from a teacher's distribution to that which predicts the token
+    top_logprobs: Tensor | None  # (B, T, K), without a gradient
 
 
 class Head(NamedTuple):
@@ -54,6 +54,7 @@ class _Asked:
     with_entropy: bool = False
     teacher: TaughtTokens | None = None
     support: Tensor | None = None  # (B, T, K)
+    top_ids: Tensor | None = None  # (B, T, K)
 
 
 _FOUND = "_grpo_pl_forward_mode"
@@ -94,9 +95,8 @@ def completion_logprobs(
     return columns[0], columns[1] if with_entropy else None
 
 
-def taught_logprobs(
+def update_scores(
     model: PreTrainedModel,
-    teacher: TaughtTokens,
     *,
     prompt_ids: Tensor,
     prompt_mask: Tensor,
@@ -104,17 +104,28 @@ def taught_logprobs(
     completion_mask: Tensor,
     action_mask: Tensor | None = None,
     support: Tensor | None = None,
+    top_ids: Tensor | None = None,
+    teacher: TaughtTokens | None = None,
     temperature: float,
-) -> TaughtScores:
-    """`completion_logprobs` with the divergence from a teacher's whole distribution at each token that the policy
-    wrote, differentiable likewise; a model whose head runs in chunks never stores all logits, nor the teacher's.
+) -> UpdateScores:
+    """`completion_logprobs` with entropies, and at each token that the policy wrote the divergence from a teacher's
+    whole distribution, differentiable likewise, and the log-probabilities of further tokens; a model whose head runs in
+    chunks never stores all logits, nor the teacher's.
 
     Args:
-        teacher: its N tokens are those that the policy wrote, row after row, as `completion_states` gives them.
         support: as there; the divergence is that of the whole distributions.
+        top_ids: (B, T, K), see ``functional.logprobs.top_logprobs``.
+        teacher: its N tokens are those that the policy wrote, row after row, as `completion_states` gives them.
     """
     rows = _rows(prompt_ids, prompt_mask, completion_ids, completion_mask, action_mask)
-    return TaughtScores(*_score(model, rows, _Asked(temperature, True, teacher, support)))
+    columns = _score(model, rows, _Asked(temperature, True, teacher, support, top_ids))
+    scored = columns if top_ids is None else columns[: -top_ids.shape[2]]
+    return UpdateScores(
+        logprobs=scored[0],
+        entropy=scored[1],
+        divergence=None if teacher is None else scored[2],
+        top_logprobs=None if top_ids is None else torch.stack(columns[len(scored) :], dim=-1),
+    )
 
 
 @torch.no_grad()
@@ -189,6 +200,9 @@ def _materialised(model: PreTrainedModel, rows: dict[str, Tensor], asked: _Asked
         wide = torch.promote_types(logits.dtype, torch.float32)
         pair = [(z[:, :shared].to(wide) / temperature).log_softmax(dim=-1) for z in (logits[mask], theirs)]
         columns.append(_scatter(divergence(pair[0], pair[1], mix=teacher.mix), mask))
+    if asked.top_ids is not None:
+        top = top_logprobs(logits.detach(), asked.top_ids, temperature=temperature, support=asked.support)
+        columns += top.masked_fill(~mask.unsqueeze(-1), 0.0).unbind(dim=-1)
     return tuple(columns)
 
 
@@ -211,17 +225,19 @@ def _through_head(
 
     def score(hidden: Tensor) -> Tensor:
         """(N, columns) of the scored tokens."""
-        inputs = (hidden, head.weight, rows["completion_ids"][mask])
-        support = None if asked.support is None else asked.support[mask]
-        temperature, teacher = asked.temperature, asked.teacher
-        found: tuple[Tensor | None, ...]
-        if teacher is None:
-            found = head_logprobs(
-                *inputs, bias=head.bias, temperature=temperature, with_entropy=asked.with_entropy, support=support
-            )
-        else:
-            found = head_divergence(*inputs, teacher, bias=head.bias, temperature=temperature, support=support)
-        return torch.stack([column for column in found if column is not None], dim=-1)
+        found = head_scores(
+            hidden,
+            head.weight,
+            rows["completion_ids"][mask],
+            bias=head.bias,
+            temperature=asked.temperature,
+            with_entropy=asked.with_entropy,
+            support=None if asked.support is None else asked.support[mask],
+            top_ids=None if asked.top_ids is None else asked.top_ids[mask],
+            teacher=asked.teacher,
+        )
+        columns = [column for column in found if column is not None]
+        return torch.cat([column if column.dim() == 2 else column.unsqueeze(-1) for column in columns], dim=-1)
 
     scores = _with_head(model, rows, score, packed=packed)
     return tuple(_scatter(column, mask) for column in scores.unbind(dim=-1))

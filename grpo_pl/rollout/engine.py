@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_pl.functional.sampling import draw_tokens, kept_tokens, sample_key, truncate_logits
+from grpo_pl.functional.sampling import draw_tokens, kept_tokens, likeliest_tokens, sample_key, truncate_logits
 from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.texts import TextStream
 from grpo_pl.types import NO_TOKEN, Rollout, SampleKey, SamplingParams
@@ -20,7 +20,7 @@ from grpo_pl.types import NO_TOKEN, Rollout, SampleKey, SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_MOST_SUPPORT = 1 << 29  # of 4 bytes each: 2 GiB
+_MOST_NOTED = 1 << 29  # numbers of 4 bytes each: 2 GiB
 ProgressFn = Callable[[int, int], None]
 """Called as ``progress(tokens_drawn, completions_finished)`` now and then while an engine works."""
 
@@ -32,6 +32,9 @@ class RolloutEngine(ABC):
     """How many updates the policy has had, one a rollout, those before a resume included; the pipeline sets it."""
     keeps_support: bool = False
     """Whether rollouts have their `Rollout.support` where ``sampling_mask`` asks for it."""
+    keeps_top: bool = False
+    """Whether rollouts have their `Rollout.top_ids` and ``top_logprobs`` where ``SamplingParams.top_logprobs`` asks for
+    them."""
     weights_version: int | None = None
     """Of an engine that keeps a copy: ``updates`` when it took that."""
     max_tokens: int | None = None
@@ -149,6 +152,7 @@ class DecodeMonitor:
         self._progress, self._should_stop = progress, should_stop
         self._tokens = self._finished = 0
         self._supports: list[tuple[Tensor, int, Tensor]] = []  # rows, position, what was left to draw from
+        self._tops: list[tuple[Tensor, int, Tensor, Tensor]] = []  # rows, position, likeliest tokens, log-probabilities
 
     def check_stop(self) -> None:
         if self._should_stop is not None and self._should_stop():
@@ -156,13 +160,16 @@ class DecodeMonitor:
 
     def draw(self, logits: Tensor, uniform: Tensor, rows: Tensor, position: int) -> tuple[Tensor, Tensor]:
         """Tokens and log-probabilities of ``rows`` at ``position``, as the parameters say; with ``sampling_mask``
-        notes what truncation left of the logits (rows, V)."""
+        notes what truncation left of the logits (rows, V), with ``top_logprobs`` the likeliest of them."""
         sampling = self.sampling
         top_k, top_p = sampling.top_k, sampling.top_p
-        if not sampling.sampling_mask or sampling.temperature == 0.0:
+        if sampling.temperature == 0.0 or not (sampling.sampling_mask or sampling.top_logprobs):
             return draw_tokens(logits, uniform, temperature=sampling.temperature, top_k=top_k, top_p=top_p)
         cut = truncate_logits(logits.float() / sampling.temperature, top_k=top_k, top_p=top_p)
-        self._supports.append((rows, position, kept_tokens(cut)))
+        if sampling.sampling_mask:
+            self._supports.append((rows, position, kept_tokens(cut)))
+        if sampling.top_logprobs:
+            self._tops.append((rows, position, *likeliest_tokens(cut, sampling.top_logprobs)))
         return draw_tokens(cut, uniform, temperature=1.0)
 
     def support(self, completion_ids: Tensor) -> Tensor | None:
@@ -174,7 +181,7 @@ class DecodeMonitor:
         if not self._supports:
             return None
         width = max(kept.shape[1] for _, _, kept in self._supports)
-        if completion_ids.numel() * width > _MOST_SUPPORT:
+        if completion_ids.numel() * width > _MOST_NOTED:
             raise ValueError(
                 f"sampling_mask: up to {width} tokens were left to draw from, too many to note at each of "
                 f"{completion_ids.numel()} places: set model.sampling.top_k, or a lower top_p."
@@ -183,6 +190,27 @@ class DecodeMonitor:
         for rows, position, kept in self._supports:
             support[rows, position, : kept.shape[1]] = kept
         return support
+
+    def top(self, kept: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """``Rollout.top_ids`` and ``top_logprobs``, both (B, T, K), where the mask ``kept`` (B, T) says that the policy
+        wrote; None where nothing was noted.
+
+        Raises:
+            ValueError: they would take too much memory.
+        """
+        if not self._tops:
+            return None, None
+        width = self._tops[0][2].shape[1]
+        if kept.numel() * width > _MOST_NOTED:
+            raise ValueError(
+                f"the {width} likeliest tokens at each of {kept.numel()} places are too many to note: lower "
+                "model.algorithm.trust_region_top_k."
+            )
+        ids = torch.full((*kept.shape, width), NO_TOKEN, dtype=torch.int32, device=kept.device)
+        logprobs = torch.full(ids.shape, -torch.inf, device=kept.device, dtype=torch.float32)
+        for rows, position, tokens, theirs in self._tops:
+            ids[rows, position], logprobs[rows, position] = tokens, theirs
+        return ids.masked_fill(~kept.unsqueeze(2), NO_TOKEN), logprobs.masked_fill(~kept.unsqueeze(2), -torch.inf)
 
     def alive(self, tokens: Tensor, rows: Tensor, *, last: bool) -> list[bool]:
         """Which of ``rows`` go on after drawing ``tokens``."""
@@ -254,7 +282,7 @@ def assemble(
 
     Args:
         texts: the text of each row, which a stop string may have ended; empty where there are none.
-        monitor: has noted what was left to draw from, if the parameters asked for it.
+        monitor: has noted what was left to draw from, and what was likeliest, if the parameters asked for it.
 
     Raises:
         PolicyDiverged: a log-probability is NaN or infinite.
@@ -272,6 +300,7 @@ def assemble(
             "the policy's logits are not finite: its weights have diverged, or its type cannot hold its activations. "
             "Lower the learning rate, clip gradients, or use float32 or bfloat16 instead of float16."
         )
+    top_ids, top_logprobs = (None, None) if monitor is None else monitor.top(kept)
     last = completion_ids.gather(1, kept.sum(dim=1, keepdim=True) - 1).squeeze(1).tolist()
     return Rollout(
         group_size=group_size,
@@ -281,6 +310,8 @@ def assemble(
         completion_mask=kept,
         sampling_logprobs=logprobs,
         support=None if monitor is None else monitor.support(completion_ids),
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
         finish_reasons=[
             "stop" if token in eos_token_ids or (texts and texts[row].stopped) else "length"
             for row, token in enumerate(last)

@@ -24,6 +24,8 @@ PADDED = {
     "policy_version": "right",
 }
 """Tensors of a `Rollout`, a row for each completion, and the side on which their rows are padded."""
+NOTED: dict[str, float] = {"support": NO_TOKEN, "top_ids": NO_TOKEN, "top_logprobs": -torch.inf}
+"""Those that only some rollouts have, (B, T, K) each, and what stands where there is nothing."""
 
 
 def select_groups(samples: Samples, groups: Sequence[int]) -> Samples:
@@ -40,8 +42,8 @@ def select_groups(samples: Samples, groups: Sequence[int]) -> Samples:
         rollout=replace(
             rollout,
             finish_reasons=[rollout.finish_reasons[r] for r in rows],
-            support=None if rollout.support is None else rollout.support[index],
             **{name: getattr(rollout, name)[index] for name in PADDED},
+            **{name: tensor[index] for name, tensor in noted(rollout).items()},
         ),
     )
 
@@ -67,8 +69,15 @@ def join_rollouts(rollouts: Sequence[Rollout], pad_token_id: int) -> Rollout:
         for name, side in PADDED.items()
     }
     reasons = [reason for rollout in rollouts for reason in rollout.finish_reasons]
-    supports = [rollout.support for rollout in rollouts if rollout.support is not None]
-    return replace(rollouts[0], finish_reasons=reasons, support=_stack_supports(supports), **tensors)
+    for name, value in NOTED.items():
+        parts = [getattr(rollout, name) for rollout in rollouts if getattr(rollout, name) is not None]
+        tensors[name] = _stack_noted(parts, value)
+    return replace(rollouts[0], finish_reasons=reasons, **tensors)
+
+
+def noted(rollout: Rollout) -> dict[str, Any]:
+    """What the rollout has of `NOTED`."""
+    return {name: getattr(rollout, name) for name in NOTED if getattr(rollout, name) is not None}
 
 
 def group_rows(groups: Sequence[int], group_size: int) -> list[int]:
@@ -79,17 +88,16 @@ def group_rows(groups: Sequence[int], group_size: int) -> list[int]:
 def samples_to(samples: Samples, device: torch.device) -> Samples:
     """The same samples with their tensors on ``device``."""
     tensors: dict[str, Any] = {name: getattr(samples.rollout, name).to(device) for name in PADDED}
-    if samples.rollout.support is not None:
-        tensors["support"] = samples.rollout.support.to(device)
+    tensors |= {name: tensor.to(device) for name, tensor in noted(samples.rollout).items()}
     return replace(samples, rollout=replace(samples.rollout, **tensors))
 
 
-def _stack_supports(supports: Sequence[Tensor]) -> Tensor | None:
+def _stack_noted(parts: Sequence[Tensor], value: float) -> Tensor | None:
     """(B, T, K) of all rollouts, each of which has its own T and K, or none has any."""
-    if not supports:
+    if not parts:
         return None
-    width, most = (max(support.shape[axis] for support in supports) for axis in (1, 2))
-    return torch.cat([pad(s, (0, most - s.shape[2], 0, width - s.shape[1]), value=NO_TOKEN) for s in supports])
+    width, most = (max(part.shape[axis] for part in parts) for axis in (1, 2))
+    return torch.cat([pad(p, (0, most - p.shape[2], 0, width - p.shape[1]), value=value) for p in parts])
 
 
 def _stack(tensors: Sequence[Tensor], *, left: bool, value: int) -> Tensor:

@@ -33,6 +33,7 @@ class PlainEngine(RolloutEngine):
     """Decodes with ``model.generate``; only the choice of each token is ours, so that samples follow their keys."""
 
     keeps_support = True
+    keeps_top = True
     max_batch_rows: int = 0
     """Most completions decoded at once; 0 takes all of them."""
 

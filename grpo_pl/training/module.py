@@ -121,6 +121,16 @@ class GRPOModule(LightningModule):
                 "model.sampling.sampling_mask is for completions drawn in one turn and one step: set model.environment "
                 "and model.partial_rollouts null, or top_k 0 and top_p 1."
             )
+        if algorithm.needs_likely and (environment is not None or partial_rollouts is not None):
+            raise ValueError(
+                "model.algorithm.trust_region_top_k is for completions drawn in one turn and one step: set "
+                "model.environment and model.partial_rollouts null, or it to 0."
+            )
+        if sampling.top_logprobs not in (0, algorithm.trust_region_top_k):
+            raise ValueError(
+                f"model.sampling.top_logprobs is {sampling.top_logprobs}, which the objective sets: set it to 0, and "
+                "model.algorithm.trust_region_top_k where the objective shall use it."
+            )
         if policy.quantization is not None and cold_start is not None:
             raise ValueError(
                 "model.cold_start trains all weights, and policy.quantization holds frozen ones: set one of them null."
@@ -133,7 +143,8 @@ class GRPOModule(LightningModule):
             )
         self.automatic_optimization = False
         self.policy_config, self.template, self.cold_start = policy, template, cold_start
-        self.rewards, self.algorithm, self.sampling = rewards, algorithm, sampling
+        self.rewards, self.algorithm = rewards, algorithm
+        self.sampling = replace(sampling, top_logprobs=algorithm.trust_region_top_k)
         self.optimization, self.validation = optimization, validation
         self.engine = engine or NativeEngine()
         self._default_engine = self.engine if engine is None else None
@@ -274,6 +285,11 @@ class GRPOModule(LightningModule):
             raise ValueError(
                 f"model.sampling.sampling_mask needs an engine that notes what was left to draw from, and "
                 f"{type(self.engine).__name__} does not: leave model.engine out, with data.staleness 0."
+            )
+        if self.algorithm.needs_likely and not self.engine.keeps_top:
+            raise ValueError(
+                f"model.algorithm.trust_region_top_k needs an engine that records the likeliest tokens, and "
+                f"{type(self.engine).__name__} does not: leave model.engine out, or set it to 0."
             )
         if staleness > 0 and not isinstance(self.engine, CopyEngine):
             raise ValueError(

@@ -139,6 +139,7 @@ class RolloutsAhead:
             group_size=self._collector.algorithm.group_size,
             prompts=self._data.prompt_count,
             episodes=self._collector.sampler.pool is not None,
+            likely=self._collector.algorithm.needs_likely,
         )
         self._pipeline.load_state_dict(states, self._collective, self._policy.device)
 
@@ -162,11 +163,14 @@ class RolloutsAhead:
         return ahead.sync
 
 
-def _check_shape(states: Sequence[dict[str, Any]], *, group_size: int, prompts: int, episodes: bool) -> None:
+def _check_shape(
+    states: Sequence[dict[str, Any]], *, group_size: int, prompts: int, episodes: bool, likely: bool
+) -> None:
     """Refuses to train on rollouts of a checkpoint that were drawn with other settings.
 
     Args:
-        group_size: of the run as it is now, like ``prompts`` of a step, and whether its completions are ``episodes``.
+        group_size: of the run as it is now, like ``prompts`` of a step, whether its completions are ``episodes``, and
+            whether it has the ``likely`` tokens recorded.
 
     Raises:
         ValueError: the field, and both values.
@@ -176,6 +180,9 @@ def _check_shape(states: Sequence[dict[str, Any]], *, group_size: int, prompts: 
         fields = {
             "model.algorithm.group_size": (samples["group_size"], group_size),
             "data.prompts_per_step": (len(samples["problems"]), prompts),
+            "model.algorithm.trust_region_top_k": tuple(
+                "above 0" if recorded else "0" for recorded in ("top_ids" in samples["tensors"], likely)
+            ),
             "model.environment": ("null" if samples["episodes"] is None else "set", "set" if episodes else "null"),
         }
         for name, (before, now) in fields.items():

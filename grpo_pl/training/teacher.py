@@ -114,7 +114,7 @@ class TeacherScores:
         return replace(self, heads=moved)
 
     def tokens(self, rows: Tensor, mix: float) -> TaughtTokens:
-        """The tokens of some rows, which share a teacher, for `taught_logprobs`."""
+        """The tokens of some rows, which share a teacher, for `update_scores`."""
         assert self.heads is not None, "the objective asked for no distributions"
         chosen = rows.tolist()
         weight, bias = self.heads[self.owners[chosen[0]]]

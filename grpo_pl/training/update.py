@@ -12,13 +12,15 @@ from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.functional.sampling import row_key
+from grpo_pl.functional.trust_region import LikelyTokens
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.policy.logprobs import completion_logprobs, taught_logprobs
+from grpo_pl.policy.logprobs import UpdateScores, update_scores
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.microbatches import TokenBudget, rollout_rows
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.progress import ProgressCallback
 from grpo_pl.training.stopwatch import stopwatch
+from grpo_pl.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -148,13 +150,12 @@ class PolicyUpdate:
         part = rollout_rows(experience.rollout, rows)
         mask = part["action_mask"]  # (b, t)
         width = mask.shape[1]
-        entropy: Tensor | None
-        teacher, divergence = experience.teacher, None
+        teacher, taught = experience.teacher, None
         if teacher is not None and self.algorithm.needs_divergence:
-            tokens = teacher.tokens(rows, self.algorithm.divergence_mix)
-            logprobs, entropy, divergence = taught_logprobs(policy, tokens, **part, temperature=self.temperature)
-        else:
-            logprobs, entropy = completion_logprobs(policy, **part, temperature=self.temperature, with_entropy=True)
+            taught = teacher.tokens(rows, self.algorithm.divergence_mix)
+        top_ids = _cut(experience.rollout.top_ids, rows, width) if self.algorithm.needs_likely else None
+        scores = update_scores(policy, **part, top_ids=top_ids, teacher=taught, temperature=self.temperature)
+        logprobs, entropy = scores.logprobs, scores.entropy
         weights = self.algorithm.token_weights(
             mask,
             num_sequences=totals[0],
@@ -169,14 +170,15 @@ class PolicyUpdate:
             mask=mask,
             weights=weight * weights,
             ref_logprobs=_cut(experience.ref_logprobs, rows, width),
-            entropy=entropy if self.algorithm.needs_entropy or entropy is None else entropy.detach(),
+            entropy=entropy if self.algorithm.needs_entropy else entropy.detach(),
             entropy_mask=_cut(experience.entropy_mask, rows, width),
             covariance_mask=_cut(experience.covariance_mask, rows, width),
             sampling_logprobs=_cut(experience.rollout.sampling_logprobs, rows, width)
             if self.algorithm.needs_sampling_logprobs
             else None,
             teacher_logprobs=None if teacher is None else _cut(teacher.logprobs, rows, width),
-            divergence=divergence,
+            divergence=scores.divergence,
+            likely=_likely(scores, experience.rollout, rows, width),
         )
         stats = {name: (weight * value, int(weight) * count) for name, (value, count) in output.stats.items()}
         return output.loss, stats
@@ -186,6 +188,15 @@ def _added(sums: Sums, more: Sums) -> Sums:
     if not sums:
         return more
     return {name: (value + more[name][0], count + more[name][1]) for name, (value, count) in sums.items()}
+
+
+def _likely(scores: UpdateScores, rollout: Rollout, rows: Tensor, width: int) -> LikelyTokens | None:
+    """The likeliest tokens of some rows under the policy now and as they were drawn, where they are asked for."""
+    ids, before = (_cut(tensor, rows, width) for tensor in (rollout.top_ids, rollout.top_logprobs))
+    if scores.top_logprobs is None or ids is None or before is None:
+        return None
+    drawn = ids == rollout.completion_ids[rows][:, :width].unsqueeze(2)
+    return LikelyTokens(scores.top_logprobs, before.to(scores.top_logprobs.dtype), drawn)
 
 
 def _cut(tensor: Tensor | None, rows: Tensor, width: int) -> Tensor | None:

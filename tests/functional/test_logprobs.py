@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo_pl.functional import logprobs as module
-from grpo_pl.functional.logprobs import head_logprobs, token_entropy, token_logprobs
+from grpo_pl.functional.logprobs import head_logprobs, head_scores, token_entropy, token_logprobs, top_logprobs
 
 
 @pytest.fixture(params=["kept", "recomputed", "mixed"])
@@ -199,3 +199,41 @@ def test_the_gradient_of_a_truncated_softmax_is_checked_and_nothing_else_moves(s
     inside[3] = True  # the row without a support
     assert logits.grad is not None
     assert (logits.grad[~inside] == 0).all() and (logits.grad[inside].view(-1) != 0).sum() > 10
+
+
+# --- further tokens ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_further_tokens_have_the_log_probabilities_of_a_softmax_over_all(small_chunks, temperature, truncated):
+    hidden, weight, bias, ids, support, _ = _truncated()
+    further = torch.tensor([[0, 3, 10], [2, -1, 1], [9, 9, 4], [0, 5, -1], [-1, -1, -1]], dtype=torch.int32)
+    options = {"temperature": temperature, "support": support if truncated else None}
+    found = head_scores(hidden, weight, ids, bias=bias, top_ids=further, **options).top_logprobs
+    logits = (hidden @ weight.t() + bias).detach()
+    of_logits = top_logprobs(logits, further, **options)
+    kept = SUPPORT if truncated else [[-1]] * 5
+    for place, (z, tokens, allowed) in enumerate(zip(logits.tolist(), further.tolist(), kept, strict=True)):
+        inside = [v for v in allowed if v >= 0] or range(11)
+        for number, token in enumerate(tokens):
+            expected = _scalar(z, token, allowed, temperature)[0] if token in inside else -math.inf
+            assert found[place, number].item() == pytest.approx(expected, abs=1e-10)
+            assert of_logits[place, number].item() == pytest.approx(expected, abs=1e-10)
+
+
+def test_further_tokens_have_no_gradient_and_change_none(small_chunks):
+    hidden, weight, bias, ids, _ = _inputs(tokens=9, size=3, vocabulary=6, dtype=torch.float64)
+    further = torch.stack([ids, (ids + 1) % 6], dim=1)
+
+    def scores(hidden, weight, bias):
+        found = head_scores(hidden, weight, ids, bias=bias, temperature=1.3, with_entropy=True, top_ids=further)
+        assert found.top_logprobs is not None and not found.top_logprobs.requires_grad
+        return found.logprobs, found.entropy
+
+    assert torch.autograd.gradcheck(scores, (hidden, weight, bias))
+    with_them, alone = (
+        scores(hidden, weight, bias),
+        head_logprobs(hidden, weight, ids, bias=bias, temperature=1.3, with_entropy=True),
+    )
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(with_them, alone, strict=True))

@@ -11,7 +11,7 @@ import torch
 
 from grpo_pl.environments.base import Transition
 from grpo_pl.rollout.episodes import Episode, Turn
-from grpo_pl.rollout.groups import PADDED, join_samples, select_groups
+from grpo_pl.rollout.groups import NOTED, PADDED, join_samples, select_groups
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.plain_samples import from_plain, to_plain, trimmed
 from grpo_pl.types import Problem, Rollout
@@ -35,6 +35,9 @@ def _samples(width: int) -> Samples:
         sampling_logprobs=torch.randn(2, width),
         finish_reasons=["stop", "length"],
         policy_version=torch.full_like(ids, 3),
+        support=ids.unsqueeze(2).int(),
+        top_ids=torch.stack([ids, ids + 1], dim=2).int(),
+        top_logprobs=torch.randn(2, width, 2),
     )
     problem = Problem(
         id=2**62 + width, question="?", answer="!", messages=MESSAGES, columns={"level": 2, "tags": ["a"]}
@@ -45,7 +48,7 @@ def _samples(width: int) -> Samples:
 
 
 def _assert_equal(ours: Samples, theirs: Samples) -> None:
-    for name in PADDED:
+    for name in (*PADDED, *NOTED):
         assert torch.equal(getattr(ours.rollout, name), getattr(theirs.rollout, name)), name
     assert ours.rollout.group_size == theirs.rollout.group_size
     assert list(ours.rollout.finish_reasons) == list(theirs.rollout.finish_reasons)

@@ -72,6 +72,19 @@ def test_the_plot_is_a_picture(compared: tuple[Any, Path]) -> None:
     assert pixels.std() > 0.02  # not blank
 
 
+def test_an_engine_records_what_each_preset_asks_for(fresh_command_line: Any) -> None:
+    preset = fresh_command_line.folder / "dppo_top.yaml"
+    objective = "surrogate: dppo_kl\n    epsilon_low: 0.05\n    epsilon_high: 0.05\n    trust_region_top_k: 3"
+    preset.write_text(f"model:\n  algorithm:\n    {objective}\n")
+    config = fresh_command_line.config("compared")
+    outcome = fresh_command_line("compare", f"--config={config}", f"--algorithms=dppo,{preset}", "--steps=2")
+    assert outcome.status == 0, outcome.err
+    for name, recorded in (("dppo", 0), ("dppo_top", 3)):
+        folder = fresh_command_line.runs / "compare" / name
+        assert f"trust_region_top_k: {recorded}" in (folder / "config.yaml").read_text()
+        assert (folder / "export" / "model.safetensors").is_file()
+
+
 def test_a_fit_that_fails_is_named_and_the_status_is_1(
     fresh_command_line: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

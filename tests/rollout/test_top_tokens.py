@@ -1,0 +1,213 @@
+"""The likeliest tokens are recorded by the engines, go with the rows, and bound the update of a run."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from grpo_pl.functional.sampling import likeliest_tokens, truncate_logits
+from grpo_pl.policy.logprobs import ForwardMode, completion_logprobs, forward_mode, update_scores, use_forward_mode
+from grpo_pl.rollout.engine import RolloutEngine
+from grpo_pl.rollout.groups import join_rollouts
+from grpo_pl.rollout.native.child import NativeChildEngine
+from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.rollout.plain import PlainEngine
+from grpo_pl.training.microbatches import rollout_rows
+from grpo_pl.types import NO_TOKEN, Rollout, SampleKey, SamplingParams
+
+ENGINES = [PlainEngine(), PlainEngine(max_batch_rows=3), NativeEngine(), NativeEngine(max_batch_rows=3)]
+PROMPTS = [[3, 4, 5], [8, 9]]
+K = 4
+
+
+def _draw(engine: RolloutEngine, model: PreTrainedModel, prompts: Sequence[Sequence[int]], **changes: Any) -> Rollout:
+    sampling = SamplingParams(**{"max_completion_length": 8, "temperature": 0.8, "top_logprobs": K, **changes})
+    keys = [
+        [SampleKey(seed=1, split="train", step=0, attempt=0, prompt_id=p, sample=i) for i in range(4)]
+        for p in range(len(prompts))
+    ]
+    return engine.generate(
+        model, prompt_ids=prompts, keys=keys, sampling=sampling, eos_token_ids=[5, 6, 7], pad_token_id=0
+    )
+
+
+def _whole(model: PreTrainedModel, rollout: Rollout, support: bool = False) -> torch.Tensor:
+    """(B, T, V) log-probabilities of every token at every place, one column after the other."""
+    rows = rollout_rows(rollout, torch.arange(len(rollout.completion_ids)))
+    width = rows["completion_ids"].shape[1]
+    everything = torch.arange(model.config.vocab_size).expand(len(rollout.completion_ids), width, -1)
+    found = update_scores(model.eval(), **rows, top_ids=everything, temperature=0.8).top_logprobs
+    assert found is not None
+    return found.detach()
+
+
+def test_the_likeliest_tokens_of_a_row_by_hand() -> None:
+    logits = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.5, 0.0, 0.25, 0.25]]).log()
+    ids, logprobs = likeliest_tokens(truncate_logits(logits, top_k=3), 3)
+    assert ids[0].tolist() == [1, 3, 2] and ids[1, 0] == 0 and set(ids[1, 1:].tolist()) == {2, 3}
+    torch.testing.assert_close(logprobs.exp(), torch.tensor([[4 / 9, 3 / 9, 2 / 9], [0.5, 0.25, 0.25]]))
+    ids, logprobs = likeliest_tokens(logits, 9)  # of four; one of the second row has no mass
+    assert ids.shape == (2, 4) and ids.dtype == torch.int32
+    assert (ids[1, 3], logprobs[1, 3]) == (NO_TOKEN, -torch.inf)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: f"{type(e).__name__} {e.max_batch_rows}")
+def test_recorded_are_the_likeliest_tokens_of_the_policy_that_draws(
+    engine: RolloutEngine, tiny_policy: PreTrainedModel
+) -> None:
+    rollout = _draw(engine, tiny_policy, PROMPTS)
+    ids, logprobs, mask = rollout.top_ids, rollout.top_logprobs, rollout.action_mask
+    assert ids is not None and logprobs is not None and ids.shape == logprobs.shape == (*mask.shape, K)
+    best = _whole(tiny_policy, rollout).topk(K, dim=-1)
+    width = best.indices.shape[1]
+    torch.testing.assert_close(logprobs[:, :width][mask[:, :width]], best.values[mask[:, :width]], rtol=0, atol=2e-5)
+    assert torch.equal(ids[:, :width][mask[:, :width]].long(), best.indices[mask[:, :width]])
+    assert (ids[~mask] == NO_TOKEN).all() and (logprobs[~mask] == -torch.inf).all()
+    among = ids == rollout.completion_ids.unsqueeze(2)
+    torch.testing.assert_close(logprobs[among], rollout.sampling_logprobs[among.any(dim=2)], rtol=0, atol=1e-5)
+    assert 0 < (mask & ~among.any(dim=2)).sum() < mask.sum()  # some drawn tokens are not among them
+
+
+def test_recording_changes_no_sample_and_is_off_for_greedy_ones(tiny_policy: PreTrainedModel) -> None:
+    for engine in ENGINES:
+        plain, recorded = (_draw(engine, tiny_policy, PROMPTS, top_logprobs=k) for k in (0, K))
+        assert plain.top_ids is None and plain.top_logprobs is None
+        assert torch.equal(plain.completion_ids, recorded.completion_ids)
+        assert torch.equal(plain.sampling_logprobs, recorded.sampling_logprobs)
+        assert _draw(engine, tiny_policy, PROMPTS, temperature=0.0).top_ids is None
+
+
+def test_beside_a_truncation_they_are_those_that_it_left(tiny_policy: PreTrainedModel) -> None:
+    rollout = _draw(NativeEngine(), tiny_policy, PROMPTS, top_k=3, sampling_mask=True)
+    assert rollout.top_ids is not None and rollout.top_logprobs is not None and rollout.support is not None
+    ids, mask = rollout.top_ids[rollout.action_mask], rollout.top_logprobs[rollout.action_mask].exp().sum(dim=-1)
+    assert (ids[:, 3] == NO_TOKEN).all()
+    assert torch.equal(ids[:, :3].sort(dim=1).values, rollout.support[rollout.action_mask])
+    torch.testing.assert_close(mask, torch.ones_like(mask))  # all there is to draw
+
+
+def test_the_child_engine_records_the_same(tiny_policy: PreTrainedModel) -> None:
+    engine = NativeChildEngine()
+    try:
+        theirs, ours = _draw(engine, tiny_policy, PROMPTS), _draw(NativeEngine(), tiny_policy, PROMPTS)
+    finally:
+        engine.close()
+    assert torch.equal(theirs.top_ids, ours.top_ids)  # type: ignore[arg-type]
+    assert torch.equal(theirs.top_logprobs, ours.top_logprobs)  # type: ignore[arg-type]
+
+
+def test_what_two_rollouts_recorded_is_joined(tiny_policy: PreTrainedModel) -> None:
+    wide = _draw(NativeEngine(), tiny_policy, PROMPTS)
+    narrow = _draw(NativeEngine(), tiny_policy, PROMPTS, max_completion_length=3)
+    both = join_rollouts([wide, narrow], 0)
+    assert both.top_ids is not None and both.top_logprobs is not None and narrow.top_ids is not None
+    rows = len(wide.completion_ids)
+    assert torch.equal(both.top_ids[:rows], wide.top_ids)  # type: ignore[arg-type]
+    assert torch.equal(both.top_ids[rows:, :3], narrow.top_ids)
+    assert (both.top_ids[rows:, 3:] == NO_TOKEN).all() and (both.top_logprobs[rows:, 3:] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("mode", ["packed", "chunked", "materialised"])
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.7, "sampling_mask": True}])
+def test_the_policy_scored_at_them_gives_what_was_recorded(
+    mode: ForwardMode, truncation: dict[str, Any], tiny_policy: PreTrainedModel
+) -> None:
+    rollout = _draw(NativeEngine(), tiny_policy.eval(), PROMPTS, **truncation)
+    assert rollout.top_ids is not None and rollout.top_logprobs is not None
+    rows = rollout_rows(rollout, torch.arange(len(rollout.action_mask)))
+    width = rows["action_mask"].shape[1]
+    found = forward_mode(tiny_policy)
+    use_forward_mode(tiny_policy, mode)
+    try:
+        scores = update_scores(tiny_policy, **rows, top_ids=rollout.top_ids[:, :width], temperature=0.8)
+        alone, entropy = completion_logprobs(tiny_policy, **rows, temperature=0.8, with_entropy=True)
+    finally:
+        use_forward_mode(tiny_policy, found)
+    assert scores.top_logprobs is not None and scores.divergence is None
+    assert scores.logprobs.requires_grad and not scores.top_logprobs.isnan().any()
+    assert torch.equal(scores.logprobs, alone) and torch.equal(scores.entropy, entropy)  # type: ignore[arg-type]
+    mask = rows["action_mask"]
+    recorded = rollout.top_logprobs[:, :width][mask]
+    torch.testing.assert_close(scores.top_logprobs.detach()[mask], recorded, rtol=0, atol=2e-5)
+
+
+def test_too_much_to_record_is_refused(tiny_policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grpo_pl.rollout.engine._MOST_NOTED", 100)
+    with pytest.raises(ValueError, match=r"lower model\.algorithm\.trust_region_top_k"):
+        _draw(NativeEngine(), tiny_policy, PROMPTS)
+    with pytest.raises(ValueError, match="top_logprobs must be 0"):
+        replace(SamplingParams(), top_logprobs=-1)
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+DPPO = {
+    "group_size": 4,
+    "beta": 0.0,
+    "surrogate": "dppo_tv",
+    "epsilon_low": 0.02,
+    "epsilon_high": 0.02,
+    "trust_region_top_k": 5,
+    "num_minibatches": 2,
+}
+
+
+def _steps(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [row for row in rows if "loss" in row]
+
+
+def _clipped(command_line: Any, read_metrics: Any, name: str, **changes: Any) -> list[float]:
+    config = command_line.config(name, model__algorithm=DPPO | changes)
+    outcome = command_line("fit", "--config", config)
+    assert outcome.status == 0, outcome.err
+    return [
+        float(row["clip_ratio/region_mean"]) for row in _steps(read_metrics(command_line.runs / name / "metrics.csv"))
+    ]
+
+
+def test_a_run_masks_more_tokens_the_more_likely_ones_it_looks_at(command_line: Any, read_metrics: Any) -> None:
+    """Of one policy: the second half of the first rollout meets the policy after the first half's update."""
+    binary, five, all_of_them = (
+        _clipped(command_line, read_metrics, f"top{k}", trust_region_top_k=k)[0] for k in (0, 5, 500)
+    )
+    assert 0 <= binary < five <= all_of_them < 1
+
+
+def test_a_resumed_run_bounds_what_it_drew_ahead_as_the_whole_one_does(command_line: Any, read_metrics: Any) -> None:
+    config = command_line.config("ahead", model__algorithm=DPPO, data__staleness=1)
+    assert command_line("fit", "--config", config).status == 0
+    checkpoint = command_line.runs / "ahead" / "checkpoints" / "rollout-000002.ckpt"
+    stored = torch.load(checkpoint, weights_only=True)["rollouts"][0]["samples"]["tensors"]
+    assert stored["top_ids"].shape[2] == 5
+    assert command_line("fit", "--config", config, "--ckpt_path", checkpoint, "--name=rest").status == 0
+    ends = [read_metrics(command_line.runs / name / "metrics.csv") for name in ("ahead", "rest")]
+    assert _steps(ends[1]) == _steps(ends[0])[2:]
+    last = [_weights(command_line.runs / name) for name in ("ahead", "rest")]
+    assert all(torch.equal(value, last[1][name]) for name, value in last[0].items())
+    other = DPPO | {"trust_region_top_k": 0}
+    changed = command_line.config("binary", model__algorithm=other, data__staleness=1)
+    refused = command_line("fit", "--config", changed, "--ckpt_path", checkpoint)
+    assert refused.status != 0 and "trust_region_top_k is 0, and the checkpoint holds rollouts" in refused.err
+
+
+def _weights(run: Path) -> dict[str, torch.Tensor]:
+    return dict(torch.load(run / "checkpoints" / "rollout-000004.ckpt", weights_only=True)["state_dict"])
+
+
+def test_what_cannot_record_them_is_refused(command_line: Any) -> None:
+    remote = {"class_path": "grpo_pl.rollout.remote.RemoteEngine", "init_args": {"urls": ["http://127.0.0.1:9"]}}
+    for name, changes, message in (
+        ("remote", {"model__engine": remote}, "RemoteEngine does not"),
+        ("parts", {"model__partial_rollouts": {"part_length": 8}}, "partial_rollouts null"),
+        ("by_hand", {"model__sampling": {"max_completion_length": 32, "top_logprobs": 2}}, "which the objective sets"),
+        ("clip", {"model__algorithm": DPPO | {"surrogate": "clip"}}, "belongs to surrogate dppo_tv and dppo_kl"),
+        ("negative", {"model__algorithm": DPPO | {"trust_region_top_k": -1}}, "must be 0 .off. or more"),
+    ):
+        outcome = command_line("fit", "--config", command_line.config(name, **{"model__algorithm": DPPO, **changes}))
+        assert outcome.status != 0
+        assert re.search(message, outcome.err), outcome.err
