@@ -1,6 +1,7 @@
 """Rewards: strings in, scores out; importing this package does not import torch."""
 
 from grpo_pl.rewards.base import Reward, Score, Status, StepScores
+from grpo_pl.rewards.countdown import CountdownReward
 from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.rewards.format import FormatReward
 from grpo_pl.rewards.function import FunctionReward
@@ -16,10 +17,12 @@ from grpo_pl.rewards.programs.code_reward import CodeReward
 from grpo_pl.rewards.reasoning_gym import ReasoningGymReward
 from grpo_pl.rewards.rubric import RubricReward
 from grpo_pl.rewards.sorting import SortingReward
+from grpo_pl.rewards.subset_sum import SubsetSumReward
 
 __all__ = [
     "CodeReward",
     "ColumnArithmeticReward",
+    "CountdownReward",
     "EnvironmentReward",
     "ExactReward",
     "FormatReward",
@@ -42,4 +45,5 @@ __all__ = [
     "Status",
     "StepScores",
     "StrictAnswerReward",
+    "SubsetSumReward",
 ]

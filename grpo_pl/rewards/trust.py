@@ -9,6 +9,7 @@ from grpo_pl.files.former_names import current_name
 
 FLAG = "--trust-rewards"
 REWARDS: Mapping[str, Sequence[str]] = {
+    "countdown": ["CountdownReward"],
     "environment": ["EnvironmentReward"],
     "format": ["FormatReward"],
     "language": ["LanguageConsistencyReward"],
@@ -19,10 +20,12 @@ REWARDS: Mapping[str, Sequence[str]] = {
     "reasoning_gym": ["ReasoningGymReward"],
     "mathematics.second_opinion": ["LenientAnswerReward", "StrictAnswerReward"],
     "sorting": ["SortingReward"],
+    "subset_sum": ["SubsetSumReward"],
 }
 """Trusted rewards by module: they import nothing by name, use no network, load no model and open no file."""
 SOURCES: Mapping[str, Sequence[str]] = {
     "tasks.arithmetic": ["ArithmeticPrompts"],
+    "tasks.countdown": ["CountdownPrompts"],
     "curriculum": ["CurriculumPrompts"],
     "tasks.frozen_lake": ["FrozenLakePrompts"],
     "tasks.guess_number": ["GuessNumberPrompts"],
@@ -31,6 +34,7 @@ SOURCES: Mapping[str, Sequence[str]] = {
     "tasks.one_liners": ["OneLinerPrompts"],
     "tasks.reasoning_gym": ["ReasoningGymPrompts"],
     "tasks.sorting": ["SortingPrompts"],
+    "tasks.subset_sum": ["SubsetSumPrompts"],
     "tasks.sums": ["SumPrompts"],
     "tables": ["TablePrompts"],
 }

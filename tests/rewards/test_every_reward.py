@@ -20,6 +20,7 @@ from grpo_pl.callbacks.skeletons import forms_of
 from grpo_pl.rewards import (
     CodeReward,
     ColumnArithmeticReward,
+    CountdownReward,
     EnvironmentReward,
     ExactReward,
     FormatReward,
@@ -39,6 +40,7 @@ from grpo_pl.rewards import (
     Score,
     SortingReward,
     StrictAnswerReward,
+    SubsetSumReward,
 )
 from grpo_pl.rewards.mathematics import answer_text
 from grpo_pl.rewards.mathematics.units import split_unit
@@ -139,6 +141,8 @@ def rewards(
         ("", ReasoningGymReward(workers=1)),
         ("", PerSource(rewards={"a": ExactReward()})),
         ("", EnvironmentReward()),
+        ("", CountdownReward()),
+        ("", SubsetSumReward()),
     ]
     yield {" ".join(filter(None, (type(reward).__name__, form))): reward for form, reward in made}
     for _, reward in made:
@@ -150,7 +154,8 @@ NAMES = [
     "StrictAnswerReward text", "LenientAnswerReward", "LengthReward", "LengthReward cosine", "RepetitionReward",
     "RepetitionReward character", "LanguageConsistencyReward", "LanguageConsistencyReward ru", "SortingReward",
     "SortingReward distance", "FunctionReward", "JudgeReward", "RubricReward", "ModelReward", "ProcessModelReward",
-    "ColumnArithmeticReward", "ReasoningGymReward", "PerSource", "EnvironmentReward",
+    "ColumnArithmeticReward", "ReasoningGymReward", "PerSource", "EnvironmentReward", "CountdownReward",
+    "SubsetSumReward",
 ]  # fmt: skip
 
 
@@ -174,6 +179,7 @@ def _score(reward: Reward, completions: Sequence[str], golds: Sequence[str], pro
         "completion_ids": [[1]] * count,
         "reasoning_gym": [problem] * count,
         "source": ["a"] * count,
+        "numbers": [[12, 3]] * count,
         "episode": [{"return": 0.5, "status": "ok", "turns": [{"reward": 0.5}]}] * count,
     }
     return reward(completions, golds, columns)

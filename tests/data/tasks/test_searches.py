@@ -1,0 +1,88 @@
+"""Puzzles solved by a written search: what is asked, what demonstrations show, and splits that share nothing."""
+
+import random
+import re
+from collections.abc import Callable
+
+import pytest
+
+from grpo_pl.data.tasks.countdown import CountdownPrompts
+from grpo_pl.data.tasks.searches import SearchPrompts
+from grpo_pl.data.tasks.subset_sum import SubsetSumPrompts
+from grpo_pl.rewards import CountdownReward, Reward, SubsetSumReward
+from grpo_pl.types import Problem
+
+PUZZLES: list[tuple[Callable[..., SearchPrompts], Reward]] = [
+    (CountdownPrompts, CountdownReward()),
+    (SubsetSumPrompts, SubsetSumReward()),
+]
+pytestmark = pytest.mark.parametrize(("make", "reward"), PUZZLES, ids=["countdown", "subset_sum"])
+Made = Callable[..., SearchPrompts]
+
+
+def right(reward: Reward, prompts: list[Problem], completions: list[str]) -> list[bool]:
+    columns = {"numbers": [prompt.columns["numbers"] for prompt in prompts]}
+    return [score.value == 1.0 for score in reward(completions, [prompt.answer for prompt in prompts], columns)]
+
+
+def training(source: SearchPrompts, steps: int = 20) -> list[Problem]:
+    return [prompt for step in range(steps) for prompt in source.prompts(step, count=32)]
+
+
+def test_a_search_that_never_gives_up_solves_every_problem(make: Made, reward: Reward) -> None:
+    source, rng = make(give_up=0.0), random.Random(0)
+    prompts = [*training(source), *source.validation()]
+    assert all(right(reward, prompts, [source.demonstration(prompt, rng) for prompt in prompts]))
+
+
+def test_a_demonstration_is_right_where_it_says_so(make: Made, reward: Reward) -> None:
+    source, rng = make(), random.Random(0)
+    prompts = training(source)
+    shown = [source.demonstration(prompt, rng) for prompt in prompts]
+    assert right(reward, prompts, shown) == ["!" in text for text in shown]
+
+
+def test_demonstrations_hold_no_held_out_problem(make: Made, reward: Reward) -> None:
+    """Neither by its numbers nor by its target: what the cold start and the rollouts train on shares neither."""
+    source = make()
+    held_out, numbers, targets = source.validation(), set[str](), set[str]()
+    for step in [*range(-400, 0), *range(120)]:
+        for prompt in source.prompts(step, count=32):
+            numbers.add(str(prompt.columns["numbers"]))
+            targets.add(prompt.answer)
+    assert len(held_out) >= 150
+    assert not numbers & {str(prompt.columns["numbers"]) for prompt in held_out}
+    assert not targets & {prompt.answer for prompt in held_out}
+
+
+def test_no_problem_comes_twice_in_a_pass(make: Made, reward: Reward) -> None:
+    source = make()
+    prompts = training(source, steps=120)
+    assert len({prompt.id for prompt in prompts}) == len(prompts) == 120 * 32
+    assert source.prompts(3, count=32) == make().prompts(3, count=32) != source.prompts(3, 1, count=32)
+    assert source.prompts(3, count=32) != make(seed=1).prompts(3, count=32)
+
+
+def test_every_calculation_is_right(make: Made, reward: Reward) -> None:
+    """Equations of two numbers; the later ones of a line have the value of the first in them."""
+    source = make()
+    for prompt in training(source, steps=3):
+        for line in source.search(prompt.columns["numbers"]):
+            first, *later = (equation.split("=") for equation in line.text.split(","))
+            for left, right in (first, *later):
+                assert eval(left) == int(right) if right != "." else eval(left) > 60
+            assert all(first[1] in re.findall(r"\d+", left) for left, _ in later)
+
+
+@pytest.mark.parametrize("name", ["give_up", "size", "largest"])
+def test_settings_out_of_range_are_refused(make: Made, reward: Reward, name: str) -> None:
+    if name in make.__dataclass_fields__:  # type: ignore[attr-defined]
+        with pytest.raises(ValueError, match=f"{name} must lie .*got -1"):
+            make(**{name: -1})
+
+
+def test_more_problems_than_there_are_is_one_clear_error(make: Made, reward: Reward) -> None:
+    with pytest.raises(ValueError, match="99999 held-out problems were asked for"):
+        make().validation(99_999)
+    with pytest.raises(ValueError, match="99999 training problems were asked for"):
+        make().prompts(0, count=99_999)

@@ -1,0 +1,64 @@
+"""The reward of Countdown: exact values, each number once, and nothing but an expression."""
+
+from fractions import Fraction
+
+import pytest
+
+from grpo_pl.rewards import CountdownReward, Score
+from grpo_pl.rewards.base import MissingColumn
+from grpo_pl.rewards.countdown import evaluate
+
+
+def scored(answer: str, target: int = 46, numbers: tuple[int, ...] = (7, 7, 3)) -> Score:
+    completion = f"<think>7*7=49</think><answer>{answer}</answer>"
+    return CountdownReward()([completion], [str(target)], {"numbers": [list(numbers)]})[0]
+
+
+@pytest.mark.parametrize("answer", ["(7*7)-3", "7*7-3", " ( 7 * 7 ) - 3 ", "(7)*7-3", "7×7−3", "\\boxed{7*7-3}"])
+def test_an_expression_of_all_numbers_that_reaches_the_target_is_right(answer: str) -> None:
+    assert scored(answer) == Score(1.0, "ok", "46")
+
+
+def test_division_is_exact() -> None:
+    assert scored("(7-3)/(2/3)", 6, (2, 3, 3, 7)).value == 1.0  # 4 / (2/3)
+    assert scored("1/49*49", 1, (1, 49, 49)).value == 1.0  # in floating point 0.9999999999999999
+    assert evaluate("1/3+1/6") == (Fraction(1, 2), [1, 3, 1, 6])
+
+
+@pytest.mark.parametrize(
+    ("answer", "detail"),
+    [
+        ("7*7+3", "52 instead of 46"),
+        ("7*7-6/2", "uses 7 7 6 2 of 7 7 3"),  # right value, other numbers
+        ("49-3", "uses 49 3 of 7 7 3"),
+        ("7*7-3+7-7", "uses 7 7 3 7 7 of 7 7 3"),
+        ("46", "uses 46 of 7 7 3"),
+        ("7*7-3=46", "no expression of whole numbers"),
+        ("7**7-3", "no expression of whole numbers"),
+        ("7//7-3", "no expression of whole numbers"),
+        ("-3+7*7", "no expression of whole numbers"),  # there is no number -3
+        ("7/(7-7)", "no expression of whole numbers"),
+        ("(7*7-3", "no expression of whole numbers"),
+        ("7*7-03", "no expression of whole numbers"),
+        ("7*7-3,", "no expression of whole numbers"),
+        ("7*7-٣", "no expression of whole numbers"),  # an Arabic digit
+        ("forty-six", "no expression of whole numbers"),
+    ],
+)
+def test_anything_else_is_wrong(answer: str, detail: str) -> None:
+    assert scored(answer) == Score(0.0, "wrong", detail)
+
+
+def test_thoughts_alone_are_no_answer_and_long_ones_are_not_read() -> None:
+    assert CountdownReward()(["<think>7*7-3=46"], ["46"], {"numbers": [[7, 7, 3]]})[0].status == "no_answer"
+    assert scored("(" * 150 + "7" + ")" * 150).status == "too_long"
+    assert scored("(" * 95 + "7*7-3" + ")" * 95).value in (0.0, 1.0)  # as deep as Python's parser goes
+
+
+def test_what_the_policy_cannot_help_is_not_judged() -> None:
+    reward = CountdownReward()
+    assert reward(["<answer>1</answer>"], ["x"], {"numbers": [[1]]})[0].status == "bad_gold"
+    assert reward(["<answer>1</answer>"], ["1"], {"numbers": [None]})[0].status == "bad_gold"
+    for columns in ({}, {"numbers": ["7 7 3"]}):
+        with pytest.raises(MissingColumn, match="numbers"):
+            reward(["<answer>1</answer>"], ["1"], columns)
