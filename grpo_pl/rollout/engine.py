@@ -152,7 +152,7 @@ class DecodeMonitor:
         self._progress, self._should_stop = progress, should_stop
         self._tokens = self._finished = 0
         self._supports: list[tuple[Tensor, int, Tensor]] = []  # rows, position, what was left to draw from
-        self._tops: list[tuple[Tensor, int, Tensor, Tensor]] = []  # rows, position, likeliest tokens, log-probabilities
+        self._tops: list[tuple[Tensor, Tensor | int, Tensor, Tensor]] = []  # as `note_top` got them
 
     def check_stop(self) -> None:
         if self._should_stop is not None and self._should_stop():
@@ -169,7 +169,7 @@ class DecodeMonitor:
         if sampling.sampling_mask:
             self._supports.append((rows, position, kept_tokens(cut)))
         if sampling.top_logprobs:
-            self._tops.append((rows, position, *likeliest_tokens(cut, sampling.top_logprobs)))
+            self.note_top(rows, position, *likeliest_tokens(cut, sampling.top_logprobs))
         return draw_tokens(cut, uniform, temperature=1.0)
 
     def support(self, completion_ids: Tensor) -> Tensor | None:
@@ -191,6 +191,10 @@ class DecodeMonitor:
             support[rows, position, : kept.shape[1]] = kept
         return support
 
+    def note_top(self, rows: Tensor, positions: Tensor | int, ids: Tensor, logprobs: Tensor) -> None:
+        """Notes the likeliest tokens of ``rows`` at ``positions``, both (rows, K), the same K in every call."""
+        self._tops.append((rows, positions, ids, logprobs))
+
     def top(self, kept: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
         """``Rollout.top_ids`` and ``top_logprobs``, both (B, T, K), where the mask ``kept`` (B, T) says that the policy
         wrote; None where nothing was noted.
@@ -208,8 +212,8 @@ class DecodeMonitor:
             )
         ids = torch.full((*kept.shape, width), NO_TOKEN, dtype=torch.int32, device=kept.device)
         logprobs = torch.full(ids.shape, -torch.inf, device=kept.device, dtype=torch.float32)
-        for rows, position, tokens, theirs in self._tops:
-            ids[rows, position], logprobs[rows, position] = tokens, theirs
+        for rows, positions, tokens, theirs in self._tops:
+            ids[rows, positions], logprobs[rows, positions] = tokens, theirs
         return ids.masked_fill(~kept.unsqueeze(2), NO_TOKEN), logprobs.masked_fill(~kept.unsqueeze(2), -torch.inf)
 
     def alive(self, tokens: Tensor, rows: Tensor, *, last: bool) -> list[bool]:

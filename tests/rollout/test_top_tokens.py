@@ -11,13 +11,17 @@ import torch
 from transformers import PreTrainedModel
 
 from grpo_pl.functional.sampling import likeliest_tokens, truncate_logits
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.logprobs import ForwardMode, completion_logprobs, forward_mode, update_scores, use_forward_mode
+from grpo_pl.rewards import ExactReward
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.groups import join_rollouts
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.training.microbatches import rollout_rows
+from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import NO_TOKEN, Rollout, SampleKey, SamplingParams
 
 ENGINES = [PlainEngine(), PlainEngine(max_batch_rows=3), NativeEngine(), NativeEngine(max_batch_rows=3)]
@@ -146,7 +150,7 @@ def test_too_much_to_record_is_refused(tiny_policy: PreTrainedModel, monkeypatch
 
 # --- a run ------------------------------------------------------------------------------------------------------------
 
-DPPO = {
+DPPO: dict[str, Any] = {
     "group_size": 4,
     "beta": 0.0,
     "surrogate": "dppo_tv",
@@ -200,9 +204,7 @@ def _weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def test_what_cannot_record_them_is_refused(command_line: Any) -> None:
-    remote = {"class_path": "grpo_pl.rollout.remote.RemoteEngine", "init_args": {"urls": ["http://127.0.0.1:9"]}}
     for name, changes, message in (
-        ("remote", {"model__engine": remote}, "RemoteEngine does not"),
         ("parts", {"model__partial_rollouts": {"part_length": 8}}, "partial_rollouts null"),
         ("by_hand", {"model__sampling": {"max_completion_length": 32, "top_logprobs": 2}}, "which the objective sets"),
         ("clip", {"model__algorithm": DPPO | {"surrogate": "clip"}}, "belongs to surrogate dppo_tv and dppo_kl"),
@@ -211,3 +213,15 @@ def test_what_cannot_record_them_is_refused(command_line: Any) -> None:
         outcome = command_line("fit", "--config", command_line.config(name, **{"model__algorithm": DPPO, **changes}))
         assert outcome.status != 0
         assert re.search(message, outcome.err), outcome.err
+
+
+def test_an_engine_of_one_s_own_that_does_not_record_them_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PlainEngine, "keeps_top", False)
+    module = GRPOModule(
+        policy=PolicyConfig(from_scratch={"model_type": "qwen2"}),
+        rewards=[ExactReward(correctness=True)],
+        algorithm=GRPOAlgorithm(**DPPO),
+        engine=PlainEngine(),
+    )
+    with pytest.raises(ValueError, match=r"PlainEngine does not: leave model\.engine out"):
+        module.prepare_staleness(0)

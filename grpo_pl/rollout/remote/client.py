@@ -111,7 +111,9 @@ class EngineClient:
         )
         with self._reading():
             rows = sum(map(len, asked.keys))
-            rollout, drawn_from = wire.rollout_of(head, data, rows=rows)
+            sampling = asked.sampling
+            top = sampling.top_logprobs > 0 and sampling.temperature > 0
+            rollout, drawn_from = wire.rollout_of(head, data, rows=rows, top=top)
             if drawn_from != mark:
                 raise wire.Malformed(f"it drew from the weights {drawn_from!r}, not {mark!r}.")
         return rollout

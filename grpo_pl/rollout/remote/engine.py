@@ -64,6 +64,7 @@ class RemoteEngine(CopyEngine):
     dtype: str | None = field(default=None, init=False)
     """Type in which the servers compute, as they say."""
     memory_bytes: ClassVar[int] = 0  # type: ignore[misc]  # here, at least
+    keeps_top: ClassVar[bool] = True  # type: ignore[misc]
     _fleet: Fleet | None = field(default=None, init=False, repr=False, compare=False)
     _mark: str = field(default="", init=False, repr=False, compare=False)  # of the weights that were given last
     _session: str | None = field(default=None, init=False, repr=False, compare=False)  # the same on all ranks

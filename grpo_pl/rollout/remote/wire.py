@@ -27,6 +27,8 @@ MOST_TOKENS = 2**29
 _ONE_TENSOR = 2**16  # bytes of a head, enough for one
 DRAWN = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "sampling_logprobs")
 """Tensors of a rollout that are sent; the others follow from them."""
+TOP = {"top_ids": torch.int32, "top_logprobs": torch.float32}
+"""Those that are sent where the request asks for them, and their types."""
 _NUMBER = {torch.int64: "prompt_ids completion_ids", torch.bool: "prompt_mask completion_mask"}
 _TYPES = {name: kind for kind, names in _NUMBER.items() for name in names.split()} | {
     "sampling_logprobs": torch.float32
@@ -100,12 +102,19 @@ class Request:
         width = max(map(len, request.prompt_ids))
         if width >= longest:
             raise Malformed(f"prompt_ids: a prompt leaves no room for a token, there may be {longest} together.")
-        asked = request.sampling.max_completion_length
-        for name, value, most in (("max_completion_length", asked, 2**24), ("top_k", request.sampling.top_k, 2**31)):
+        sampling = request.sampling
+        asked, top = sampling.max_completion_length, sampling.top_logprobs
+        limits = (
+            ("max_completion_length", asked, 2**24),
+            ("top_k", sampling.top_k, 2**31),
+            ("top_logprobs", top, 2**31),
+        )
+        for name, value, most in limits:
             if value > most:
                 raise Malformed(f"sampling.{name}: {value} is more than {most}.")
         rows = len(request.keys) * group_size
-        if rows > MOST_ROWS or rows * min(width + asked, longest) > MOST_TOKENS:
+        noted = max(1, min(top, vocabulary))
+        if rows > MOST_ROWS or rows * min(width + asked, longest) * noted > MOST_TOKENS:
             raise Malformed(f"{rows} rows of up to {min(width + asked, longest)} tokens are too many for one request.")
         _check_keys(key for group in request.keys for key in group)
         return request
@@ -146,11 +155,15 @@ _HEAD = TypeAdapter(_Head)
 def rollout_parts(rollout: Rollout, mark: str) -> tuple[dict[str, Any], bytes]:
     """Plain values and bytes of a rollout and the mark of the weights that it was drawn from."""
     head = {"mark": mark, "group_size": rollout.group_size, "finish_reasons": list(rollout.finish_reasons)}
-    return head, packed({name: getattr(rollout, name) for name in DRAWN})
+    names = [*DRAWN, *(name for name in TOP if getattr(rollout, name) is not None)]
+    return head, packed({name: getattr(rollout, name) for name in names})
 
 
-def rollout_of(head: dict[str, Any], data: bytes, *, rows: int) -> tuple[Rollout, str]:
+def rollout_of(head: dict[str, Any], data: bytes, *, rows: int, top: bool = False) -> tuple[Rollout, str]:
     """The rollout of `rollout_parts`, and the mark.
+
+    Args:
+        top: the likeliest tokens were asked for.
 
     Raises:
         Malformed: it is none with so many rows.
@@ -161,6 +174,9 @@ def rollout_of(head: dict[str, Any], data: bytes, *, rows: int) -> tuple[Rollout
         first = error.errors(include_url=False, include_input=False)[0]
         raise Malformed(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     tensors = unpacked(data)
+    if top and not tensors.keys() >= TOP.keys():
+        raise Malformed("its engine records no likeliest tokens, which model.algorithm.trust_region_top_k needs.")
+    noted = {name: tensors.pop(name) for name in TOP if name in tensors}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     widths = {shape[-1] if shape else None for name, shape in shapes.items() if not name.startswith("prompt")}
     right = (
@@ -173,9 +189,18 @@ def rollout_of(head: dict[str, Any], data: bytes, *, rows: int) -> tuple[Rollout
         and known.group_size > 0
         and rows % known.group_size == 0
     )
+    of_places = {tuple(tensor.shape) for tensor in noted.values()}
+    right = right and (
+        not of_places
+        or (
+            (noted.keys() == TOP.keys() and len(of_places) == 1)
+            and all(len(shape) == 3 and shape[:2] == shapes["completion_ids"] for shape in of_places)
+            and all(noted[name].dtype == kind for name, kind in TOP.items())
+        )
+    )
     if not right:
         raise Malformed(f"a rollout of {rows} rows has other tensors than {shapes}.")
-    drawn: dict[str, Any] = tensors
+    drawn: dict[str, Any] = tensors | noted
     return Rollout(group_size=known.group_size, finish_reasons=known.finish_reasons, **drawn), known.mark
 
 

@@ -14,7 +14,8 @@ from grpo_pl.rollout.child.outline import Outline
 
 OURS = frozenset(
     {"model", "dtype", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "load_format", "skip_tokenizer_init"}
-    | {"logits_processors", "logprobs_mode", "worker_extension_cls", "async_scheduling", "generation_config"}
+    | {"logits_processors", "logprobs_mode", "max_logprobs", "worker_extension_cls", "async_scheduling"}
+    | {"generation_config"}
 )
 """Arguments of vLLM's that have fields here or that the draws depend on."""
 
@@ -29,6 +30,7 @@ class VLLMEngine(ChildEngine):
     """
 
     worker: ClassVar[str] = "grpo_pl.rollout.vllm.worker:VLLMWorker"
+    keeps_top: ClassVar[bool] = True  # type: ignore[misc]
     max_batch_rows: int = 256
     """Most completions decoded at once; others wait."""
     max_tokens: int | None = None

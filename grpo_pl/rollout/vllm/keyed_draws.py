@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, process_dict_updates
 
-from grpo_pl.functional.sampling import draw_tokens, uniforms
+from grpo_pl.functional.sampling import draw_tokens, likeliest_tokens, truncate_logits, uniforms
 
 KEY = "grpo_pl_key"
 DRAW = "grpo_pl_draw"
-"""Entries of ``SamplingParams.extra_args``: a row's sampling key, and the keywords of ``draw_tokens``, which are one
-object for all rows of a rollout."""
+TOP = "grpo_pl_top"
+"""Entries of ``SamplingParams.extra_args``: a row's sampling key, the keywords of ``draw_tokens``, which are one object
+for all rows of a rollout, and how many of the likeliest tokens are to be told as well."""
 
 
 class KeyedDraws(LogitsProcessor):
-    """Logits become −inf but for the drawn token's, whose is its log-probability: greedy sampling then takes it, and
-    "processed logits" give it back, at any temperature. Rows without a key are left as they are."""
+    """Logits become −inf but for the drawn token's, whose is minus its log-probability, 0 or more: greedy sampling then
+    takes it, and "processed logits" give it back, at any temperature. Those of the likeliest tokens, where they are
+    asked for, become their log-probabilities, 0 or less. Rows without a key are left as they are."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self._rows: dict[int, tuple[int, dict[str, Any], list[int]]] = {}  # the last grows as tokens are drawn
+        self._rows: dict[int, _Row] = {}
 
     def is_argmax_invariant(self) -> bool:
         return False
@@ -35,15 +37,29 @@ class KeyedDraws(LogitsProcessor):
             return logits
         states = [self._rows[row] for row in rows]
         device = logits.device
-        keys = torch.tensor([key for key, _, _ in states], device=device)
-        positions = torch.tensor([len(drawn) for _, _, drawn in states], device=device)
+        keys = torch.tensor([row.key for row in states], device=device)
+        positions = torch.tensor([len(row.drawn) for row in states], device=device)
         index = torch.tensor(rows, device=device)
-        tokens, logprobs = draw_tokens(logits[index], uniforms(keys, positions), **states[0][1])
-        logits[index] = -torch.inf
-        logits[index, tokens] = logprobs.to(logits.dtype)
+        mine, how, top = logits[index], states[0].draw, states[0].top
+        tokens, logprobs = draw_tokens(mine, uniforms(keys, positions), **how)
+        told = torch.full_like(mine, -torch.inf)
+        if top:
+            scaled = mine.float() / how["temperature"]
+            ids, theirs = likeliest_tokens(truncate_logits(scaled, top_k=how["top_k"], top_p=how["top_p"]), top)
+            # the largest, for −inf stands where there is no token
+            told.scatter_reduce_(1, ids.long().clamp(min=0), theirs.to(told.dtype), "amax")
+        logits[index] = told.scatter_(1, tokens.unsqueeze(1), -logprobs.to(told.dtype).unsqueeze(1))
         return logits
 
 
-def _keyed(params: Any, prompt: list[int] | None, drawn: list[int]) -> tuple[int, dict[str, Any], list[int]] | None:
+class _Row(NamedTuple):
+    key: int
+    draw: dict[str, Any]
+    top: int
+    drawn: list[int]
+    """Grows as tokens are drawn."""
+
+
+def _keyed(params: Any, prompt: list[int] | None, drawn: list[int]) -> _Row | None:
     extra = params.extra_args or {}
-    return (extra[KEY], extra[DRAW], drawn) if KEY in extra else None
+    return _Row(extra[KEY], extra[DRAW], extra[TOP], drawn) if KEY in extra else None

@@ -19,8 +19,8 @@ from vllm.sampling_params import RequestOutputKind
 from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.engine import DecodeMonitor, ProgressFn, assemble, check_request, pad_left, row_keys
 from grpo_pl.rollout.texts import TextStream
-from grpo_pl.rollout.vllm.keyed_draws import DRAW, KEY, KeyedDraws
-from grpo_pl.types import Rollout, SampleKey, SamplingParams
+from grpo_pl.rollout.vllm.keyed_draws import DRAW, KEY, TOP, KeyedDraws
+from grpo_pl.types import NO_TOKEN, Rollout, SampleKey, SamplingParams
 
 
 class VLLMWorker:
@@ -70,10 +70,12 @@ class VLLMWorker:
                 logprobs_mode="processed_logits",
                 worker_extension_cls="grpo_pl.rollout.vllm.reload.Reload",
                 async_scheduling=False,  # which draws before it has written the last token down
+                max_logprobs=-1,  # no limit
                 **{"enable_prefix_caching": True, "disable_log_stats": True, "seed": 0, **engine_args},
             )
             try:
                 self._engine = LLMEngine.from_engine_args(arguments)
+                self._vocabulary = int(self._engine.model_config.get_vocab_size())
                 self._warm_up()
             except Exception as error:
                 line = " ".join(str(error).split())
@@ -130,6 +132,7 @@ class VLLMWorker:
             eos_token_ids=eos_token_ids,
             pad_token_id=pad_token_id,
             texts=texts,
+            monitor=monitor,
         )
 
     def _draw(
@@ -139,6 +142,7 @@ class VLLMWorker:
         sampling = monitor.sampling
         limits = [min(sampling.max_completion_length, self._max_tokens - len(prompt)) for prompt in prompts]
         draw = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        top = sampling.top_logprobs if sampling.temperature > 0.0 else 0
         # all are added before the first step, so that a rollout depends on nothing but its request
         params = [
             RowParams(
@@ -146,10 +150,10 @@ class VLLMWorker:
                 max_tokens=limit,
                 ignore_eos=True,
                 stop_token_ids=sorted(monitor.eos),
-                logprobs=0,
+                logprobs=min(top + 1, self._vocabulary) if top else 0,  # the drawn one may come on top of them
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
-                extra_args={KEY: name, DRAW: draw},
+                extra_args={KEY: name, DRAW: draw, TOP: top},
             )
             for name, limit in zip(names, limits, strict=True)
         ]
@@ -157,8 +161,10 @@ class VLLMWorker:
         room, lengths = torch.tensor(limits), torch.zeros(len(requests), dtype=torch.int64)
         tokens = torch.full((len(requests), max(limits)), monitor.pad)
         logprobs = torch.zeros(tokens.shape)
-        for index, new_tokens, new_logprobs in self._steps(requests, monitor.check_stop):
+        for index, new_tokens, new_logprobs, told in self._steps(requests, monitor.check_stop):
             tokens[index, lengths[index]], logprobs[index, lengths[index]] = new_tokens, new_logprobs
+            if top:
+                monitor.note_top(index, lengths[index], *_likeliest(told, new_tokens, min(top, self._vocabulary)))
             lengths[index] += 1
             ended = []
             for last in (False, True):
@@ -181,16 +187,33 @@ class VLLMWorker:
 
     def _steps(
         self, requests: Sequence[str], check_stop: Callable[[], None]
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Rows, tokens and log-probabilities, all (rows,), of what each step of vLLM's draws."""
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, list[dict[int, float]]]]:
+        """Rows, tokens and log-probabilities, all (rows,), of what each step of vLLM's draws, and what `KeyedDraws`
+        told of each row, by token."""
         try:
             while self._engine.has_unfinished_requests():
                 check_stop()
                 # an output without a token is that of a row whose prompt is still being read
                 outputs = [(int(o.request_id), o.outputs[0]) for o in self._engine.step() if o.outputs[0].token_ids]
                 tokens = [output.token_ids[0] for _, output in outputs]
-                logprobs = [output.logprobs[0][output.token_ids[0]].logprob for _, output in outputs]
+                told = [{token: one.logprob for token, one in output.logprobs[0].items()} for _, output in outputs]
+                logprobs = [-values[token] for token, values in zip(tokens, told, strict=True)]
                 rows = torch.tensor([row for row, _ in outputs], dtype=torch.int64)
-                yield rows, torch.tensor(tokens, dtype=torch.int64), torch.tensor(logprobs)
+                yield rows, torch.tensor(tokens, dtype=torch.int64), torch.tensor(logprobs), told
         finally:
             self._engine.abort_request(list(requests), internal=True)  # all, where the rollout was told to stop
+
+
+def _likeliest(told: Sequence[dict[int, float]], tokens: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Ids and log-probabilities (rows, count) of the likeliest tokens, of what `KeyedDraws` told of each row."""
+    ids = torch.full((len(told), count), NO_TOKEN, dtype=torch.int32)
+    logprobs = torch.full(ids.shape, -torch.inf)
+    for row, (token, values) in enumerate(zip(tokens.tolist(), told, strict=True)):
+        found = {one: value for one, value in values.items() if value > -torch.inf}
+        found[token] = -found[token]
+        if len(found) > count:  # it is not among them
+            del found[token]
+        ranked = sorted(found.items(), key=lambda pair: -pair[1])
+        ids[row, : len(ranked)] = torch.tensor([one for one, _ in ranked], dtype=torch.int32)
+        logprobs[row, : len(ranked)] = torch.tensor([value for _, value in ranked])
+    return ids, logprobs

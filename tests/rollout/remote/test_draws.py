@@ -64,6 +64,7 @@ def _disturb(model: Any) -> None:
 def test_all_rows_are_those_of_the_native_engine(server: Any, connect: Any, draw: Any, build_model: Any) -> None:
     engine, model = connect(server.url), build_model("qwen2")
     ways: list[dict[str, Any]] = [{"temperature": t} for t in (0.7, 1.0, 1.3, 0.0)] + [{"top_k": 5}, {"top_p": 0.8}]
+    ways += [{"top_logprobs": 4}, {"top_logprobs": 100, "top_p": 0.8}]
     for how in ways:
         seen: list[tuple[int, int]] = []
         ours = draw(engine, model, progress=lambda *now, seen=seen: seen.append(now), **how)

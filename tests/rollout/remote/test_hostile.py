@@ -8,6 +8,7 @@ import ssl
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from grpo_pl.rollout.engine import EngineDied
 from grpo_pl.rollout.remote import RemoteEngine, wire
 from grpo_pl.rollout.remote.settings import ServerSettings, forget_secrets, token_of
 from grpo_pl.rollout.remote.weight_files import NoFile, WeightFiles
-from grpo_pl.types import SampleKey, SamplingParams
+from grpo_pl.types import Rollout, SampleKey, SamplingParams
 
 ENGINE = "/v1/engine"
 ONE, OTHER = "/v1/sessions/" + "1" * 32, "/v1/sessions/" + "2" * 32
@@ -259,6 +260,8 @@ KEY = GOOD["keys"][0][0]
                 {"sampling": {"stop_token_ids": [10**30]}},
                 {"sampling": {"max_completion_length": 10**15}},
                 {"sampling": {"top_k": 10**15}},
+                {"sampling": {"top_logprobs": -1}},
+                {"sampling": {"top_logprobs": 10**15}},
                 {"prompt_ids": [], "keys": []},
                 {"prompt_ids": [[]]},
                 {"prompt_ids": [[1], [1]]},
@@ -482,6 +485,36 @@ def test_strangers_cannot_take_up_the_server(server: Any, http: httpx2.Client, c
 def test_the_answer_of_something_else_is_refused(pieces: list[bytes]) -> None:
     with pytest.raises(wire.Malformed):
         list(wire.events(pieces))
+
+
+def test_likely_tokens_that_do_not_fit_the_rollout_are_refused() -> None:
+    ids = torch.ones(2, 3, dtype=torch.int64)
+    noted = {"top_ids": torch.zeros(2, 3, 4, dtype=torch.int32), "top_logprobs": torch.zeros(2, 3, 4)}
+    whole = Rollout(
+        group_size=1,
+        prompt_ids=ids,
+        prompt_mask=ids > 0,
+        completion_ids=ids,
+        completion_mask=ids > 0,
+        sampling_logprobs=torch.zeros(2, 3),
+        finish_reasons=["stop", "length"],
+        **noted,
+    )
+    back, _ = wire.rollout_of(*wire.rollout_parts(whole, "0.0"), rows=2, top=True)
+    assert all(torch.equal(getattr(back, name), tensor) for name, tensor in noted.items())
+    none = wire.rollout_parts(replace(whole, top_ids=None, top_logprobs=None), "0.0")
+    assert wire.rollout_of(*none, rows=2)[0].top_ids is None
+    with pytest.raises(wire.Malformed, match="records no likeliest tokens"):
+        wire.rollout_of(*none, rows=2, top=True)
+    for change in (
+        {"top_ids": noted["top_ids"].long()},
+        {"top_ids": noted["top_ids"][:, :2]},
+        {"top_ids": noted["top_ids"][:, :2], "top_logprobs": noted["top_logprobs"][:, :2]},
+        {"top_ids": noted["top_ids"][..., 0], "top_logprobs": noted["top_logprobs"][..., 0]},
+        {"top_ids": None},
+    ):
+        with pytest.raises(wire.Malformed):
+            wire.rollout_of(*wire.rollout_parts(replace(whole, **change), "0.0"), rows=2)
 
 
 def test_an_answer_is_read_however_it_is_cut() -> None:

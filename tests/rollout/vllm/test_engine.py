@@ -123,6 +123,28 @@ def test_captured_logprobs_are_those_of_teacher_forcing(tied: Any, make_keys: An
     assert not rollout.sampling_logprobs[~kept].any()
 
 
+@pytest.mark.parametrize("top", [1, 5, 25, 100, 107])
+def test_the_likeliest_tokens_are_recorded_as_by_the_native_engine(tied: Any, make_keys: Any, top: int) -> None:
+    model, engine = tied
+    prompts, keys, how = _prompts(4), make_keys(4, 4), {"temperature": 1.3, "top_logprobs": top, "length": 20}
+    ours, theirs = (_generate(one, model, prompts, keys, **how) for one in (engine, NativeEngine()))
+    _assert_same(ours, theirs)
+    assert ours.top_ids is not None and ours.top_ids.shape[2] == min(top, model.config.vocab_size)
+    assert torch.equal(ours.top_ids == -1, theirs.top_ids == -1)
+    finite = theirs.top_logprobs > -torch.inf  # type: ignore[operator]
+    assert (ours.top_logprobs - theirs.top_logprobs)[finite].abs().max() < 1e-4  # type: ignore[operator]
+    assert (ours.top_ids == theirs.top_ids).double().mean() > 0.99  # but for ties of likely tokens
+    assert _generate(engine, model, prompts, keys, **how | {"temperature": 0.0}).top_ids is None
+
+
+def test_beside_a_truncation_the_likeliest_tokens_are_those_that_it_left(tied: Any, make_keys: Any) -> None:
+    model, engine = tied
+    how = {"top_k": 3, "top_logprobs": 5, "length": 20}
+    ours, theirs = (_generate(one, model, _prompts(4), make_keys(4, 4), **how) for one in (engine, NativeEngine()))
+    assert torch.equal(ours.top_ids, theirs.top_ids)  # type: ignore[arg-type]
+    assert (ours.top_ids[ours.action_mask][:, 3:] == -1).all()  # type: ignore[index]
+
+
 def test_rows_that_wait_or_are_computed_again_are_drawn_all_the_same(
     build_policy: Any, make_vllm: Any, make_keys: Any
 ) -> None:
