@@ -10,10 +10,18 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from grpo_pl.functional.logprobs import TaughtTokens
 from grpo_pl.functional.sampling import likeliest_tokens, truncate_logits
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
-from grpo_pl.policy.logprobs import ForwardMode, completion_logprobs, forward_mode, update_scores, use_forward_mode
+from grpo_pl.policy.logprobs import (
+    ForwardMode,
+    completion_logprobs,
+    completion_states,
+    forward_mode,
+    update_scores,
+    use_forward_mode,
+)
 from grpo_pl.rewards import ExactReward
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.groups import join_rollouts
@@ -138,6 +146,27 @@ def test_the_policy_scored_at_them_gives_what_was_recorded(
     mask = rows["action_mask"]
     recorded = rollout.top_logprobs[:, :width][mask]
     torch.testing.assert_close(scores.top_logprobs.detach()[mask], recorded, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("mode", ["packed", "chunked", "materialised"])
+def test_they_are_scored_beside_a_teacher(mode: ForwardMode, tiny_policy: PreTrainedModel) -> None:
+    rollout = _draw(NativeEngine(), tiny_policy.eval(), PROMPTS)
+    rows: dict[str, Any] = rollout_rows(rollout, torch.arange(len(rollout.action_mask)))
+    top_ids = rollout.top_ids[:, : rows["action_mask"].shape[1]]  # type: ignore[index]
+    states, head = completion_states(tiny_policy, **rows)
+    teacher = TaughtTokens(states.flip(0), head.weight, head.bias, 0.5)
+    found = forward_mode(tiny_policy)
+    use_forward_mode(tiny_policy, mode)
+    try:
+        both = update_scores(tiny_policy, **rows, top_ids=top_ids, teacher=teacher, temperature=0.8)
+        taught = update_scores(tiny_policy, **rows, teacher=teacher, temperature=0.8)
+        top = update_scores(tiny_policy, **rows, top_ids=top_ids, temperature=0.8)
+    finally:
+        use_forward_mode(tiny_policy, found)
+    assert taught.top_logprobs is None and top.divergence is None
+    torch.testing.assert_close(both.divergence, taught.divergence)
+    torch.testing.assert_close(both.top_logprobs, top.top_logprobs)
+    torch.testing.assert_close((both.logprobs, both.entropy), (top.logprobs, top.entropy))
 
 
 def test_too_much_to_record_is_refused(tiny_policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
