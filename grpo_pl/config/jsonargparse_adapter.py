@@ -60,9 +60,25 @@ def option_names(parser: ArgumentParser) -> Iterator[str]:
 # --- settings that jsonargparse has for the whole process -----------------------------------------------------------
 
 
+_describe = False
+"""Whether parsers read the docstrings under the fields of dataclasses, which their help pages are made of."""
+
+
+@contextmanager
+def options_described(args: Iterable[str]) -> Iterator[None]:
+    """Inside, parsers describe their options if ``args`` ask for that: to read what stands under each field takes half
+    a second, and only pages show it."""
+    global _describe
+    before, _describe = _describe, any(re.match(r"-h$|--(.+\.)?help\b|.*\bcomments\b", arg) for arg in args)
+    try:
+        yield
+    finally:
+        _describe = before
+
+
 def _set_up_jsonargparse() -> None:
     """Makes the process-wide settings that every parser of ours needs; may be called again."""
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    set_parsing_settings(docstring_parse_attribute_docstrings=_describe)
     set_loader("yaml", _load_argument, exceptions=(YAMLError,))
     _typehints.discard_init_args_on_class_path_change = _forget_another_class
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,14 @@ def values_of(args: Sequence[str], *flags: str) -> list[str]:
 def preset_name(fields: Mapping[str, Any]) -> str | None:
     """The shipped preset of ``configs/algorithm`` that sets these fields of an objective, all of them; None if none
     does. Fields that no preset sets, such as ``group_size``, may have any value."""
-    for file in sorted((CONFIGS / "algorithm").glob("*.yaml")):
-        preset = yaml.safe_load(file.read_text(encoding="utf-8"))["model"]["algorithm"]
-        if all(name in fields and fields[name] == value for name, value in preset.items()):
-            return file.stem
+    for preset, values in _presets().items():
+        if all(name in fields and fields[name] == value for name, value in values.items()):
+            return preset
     return None
+
+
+@cache
+def _presets() -> dict[str, dict[str, Any]]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it
+    files = sorted((CONFIGS / "algorithm").glob("*.yaml"))
+    return {file.stem: yaml.load(file.read_text(encoding="utf-8"), loader)["model"]["algorithm"] for file in files}

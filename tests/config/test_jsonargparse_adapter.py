@@ -199,3 +199,30 @@ def test_every_wording_that_we_read_is_one_that_jsonargparse_still_uses(
     texts = [adapter._innermost(report)[1] for report in reports.values()]
     used = {next(pattern for pattern in adapter._RULES if re.search(pattern, text)) for text in texts}
     assert used == adapter._RULES.keys()
+
+
+@dataclass
+class Described:
+    size: int = 1
+    """How large it is."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "described"),
+    [
+        (["--help"], True),
+        (["--config=a.yaml", "-h"], True),
+        (["--data.source.help=ArithmeticPrompts"], True),
+        (["--print_config=comments"], True),
+        (["--config=a.yaml", "--print_config"], False),
+        (["--config=help.yaml", "--name=-h1"], False),
+    ],
+)
+def test_what_stands_under_a_field_is_read_for_those_who_ask(arguments: list[str], described: bool) -> None:
+    with adapter.options_described(arguments):
+        parser = adapter.Parser()
+        parser.add_argument("--part", type=Described, sub_configs=True)
+    assert ("How large it is." in parser.format_help()) == described
+    other = adapter.Parser()
+    other.add_argument("--part", type=Described, sub_configs=True)
+    assert "How large it is." not in other.format_help()
