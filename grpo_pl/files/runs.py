@@ -134,6 +134,8 @@ def resume_run(root: Path, name: str, config: str | None, *, first: bool) -> Ope
 
 def keep_config(folder: RunFolder, config: str) -> None:
     """Writes the resolved configuration of a resumed run; an earlier one that differs is kept under another name."""
+    if folder.config.exists() and folder.config.read_text(encoding="utf-8") == config:  # as in every new run
+        return
     before = _config_so_far(folder)
     if config_changes(before, yaml.safe_load(config)):
         if before:
