@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import gc
 import io
 import os
 import subprocess
@@ -126,6 +127,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((i for i, start in enumerate(LONGEST) if item.nodeid.startswith(start)), 99))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay: Python need not look there for garbage, again and again and in each forked process."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

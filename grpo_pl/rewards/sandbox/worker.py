@@ -13,6 +13,7 @@ SymPy objects never leave this process and are never turned into text, because `
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -54,10 +55,14 @@ def _disarm() -> None:
 def _load_judge(file: str) -> Any:
     """``judge`` of a file next to this one, loaded by path: the package may not be importable here.
 
-    Judges ``WARM_UP`` first, which builds parser tables and does late imports, so that no real job pays for them.
+    Judges ``WARM_UP`` first, which builds parser tables and does late imports, so that no real job pays for them; nor
+    for looking for garbage among what was imported, which stays.
     """
+    gc.disable()
     names = runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), file))
     names["judge"](*names.get("WARM_UP", ("x^2+1", "(x+1)^2")), 0.0)
+    gc.freeze()
+    gc.enable()
     return names["judge"]
 
 
