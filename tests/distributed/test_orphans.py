@@ -15,9 +15,10 @@ LIGHTNING = {"LOCAL_RANK": "1", "NODE_RANK": "0", "MASTER_PORT": "1"}
 BY_HAND = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_PORT": "1"}
 RANK = """
 import sys, time
-from grpo_pl.distributed.orphans import end_with_launcher
+from grpo_pl.distributed import orphans
 {before}
-end_with_launcher()
+orphans.LOOK_EVERY_S = 0.1
+orphans.end_with_launcher()
 open(sys.argv[1], "w").write("ready")
 {busy}
 """
@@ -27,6 +28,8 @@ child = subprocess.Popen(sys.argv[2:])
 open(sys.argv[1], "w").write(str(child.pid))
 time.sleep(600)
 """
+TEN_LOOKS = 1.0
+"""Seconds in which a rank of these tests looks ten times for its launcher."""
 SLEEP = "time.sleep(600)"
 COMPUTE = "while True: sum(range(10_000_000))"
 
@@ -86,7 +89,7 @@ def test_a_rank_ends_soon_after_its_launcher_is_killed(
 
 def test_a_script_between_them_makes_no_difference(launch: Callable[..., tuple[int, int]]) -> None:
     launcher, rank = launch(TORCHRUN, wrapped=True)
-    time.sleep(2.5)
+    time.sleep(TEN_LOOKS)
     assert _lives(rank)
     os.kill(launcher, signal.SIGKILL)
     os.waitpid(launcher, 0)
@@ -100,7 +103,7 @@ def test_what_a_person_started_outlives_the_shell(
     launcher, rank = launch(environment)
     os.kill(launcher, signal.SIGKILL)
     os.waitpid(launcher, 0)
-    time.sleep(3)
+    time.sleep(TEN_LOOKS)
     assert _lives(rank)
 
 
