@@ -33,7 +33,7 @@ REWARDED: dict[str, Any] = {
     "model.optimization.schedule": "constant",  # it ends long before it is done
     "data.prompts_per_step": 32,
     "data.steps": 40,
-    "trainer.val_check_interval": 8,
+    "trainer.val_check_interval": 5,
 }
 """The quickstart's GRPO, a rollout of which has four times the completions."""
 ARMS: Mapping[str, Mapping[str, Any]] = {"whole distributions": {}, "sampled tokens": TOKEN, "GRPO alone": REWARDED}
