@@ -61,17 +61,17 @@ class Known:
 def peak_rate(parameters: int, kind: Kind) -> float:
     """Peak learning rate of the updates after rollouts.
 
-    - from scratch: 6·10⁻⁴ · (6·10⁵ / n)^¼, at most 6·10⁻⁴. With the depth fixed, n grows with the square of the width,
+    - from scratch: 4·10⁻⁴ · (6·10⁵ / n)^¼, at most 4·10⁻⁴. With the depth fixed, n grows with the square of the width,
       so the rate falls with the square root of the width.
     - trained before: 10⁻⁶ · (5·10⁸ / n)^0.85, not below 10⁻⁶, the customary rate for 0.5B parameters and more, and at
       most half of that from scratch.
     - adapters: ten times that of all weights (Schulman et al. 2025, "LoRA Without Regret").
 
-    That from scratch is the rate of the quickstart, for its size and below. Where one answer in thirteen is right
-    (number_sorting of reasoning-gym with its own ranges, n = 1.1·10⁵), 10⁻³ unlearns the task within ten rollouts.
-    docs/tuning.md has the runs, and ``benchmarks/defaults.py`` sweeps around the rates.
+    The quickstart learns at 6·10⁻⁴. Where fewer answers are right that unlearns a task (simple_equations of
+    reasoning-gym with one in five right, n = 6.2·10⁵), and 2·10⁻⁴ does not. docs/tuning.md has the runs, and
+    ``benchmarks/defaults.py`` sweeps around the rates.
     """
-    scratch = min(6e-4, 6e-4 * (6e5 / parameters) ** 0.25)
+    scratch = min(4e-4, 4e-4 * (6e5 / parameters) ** 0.25)
     if kind == "from scratch":
         return _rounded(scratch)
     full = min(max(1e-6, 1e-6 * (5e8 / parameters) ** 0.85), scratch / 2)
@@ -91,11 +91,12 @@ def demonstration_rate(parameters: int, kind: Kind) -> float:
 def demonstration_steps(kind: Kind, tokens: int, demonstrations: int | None, batch_size: int) -> int:
     """Steps of the cold start.
 
-    - from scratch: 64,000 / T for completions of up to T tokens, within 600 … 1,200: a step on long completions shows
-      more, and takes longer. Of a file of demonstrations 40 passes at most.
+    - from scratch: 18 T for completions of up to T tokens, since longer work takes longer to learn, but no more than
+      64,000 / T, since a step on it takes longer as well; within 600 … 1,200. Of a file of demonstrations 40 passes at
+      most. A short answer that a longer cold start has perfected leaves nothing to GRPO.
     - else: 200, and of a file 3 passes at most.
     """
-    most, passes = (min(1200, max(600, 64_000 // tokens)), 40) if kind == "from scratch" else (200, 3)
+    most, passes = (min(1200, max(600, min(18 * tokens, 64_000 // tokens))), 40) if kind == "from scratch" else (200, 3)
     return most if demonstrations is None else min(most, max(1, math.ceil(passes * demonstrations / batch_size)))
 
 

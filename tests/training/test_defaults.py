@@ -33,12 +33,12 @@ from tests.conftest import TINY_POLICY
 @pytest.mark.parametrize(
     ("parameters", "kind", "rate"),
     [
-        (50_000, "from scratch", 6e-4),  # the most
-        (600_000, "from scratch", 6e-4),
-        (9_600_000, "from scratch", 3e-4),  # 16 times as many: 16^(1/4) = 2
+        (50_000, "from scratch", 4e-4),  # the most
+        (600_000, "from scratch", 4e-4),
+        (9_600_000, "from scratch", 2e-4),  # 16 times as many: 16^(1/4) = 2
         (500_000_000, "trained before", 1e-6),
         (7_000_000_000, "trained before", 1e-6),  # the least
-        (500_000, "trained before", 3e-4),  # half of 6e-4, which is less than 1000^0.85 · 1e-6
+        (500_000, "trained before", 2e-4),  # half of 4e-4, which is less than 1000^0.85 · 1e-6
         (5_000_000, "trained before", 5.0e-5),  # 100^0.85 · 1e-6
         (500_000_000, "adapters", 1e-5),
     ],
@@ -54,7 +54,7 @@ def test_the_peak_rate_by_hand(parameters: int, kind: Any, rate: float) -> None:
         (9_600_000, "from scratch", 1.5e-3),
         (500_000_000, "trained before", 1e-5),
         (500_000_000, "adapters", 1e-5),  # a cold start trains all weights
-        (500_000, "trained before", 3e-3),
+        (500_000, "trained before", 2e-3),
     ],
 )
 def test_the_rate_of_the_cold_start_by_hand(parameters: int, kind: Any, rate: float) -> None:
@@ -73,7 +73,12 @@ def test_counts_by_hand() -> None:
     assert [warm_up(rollouts) for rollouts in (1, 40, 120, 1000)] == [0, 2, 6, 10]
     assert [prompts_of_a_step(group, None) for group in (4, 8, 16, 512)] == [64, 32, 16, 1]
     assert [prompts_of_a_step(8, problems) for problems in (5, 1000)] == [5, 32]
-    assert [demonstration_steps("from scratch", tokens, None, 32) for tokens in (8, 64, 999)] == [1200, 1000, 600]
+    assert [demonstration_steps("from scratch", tokens, None, 32) for tokens in (8, 50, 64, 999)] == [
+        600,
+        900,  # 18 a token
+        1000,
+        600,
+    ]
     assert demonstration_steps("from scratch", 64, 100, 32) == 125  # 40 passes
     assert demonstration_steps("from scratch", 64, 10**6, 32) == 1000
     assert demonstration_steps("trained before", 64, None, 16) == 200
@@ -88,7 +93,7 @@ def test_only_what_is_null_is_derived() -> None:
     )
     values = {each.field: each.value for each in derive(known, unset)}
     assert values == {
-        "model.optimization.lr": 6e-4,
+        "model.optimization.lr": 4e-4,
         "model.optimization.schedule": "cosine",
         "model.cold_start.lr": 3e-3,
         "model.cold_start.batch_size": 32,
@@ -150,7 +155,7 @@ def test_derived_values_are_printed_frozen_and_not_derived_again(command_line: A
     assert "model.optimization.lr " in first.err and "from scratch" in first.err
     assert "data.prompts_per_step" not in first.err  # which is set
     frozen = yaml.safe_load((command_line.runs / "derived" / "config.yaml").read_text())
-    assert frozen["model"]["optimization"]["lr"] == 6e-4  # fewer than 10⁵ parameters
+    assert frozen["model"]["optimization"]["lr"] == 4e-4  # fewer than 10⁵ parameters
     assert frozen["model"]["optimization"]["schedule"] == "cosine"
     own = command_line.runs / "derived" / "config.yaml"
     frozen["model"]["optimization"]["lr"] = 7e-4  # what an older rule may have given

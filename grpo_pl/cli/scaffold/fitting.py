@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
@@ -29,6 +29,8 @@ LOOKED_AT = 64
 """Texts that constant parts are looked for in."""
 SAMPLED = 256
 """Problems that lengths are measured on."""
+SPELLED = 1024
+"""Problems whose characters are looked at: prose has a rare one every few hundred texts."""
 FEWEST = 32
 """Problems of a step of the cold start and of a rollout."""
 
@@ -79,7 +81,7 @@ def fit_to(source: PromptSource) -> Fit:
         prompt=max(prompts),
         completion=-(-lengths[-1] * 9 // 8 // 4) * 4,
         row=round(sum(prompts) / len(prompts) + sum(longer) / len(longer)),
-        ascii_only=not set("".join([*questions, *known])) - set(CHARACTERS),
+        ascii_only=not set("".join([*questions, *known, *_further_texts(source)])) - set(CHARACTERS),
     )
 
 
@@ -96,6 +98,15 @@ def _first(source: PromptSource) -> Sequence[Problem]:
         with suppress(ValueError):
             return source.prompts(0, count=count)
     return source.prompts(0, count=FEWEST)
+
+
+def _further_texts(source: PromptSource) -> Iterator[str]:
+    """Questions and answers of more training problems: of all of a file's, of the first ``SPELLED`` made up."""
+    rows = source.problems("train")
+    if rows is None:
+        steps = range(1, 1 + SPELLED // FEWEST)
+        rows = chain.from_iterable(source.prompts(step, count=FEWEST) for step in steps)
+    return (text for problem in rows for text in (problem.question, problem.answer))
 
 
 def constant_parts(texts: Sequence[str]) -> list[str]:

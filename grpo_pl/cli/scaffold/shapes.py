@@ -7,8 +7,7 @@ from dataclasses import dataclass
 WORK = 35e6
 """Most parameters times tokens of a row, meant for five minutes of two cores with ``ROLLOUTS`` rollouts; an estimate
 from the quickstart."""
-ROLLOUTS = 100
-FEWEST = 60
+ROLLOUTS, FEWEST, MOST = 100, 60, 200
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,8 @@ class Shape:
         return self.layers * self.hidden * (4 * self.hidden + 3 * self.intermediate) * tokens
 
     def rollouts(self, tokens: int) -> int:
-        """100, and in proportion fewer where rows are longer than the budget has room for; 60 at least."""
-        return min(ROLLOUTS, max(FEWEST, round(ROLLOUTS * WORK / self.work(tokens))))
+        """100 where the budget is used up, in proportion more for shorter rows and fewer for longer ones; 60 … 200."""
+        return min(MOST, max(FEWEST, round(ROLLOUTS * WORK / self.work(tokens))))
 
 
 SHAPES = (Shape(128, 3), Shape(112, 3), Shape(96, 3), Shape(80, 3), Shape(64, 3), Shape(64, 2))

@@ -62,7 +62,7 @@ def test_a_new_task_is_trained_as_it_stands(command_line: Any, place: Path, name
     config = place / name / "config.yaml"
     assert command_line("fit", "--config", config, *SHORT).status == 0
     written = yaml.safe_load((command_line.runs / name / "config.yaml").read_text())
-    assert written["model"]["optimization"]["lr"] == 6e-4  # derived for a policy of this size
+    assert written["model"]["optimization"]["lr"] == 4e-4  # derived for a policy of this size
     assert {path.name for path in (place / name).iterdir()} - {"__pycache__", "problems.csv", "problems.jsonl"} == {
         "task.py",
         "config.yaml",
@@ -165,15 +165,16 @@ def test_constant_parts_take_no_piece_of_a_number() -> None:
 
 def test_ranges_are_narrowed_by_hand() -> None:
     assert narrowed(2, 6) == [(2, 3), (2, 4), (2, 5)]  # the lowest quarter of a count, or more
-    assert narrowed(1, 1000) == [(1, 100)]  # half of the digits of a size
-    assert narrowed(1, 2**31 - 1) == [(1, 1000), (1, 10**5)]
+    assert narrowed(1, 1000) == [(1, 50), (1, 100)]  # half of the digits of a size, and half of that
+    assert narrowed(1, 2**31 - 1) == [(1, 500), (1, 1000), (1, 50_000), (1, 10**5)]
+    assert narrowed(1, 100) == [(1, 10)]  # five numbers are too few for any task
     assert narrowed(-100.0, 100.0) == [(-10.0, 10.0)]
     assert narrowed(-10, 10) == [(-2, 2)]
     assert narrowed(1, 2) == [(1, 1)]
 
 
 def test_a_task_is_made_easier_only_as_far_as_enough_problems_differ() -> None:
-    assert easier_settings("gcd") == {"max_value": 100}
+    assert easier_settings("gcd") == {"max_value": 50}
     assert easier_settings("prime_factorization") == {}  # 99 numbers are too few
     assert easier_settings("count_bits") == {"max_n": 1000}
     assert easier_settings("syllogism") == {}  # no ranges
@@ -181,18 +182,24 @@ def test_a_task_is_made_easier_only_as_far_as_enough_problems_differ() -> None:
 
 def test_easier_settings_stand_in_the_configuration(place: Path) -> None:
     config = yaml.safe_load((place / "new_gcd" / "config.yaml").read_text())
-    assert config["data"]["source"]["init_args"] == {"settings": {"max_value": 100}}
+    assert config["data"]["source"]["init_args"] == {"settings": {"max_value": 50}}
     from grpo_pl.data.sources import PromptSource
 
     source: Any = read([place / "new_gcd" / "config.yaml"]).build("data.source", PromptSource)
     numbers = [int(n) for p in source.prompts(0, count=50) for n in re.findall(r"\d+", p.question)]
-    assert max(numbers) <= 100
+    assert max(numbers) <= 50
 
 
-def test_longer_rows_get_narrower_policies_and_fewer_rollouts() -> None:
+def test_longer_rows_get_narrower_policies_and_shorter_ones_more_rollouts() -> None:
     assert [shape_for(tokens) for tokens in (10, 100, 400)] == [Shape(128, 3), Shape(96, 3), Shape(64, 2)]
     assert Shape(128, 3).work(10) == 3 * (4 * 128**2 + 3 * 128 * 352) * 10
-    assert [shape_for(tokens).rollouts(tokens) for tokens in (10, 100, 600, 10_000)] == [100, 100, 60, 60]
+    assert [shape_for(tokens).rollouts(tokens) for tokens in (10, 58, 100, 600, 10_000)] == [
+        200,
+        100,
+        103,
+        60,
+        60,
+    ]
 
 
 def test_tokens_are_characters_and_tags() -> None:
