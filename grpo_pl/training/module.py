@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -57,7 +57,7 @@ from grpo_pl.training.teacher import Teachers, check_sources, check_teachers, ch
 from grpo_pl.training.turn_supervision import check_episodes, without_value
 from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.training.vocabulary import first_prompts, with_collected_characters
-from grpo_pl.types import PromptBatch, SamplingParams
+from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -509,6 +509,15 @@ class GRPOModule(LightningModule):
             greedy = answer(1, replace(sampling, temperature=0.0)) if self.validation.greedy else None
         self._held_out.update(batch, sampled, greedy)
         return {"sampled": sampled, "greedy": greedy}
+
+    def answer_greedily(self, problems: Sequence[Problem]) -> Answers:
+        """A graded greedy completion of each problem, between two steps; all processes call it together, and it changes
+        nothing of the run."""
+        self.engine.updates = self._data.completed_rollouts
+        self._wait_for_engine()
+        sampling = replace(self.validation.sampling(self.sampling), temperature=0.0)
+        with self._gathered_for_engine():
+            return self._collector.answer(self.require_policy(), self._data.completed_rollouts, problems, 1, sampling)
 
     def on_validation_epoch_end(self) -> None:
         assert self._held_out is not None

@@ -1,0 +1,56 @@
+"""``grpo-pl demo``: a fit to be watched, with one held-out problem answered again and again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import webbrowser
+from pathlib import Path
+
+from grpo_pl.cli.given import Given
+from grpo_pl.files.runs import newest_run_folder
+
+LIVE = "grpo_pl.callbacks.live.LiveView"
+DEFAULT = "configs/quickstart.yaml"
+
+
+def demo(config: Given = DEFAULT, seed: int = 0, every: int = 10, runs_dir: str = "runs", name: str = "demo") -> int:
+    """Trains a tiny policy while you watch: what it first wrote about a held-out problem beside what it writes now, and
+    how often it is right.
+
+    It is ``grpo-pl fit`` with the callback ``grpo_pl.callbacks.live.LiveView``. Options of a configuration, such as
+    --data.steps=60, are passed on. At the end the report opens, where there is a browser to open it.
+
+    Args:
+        config: the configuration of the task.
+        seed: seed of the run.
+        every: rollouts between two answers to the problem.
+        runs_dir: folder that holds one folder per run.
+        name: name of the run.
+    """
+    items = [str(config)] if isinstance(config, str | Path) else config or []
+    options = [
+        *(item if item.startswith("--") else f"--config={item}" for item in items),
+        f"--seed_everything={seed}",
+        f"--runs_dir={runs_dir}",
+        f"--name={name}",
+        f"--trainer.callbacks+={{class_path: {LIVE}, init_args: {{every_n_rollouts: {every}}}}}",
+        "--samples.every_n_rollouts=0",
+        f"--trainer.enable_progress_bar={str(not sys.stdout.isatty()).lower()}",  # the view has a line of its own
+    ]
+    status = subprocess.run([sys.executable, "-m", "grpo_pl", "fit", *options], check=False).returncode
+    run = newest_run_folder(Path(runs_dir), name)
+    if status == 0 and run is not None and can_show():
+        webbrowser.open(run.report.absolute().as_uri())
+    return status
+
+
+def can_show() -> bool:
+    """Whether a person sits before a screen on which a browser can open."""
+    screen = sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    try:
+        webbrowser.get()
+    except webbrowser.Error:
+        return False
+    return screen and sys.stdout.isatty()

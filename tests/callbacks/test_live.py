@@ -1,0 +1,59 @@
+"""The view of one held-out problem while the policy learns: lines in a file, a page on a terminal, the same run."""
+
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from grpo_pl.callbacks.live import Answered, LiveView, side_by_side, sparkline
+from grpo_pl.types import Problem
+
+LIVE = "--trainer.callbacks+={class_path: grpo_pl.callbacks.live.LiveView, init_args: {every_n_rollouts: 2}}"
+
+
+def test_a_sparkline_has_a_bar_for_each_value_or_for_the_mean_of_a_span() -> None:
+    assert sparkline([0.0, 0.25, 0.5, 1.0], top=1.0, width=10) == "▁▃▅█"
+    assert sparkline([0.0, 0.5, 1.0, 1.0], top=1.0, width=2) == "▃█"  # 0.25 and 1
+    assert sparkline([0.0, 0.0], top=0.0, width=2) == "▁▁"
+    assert len(sparkline([1.0] * 7, top=1.0, width=3)) == 3
+
+
+def test_the_first_answer_stands_beside_the_newest_and_markup_is_text() -> None:
+    answers = [Answered(0, "[red]first", False), Answered(10, "second", False), Answered(20, "third", True)]
+    printed = io.StringIO()
+    Console(file=printed, width=80).print(side_by_side(Problem(id=1, question="12 7 3:36", answer="36"), answers, 1000))
+    text = printed.getvalue()
+    assert "held-out problem 12 7 3:36" in text and "rollout 0" in text and "rollout 20" in text
+    assert "[red]first" in text and "third" in text and "second" not in text
+
+
+def test_a_file_gets_a_line_for_each_answer_and_the_run_is_the_same(
+    command_line: Any, read_metrics: Callable[..., list[dict[str, str]]]
+) -> None:
+    config = command_line.config("live")
+    alone = command_line("fit", "--config", config, "--name=alone")
+    seen = command_line("fit", "--config", config, "--name=seen", LIVE)
+    assert alone.status == seen.status == 0, seen.err
+    assert re.findall(r"^rollout (\d): (?:right|wrong): ", seen.out, re.MULTILINE) == list("024")
+    assert re.search(r"^held-out problem \d+\+\d+=$", seen.out, re.MULTILINE)
+    assert "\x1b" not in seen.out
+    metrics = [read_metrics(command_line.runs / name / "metrics.csv") for name in ("alone", "seen")]
+    assert metrics[0] == metrics[1]
+
+
+def test_a_terminal_gets_both_answers_and_two_curves(command_line: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    done = command_line("fit", "--config", command_line.config("shown"), "--trainer.enable_progress_bar=false", LIVE)
+    assert done.status == 0, done.err
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.out)
+    assert re.search(r"rollout 4/4 +\d+:\d\d", text)
+    assert re.search(r"right [▁▂▃▄▅▆▇█]{4} ", text) and re.search(r"length [▁▂▃▄▅▆▇█]{4} ", text)
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="every_n_rollouts"):
+        LiveView(every_n_rollouts=0)

@@ -1,0 +1,57 @@
+"""``grpo-pl demo``: a fit with the live view, and a report that opens only before a screen."""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from grpo_pl.cli.commands import demo as demo_module
+from grpo_pl.cli.main import main
+from tests.forked import Forked
+
+
+def _forked(command: Sequence[str], *, check: bool) -> Any:
+    """In the place of `subprocess.run`, for ``python -m grpo_pl fit …``."""
+    assert command[1:4] == ["-m", "grpo_pl", "fit"]
+    return SimpleNamespace(returncode=Forked(partial(main, command[3:]), env=os.environ, output=None).wait())
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that a browser was asked to open."""
+    found: list[str] = []
+    monkeypatch.setattr(demo_module, "subprocess", SimpleNamespace(run=_forked))
+    monkeypatch.setattr(demo_module.webbrowser, "open", found.append)
+    return found
+
+
+@pytest.mark.parametrize("screen", [True, False])
+def test_the_report_opens_before_a_screen_only(
+    command_line: Any, opened: list[str], monkeypatch: pytest.MonkeyPatch, screen: bool
+) -> None:
+    monkeypatch.setattr(demo_module, "can_show", lambda: screen)
+    config = command_line.config("shown")
+    done = command_line(
+        "demo", f"--config={config}", "--seed=3", "--every=2", f"--name=screen_{screen}", "--data.steps=2"
+    )
+    assert done.status == 0, done.err
+    folder = Path(command_line.runs) / f"screen_{screen}"
+    assert opened == ([(folder / "report.html").absolute().as_uri()] if screen else [])
+    written = (folder / "config.yaml").read_text()
+    assert "grpo_pl.callbacks.live.LiveView" in written and "seed_everything: 3" in written and "steps: 2" in written
+
+
+def test_a_fit_that_fails_opens_nothing(command_line: Any, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_module, "can_show", lambda: True)
+    assert command_line("demo", "--config=configs/sorting.yaml", "--data.steps=-1").status != 0
+    assert opened == []
+
+
+def test_a_file_or_a_machine_without_a_screen_shows_no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    assert not demo_module.can_show()  # a test's output is no terminal
