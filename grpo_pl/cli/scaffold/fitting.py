@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, product
@@ -102,7 +102,7 @@ def _first(source: PromptSource) -> Sequence[Problem]:
 
 def _further_texts(source: PromptSource) -> Iterator[str]:
     """Questions and answers of more training problems: of all of a file's, of the first ``SPELLED`` made up."""
-    rows = source.problems("train")
+    rows: Iterable[Problem] | None = source.problems("train")
     if rows is None:
         steps = range(1, 1 + SPELLED // FEWEST)
         rows = chain.from_iterable(source.prompts(step, count=FEWEST) for step in steps)
