@@ -14,9 +14,9 @@ import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import grpo_pl
 from grpo_pl.cli.commands import TRAINER_VERBS, VERBS
@@ -93,15 +93,17 @@ Start with: grpo-pl fit --config configs/quickstart.yaml"""
 
 def _train(verb: str, args: list[str]) -> int:
     end_with_launcher()
-    trainer = _imported("grpo_pl.cli.trainer")
-    from grpo_pl.policy.quiet import quiet_libraries
-    from grpo_pl.rollout.engine import RolloutInterrupted
+    with _imports_kept():
+        from grpo_pl.cli.doctor import DoctorCLI
+        from grpo_pl.cli.trainer import GRPOCLI
+        from grpo_pl.policy.quiet import quiet_libraries
+        from grpo_pl.rollout.engine import RolloutInterrupted
 
     quiet_libraries()
     try:
         if verb == "doctor":
-            return int(_imported("grpo_pl.cli.doctor").DoctorCLI([verb, *args]).status)
-        trainer.GRPOCLI([verb, *args])
+            return DoctorCLI([verb, *args]).status
+        GRPOCLI([verb, *args])
     except RolloutInterrupted as stop:
         by_hand = stop.signal == signal.SIGINT
         print(f"grpo-pl {verb}: stopped by {'Ctrl-C' if by_hand else 'SIGTERM'}; --resume goes on.", file=sys.stderr)
@@ -115,7 +117,8 @@ def _train(verb: str, args: list[str]) -> int:
 
 def _command(verb: str, args: list[str]) -> int:
     args, _ = split_help(args)  # its page is short: `--help all` is the same
-    function = getattr(_imported(f"grpo_pl.cli.commands.{verb}"), verb)
+    with _imports_kept():
+        function = getattr(importlib.import_module(f"grpo_pl.cli.commands.{verb}"), verb)
     description = re.split(r"\n(?:Args|Returns|Raises):", inspect.getdoc(function) or "")[0]
     parser = Parser(prog=f"grpo-pl {verb}", description=description)
     # not by auto_cli, which drops whatever is given for an argument named `config`
@@ -130,20 +133,19 @@ def _command(verb: str, args: list[str]) -> int:
     return int(function(**given) or 0)
 
 
-def _imported(name: str) -> Any:
-    """The module ``name``. The first time, Python looks for no garbage while it imports, for all of that stays: a sixth
-    of a command's start was spent looking; nor does it look there again."""
-    if name in sys.modules:
-        return sys.modules[name]
-    collects = gc.isenabled()
+@contextmanager
+def _imports_kept() -> Iterator[None]:
+    """Python looks for no garbage while modules are imported, for all of them stay: a sixth of a command's start was
+    spent looking; nor does it look there again."""
+    collects, known = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
-        module = importlib.import_module(name)
-        gc.freeze()
+        yield
+        if len(sys.modules) > known:
+            gc.freeze()
     finally:
         if collects:
             gc.enable()
-    return module
 
 
 def _python_names(args: list[str], switches: set[str]) -> list[str]:
