@@ -11,6 +11,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -192,10 +193,13 @@ def synchronise(device: str) -> None:
 
 
 def most_memory(device: str) -> float:
-    """Most memory that this process has used so far, in MiB; on a GPU that of tensors, since `forget_memory`."""
+    """Most memory in MiB that this process has used: on a GPU that of tensors, there and on Linux since
+    `forget_memory`."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / MIB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # KiB on Linux
+    with suppress(OSError), open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) / 1024  # KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def memory_in_use(device: str) -> float:
@@ -206,11 +210,14 @@ def memory_in_use(device: str) -> float:
 
 
 def forget_memory(device: str) -> None:
-    """Begins `most_memory` anew, on a GPU."""
+    """Begins `most_memory` anew: on a GPU, and on Linux."""
+    gc.collect()
     if device == "cuda":
-        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        return
+    with suppress(OSError), open("/proc/self/clear_refs", "w") as marks:
+        marks.write("5")  # of `man 5 proc`: the peak becomes what is resident now
 
 
 def summary(seconds: Sequence[float]) -> dict[str, float]:

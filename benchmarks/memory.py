@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import MIB, most_memory, publish, surroundings, synchronise
+from common import MIB, forget_memory, most_memory, publish, surroundings, synchronise
 
 from grpo_pl.functional.gemm import FastLinear
 from grpo_pl.functional.logprobs import TaughtTokens, head_divergence, head_logprobs, token_entropy, token_logprobs
@@ -38,6 +38,7 @@ def one(way: str, tokens: int, vocabulary: int, hidden_size: int, device: str, d
     hidden.grad, weight.grad = None, torch.zeros_like(weight)
     weight.grad.fill_(0.0)
     synchronise(device)
+    forget_memory(device)  # making the weights took more for a moment, which would hide as much
     before, start = most_memory(device), time.perf_counter()
     weight.grad = None  # frees the memory that the new gradient then takes
     entropy: torch.Tensor | None
