@@ -91,6 +91,12 @@ class LiveView(StepCallback):
         self._stage = f"{stage} {done}/{total}"
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._end()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._end()  # what is printed while the page is there would be drawn over
+
+    def _end(self) -> None:
         if self._live is not None:
             self._live.stop()  # after a last look
             self._live = None

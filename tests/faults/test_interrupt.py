@@ -40,6 +40,18 @@ def test_ctrl_c_saves_the_last_completed_rollout_and_exits_130(
     assert_same_end(quickstart)
 
 
+def test_a_live_view_ends_before_it_is_said_how_to_go_on(
+    quickstart: Any, death: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TTY_COMPATIBLE", "FORCE_COLOR"):  # as before a terminal
+        monkeypatch.setenv(name, "1")
+    live = "--trainer.callbacks+=grpo_pl.callbacks.live.LiveView"
+    stopped = death("rollout", 90, signal.SIGINT)
+    assert quickstart.fit(live, "--trainer.enable_progress_bar=false", death=stopped) == 130, quickstart.log
+    assert "held-out problem" in quickstart.log
+    assert quickstart.log.endswith("grpo-pl fit: stopped by Ctrl-C; --resume goes on.\n")
+
+
 def test_ctrl_c_before_training_leaves_no_run_folder(quickstart: Any) -> None:
     process = quickstart.start("--model.cold_start.steps=5000")
     log = quickstart.folder / "log"

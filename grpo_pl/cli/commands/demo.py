@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import webbrowser
 from pathlib import Path
 
 from grpo_pl.cli.given import Given
+from grpo_pl.cli.main import main
 from grpo_pl.files.runs import newest_run_folder
 
 LIVE = "grpo_pl.callbacks.live.LiveView"
@@ -39,7 +39,7 @@ def demo(config: Given = DEFAULT, seed: int = 0, every: int = 10, runs_dir: str 
         "--samples.every_n_rollouts=0",
         f"--trainer.enable_progress_bar={str(not sys.stdout.isatty()).lower()}",  # the view has a line of its own
     ]
-    status = subprocess.run([sys.executable, "-m", "grpo_pl", "fit", *options], check=False).returncode
+    status = main(["fit", *options])  # in this process, so that Ctrl-C and SIGTERM end it as they end any fit
     run = newest_run_folder(Path(runs_dir), name)
     if status == 0 and run is not None and can_show():
         webbrowser.open(run.report.absolute().as_uri())

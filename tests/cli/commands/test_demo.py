@@ -1,30 +1,17 @@
 """``grpo-pl demo``: a fit with the live view, and a report that opens only before a screen."""
 
-import os
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from grpo_pl.cli.commands import demo as demo_module
-from grpo_pl.cli.main import main
-from tests.forked import Forked
-
-
-def _forked(command: Sequence[str], *, check: bool) -> Any:
-    """In the place of `subprocess.run`, for ``python -m grpo_pl fit …``."""
-    assert command[1:4] == ["-m", "grpo_pl", "fit"]
-    return SimpleNamespace(returncode=Forked(partial(main, command[3:]), env=os.environ, output=None).wait())
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The addresses that a browser was asked to open."""
     found: list[str] = []
-    monkeypatch.setattr(demo_module, "subprocess", SimpleNamespace(run=_forked))
     monkeypatch.setattr(demo_module.webbrowser, "open", found.append)
     return found
 
