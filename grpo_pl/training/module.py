@@ -31,13 +31,13 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.weights import is_sharded
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.batch import check_rewards
-from grpo_pl.rollout.copying import CopyEngine
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.carried import CarriedRollouts, PartialRollouts, check_partial
+from grpo_pl.training.checks import check_engine, check_parts
 from grpo_pl.training.cold_start import ColdStart, Stage
 from grpo_pl.training.collect import Collector
 from grpo_pl.training.defaults import Derived, derive, look_at, unset_fields, with_values
@@ -116,31 +116,15 @@ class GRPOModule(LightningModule):
         """By source; used where the objective asks for a teacher."""
         check_teachers(self.teacher_configs, algorithm, temperature=sampling.temperature)
         sampling.require_on_policy()
-        if sampling.sampling_mask and (environment is not None or partial_rollouts is not None):
-            raise ValueError(
-                "model.sampling.sampling_mask is for completions drawn in one turn and one step: set model.environment "
-                "and model.partial_rollouts null, or top_k 0 and top_p 1."
-            )
-        if algorithm.needs_likely and (environment is not None or partial_rollouts is not None):
-            raise ValueError(
-                "model.algorithm.trust_region_top_k is for completions drawn in one turn and one step: set "
-                "model.environment and model.partial_rollouts null, or it to 0."
-            )
-        if sampling.top_logprobs not in (0, algorithm.trust_region_top_k):
-            raise ValueError(
-                f"model.sampling.top_logprobs is {sampling.top_logprobs}, which the objective sets: set it to 0, and "
-                "model.algorithm.trust_region_top_k where the objective shall use it."
-            )
-        if policy.quantization is not None and cold_start is not None:
-            raise ValueError(
-                "model.cold_start trains all weights, and policy.quantization holds frozen ones: set one of them null."
-            )
+        check_parts(
+            policy,
+            algorithm,
+            sampling,
+            cold_start=cold_start,
+            in_one_go=environment is None and partial_rollouts is None,
+            max_tokens_per_microbatch=max_tokens_per_microbatch,
+        )
         self.budget = TokenBudget(configured=max_tokens_per_microbatch)
-        if max_tokens_per_microbatch is not None and max_tokens_per_microbatch <= sampling.max_completion_length:
-            raise ValueError(
-                f"model.max_tokens_per_microbatch is {max_tokens_per_microbatch}, but must hold a prompt and a "
-                f"completion of up to {sampling.max_completion_length} tokens (model.sampling.max_completion_length)."
-            )
         self.automatic_optimization = False
         self.policy_config, self.template, self.cold_start = policy, template, cold_start
         self.rewards, self.algorithm = rewards, algorithm
@@ -272,7 +256,7 @@ class GRPOModule(LightningModule):
         """Prepares for rollouts that are ``staleness`` updates old: their engine, and the objective's correction.
 
         Raises:
-            ValueError: the engine reads the policy's weights while it draws, and they change.
+            ValueError: see `check_engine`.
         """
         chosen = replace(self.algorithm, mismatch=self._chosen_mismatch)  # an earlier fit may have set its own
         self.algorithm = chosen.for_stale_samples(staleness > 0 or self.draws_in_parts)
@@ -281,21 +265,7 @@ class GRPOModule(LightningModule):
         default = NativeChildEngine if staleness > 0 else NativeEngine
         if self.engine is self._default_engine and type(self.engine) is not default:
             self.engine = self._default_engine = default()
-        if self.sampling.sampling_mask and not self.engine.keeps_support:
-            raise ValueError(
-                f"model.sampling.sampling_mask needs an engine that notes what was left to draw from, and "
-                f"{type(self.engine).__name__} does not: leave model.engine out, with data.staleness 0."
-            )
-        if self.algorithm.needs_likely and not self.engine.keeps_top:
-            raise ValueError(
-                f"model.algorithm.trust_region_top_k needs an engine that records the likeliest tokens, and "
-                f"{type(self.engine).__name__} does not: leave model.engine out, or set it to 0."
-            )
-        if staleness > 0 and not isinstance(self.engine, CopyEngine):
-            raise ValueError(
-                f"data.staleness is {staleness}, and {type(self.engine).__name__} reads the policy's weights while "
-                "they change: set model.engine to NativeChildEngine, VLLMEngine or RemoteEngine, or leave it out."
-            )
+        check_engine(self.engine, self.algorithm, self.sampling, staleness=staleness)
 
     @property
     def draws_in_parts(self) -> bool:
