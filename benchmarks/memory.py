@@ -18,7 +18,7 @@ import torch
 from common import MIB, forget_memory, most_memory, publish, surroundings, synchronise
 
 from grpo_pl.functional.gemm import FastLinear
-from grpo_pl.functional.logprobs import TaughtTokens, head_divergence, head_logprobs, token_entropy, token_logprobs
+from grpo_pl.functional.logprobs import TaughtTokens, head_scores, token_entropy, token_logprobs
 
 GRID = [(1024, 32_000), (4096, 32_000), (16_384, 32_000), (4096, 152_000), (16_384, 152_000)]
 
@@ -30,7 +30,7 @@ def one(way: str, tokens: int, vocabulary: int, hidden_size: int, device: str, d
     hidden = torch.randn(tokens, hidden_size, **on).requires_grad_()
     weight = (torch.randn(vocabulary, hidden_size, **on) * 0.02).requires_grad_()
     token_ids = torch.randint(vocabulary, (tokens,), generator=generator, device=device)
-    head_logprobs(hidden[:2], weight[:8], token_ids[:2] % 8)[0].sum().backward()  # loads the libraries
+    head_scores(hidden[:2], weight[:8], token_ids[:2] % 8).logprobs.sum().backward()  # loads the libraries
     taught = None
     if way == "divergence":
         theirs = [torch.randn(size, hidden_size, generator=generator, device=device) for size in (tokens, vocabulary)]
@@ -43,10 +43,11 @@ def one(way: str, tokens: int, vocabulary: int, hidden_size: int, device: str, d
     weight.grad = None  # frees the memory that the new gradient then takes
     entropy: torch.Tensor | None
     if taught is not None:
-        logprobs, entropy, divergence = head_divergence(hidden, weight, token_ids, taught)
-        logprobs = logprobs + divergence
+        found = head_scores(hidden, weight, token_ids, teacher=taught)
+        assert found.divergence is not None
+        logprobs, entropy = found.logprobs + found.divergence, found.entropy
     elif way == "chunked":
-        logprobs, entropy = head_logprobs(hidden, weight, token_ids, with_entropy=True)
+        logprobs, entropy = head_scores(hidden, weight, token_ids, with_entropy=True)[:2]
     else:
         logits = hidden @ weight.t()
         logprobs, entropy = token_logprobs(logits, token_ids), token_entropy(logits.detach())

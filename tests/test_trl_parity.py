@@ -5,7 +5,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from grpo_pl.functional.logprobs import TaughtTokens, head_divergence, token_entropy, token_logprobs
+from grpo_pl.functional.logprobs import TaughtTokens, head_scores, token_entropy, token_logprobs
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 
 trl = pytest.importorskip("trl", reason="TRL is a development dependency: pip install 'grpo_pl[dev]'")
@@ -159,7 +159,9 @@ def test_the_divergence_from_a_teacher_is_that_of_gkd(beta, temperature):
     hidden.requires_grad_()
     eye = torch.eye(40)  # a head that returns the teacher's logits as they are
     ids = torch.zeros(B * T, dtype=torch.int64)
-    ours = head_divergence(hidden, weight, ids, TaughtTokens(theirs, eye, None, beta), temperature=temperature)[2]
+    ours = head_scores(
+        hidden, weight, ids, teacher=TaughtTokens(theirs, eye, None, beta), temperature=temperature
+    ).divergence
     labels = torch.zeros(1, B * T, dtype=torch.int64)
     loss = GKDTrainer.generalized_jsd_loss(
         (hidden @ weight.t()).unsqueeze(0), theirs.unsqueeze(0), labels, beta=beta, temperature=temperature

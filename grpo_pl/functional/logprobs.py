@@ -158,39 +158,6 @@ def head_scores(
     )
 
 
-def head_logprobs(
-    hidden: Tensor,
-    weight: Tensor,
-    token_ids: Tensor,
-    *,
-    bias: Tensor | None = None,
-    temperature: float = 1.0,
-    with_entropy: bool = False,
-    support: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Log-probabilities (N,), and entropies (N,) or None, by `head_scores`."""
-    options: dict[str, Any] = {"bias": bias, "temperature": temperature, "support": support}
-    found = head_scores(hidden, weight, token_ids, with_entropy=with_entropy, **options)
-    return found.logprobs, found.entropy
-
-
-def head_divergence(
-    hidden: Tensor,
-    weight: Tensor,
-    token_ids: Tensor,
-    teacher: TaughtTokens,
-    *,
-    bias: Tensor | None = None,
-    temperature: float = 1.0,
-    support: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities, entropies and divergences from a teacher, each (N,), by `head_scores`."""
-    options: dict[str, Any] = {"bias": bias, "temperature": temperature, "support": support}
-    found = head_scores(hidden, weight, token_ids, teacher=teacher, **options)
-    assert found.entropy is not None and found.divergence is not None
-    return found.logprobs, found.entropy, found.divergence
-
-
 class _HeadScores(torch.autograd.Function):
     @staticmethod
     def forward(

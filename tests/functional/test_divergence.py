@@ -7,7 +7,7 @@ import torch
 
 from grpo_pl.functional import logprobs as module
 from grpo_pl.functional.divergence import divergence, divergence_slope
-from grpo_pl.functional.logprobs import TaughtTokens, head_divergence, head_logprobs
+from grpo_pl.functional.logprobs import TaughtTokens, head_scores
 
 MIXES = (0.0, 0.1, 0.5, 0.9, 1.0)
 
@@ -106,7 +106,7 @@ def test_chunks_give_what_whole_logits_give(small_chunks, mix, theirs):
     """Also where one of both vocabularies is padded: distributions are then over what they share."""
     (hidden, weight, bias), ids, teacher = _inputs(theirs=theirs)
     tau, shared = 0.8, min(13, theirs)
-    ours = head_divergence(hidden, weight, ids, TaughtTokens(*teacher, mix), bias=bias, temperature=tau)
+    ours = head_scores(hidden, weight, ids, teacher=TaughtTokens(*teacher, mix), bias=bias, temperature=tau)[:3]
     logits = (hidden @ weight.t() + bias) / tau
     target = ((teacher[0] @ teacher[1].t() + teacher[2]) / tau)[:, :shared].log_softmax(-1)
     logprobs = logits.log_softmax(-1)
@@ -129,7 +129,7 @@ def test_gradients_pass_a_numerical_check(small_chunks):
     leaves, ids, teacher = _inputs(tokens=5, vocabulary=6, theirs=6)
 
     def scores(hidden, weight, bias):
-        return head_divergence(hidden, weight, ids, TaughtTokens(*teacher, 0.4), bias=bias, temperature=1.3)
+        return head_scores(hidden, weight, ids, teacher=TaughtTokens(*teacher, 0.4), bias=bias, temperature=1.3)[:3]
 
     assert torch.autograd.gradcheck(scores, leaves)
 
@@ -140,14 +140,14 @@ def test_gradients_beside_a_truncated_softmax_pass_it_too(small_chunks):
 
     def scores(hidden, weight, bias):
         taught = TaughtTokens(*teacher, 0.4)
-        return head_divergence(hidden, weight, ids, taught, bias=bias, temperature=1.3, support=support)
+        return head_scores(hidden, weight, ids, teacher=taught, bias=bias, temperature=1.3, support=support)[:3]
 
     assert torch.autograd.gradcheck(scores, leaves)
 
 
 def test_the_divergence_alone_has_a_gradient(small_chunks):
     (hidden, weight, bias), ids, teacher = _inputs()
-    _, _, distance = head_divergence(hidden, weight, ids, TaughtTokens(*teacher, 1.0), bias=bias)
+    _, _, distance = head_scores(hidden, weight, ids, teacher=TaughtTokens(*teacher, 1.0), bias=bias)[:3]
     distance.sum().backward()
     other = torch.autograd.grad(
         divergence(
@@ -164,15 +164,15 @@ def test_the_divergence_alone_has_a_gradient(small_chunks):
 def test_beside_a_teacher_log_probabilities_are_the_same_bit_for_bit():
     (hidden, weight, bias), ids, teacher = _inputs(dtype=torch.float32)
     with torch.no_grad():
-        plain = head_logprobs(hidden, weight, ids, bias=bias, with_entropy=True)
-        taught = head_divergence(hidden, weight, ids, TaughtTokens(*teacher, 0.5), bias=bias)
+        plain = head_scores(hidden, weight, ids, bias=bias, with_entropy=True)[:2]
+        taught = head_scores(hidden, weight, ids, teacher=TaughtTokens(*teacher, 0.5), bias=bias)[:3]
     assert torch.equal(plain[0], taught[0]) and torch.equal(plain[1], taught[1])
 
 
 def test_a_teacher_of_another_type_computes_in_its_own(small_chunks):
     (hidden, weight, bias), ids, teacher = _inputs(dtype=torch.float32)
     low = TaughtTokens(*(tensor.bfloat16() for tensor in teacher), 0.5)
-    _, _, distance = head_divergence(hidden, weight, ids, low, bias=bias)
+    _, _, distance = head_scores(hidden, weight, ids, teacher=low, bias=bias)[:3]
     target = torch.nn.functional.linear(low.hidden, low.weight, low.bias).float().log_softmax(-1)
     expected = divergence((hidden @ weight.t() + bias).log_softmax(-1), target, mix=0.5)
     torch.testing.assert_close(distance, expected, rtol=0.02, atol=0.01)

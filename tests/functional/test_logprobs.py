@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo_pl.functional import logprobs as module
-from grpo_pl.functional.logprobs import head_logprobs, head_scores, token_entropy, token_logprobs, top_logprobs
+from grpo_pl.functional.logprobs import head_scores, token_entropy, token_logprobs, top_logprobs
 
 
 @pytest.fixture(params=["kept", "recomputed", "mixed"])
@@ -42,9 +42,9 @@ def test_token_logprobs_and_entropy_by_hand():
     )
 
 
-def test_head_logprobs_by_hand():
+def test_head_scores_by_hand():
     hidden, weight = torch.tensor([[1.0, 0.0]]), torch.log(torch.tensor([[0.5, 1.0], [0.25, 1.0], [0.25, 1.0]]))
-    logprobs, entropy = head_logprobs(hidden, weight, torch.tensor([2]), with_entropy=True)
+    logprobs, entropy = head_scores(hidden, weight, torch.tensor([2]), with_entropy=True)[:2]
     torch.testing.assert_close(logprobs, torch.tensor([math.log(0.25)]))
     torch.testing.assert_close(entropy, torch.tensor([1.5 * math.log(2)]))
 
@@ -54,9 +54,9 @@ def test_head_logprobs_by_hand():
 def test_chunked_head_equals_materialised_logits(small_chunks, temperature, with_bias):
     hidden, weight, bias, token_ids, slopes = _inputs()
     leaves = [hidden, weight, bias] if with_bias else [hidden, weight]
-    ours = head_logprobs(
+    ours = head_scores(
         hidden, weight, token_ids, bias=bias if with_bias else None, temperature=temperature, with_entropy=True
-    )
+    )[:2]
     logits = torch.nn.functional.linear(hidden, weight, bias if with_bias else None)
     reference = (
         token_logprobs(logits, token_ids, temperature=temperature),
@@ -76,7 +76,7 @@ def test_gradients_pass_a_numerical_check(small_chunks):
     hidden, weight, bias, token_ids, _ = _inputs(tokens=7, size=3, vocabulary=6, dtype=torch.float64)
 
     def both(hidden, weight, bias):
-        return head_logprobs(hidden, weight, token_ids, bias=bias, temperature=1.3, with_entropy=True)
+        return head_scores(hidden, weight, token_ids, bias=bias, temperature=1.3, with_entropy=True)[:2]
 
     assert both(hidden, weight, bias)[0].dtype == torch.float64
     assert torch.autograd.gradcheck(both, (hidden, weight, bias))
@@ -84,7 +84,7 @@ def test_gradients_pass_a_numerical_check(small_chunks):
 
 def test_backward_twice_gives_the_same_gradient(small_chunks):
     hidden, weight, _, token_ids, slopes = _inputs()
-    loss = (head_logprobs(hidden, weight, token_ids)[0] * slopes[0]).sum()
+    loss = (head_scores(hidden, weight, token_ids).logprobs * slopes[0]).sum()
     first = torch.autograd.grad(loss, [hidden, weight], retain_graph=True)
     second = torch.autograd.grad(loss, [hidden, weight])
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -92,14 +92,14 @@ def test_backward_twice_gives_the_same_gradient(small_chunks):
 
 def test_frozen_head_gets_no_gradient(small_chunks):
     hidden, weight, _, token_ids, _ = _inputs()
-    head_logprobs(hidden, weight.detach(), token_ids)[0].sum().backward()
+    head_scores(hidden, weight.detach(), token_ids).logprobs.sum().backward()
     assert weight.grad is None and hidden.grad is not None
 
 
 def test_without_gradients_nothing_is_kept(small_chunks):
     hidden, weight, _, token_ids, _ = _inputs()
     with torch.no_grad():
-        logprobs, entropy = head_logprobs(hidden, weight, token_ids, with_entropy=True)
+        logprobs, entropy = head_scores(hidden, weight, token_ids, with_entropy=True)[:2]
     assert not logprobs.requires_grad and entropy is not None
     torch.testing.assert_close(logprobs, token_logprobs(hidden @ weight.t(), token_ids).detach())
 
@@ -107,7 +107,7 @@ def test_without_gradients_nothing_is_kept(small_chunks):
 def test_bfloat16_head_is_as_good_as_materialised_bfloat16_logits(small_chunks):
     """Both round logits to bfloat16; softmax is float32 in both; against exact arithmetic neither may be worse."""
     hidden, weight, _, token_ids, slopes = _inputs(tokens=200, size=64, vocabulary=11, dtype=torch.bfloat16)
-    ours, _ = head_logprobs(hidden, weight, token_ids)
+    ours, _ = head_scores(hidden, weight, token_ids)[:2]
     materialised = token_logprobs(hidden @ weight.t(), token_ids)
     assert ours.dtype == torch.float32
     torch.testing.assert_close(ours, materialised, atol=1e-5, rtol=1e-5)
@@ -123,7 +123,7 @@ def test_bfloat16_head_is_as_good_as_materialised_bfloat16_logits(small_chunks):
 def test_autocast_decides_the_type_of_the_products(small_chunks):
     hidden, weight, _, token_ids, _ = _inputs(tokens=50)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logprobs, _ = head_logprobs(hidden, weight, token_ids)
+        logprobs, _ = head_scores(hidden, weight, token_ids)[:2]
         reference = token_logprobs(torch.nn.functional.linear(hidden, weight), token_ids)
     assert logprobs.dtype == torch.float32
     torch.testing.assert_close(logprobs, reference, atol=1e-5, rtol=1e-5)
@@ -133,7 +133,7 @@ def test_autocast_decides_the_type_of_the_products(small_chunks):
 
 def test_no_tokens_give_no_logprobs_and_zero_gradient():
     hidden, weight, _, _, _ = _inputs(tokens=0)
-    logprobs, entropy = head_logprobs(hidden, weight, torch.zeros(0, dtype=torch.int64), with_entropy=True)
+    logprobs, entropy = head_scores(hidden, weight, torch.zeros(0, dtype=torch.int64), with_entropy=True)[:2]
     assert logprobs.shape == entropy.shape == (0,)
     logprobs.sum().backward()
     assert not weight.grad.any()
@@ -171,7 +171,7 @@ def test_a_truncated_softmax_is_that_over_its_support_alone(small_chunks, temper
     logits = (hidden @ weight.t() + bias).detach()
     want = [_scalar(z, i, s, temperature) for z, i, s in zip(logits.tolist(), ids.tolist(), SUPPORT, strict=True)]
     options = {"temperature": temperature, "support": support}
-    by_head = head_logprobs(hidden, weight, ids, bias=bias, with_entropy=True, **options)
+    by_head = head_scores(hidden, weight, ids, bias=bias, with_entropy=True, **options)[:2]
     of_logits = token_logprobs(logits, ids, **options), token_entropy(logits, **options)
     for found in (by_head, of_logits):
         for ours, reference in zip(found, zip(*want, strict=True), strict=True):
@@ -184,7 +184,7 @@ def test_the_gradient_of_a_truncated_softmax_is_checked_and_nothing_else_moves(s
 
     def by_head(*leaves):
         h, w, b = leaves
-        return head_logprobs(h, w, ids, bias=b, temperature=0.7, with_entropy=True, support=support)
+        return head_scores(h, w, ids, bias=b, temperature=0.7, with_entropy=True, support=support)[:2]
 
     assert torch.autograd.gradcheck(by_head, (hidden, weight, bias))
 
@@ -234,6 +234,6 @@ def test_further_tokens_have_no_gradient_and_change_none(small_chunks):
     assert torch.autograd.gradcheck(scores, (hidden, weight, bias))
     with_them, alone = (
         scores(hidden, weight, bias),
-        head_logprobs(hidden, weight, ids, bias=bias, temperature=1.3, with_entropy=True),
+        head_scores(hidden, weight, ids, bias=bias, temperature=1.3, with_entropy=True)[:2],
     )
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(with_them, alone, strict=True))
