@@ -192,6 +192,26 @@ def completed(cache: Path, five_rollouts: Path, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture
+def like_one_process(completed: Callable[..., Run], read_metrics: Callable[..., Any]) -> Callable[..., Run]:
+    """``like_one_process("ddp", config, rollouts=2)``: fails unless two processes drew and learned what one does, whose
+    run it returns."""
+
+    def compare(name: str, config: Path, *, rollouts: int) -> Run:
+        single, ours = completed("single", config), completed(name, config)
+        assert ours.samples() == single.samples()
+        for mine, theirs in zip(read_metrics(ours.metrics), read_metrics(single.metrics), strict=True):
+            assert mine.keys() == theirs.keys()
+            for key, value in theirs.items():
+                assert float(mine[key]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), key
+        before, after = single.state(rollouts)["state_dict"], ours.state(rollouts)["state_dict"]
+        difference = sum((after[key] - value).double().square().sum() for key, value in before.items()) ** 0.5
+        assert difference / sum(value.double().square().sum() for value in before.values()) ** 0.5 <= 1e-5
+        return single
+
+    return compare
+
+
+@pytest.fixture
 def command(cache: Path, in_processes: Callable[..., Ended]) -> Callable[..., Ended]:
     """``command(folder, "fit", …, world=2)``: ``grpo-pl`` in that many processes."""
 

@@ -11,20 +11,10 @@ PLAY = Path(__file__).parents[1] / "plugins" / "down.yaml"
 
 
 @pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
-def test_episodes_and_figures_are_those_of_one_process(
-    completed: Callable[..., Any], read_metrics: Callable[..., Any], name: str
-) -> None:
-    single, ours = completed("single", PLAY), completed(name, PLAY)
+def test_episodes_and_figures_are_those_of_one_process(like_one_process: Callable[..., Any], name: str) -> None:
+    single = like_one_process(name, PLAY, rollouts=4)
     assert len(single.samples()) == 4 * 4
     assert any("\n" in text for _, _, texts in single.samples() for text in texts)  # some went on after a first turn
-    assert ours.samples() == single.samples()
-    for mine, theirs in zip(read_metrics(ours.metrics), read_metrics(single.metrics), strict=True):
-        assert mine.keys() == theirs.keys()
-        for key, value in theirs.items():
-            assert float(mine[key]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), key
-    before, after = single.state(4)["state_dict"], ours.state(4)["state_dict"]
-    difference = sum((after[key] - value).double().square().sum() for key, value in before.items()).sqrt()
-    assert difference / sum(value.double().square().sum() for value in before.values()).sqrt() <= 1e-5
 
 
 def test_a_resumed_run_of_episodes_ends_bit_for_bit_alike(

@@ -33,15 +33,7 @@ def taught(completed: Callable[..., Any], five_rollouts: Path, tmp_path_factory:
 
 @pytest.mark.parametrize("name", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_what_is_learned_from_teachers_is_that_of_one_process(
-    completed: Callable[..., Any], read_metrics: Callable[..., Any], taught: Path, name: str
+    like_one_process: Callable[..., Any], read_metrics: Callable[..., Any], taught: Path, name: str
 ) -> None:
-    single, ours = completed("single", taught), completed(name, taught)
-    assert ours.samples() == single.samples()
-    for mine, theirs in zip(read_metrics(ours.metrics), read_metrics(single.metrics), strict=True):
-        assert mine.keys() == theirs.keys()
-        for key, value in theirs.items():
-            assert float(mine[key]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), key
-    before, after = single.state(2)["state_dict"], ours.state(2)["state_dict"]
-    difference = sum((after[key] - value).double().square().sum() for key, value in before.items()).sqrt()
-    assert difference / sum(value.double().square().sum() for value in before.values()).sqrt() <= 1e-5
+    single = like_one_process(name, taught, rollouts=2)
     assert any(float(row.get("teacher/divergence", 0)) > 0 for row in read_metrics(single.metrics))

@@ -1,7 +1,6 @@
 """What truncation leaves is recorded by the engines, goes with the rows, and is what the policy is scored over."""
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,25 +21,14 @@ from grpo_pl.rollout.groups import join_rollouts
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.training.microbatches import rollout_rows
-from grpo_pl.types import Rollout, SampleKey, SamplingParams
+from grpo_pl.types import Rollout
+from tests.rollout.drawn import drawn
 
 ENGINES = [PlainEngine(), PlainEngine(max_batch_rows=3), NativeEngine(), NativeEngine(max_batch_rows=3)]
 
 
-def _draw(engine: RolloutEngine, model: PreTrainedModel, prompts: Sequence[Sequence[int]], **changes: Any) -> Rollout:
-    sampling = SamplingParams(
-        **{"max_completion_length": 8, "temperature": 0.8, "top_p": 0.7, "sampling_mask": True, **changes}
-    )
-    keys = [
-        [SampleKey(seed=1, split="train", step=0, attempt=0, prompt_id=p, sample=i) for i in range(4)]
-        for p in range(len(prompts))
-    ]
-    return engine.generate(
-        model, prompt_ids=prompts, keys=keys, sampling=sampling, eos_token_ids=[5, 6, 7], pad_token_id=0
-    )
-
-
-PROMPTS = [[3, 4, 5], [8, 9]]
+def _draw(engine: RolloutEngine, model: PreTrainedModel, **changes: Any) -> Rollout:
+    return drawn(engine, model, **{"top_p": 0.7, "sampling_mask": True, **changes})
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda e: f"{type(e).__name__} {e.max_batch_rows}")
@@ -48,7 +36,7 @@ PROMPTS = [[3, 4, 5], [8, 9]]
 def test_the_policy_scored_over_the_support_gives_what_was_drawn_with(
     engine: RolloutEngine, truncation: dict[str, Any], tiny_policy: PreTrainedModel
 ) -> None:
-    rollout = _draw(engine, tiny_policy, PROMPTS, **truncation)
+    rollout = _draw(engine, tiny_policy, **truncation)
     mask, support = rollout.action_mask, rollout.support
     assert support is not None and support.shape[:2] == mask.shape
     assert (support == rollout.completion_ids.unsqueeze(2)).any(dim=2)[mask].all()  # what was drawn is in it
@@ -68,7 +56,7 @@ def test_the_policy_scored_over_the_support_gives_what_was_drawn_with(
 def test_a_support_restricts_the_scores_and_not_the_divergence_from_a_teacher(
     mode: ForwardMode, tiny_policy: PreTrainedModel
 ) -> None:
-    rollout = _draw(NativeEngine(), tiny_policy.eval(), PROMPTS)
+    rollout = _draw(NativeEngine(), tiny_policy.eval())
     rows = rollout_rows(rollout, torch.arange(len(rollout.action_mask)))
     rest = {name: tensor for name, tensor in rows.items() if name != "support"}
     states, head = completion_states(tiny_policy, **rest)
@@ -92,7 +80,7 @@ def test_a_support_restricts_the_scores_and_not_the_divergence_from_a_teacher(
 
 
 def test_engines_and_chunks_of_rows_agree(tiny_policy: PreTrainedModel) -> None:
-    first, *others = [_draw(engine, tiny_policy, PROMPTS) for engine in ENGINES]
+    first, *others = [_draw(engine, tiny_policy) for engine in ENGINES]
     assert first.support is not None
     for other in others:
         assert other.support is not None and torch.equal(other.completion_ids, first.completion_ids)
@@ -100,13 +88,13 @@ def test_engines_and_chunks_of_rows_agree(tiny_policy: PreTrainedModel) -> None:
 
 
 def test_nothing_is_recorded_where_nobody_asked_or_nothing_is_drawn(tiny_policy: PreTrainedModel) -> None:
-    assert _draw(NativeEngine(), tiny_policy, PROMPTS, sampling_mask=False).support is None
-    assert _draw(NativeEngine(), tiny_policy, PROMPTS, temperature=0.0).support is None
+    assert _draw(NativeEngine(), tiny_policy, sampling_mask=False).support is None
+    assert _draw(NativeEngine(), tiny_policy, temperature=0.0).support is None
 
 
 def test_supports_of_two_rollouts_are_joined(tiny_policy: PreTrainedModel) -> None:
-    wide = _draw(NativeEngine(), tiny_policy, PROMPTS)
-    narrow = _draw(NativeEngine(), tiny_policy, PROMPTS, top_p=0.3, max_completion_length=3)
+    wide = _draw(NativeEngine(), tiny_policy)
+    narrow = _draw(NativeEngine(), tiny_policy, top_p=0.3, max_completion_length=3)
     both = join_rollouts([wide, narrow], 0).support
     assert both is not None and wide.support is not None and narrow.support is not None
     rows = len(wide.completion_ids)

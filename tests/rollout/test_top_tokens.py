@@ -1,7 +1,6 @@
 """The likeliest tokens are recorded by the engines, go with the rows, and bound the update of a run."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,22 +29,15 @@ from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.training.microbatches import rollout_rows
 from grpo_pl.training.module import GRPOModule
-from grpo_pl.types import NO_TOKEN, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import NO_TOKEN, Rollout, SamplingParams
+from tests.rollout.drawn import drawn
 
 ENGINES = [PlainEngine(), PlainEngine(max_batch_rows=3), NativeEngine(), NativeEngine(max_batch_rows=3)]
-PROMPTS = [[3, 4, 5], [8, 9]]
 K = 4
 
 
-def _draw(engine: RolloutEngine, model: PreTrainedModel, prompts: Sequence[Sequence[int]], **changes: Any) -> Rollout:
-    sampling = SamplingParams(**{"max_completion_length": 8, "temperature": 0.8, "top_logprobs": K, **changes})
-    keys = [
-        [SampleKey(seed=1, split="train", step=0, attempt=0, prompt_id=p, sample=i) for i in range(4)]
-        for p in range(len(prompts))
-    ]
-    return engine.generate(
-        model, prompt_ids=prompts, keys=keys, sampling=sampling, eos_token_ids=[5, 6, 7], pad_token_id=0
-    )
+def _draw(engine: RolloutEngine, model: PreTrainedModel, **changes: Any) -> Rollout:
+    return drawn(engine, model, **{"top_logprobs": K, **changes})
 
 
 def _whole(model: PreTrainedModel, rollout: Rollout, support: bool = False) -> torch.Tensor:
@@ -72,7 +64,7 @@ def test_the_likeliest_tokens_of_a_row_by_hand() -> None:
 def test_recorded_are_the_likeliest_tokens_of_the_policy_that_draws(
     engine: RolloutEngine, tiny_policy: PreTrainedModel
 ) -> None:
-    rollout = _draw(engine, tiny_policy, PROMPTS)
+    rollout = _draw(engine, tiny_policy)
     ids, logprobs, mask = rollout.top_ids, rollout.top_logprobs, rollout.action_mask
     assert ids is not None and logprobs is not None and ids.shape == logprobs.shape == (*mask.shape, K)
     best = _whole(tiny_policy, rollout).topk(K, dim=-1)
@@ -87,15 +79,15 @@ def test_recorded_are_the_likeliest_tokens_of_the_policy_that_draws(
 
 def test_recording_changes_no_sample_and_is_off_for_greedy_ones(tiny_policy: PreTrainedModel) -> None:
     for engine in ENGINES:
-        plain, recorded = (_draw(engine, tiny_policy, PROMPTS, top_logprobs=k) for k in (0, K))
+        plain, recorded = (_draw(engine, tiny_policy, top_logprobs=k) for k in (0, K))
         assert plain.top_ids is None and plain.top_logprobs is None
         assert torch.equal(plain.completion_ids, recorded.completion_ids)
         assert torch.equal(plain.sampling_logprobs, recorded.sampling_logprobs)
-        assert _draw(engine, tiny_policy, PROMPTS, temperature=0.0).top_ids is None
+        assert _draw(engine, tiny_policy, temperature=0.0).top_ids is None
 
 
 def test_beside_a_truncation_they_are_those_that_it_left(tiny_policy: PreTrainedModel) -> None:
-    rollout = _draw(NativeEngine(), tiny_policy, PROMPTS, top_k=3, sampling_mask=True)
+    rollout = _draw(NativeEngine(), tiny_policy, top_k=3, sampling_mask=True)
     assert rollout.top_ids is not None and rollout.top_logprobs is not None and rollout.support is not None
     ids, mask = rollout.top_ids[rollout.action_mask], rollout.top_logprobs[rollout.action_mask].exp().sum(dim=-1)
     assert (ids[:, 3] == NO_TOKEN).all()
@@ -106,7 +98,7 @@ def test_beside_a_truncation_they_are_those_that_it_left(tiny_policy: PreTrained
 def test_the_child_engine_records_the_same(tiny_policy: PreTrainedModel) -> None:
     engine = NativeChildEngine()
     try:
-        theirs, ours = _draw(engine, tiny_policy, PROMPTS), _draw(NativeEngine(), tiny_policy, PROMPTS)
+        theirs, ours = _draw(engine, tiny_policy), _draw(NativeEngine(), tiny_policy)
     finally:
         engine.close()
     assert torch.equal(theirs.top_ids, ours.top_ids)  # type: ignore[arg-type]
@@ -114,8 +106,8 @@ def test_the_child_engine_records_the_same(tiny_policy: PreTrainedModel) -> None
 
 
 def test_what_two_rollouts_recorded_is_joined(tiny_policy: PreTrainedModel) -> None:
-    wide = _draw(NativeEngine(), tiny_policy, PROMPTS)
-    narrow = _draw(NativeEngine(), tiny_policy, PROMPTS, max_completion_length=3)
+    wide = _draw(NativeEngine(), tiny_policy)
+    narrow = _draw(NativeEngine(), tiny_policy, max_completion_length=3)
     both = join_rollouts([wide, narrow], 0)
     assert both.top_ids is not None and both.top_logprobs is not None and narrow.top_ids is not None
     rows = len(wide.completion_ids)
@@ -129,7 +121,7 @@ def test_what_two_rollouts_recorded_is_joined(tiny_policy: PreTrainedModel) -> N
 def test_the_policy_scored_at_them_gives_what_was_recorded(
     mode: ForwardMode, truncation: dict[str, Any], tiny_policy: PreTrainedModel
 ) -> None:
-    rollout = _draw(NativeEngine(), tiny_policy.eval(), PROMPTS, **truncation)
+    rollout = _draw(NativeEngine(), tiny_policy.eval(), **truncation)
     assert rollout.top_ids is not None and rollout.top_logprobs is not None
     rows = rollout_rows(rollout, torch.arange(len(rollout.action_mask)))
     width = rows["action_mask"].shape[1]
@@ -150,7 +142,7 @@ def test_the_policy_scored_at_them_gives_what_was_recorded(
 
 @pytest.mark.parametrize("mode", ["packed", "chunked", "materialised"])
 def test_they_are_scored_beside_a_teacher(mode: ForwardMode, tiny_policy: PreTrainedModel) -> None:
-    rollout = _draw(NativeEngine(), tiny_policy.eval(), PROMPTS)
+    rollout = _draw(NativeEngine(), tiny_policy.eval())
     rows: dict[str, Any] = rollout_rows(rollout, torch.arange(len(rollout.action_mask)))
     top_ids = rollout.top_ids[:, : rows["action_mask"].shape[1]]  # type: ignore[index]
     states, head = completion_states(tiny_policy, **rows)
@@ -172,7 +164,7 @@ def test_they_are_scored_beside_a_teacher(mode: ForwardMode, tiny_policy: PreTra
 def test_too_much_to_record_is_refused(tiny_policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grpo_pl.rollout.engine._MOST_NOTED", 100)
     with pytest.raises(ValueError, match=r"lower model\.algorithm\.trust_region_top_k"):
-        _draw(NativeEngine(), tiny_policy, PROMPTS)
+        _draw(NativeEngine(), tiny_policy)
     with pytest.raises(ValueError, match="top_logprobs must be 0"):
         replace(SamplingParams(), top_logprobs=-1)
 
