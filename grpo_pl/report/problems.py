@@ -50,7 +50,7 @@ def _map(rows: Sequence[Row], place: str, name: str) -> dict[str, Any]:
 
 def _hardness(ends: Sequence[Row], place: str, name: str) -> dict[str, Any]:
     """Bars: problems by the share of right samples, at the first validation and at the last."""
-    labels = ["0", *(f"–{tenth / TENTHS:g}" for tenth in range(1, TENTHS)), "<1", "1"]
+    labels = ["0", *(f"≤{tenth / TENTHS:g}" for tenth in range(1, TENTHS)), "<1", "1"]
     ends = ends if ends[0]["step"] != ends[1]["step"] else ends[:1]
     series = []
     for row in ends:

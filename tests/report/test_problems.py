@@ -29,7 +29,7 @@ def test_problems_are_mapped_hardest_first_and_counted_by_their_rate() -> None:
         ("problem 2", [0.0, 0.25, 0.0]),
         ("problem 1: 1+1", [0.5, 1.0, 1.0]),
     ]
-    assert hardness["labels"][0] == "0" and hardness["labels"][5] == "–0.5" and hardness["labels"][-1] == "1"
+    assert hardness["labels"][0] == "0" and hardness["labels"][5] == "≤0.5" and hardness["labels"][-1] == "1"
     before, after = (one["values"] for one in hardness["series"])
     assert (before[0], before[5], before[-1], sum(before)) == (1, 1, 0, 2)
     assert (after[0], after[-1], sum(after)) == (1, 1, 2)
