@@ -308,7 +308,7 @@ MISTAKES = {
     "--model.sampling.top_k=5": "top_k=5",
     "--model.sampling.max_completion_length=47": "model's context of 48",
     "--model.optimization.lr=-1": "lr must be positive, got -1",
-    "--model.max_tokens_per_microbatch=0": "max_tokens_per_microbatch must be at least 1, got 0",
+    "--model.max_tokens_per_microbatch=0": "max_tokens_per_microbatch is 0, but must hold a prompt and a completion",
     "--model.max_tokens_per_microbatch=32": "must hold a prompt and a completion of up to 32 tokens",
     "--model.max_tokens_per_microbatch=33": "with a completion of 32 tokens has 36: set it to 36 at least",
     "--model.cold_start.steps=0": "steps and batch_size >= 1",
