@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.policy.weights import whole
 from grpo_pl.rollout.native.kernels import Matrix, attend
+from grpo_pl.rollout.native.shared_prompts import SharedPrompts, worth_sharing
 from grpo_pl.rollout.native.weights import dense_linear
 
 _PREFILL_TOKENS = 16_384  # prompt tokens per forward pass: bounds the activations of the prefill
@@ -70,6 +71,7 @@ class LlamaFamilyDecoder:
         self._norm = self._read_norm(trunk.norm)
         self._head = self._matrix([model.lm_head], rows)
         self._rotary_embedding = trunk.rotary_emb
+        self._shared: SharedPrompts | None = None
 
     # ---- reading the weights -------------------------------------------------------------------------------------
 
@@ -125,16 +127,17 @@ class LlamaFamilyDecoder:
             Logits (B, V) of each row's first completion token.
         """
         prompts, width = prompt_ids.shape
-        rows, columns = len(owners), width + room
-        device = prompt_ids.device
-        shape = (2, rows, self._key_heads, columns, self._head_size)  # keys, values
-        self._cache = [torch.empty(shape, dtype=self._dtype, device=device) for _ in self._layers]
-        self._rotary = self._rotations(columns)  # (columns, D/2)
+        rows, device = len(owners), prompt_ids.device
+        self._shared = None
+        if worth_sharing(self._dtype, prompt_ids, rows=rows):
+            self._shared = SharedPrompts([self._empty(prompts, width) for _ in self._layers], prompt_mask, owners)
+        self._column = 0 if self._shared is not None else width
+        self._cache = [self._empty(rows, self._column + room) for _ in self._layers]
+        self._rotary = self._rotations(width + room)  # (columns, D/2)
         lengths = prompt_mask.sum(dim=1)
         self._positions = lengths[owners]  # (B,) position of the next token
-        self._column = width
         self._bias = None
-        if not prompt_mask.all():
+        if self._shared is None and not prompt_mask.all():
             hidden = F.pad(~prompt_mask, (0, room))[owners]  # (B, columns)
             self._bias = torch.zeros(hidden.shape, dtype=self._dtype, device=device).masked_fill_(hidden, -torch.inf)
         per_pass = max(1, _PREFILL_TOKENS // width)
@@ -158,16 +161,25 @@ class LlamaFamilyDecoder:
         self._positions += 1
         return logits
 
+    def _empty(self, sequences: int, columns: int) -> Tensor:
+        """Room for the keys and values of a layer, (2, sequences, key heads, columns, D)."""
+        shape = (2, sequences, self._key_heads, columns, self._head_size)
+        return torch.empty(shape, dtype=self._dtype, device=self._embedding.device)
+
     def _feed(self, tokens: Tensor, rotary: Tensor, bias: Tensor | None, columns: int, store: Store) -> Tensor:
         """Logits (rows, V) after one token a row, which attends to ``columns`` of the cache."""
         x = F.embedding(tokens, self._embedding)  # (rows, H)
-        for layer, cache in zip(self._layers, self._cache, strict=True):
+        for i, (layer, cache) in enumerate(zip(self._layers, self._cache, strict=True)):
             heads = self._project(layer, x, rotary)  # (rows, heads, D)
             queries, stored = heads.split((self._query_heads, 2 * self._key_heads), dim=1)
             store(cache, stored.unflatten(1, (2, -1)).transpose(0, 1))
             keys, values = cache[:, : len(tokens), :, :columns]
             grouped = queries.unflatten(1, (self._key_heads, -1))  # a group shares its key head
-            layer.output.add_to(x, attend(grouped, keys, values, bias, scale=self._scale))
+            if self._shared is None:
+                mixed = attend(grouped, keys, values, bias, scale=self._scale)
+            else:
+                mixed = self._shared.attend(i, grouped, keys, values, scale=self._scale)
+            layer.output.add_to(x, mixed)
             self._feed_forward(layer, x)
         return self._logits(x)
 
@@ -175,6 +187,8 @@ class LlamaFamilyDecoder:
         """Removes the rows that are not alive and returns, for each that is left, the number it had before."""
         order = self._compact(alive, self._bias, self._column)
         self._positions = self._positions[order]
+        if self._shared is not None:
+            self._shared.keep(order)
         return order
 
     def _compact(
@@ -209,13 +223,17 @@ class LlamaFamilyDecoder:
         causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
         itself = torch.eye(width, dtype=torch.bool, device=ids.device)  # padding sees itself: no empty softmax
         visible = (causal & mask.unsqueeze(1) | itself).unsqueeze(1)  # (prompts, 1, S, S)
-        return self._read(ids, rotary, slice(begin, end), owners[begin:end] - first, visible)[:, -1]
+        rows, mine = slice(begin, end), owners[begin:end] - first
+        if self._shared is not None:
+            rows, mine = slice(first, first + prompts), torch.arange(prompts)
+        return self._read(ids, rotary, rows, mine, visible)[:, -1]
 
     def _read(self, ids: Tensor, rotary: Tensor, rows: slice, owners: Tensor, visible: Tensor | None = None) -> Tensor:
         """Last hidden states (P, S, H) of prompts (P, S).
 
         Args:
-            rows, owners: these rows of the cache get the keys and values of these prompts.
+            rows, owners: these rows of the cache, or of that of shared prompts, get the keys and values of these
+                prompts.
             visible: (P, 1, S, S) what each token attends to; by default all up to itself.
         """
 
@@ -231,7 +249,8 @@ class LlamaFamilyDecoder:
     def _through(self, ids: Tensor, rotary: Tensor, mix: Mix) -> Tensor:
         """Last hidden states (P, S, H) of tokens (P, S)."""
         x = F.embedding(ids.flatten(), self._embedding)  # (P · S, H)
-        for layer, cache in zip(self._layers, self._cache, strict=True):
+        caches = self._cache if self._shared is None else self._shared.cache
+        for layer, cache in zip(self._layers, caches, strict=True):
             heads = self._project(layer, x, rotary).unflatten(0, ids.shape).transpose(1, 2)  # (P, heads, S, D)
             queries, stored = heads.split((self._query_heads, 2 * self._key_heads), dim=1)
             mixed = mix(cache, queries, stored.unflatten(1, (2, -1)).transpose(0, 1))
