@@ -1,4 +1,4 @@
-"""Tests of attention to shared prompts: one softmax over a row's prompt and its own columns, whichever rows are left."""
+"""Tests of attention to shared prompts: one softmax over each row's prompt and its own columns, for all rows left."""
 
 import pytest
 import torch
