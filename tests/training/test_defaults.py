@@ -73,14 +73,14 @@ def test_counts_by_hand() -> None:
     assert [warm_up(rollouts) for rollouts in (1, 40, 120, 1000)] == [0, 2, 6, 10]
     assert [prompts_of_a_step(group, None) for group in (4, 8, 16, 512)] == [64, 32, 16, 1]
     assert [prompts_of_a_step(8, problems) for problems in (5, 1000)] == [5, 32]
-    assert [demonstration_steps("from scratch", tokens, None, 32) for tokens in (8, 50, 64, 999)] == [
+    assert [demonstration_steps("from scratch", tokens, None, 32) for tokens in (8, 48, 64, 999)] == [
         600,
-        900,  # 18 a token
-        1000,
+        864,  # 18 a token
+        687,  # 44,000 tokens in all
         600,
     ]
     assert demonstration_steps("from scratch", 64, 100, 32) == 125  # 40 passes
-    assert demonstration_steps("from scratch", 64, 10**6, 32) == 1000
+    assert demonstration_steps("from scratch", 64, 10**6, 32) == 687
     assert demonstration_steps("trained before", 64, None, 16) == 200
     assert demonstration_steps("trained before", 64, 160, 16) == 30  # 3 passes
     assert demonstration_steps("trained before", 64, 1, 16) == 1
