@@ -76,11 +76,11 @@ def test_counts_by_hand() -> None:
     assert [demonstration_steps("from scratch", tokens, None, 32) for tokens in (8, 48, 64, 999)] == [
         600,
         864,  # 18 a token
-        687,  # 44,000 tokens in all
+        1000,  # 64,000 tokens in all
         600,
     ]
     assert demonstration_steps("from scratch", 64, 100, 32) == 125  # 40 passes
-    assert demonstration_steps("from scratch", 64, 10**6, 32) == 687
+    assert demonstration_steps("from scratch", 64, 10**6, 32) == 1000
     assert demonstration_steps("trained before", 64, None, 16) == 200
     assert demonstration_steps("trained before", 64, 160, 16) == 30  # 3 passes
     assert demonstration_steps("trained before", 64, 1, 16) == 1
