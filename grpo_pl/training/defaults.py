@@ -92,11 +92,11 @@ def demonstration_steps(kind: Kind, tokens: int, demonstrations: int | None, bat
     """Steps of the cold start.
 
     - from scratch: 18 T for completions of up to T tokens, since longer work takes longer to learn, but no more than
-      64,000 / T, since a step on it takes longer as well; 600 at least. Of a file of demonstrations 40 passes at most.
-      A short answer that a longer cold start has perfected leaves nothing to GRPO.
+      64,000 / T, since a step on it takes longer as well; within 600 … 800. Of a file of demonstrations 40 passes at
+      most. A short answer that a longer cold start has perfected leaves nothing to GRPO.
     - else: 200, and of a file 3 passes at most.
     """
-    most, passes = (max(600, min(18 * tokens, 64_000 // tokens)), 40) if kind == "from scratch" else (200, 3)
+    most, passes = (min(800, max(600, min(18 * tokens, 64_000 // tokens))), 40) if kind == "from scratch" else (200, 3)
     return most if demonstrations is None else min(most, max(1, math.ceil(passes * demonstrations / batch_size)))
 
 

@@ -73,14 +73,15 @@ def test_counts_by_hand() -> None:
     assert [warm_up(rollouts) for rollouts in (1, 40, 120, 1000)] == [0, 2, 6, 10]
     assert [prompts_of_a_step(group, None) for group in (4, 8, 16, 512)] == [64, 32, 16, 1]
     assert [prompts_of_a_step(8, problems) for problems in (5, 1000)] == [5, 32]
-    assert [demonstration_steps("from scratch", tokens, None, 32) for tokens in (8, 48, 64, 999)] == [
+    assert [demonstration_steps("from scratch", tokens, None, 32) for tokens in (8, 40, 64, 90, 999)] == [
         600,
-        864,  # 18 a token
-        1000,  # 64,000 tokens in all
+        720,  # 18 a token
+        800,
+        711,  # 64,000 tokens in all
         600,
     ]
     assert demonstration_steps("from scratch", 64, 100, 32) == 125  # 40 passes
-    assert demonstration_steps("from scratch", 64, 10**6, 32) == 1000
+    assert demonstration_steps("from scratch", 64, 10**6, 32) == 800
     assert demonstration_steps("trained before", 64, None, 16) == 200
     assert demonstration_steps("trained before", 64, 160, 16) == 30  # 3 passes
     assert demonstration_steps("trained before", 64, 1, 16) == 1
