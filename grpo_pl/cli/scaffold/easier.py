@@ -22,10 +22,10 @@ DIFFERENT = 0.8
 def easier_settings(task: str) -> dict[str, Any]:
     """Settings that differ from the task's defaults: the upper ends of its ranges ``min_x`` … ``max_x``, lowered.
 
-    Counts keep the lowest quarter of their range, or as much more as leaves enough different problems, and where they
-    may be 0, as of decimals, nothing of it; numbers half of their digits, and half again where they are still larger
-    than 1,000, then half of what is left, as far as leaves enough problems: a small policy learns the facts about 50
-    numbers sooner than those about 100. What the task refuses stays as it is.
+    Counts keep the lowest quarter of their range, or as much more as leaves enough different problems, and numbers no
+    decimals; numbers keep half of their digits, and half again where they are still larger than 1,000, then half of
+    what is left, as far as leaves enough problems: a small policy learns the facts about 50 numbers sooner than those
+    about 100. What the task refuses stays as it is.
     """
     import reasoning_gym  # type: ignore[import-untyped]
 
@@ -36,7 +36,7 @@ def easier_settings(task: str) -> dict[str, Any]:
         low = defaults.get(f"min_{rest}")
         if rest == name or not _is_range(low, high):
             continue
-        for narrow in narrowed(low, high):
+        for narrow in [(low, low)] if rest == "decimals" else narrowed(low, high):
             named = zip((f"min_{rest}", f"max_{rest}"), narrow, strict=True)
             changed = {key: value for key, value in named if value != defaults[key]}
             if _has_enough(task, {**found, **changed}):
@@ -46,8 +46,8 @@ def easier_settings(task: str) -> dict[str, Any]:
 
 
 def narrowed(low: Any, high: Any) -> list[tuple[Any, Any]]:
-    """Narrower ranges of the same types, the narrowest first: of 2 … 6 those to 3, 4 and 5; of 0 … 2 those to 0
-    and 1; of 1 … 1000 those to 50 and 100; of 1 … 10⁹ those to 500, 1000, 50,000 and 10⁵; of -100.0 … 100.0 that from
+    """Narrower ranges of the same types, the narrowest first: of 2 … 6 those to 3, 4 and 5; of 1 … 1000 those
+    to 50 and 100; of 1 … 10⁹ those to 500, 1000, 50,000 and 10⁵; of -100.0 … 100.0 that from
     -10.0 to 10.0."""
     if high - low >= COUNT:
         halved: list[tuple[Any, Any]] = []
@@ -60,8 +60,7 @@ def narrowed(low: Any, high: Any) -> list[tuple[Any, Any]]:
         return [end for end in each if end[1] > SMALL or end in halved]
     if low < 0 < high:
         return [(type(low)(-(-low // SHARE)), type(high)(high // SHARE))]
-    lowest = low + (high - low) // SHARE if low else 0  # what may be none at all, such as decimals, is none
-    return [(low, type(high)(end)) for end in range(int(lowest), math.ceil(high))]
+    return [(low, type(high)(end)) for end in range(int(low + (high - low) // SHARE), math.ceil(high))]
 
 
 def _half_the_digits(number: Any) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WORK = 35e6
-"""Most parameters times tokens of a row, meant for five minutes of two cores with ``ROLLOUTS`` rollouts; an estimate
-from the quickstart."""
+"""Most parameters times tokens of a row, meant for six minutes of two cores with a cold start and ``ROLLOUTS``
+rollouts; an estimate from the quickstart."""
 ROLLOUTS, FEWEST, MOST = 65, 50, 130
 
 

@@ -165,7 +165,6 @@ def test_constant_parts_take_no_piece_of_a_number() -> None:
 
 def test_ranges_are_narrowed_by_hand() -> None:
     assert narrowed(2, 6) == [(2, 3), (2, 4), (2, 5)]  # the lowest quarter of a count, or more
-    assert narrowed(0, 4) == [(0, 0), (0, 1), (0, 2), (0, 3)]  # decimals: what may be none is none
     assert narrowed(1, 1000) == [(1, 50), (1, 100)]  # half of the digits of a size, and half of that
     assert narrowed(1, 2**31 - 1) == [(1, 500), (1, 1000), (1, 50_000), (1, 10**5)]
     assert narrowed(1, 100) == [(1, 10)]  # five numbers are too few for any task
@@ -179,6 +178,8 @@ def test_a_task_is_made_easier_only_as_far_as_enough_problems_differ() -> None:
     assert easier_settings("prime_factorization") == {}  # 99 numbers are too few
     assert easier_settings("count_bits") == {"max_n": 1000}
     assert easier_settings("number_filtering")["max_decimals"] == 0
+    assert easier_settings("power_function")["max_exponent"] > 0  # with 0 every answer is 1
+    assert easier_settings("rotate_matrix")["max_rotations"] > 0  # with 0 the answer is the question
     assert easier_settings("syllogism") == {}  # no ranges
 
 
