@@ -212,8 +212,8 @@ def head_bytes(shape: Shape, work: Workload) -> float:
 
 
 def rollout_bytes(shape: Shape, work: Workload) -> dict[str, float]:
-    """Keys and values of all rows at full length, and the engine's own copy of the weights; nothing for an engine that
-    keeps its memory all the time."""
+    """Keys and values of all rows at full length, which is more than a CPU needs where a group shares its prompt, and
+    the engine's own copy of the weights; nothing for an engine that keeps its memory all the time."""
     if work.engine_bytes is not None and not work.engine_keeps_rows:
         return {}
     columns = work.prompt_tokens + work.completion_tokens

@@ -217,15 +217,16 @@ class LlamaFamilyDecoder:
     def _prefill(self, ids: Tensor, mask: Tensor, owners: Tensor, *, first: int) -> Tensor:
         """Last hidden states (prompts, H) of one slice of the prompts, whose rows get their keys and values."""
         prompts, width = ids.shape
-        begin, end = torch.searchsorted(owners, owners.new_tensor([first, first + prompts])).tolist()
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
         rotary = self._rotary[positions.flatten()].unsqueeze(1)
         causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
         itself = torch.eye(width, dtype=torch.bool, device=ids.device)  # padding sees itself: no empty softmax
         visible = (causal & mask.unsqueeze(1) | itself).unsqueeze(1)  # (prompts, 1, S, S)
-        rows, mine = slice(begin, end), owners[begin:end] - first
         if self._shared is not None:
             rows, mine = slice(first, first + prompts), torch.arange(prompts)
+        else:
+            begin, end = torch.searchsorted(owners, owners.new_tensor([first, first + prompts])).tolist()
+            rows, mine = slice(begin, end), owners[begin:end] - first
         return self._read(ids, rotary, rows, mine, visible)[:, -1]
 
     def _read(self, ids: Tensor, rotary: Tensor, rows: slice, owners: Tensor, visible: Tensor | None = None) -> Tensor:
