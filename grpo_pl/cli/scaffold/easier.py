@@ -36,7 +36,8 @@ def easier_settings(task: str) -> dict[str, Any]:
         low = defaults.get(f"min_{rest}")
         if rest == name or not _is_range(low, high):
             continue
-        for narrow in [(low, low)] if rest == "decimals" else narrowed(low, high):
+        none = [(low, low)] if rest == "decimals" else []
+        for narrow in [*none, *narrowed(low, high)]:
             named = zip((f"min_{rest}", f"max_{rest}"), narrow, strict=True)
             changed = {key: value for key, value in named if value != defaults[key]}
             if _has_enough(task, {**found, **changed}):
@@ -46,9 +47,8 @@ def easier_settings(task: str) -> dict[str, Any]:
 
 
 def narrowed(low: Any, high: Any) -> list[tuple[Any, Any]]:
-    """Narrower ranges of the same types, the narrowest first: of 2 … 6 those to 3, 4 and 5; of 1 … 1000 those
-    to 50 and 100; of 1 … 10⁹ those to 500, 1000, 50,000 and 10⁵; of -100.0 … 100.0 that from
-    -10.0 to 10.0."""
+    """Narrower ranges of the same types, the narrowest first: of 2 … 6 those to 3, 4 and 5; of 1 … 1000 those to 50 and
+    100; of 1 … 10⁹ those to 500, 1000, 50,000 and 10⁵; of -100.0 … 100.0 that from -10.0 to 10.0."""
     if high - low >= COUNT:
         halved: list[tuple[Any, Any]] = []
         while not halved or high > LARGE:
