@@ -39,12 +39,12 @@ TASKS = (
     "spell_backward",
     "letter_counting",
 )
-SIZES = {"64x2": (64, 2), "96x3": (96, 3), "160x3": (160, 3)}
+SIZES = {"64x2": (64, 2), "96x3": (96, 3), "128x3": (128, 3)}
 """Width and layers, by a name that says them: a record goes on by it."""
 FACTORS = (0.3, 1.0, 3.0)
 """Of the rate that the rule gives."""
 LIMIT_S = 90.0
-COLD_STEPS, ROLLOUTS = 200, 15
+COLD_STEPS, ROLLOUTS = 150, 12
 
 
 def probes() -> Iterator[dict[str, Any]]:

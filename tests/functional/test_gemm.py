@@ -30,9 +30,28 @@ class _Watch(TorchDispatchMode):
 
 
 @pytest.fixture
-def onednn() -> Iterator[_Watch]:
+def onednn(monkeypatch) -> Iterator[_Watch]:
+    monkeypatch.setattr(gemm, "_maker", lambda: "vendor_id: AuthenticAMD")
+    gemm.prefers_onednn.cache_clear()
     with _Watch() as watch:
         yield watch
+    gemm.prefers_onednn.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("described", "prefers"),
+    [
+        ("processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R)", False),
+        ("Intel64 Family 6 Model 143 Stepping 8, GenuineIntel", False),  # Windows
+        ("processor\t: 0\nvendor_id\t: AuthenticAMD", True),
+        ("AMD64 Family 26 Model 2 Stepping 1, AuthenticAMD", True),
+    ],
+)
+def test_intels_processors_keep_torchs_products(onednn, monkeypatch, described, prefers):
+    monkeypatch.setattr(gemm, "_maker", lambda: described)
+    gemm.prefers_onednn.cache_clear()
+    product(_random(330, 60), _random(60, 96))
+    assert len(onednn) == prefers
 
 
 def _random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
