@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,6 +12,7 @@ from fractions import Fraction
 from grpo_pl.rewards.base import Score
 from grpo_pl.rewards.number_puzzle import NumberPuzzleReward, listed
 
+_LEADING_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
 _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
@@ -20,8 +22,8 @@ class CountdownReward(NumberPuzzleReward):
     r"""1 if the answer is an expression of the given numbers, each used exactly once, that equals the target; else 0.
 
     The answer is the content of the last ``\boxed{…}``, else of the last ``<answer>``. It may hold whole numbers,
-    ``+ - * /`` and brackets, nothing else, and is evaluated exactly, in fractions. The target is the gold answer, the
-    numbers are the column ``numbers``. An answer of more than 200 characters is ``too_long``.
+    ``+ - * /`` and brackets, nothing else, ``07`` being 7, and is evaluated exactly, in fractions. The target is the
+    gold answer, the numbers are the column ``numbers``. An answer of more than 200 characters is ``too_long``.
     """
 
     name: str = "countdown"
@@ -45,7 +47,7 @@ def evaluate(text: str) -> tuple[Fraction, list[int]] | None:
     if not plain.isascii() or set(plain) - set("0123456789+-*/() "):
         return None
     try:
-        tree = ast.parse(plain.strip(), mode="eval").body
+        tree = ast.parse(_LEADING_ZEROS.sub("", plain.strip()), mode="eval").body
         return _value(tree), list(_numbers(tree))
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):  # all from what the policy wrote
         return None

@@ -14,7 +14,9 @@ def scored(answer: str, target: int = 46, numbers: tuple[int, ...] = (7, 7, 3)) 
     return CountdownReward()([completion], [str(target)], {"numbers": [list(numbers)]})[0]
 
 
-@pytest.mark.parametrize("answer", ["(7*7)-3", "7*7-3", " ( 7 * 7 ) - 3 ", "(7)*7-3", "7×7−3", "\\boxed{7*7-3}"])
+@pytest.mark.parametrize(
+    "answer", ["(7*7)-3", "7*7-3", " ( 7 * 7 ) - 3 ", "(7)*7-3", "7×7−3", "07*7-03", "\\boxed{7*7-3}"]
+)
 def test_an_expression_of_all_numbers_that_reaches_the_target_is_right(answer: str) -> None:
     assert scored(answer) == Score(1.0, "ok", "46")
 
@@ -39,7 +41,7 @@ def test_division_is_exact() -> None:
         ("-3+7*7", "no expression of whole numbers"),  # there is no number -3
         ("7/(7-7)", "no expression of whole numbers"),
         ("(7*7-3", "no expression of whole numbers"),
-        ("7*7-03", "no expression of whole numbers"),
+        ("7*7-0x3", "no expression of whole numbers"),
         ("7*7-3,", "no expression of whole numbers"),
         ("7*7-٣", "no expression of whole numbers"),  # an Arabic digit
         ("forty-six", "no expression of whole numbers"),

@@ -6,18 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
 
-from grpo_pl.data.tasks.searches import Line, SearchPrompts
+from grpo_pl.data.tasks.searches import Line, SearchPrompts, Step
 
 OPERATIONS = "+-*"
 
 
 @dataclass(kw_only=True)
 class CountdownPrompts(SearchPrompts):
-    """Problems such as ``12 7 3:36``: reach 36 by ``+ - *`` with each of the numbers used once. For `CountdownReward`.
+    """Problems such as ``12 07 03:36``: reach 36 by ``+ - *`` with each number used once. For `CountdownReward`.
 
-    A line is one pair of numbers: ``12-7=5,5+3=8,5-3=2,5*3=15`` has its result, and what the number that is left makes
-    of that by ``+``, ``-`` and ``*``; of a difference the larger number comes first. ``.`` stands for a value above
-    ``limit``, with which nothing is tried. Every pair comes with every operation, nine lines at most.
+    A line is one pair of numbers: ``12-07=05,03:08<02<15<`` has its result, the number that is left, and what that
+    makes of the result by ``+``, ``-`` and ``*``; of a difference the larger number comes first. A result above
+    ``limit`` is not gone on with. Every pair comes with every operation, nine lines at most.
     """
 
     largest: int = 20
@@ -32,35 +32,29 @@ class CountdownPrompts(SearchPrompts):
         if not self.largest <= self.limit <= 999:
             raise ValueError(f"limit must lie between largest ({self.largest}) and 999, got {self.limit}.")
 
+    @property
+    def largest_target(self) -> int:
+        return self.limit
+
     def number_lists(self) -> Iterable[tuple[int, ...]]:
         return combinations_with_replacement(range(self.largest, 0, -1), 3)
-
-    def targets(self, numbers: Sequence[int]) -> Iterable[int]:
-        return {value for line in self.search(numbers) for value in line.hits if value}
 
     def search(self, numbers: Sequence[int]) -> list[Line]:
         pairs = {(numbers[i], numbers[j]): numbers[3 - i - j] for i, j in combinations(range(3), 2)}
         return [self._line(*pair, operation, left) for pair, left in pairs.items() for operation in OPERATIONS]
 
     def _line(self, first: int, second: int, operation: str, left: int) -> Line:
-        pair, value = f"{first}{operation}{second}", _result(first, operation, second)
-        guesses = {each: _ordered(f"({pair})", value, each, left) for each in OPERATIONS}
-        text, hits = f"{pair}={self._shown(value)}", dict[int, tuple[str, str]]()
-        for each, answer in guesses.items() if value <= self.limit else ():
-            result = _result(value, each, left)
-            text += f",{_ordered(value, value, each, left)}={self._shown(result)}"
-            if result <= self.limit:
-                hits.setdefault(result, (text, answer))
-        return Line(text, hits, tuple(guesses.values()))
-
-    def _shown(self, value: int) -> str:
-        return str(value) if value <= self.limit else "."
+        pair, value = f"{self.written(first)}{operation}{self.written(second)}", _result(first, operation, second)
+        last = self.written(left)
+        guesses = [
+            f"{last}-({pair})" if each == "-" and value < left else f"({pair}){each}{last}" for each in OPERATIONS
+        ]
+        steps = [Step(f"{pair}=", value, None)]
+        if value <= self.limit:
+            results = [_result(value, each, left) for each in OPERATIONS]
+            steps += map(Step, (f",{last}:", "", ""), results, guesses)
+        return Line(steps, guesses)
 
 
 def _result(first: int, operation: str, second: int) -> int:
     return {"+": first + second, "-": abs(first - second), "*": first * second}[operation]
-
-
-def _ordered(written: int | str, value: int, operation: str, left: int) -> str:
-    """A value, as it is written, and the number that is left; of a difference the larger one comes first."""
-    return f"{left}-{written}" if operation == "-" and value < left else f"{written}{operation}{left}"

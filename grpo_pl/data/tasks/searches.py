@@ -22,14 +22,21 @@ Puzzle = tuple[tuple[int, ...], int]
 """Numbers, the larger ones first, and the target."""
 
 
+class Step(NamedTuple):
+    """One value of a line."""
+
+    before: str
+    """What is written before the value."""
+    value: int
+    answer: str | None
+    """The answer that has this value; None where it is only on the way to one."""
+
+
 class Line(NamedTuple):
     """One line of a search."""
 
-    text: str
-    """All of it, as it is written where it misses the target."""
-    hits: dict[int, tuple[str, str]]
-    """Value -> the line up to it, and the answer that reaches it; each value at its first place."""
-    guesses: tuple[str, ...]
+    steps: Sequence[Step]
+    guesses: Sequence[str]
     """Answers made of this line, whatever their value."""
 
 
@@ -41,9 +48,11 @@ class SearchPrompts(PromptSource):
     problem, and its target is no training problem's; what is held out by one of the two alone is left out. Rollouts
     take the training problems in passes of random order, so that none comes twice in a pass.
 
-    A demonstration writes line after line in one order, begins at any of them and goes round. It ends with ``!`` at the
-    target and then answers right; behind each line that misses it, it gives up with probability ``give_up``, writes
-    ``?`` and answers by a guess that is made of the last line.
+    A demonstration writes line after line in one order, begins at any of them and goes round. Behind every value that
+    could be an answer's it says whether that is below (``<``) or above (``>``) the target. At the target it ends with
+    ``!`` and then answers right; behind each line that misses it, it gives up with probability ``give_up``, writes
+    ``?`` and answers by a guess that is made of the last line. Every number has as many digits as the largest, so that
+    a policy which reads digits finds each at its place, and points stand for a value above ``limit``.
     """
 
     give_up: float = 0.7
@@ -56,30 +65,52 @@ class SearchPrompts(PromptSource):
         if not 0.0 <= self.give_up <= 1.0:
             raise ValueError(f"give_up must lie in [0, 1], got {self.give_up}.")
 
+    @property
+    @abstractmethod
+    def largest_target(self) -> int:
+        """No target, and no value that is written, is larger."""
+
     @abstractmethod
     def number_lists(self) -> Iterable[tuple[int, ...]]:
         """All lists of numbers, each with the larger ones first."""
 
     @abstractmethod
-    def targets(self, numbers: Sequence[int]) -> Iterable[int]:
-        """What can be asked of these numbers."""
-
-    @abstractmethod
     def search(self, numbers: Sequence[int]) -> list[Line]:
-        """All lines of a search, in order; one of them at least reaches each target."""
+        """All lines of a search, in order."""
+
+    def written(self, number: int) -> str:
+        digits = len(str(self.largest_target))
+        return f"{number:0{digits}d}" if number <= self.largest_target else "." * digits
+
+    def targets(self, numbers: Sequence[int]) -> set[int]:
+        """What can be asked of these numbers: every value of an answer, but for 0 and those too large."""
+        values = {step.value for line in self.search(numbers) for step in line.steps if step.answer is not None}
+        return {value for value in values if 0 < value <= self.largest_target}
+
+    def thought(self, line: Line, target: int) -> tuple[str, str | None]:
+        """A line as it is written in search of ``target``, and the right answer if it has one."""
+        text = ""
+        for step in line.steps:
+            text += step.before + self.written(step.value)
+            if step.answer is not None:
+                if step.value == target:
+                    return f"{text}!", step.answer
+                text += "<" if step.value < target else ">"
+        return text, None
 
     def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         lines, target = self.search(prompt.columns["numbers"]), int(prompt.answer)
         begin = rng.randrange(len(lines))
         thoughts: list[str] = []
         for line in [*lines[begin:], *lines[:begin]]:
-            if target in line.hits:
-                text, answer = line.hits[target]
-                return _completion([*thoughts, f"{text}!"], answer)
-            thoughts.append(line.text)
-            if rng.random() < self.give_up:
+            text, answer = self.thought(line, target)
+            gives_up = answer is None and rng.random() < self.give_up
+            thoughts.append(f"{text}?" if gives_up else text)
+            if gives_up:
+                answer = rng.choice(line.guesses)
+            if answer is not None:
                 break
-        return _completion([*thoughts[:-1], f"{thoughts[-1]}?"], rng.choice(line.guesses))
+        return "<think>" + "\n".join(thoughts) + f"</think><answer>{answer}</answer>"
 
     def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         puzzles = self._puzzles("train")
@@ -88,7 +119,7 @@ class SearchPrompts(PromptSource):
         turn, part = divmod(step, len(puzzles) // count)
         key = row_key(self.seed, "order", turn, attempt)
         places = range(part * count, (part + 1) * count)
-        return [_problem(puzzles[permuted(place, len(puzzles), key)]) for place in places]
+        return [self._problem(puzzles[permuted(place, len(puzzles), key)]) for place in places]
 
     def validation(self, count: int | None = None) -> list[Problem]:
         puzzles = self._puzzles("val")
@@ -96,7 +127,7 @@ class SearchPrompts(PromptSource):
             raise ValueError(f"{count} held-out problems were asked for, and there are {len(puzzles)}.")
         key = row_key(self.seed, "held out")
         chosen = range(len(puzzles) if count is None else count)
-        return [_problem(puzzles[permuted(place, len(puzzles), key)]) for place in chosen]
+        return [self._problem(puzzles[permuted(place, len(puzzles), key)]) for place in chosen]
 
     def _puzzles(self, split: Split) -> list[Puzzle]:
         """All of a split, in a fixed order."""
@@ -109,15 +140,10 @@ class SearchPrompts(PromptSource):
                         self._listed["val" if apart else "train"].append((numbers, target))
         return self._listed[split]
 
-
-def _problem(puzzle: Puzzle) -> Problem:
-    numbers, target = puzzle
-    identity = 0
-    for number in (*numbers, target):
-        identity = identity * 1000 + number
-    question = " ".join(map(str, numbers)) + f":{target}"
-    return Problem(id=identity, question=question, answer=str(target), columns={"numbers": list(numbers)})
-
-
-def _completion(thoughts: Sequence[str], answer: str) -> str:
-    return "<think>" + "\n".join(thoughts) + f"</think><answer>{answer}</answer>"
+    def _problem(self, puzzle: Puzzle) -> Problem:
+        numbers, target = puzzle
+        identity = 0
+        for number in (*numbers, target):
+            identity = identity * 1000 + number
+        question = " ".join(map(self.written, numbers)) + f":{self.written(target)}"
+        return Problem(id=identity, question=question, answer=str(target), columns={"numbers": list(numbers)})

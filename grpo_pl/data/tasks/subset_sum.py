@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from grpo_pl.data.tasks.searches import Line, SearchPrompts
+from grpo_pl.data.tasks.searches import Line, SearchPrompts, Step
 
 
 @dataclass(kw_only=True)
 class SubsetSumPrompts(SearchPrompts):
-    """Problems such as ``12 9 7 4 2:23``: two or three of these numbers that add up to 23. For `SubsetSumReward`.
+    """Problems such as ``12 09 07 04 02:23``: two or three of these numbers that add up to 23. For `SubsetSumReward`.
 
-    A line is one pair of numbers: ``9+7=16,16+4=20,16+2=18`` has its sum, and the sum with each number behind the pair.
-    Ten lines for five numbers.
+    A line is one pair of numbers: ``09+07=16<04:20<02:18<`` has its sum, and the sum with each number behind the
+    pair. Ten lines for five numbers.
     """
 
     size: int = 5
@@ -29,22 +29,19 @@ class SubsetSumPrompts(SearchPrompts):
         if not self.size <= self.largest <= 16:
             raise ValueError(f"largest must lie between size ({self.size}) and 16, got {self.largest}.")
 
+    @property
+    def largest_target(self) -> int:
+        return 3 * self.largest
+
     def number_lists(self) -> Iterable[tuple[int, ...]]:
         return combinations(range(self.largest, 0, -1), self.size)
 
-    def targets(self, numbers: Sequence[int]) -> Iterable[int]:
-        return {value for line in self.search(numbers) for value in line.hits}
-
     def search(self, numbers: Sequence[int]) -> list[Line]:
-        return [_line(numbers[i], numbers[j], numbers[j + 1 :]) for i, j in combinations(range(len(numbers)), 2)]
+        return [self._line(numbers[i], numbers[j], numbers[j + 1 :]) for i, j in combinations(range(len(numbers)), 2)]
 
-
-def _line(first: int, second: int, further: Sequence[int]) -> Line:
-    pair, value = f"{first}+{second}", first + second
-    text = f"{pair}={value}"
-    hits, guesses = {value: (text, pair)}, [pair]
-    for third in further:
-        text += f",{value}+{third}={value + third}"
-        guesses.append(f"{pair}+{third}")
-        hits[value + third] = text, guesses[-1]
-    return Line(text, hits, tuple(guesses))
+    def _line(self, first: int, second: int, further: Sequence[int]) -> Line:
+        pair = f"{self.written(first)}+{self.written(second)}"
+        steps = [Step(f"{pair}=", first + second, pair)]
+        for third in map(self.written, further):
+            steps.append(Step(f"{third}:", first + second + int(third), f"{pair}+{third}"))
+        return Line(steps, [str(step.answer) for step in steps])

@@ -5,37 +5,43 @@ import random
 from grpo_pl.data.tasks.countdown import CountdownPrompts
 
 
+def searched(numbers: list[int], target: int, **settings: int) -> list[tuple[str, str | None]]:
+    source = CountdownPrompts(**settings)
+    return [source.thought(line, target) for line in source.search(numbers)]
+
+
 def test_a_search_by_hand() -> None:
-    lines = CountdownPrompts().search([12, 7, 3])
-    assert [line.text for line in lines] == [
-        "12+7=19,19+3=22,19-3=16,19*3=57",
-        "12-7=5,5+3=8,5-3=2,5*3=15",
-        "12*7=.",  # 84
-        "12+3=15,15+7=22,15-7=8,15*7=.",  # 105
-        "12-3=9,9+7=16,9-7=2,9*7=.",  # 63
-        "12*3=36,36+7=43,36-7=29,36*7=.",
-        "7+3=10,10+12=22,12-10=2,10*12=.",
-        "7-3=4,4+12=16,12-4=8,4*12=48",
-        "7*3=21,21+12=33,21-12=9,21*12=.",
+    assert searched([12, 7, 3], 16) == [
+        ("12+07=19,03:22>16!", "(12+07)-03"),
+        ("12-07=05,03:08<02<15<", None),
+        ("12*07=..", None),  # 84
+        ("12+03=15,07:22>08<..>", None),  # 105
+        ("12-03=09,07:16!", "(12-03)+07"),
+        ("12*03=36,07:43>29>..>", None),
+        ("07+03=10,12:22>02<..>", None),
+        ("07-03=04,12:16!", "(07-03)+12"),
+        ("07*03=21,12:33>09<..>", None),
     ]
-    assert lines[7].hits == {
-        16: ("7-3=4,4+12=16", "(7-3)+12"),
-        8: ("7-3=4,4+12=16,12-4=8", "12-(7-3)"),
-        48: ("7-3=4,4+12=16,12-4=8,4*12=48", "(7-3)*12"),
-    }
-    assert lines[2].guesses == ("(12*7)+3", "(12*7)-3", "(12*7)*3")
+    assert searched([12, 7, 3], 8)[7] == ("07-03=04,12:16>08!", "12-(07-03)")  # of a difference the larger value first
+    assert searched([12, 7, 3], 48)[7] == ("07-03=04,12:16<08<48!", "(07-03)*12")
+    assert CountdownPrompts().search([12, 7, 3])[2].guesses == ["(12*07)+03", "(12*07)-03", "(12*07)*03"]
 
 
 def test_equal_numbers_make_fewer_lines() -> None:
-    assert [line.text for line in CountdownPrompts().search([7, 7, 3])] == [
-        "7+7=14,14+3=17,14-3=11,14*3=42",
-        "7-7=0,0+3=3,3-0=3,0*3=0",
-        "7*7=49,49+3=52,49-3=46,49*3=.",
-        "7+3=10,10+7=17,10-7=3,10*7=.",
-        "7-3=4,4+7=11,7-4=3,4*7=28",
-        "7*3=21,21+7=28,21-7=14,21*7=.",
+    assert [text for text, _ in searched([7, 7, 3], 60)] == [
+        "07+07=14,03:17<11<42<",
+        "07-07=00,03:03<03<00<",
+        "07*07=49,03:52<46<..>",
+        "07+03=10,07:17<03<..>",
+        "07-03=04,07:11<03<28<",
+        "07*03=21,07:28<14<..>",
     ]
     assert len(CountdownPrompts().search([5, 5, 5])) == 3
+
+
+def test_numbers_have_as_many_digits_as_the_limit() -> None:
+    assert searched([12, 7, 3], 90, limit=100)[2] == ("012*007=084,003:087<081<...>", None)
+    assert all(len(problem.question) == len("12 07 03:36") for problem in CountdownPrompts().validation())
 
 
 def test_demonstrations_succeed_as_often_as_stated() -> None:

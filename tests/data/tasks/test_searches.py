@@ -63,15 +63,25 @@ def test_no_problem_comes_twice_in_a_pass(make: Made, reward: Reward) -> None:
     assert source.prompts(3, count=32) != make(seed=1).prompts(3, count=32)
 
 
-def test_every_calculation_is_right(make: Made, reward: Reward) -> None:
-    """Equations of two numbers; the later ones of a line have the value of the first in them."""
+def test_every_line_has_what_it_says(make: Made, reward: Reward) -> None:
+    """Each value is that of its answer, and the sign behind it says on which side of the target it lies."""
     source = make()
     for prompt in training(source, steps=3):
+        target, reached = int(prompt.answer), set[str]()
         for line in source.search(prompt.columns["numbers"]):
-            first, *later = (equation.split("=") for equation in line.text.split(","))
-            for left, right in (first, *later):
-                assert eval(left) == int(right) if right != "." else eval(left) > 60
-            assert all(first[1] in re.findall(r"\d+", left) for left, _ in later)
+            text, answer = source.thought(line, target)
+            values = [step.value for step in line.steps if step.answer is not None]
+            assert values == [eval(_plain(step.answer)) for step in line.steps if step.answer is not None]
+            pair, value = text.split("=")[0], re.split(r"[,<>!]", text.split("=")[1])[0]
+            assert eval(_plain(pair)) == int(value) if value != ".." else eval(_plain(pair)) > source.largest_target
+            signs = "".join("!" if value == target else "<>"[value > target] for value in values)
+            assert re.sub(r"[^<>!]", "", text) == signs.partition("!")[0] + "!" * ("!" in signs)
+            reached |= {answer} - {None}
+        assert reached and all(eval(_plain(answer)) == target for answer in reached)
+
+
+def _plain(expression: str) -> str:
+    return re.sub(r"\b0(?=\d)", "", expression)
 
 
 @pytest.mark.parametrize("name", ["give_up", "size", "largest"])

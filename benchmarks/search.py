@@ -1,0 +1,123 @@
+"""Trains a policy to search, with several seeds: held-out and training answers, length, and one problem over time.
+
+Each run is `grpo-pl demo` in a new process with an empty cache, so that its time includes the cold start. A finished
+run enters the record at once, and one that is there is not made again.
+
+    python benchmarks/search.py --output benchmarks/results/countdown-search.json
+    python benchmarks/search.py --config configs/subset_sum_search.yaml --output subset-sum-search.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from common import processor
+
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "countdown_search.yaml"
+EDGE = 5
+"""Rollouts whose mean stands for the beginning or the end of training."""
+CURVES = {
+    "correct": "completions/correct",
+    "length": "completions/mean_length",
+    "reflection_rate": "completions/reflection_rate",
+}
+
+
+def run(config: Path, seed: int, folder: Path, extra: list[str]) -> dict[str, Any]:
+    """One run with one seed, from nothing."""
+    seeds = [
+        f"--model.policy.init_seed={seed}",
+        f"--model.cold_start.seed={seed}",
+        f"--data.source.init_args.seed={seed}",
+    ]
+    program = [sys.executable, "-m", "grpo_pl", "demo", f"--config={config}", f"--seed={seed}", *seeds, *extra]
+    environment = {**os.environ, "GRPO_PL_CACHE": str(folder / "cache"), "COLUMNS": "1000"}
+    start = time.perf_counter()
+    shown = subprocess.run(
+        [*program, f"--runs_dir={folder}"], check=True, env=environment, stdout=subprocess.PIPE, text=True
+    ).stdout
+    seconds = time.perf_counter() - start
+    with (folder / "demo" / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    curves = {name: [round(float(row[key]), 4) for row in rows if row.get(key)] for name, key in CURVES.items()}
+    held_out = [[int(row["step"]), round(float(row["val/pass@1"]), 4)] for row in rows if row.get("val/pass@1")]
+    ends = {
+        f"{name}_{place}": round(statistics.fmean(values[part]), 4)
+        for name, values in curves.items()
+        for place, part in (("before", slice(EDGE)), ("after", slice(-EDGE, None)))
+    }
+    return {
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "threads": int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)),
+        "load": round(os.getloadavg()[0], 1),
+        "held_out_before": held_out[0][1],
+        "held_out_after": held_out[-1][1],
+        **ends,
+        "gap_after": round(ends["correct_after"] - held_out[-1][1], 4),
+        "held_out": held_out,
+        "curves": curves,
+        "answers": answers(shown),
+    }
+
+
+def answers(shown: str) -> dict[str, Any]:
+    """The held-out problem that the demo shows, and what was answered after how many rollouts."""
+    problem = re.search(r"^held-out problem (.*)$", shown, re.MULTILINE)
+    found = re.findall(r"^rollout (\d+): (right|wrong): (\S.*?)(?: right [\d.]+ length [\d.]+)?$", shown, re.MULTILINE)
+    return {
+        "problem": problem.group(1) if problem else None,
+        "answered": [
+            {"rollout": int(rollout), "right": mark == "right", "text": text} for rollout, mark, text in found
+        ],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=CONFIG)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--output", type=Path, required=True, help="the record")
+    arguments, extra = parser.parse_known_args()
+    for seed in arguments.seeds:
+        runs = _runs(arguments.output)
+        if seed in {each["seed"] for each in runs}:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            found = run(arguments.config, seed, Path(folder), extra)
+        print(
+            json.dumps({name: value for name, value in found.items() if not isinstance(value, dict | list)}), flush=True
+        )
+        _write(arguments.output, arguments.config, [*_runs(arguments.output), found])
+
+
+def _runs(record: Path) -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = json.loads(record.read_text())["runs"] if record.is_file() else []
+    return runs
+
+
+def _write(record: Path, config: Path, runs: list[dict[str, Any]]) -> None:
+    about = {
+        "benchmark": "search",
+        "config": f"configs/{config.name}",
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{os.cpu_count()} cores, {processor()}",
+        "versions": {name: version(name) for name in ("torch", "transformers", "lightning")},
+    }
+    record.write_text(json.dumps({**about, "runs": sorted(runs, key=lambda each: each["seed"])}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
