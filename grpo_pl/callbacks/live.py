@@ -36,20 +36,22 @@ class Answered(NamedTuple):
 
 
 class LiveView(StepCallback):
-    """Answers one held-out problem greedily at the start and every few rollouts: the first of a few that the policy
-    does not solve at the start. A terminal shows the first answer and the newest side by side, above the share of right
+    """Answers one held-out problem greedily at the start and every few rollouts. A terminal shows the first answer and the newest side by side, above the share of right
     completions and their mean length, rollout by rollout; anything else gets a line each time. The rollouts are those
     of a run without it. A resumed run begins a new view.
 
     Args:
         every_n_rollouts: rollouts between two answers.
         characters: longest answer that is shown; the middle of longer ones is left out.
+        problem: which of the held-out problems, counted from 0; None takes the first of twenty that the policy does not
+            solve at the start.
     """
 
-    def __init__(self, every_n_rollouts: int = 10, characters: int = 1500) -> None:
+    def __init__(self, every_n_rollouts: int = 10, characters: int = 1500, problem: int | None = None) -> None:
         super().__init__()
         check_at_least(1, "live", every_n_rollouts=every_n_rollouts, characters=characters)
-        self.every_n_rollouts, self.characters = every_n_rollouts, characters
+        check_at_least(0, "live", problem=problem or 0)
+        self.every_n_rollouts, self.characters, self.problem = every_n_rollouts, characters, problem
         self.answers: list[Answered] = []
         """So far."""
         self._problem: Problem | None = None
@@ -61,7 +63,10 @@ class LiveView(StepCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.monotonic()
         sets = trainer.datamodule.held_out().values()  # type: ignore[attr-defined]
-        tried = [problem for problems in sets for problem in problems][:CHOSEN_AMONG]
+        held_out = [problem for problems in sets for problem in problems]
+        if self.problem is not None and self.problem >= len(held_out):
+            raise ValueError(f"live: there is no problem {self.problem} among {len(held_out)} held-out ones.")
+        tried = held_out[:CHOSEN_AMONG] if self.problem is None else [held_out[self.problem]]
         if not tried:
             return  # a run without held-out problems has nothing to show
         answered = _answered(pl_module, tried, completed_rollouts(trainer))

@@ -12,10 +12,19 @@ from grpo_pl.cli.main import main
 from grpo_pl.files.runs import newest_run_folder
 
 LIVE = "grpo_pl.callbacks.live.LiveView"
-DEFAULT = "configs/quickstart.yaml"
+DEFAULT = "configs/countdown_search.yaml"
+LONG_SEARCH = 85
+"""A held-out problem of that configuration that few lines solve."""
 
 
-def demo(config: Given = DEFAULT, seed: int = 0, every: int = 10, runs_dir: str = "runs", name: str = "demo") -> int:
+def demo(
+    config: Given = DEFAULT,
+    seed: int = 0,
+    every: int = 10,
+    problem: int | None = None,
+    runs_dir: str = "runs",
+    name: str = "demo",
+) -> int:
     """Trains a tiny policy while you watch: what it first wrote about a held-out problem beside what it writes now, and
     how often it is right.
 
@@ -26,16 +35,23 @@ def demo(config: Given = DEFAULT, seed: int = 0, every: int = 10, runs_dir: str 
         config: the configuration of the task.
         seed: seed of the run.
         every: rollouts between two answers to the problem.
+        problem: which of the held-out problems to watch, counted from 0; null takes the first of twenty that the policy
+            does not solve at first, and number 85 of the default configuration.
         runs_dir: folder that holds one folder per run.
         name: name of the run.
     """
     items = [str(config)] if isinstance(config, str | Path) else config or []
+    if all(item.startswith("--") for item in items):  # options alone
+        items = [DEFAULT, *items]
+    if problem is None and items[0] == DEFAULT:
+        problem = LONG_SEARCH
+    watched = f"every_n_rollouts: {every}, problem: {'null' if problem is None else problem}"
     options = [
         *(item if item.startswith("--") else f"--config={item}" for item in items),
         f"--seed_everything={seed}",
         f"--runs_dir={runs_dir}",
         f"--name={name}",
-        f"--trainer.callbacks+={{class_path: {LIVE}, init_args: {{every_n_rollouts: {every}}}}}",
+        f"--trainer.callbacks+={{class_path: {LIVE}, init_args: {{{watched}}}}}",
         "--samples.every_n_rollouts=0",
         f"--trainer.enable_progress_bar={str(not sys.stdout.isatty()).lower()}",  # the view has a line of its own
     ]
