@@ -4,7 +4,7 @@ Each run is `grpo-pl demo` in a new process with an empty cache, so that its tim
 run enters the record at once, and one that is there is not made again.
 
     python benchmarks/search.py --output benchmarks/results/countdown-search.json
-    python benchmarks/search.py --config configs/subset_sum_search.yaml --output subset-sum-search.json
+    python benchmarks/search.py --overlay configs/subset_sum_search.yaml --output subset-sum-search.json
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from common import processor
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "countdown_search.yaml"
+CONFIG = "configs/countdown_search.yaml"
 EDGE = 5
 """Rollouts whose mean stands for the beginning or the end of training."""
 CURVES = {
@@ -35,14 +35,15 @@ CURVES = {
 }
 
 
-def run(config: Path, seed: int, folder: Path, extra: list[str]) -> dict[str, Any]:
+def run(configs: list[str], seed: int, folder: Path, extra: list[str]) -> dict[str, Any]:
     """One run with one seed, from nothing."""
     seeds = [
         f"--model.policy.init_seed={seed}",
         f"--model.cold_start.seed={seed}",
         f"--data.source.init_args.seed={seed}",
     ]
-    program = [sys.executable, "-m", "grpo_pl", "demo", f"--config={config}", f"--seed={seed}", *seeds, *extra]
+    files = [f"--config={config}" for config in configs]
+    program = [sys.executable, "-m", "grpo_pl", "demo", *files, f"--seed={seed}", *seeds, *extra]
     environment = {**os.environ, "GRPO_PL_CACHE": str(folder / "cache"), "COLUMNS": "1000"}
     start = time.perf_counter()
     shown = subprocess.run(
@@ -87,7 +88,7 @@ def answers(shown: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=CONFIG)
+    parser.add_argument("--overlay", nargs="*", default=[], help=f"configurations on top of {CONFIG}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--output", type=Path, required=True, help="the record")
     arguments, extra = parser.parse_known_args()
@@ -96,11 +97,11 @@ def main() -> None:
         if seed in {each["seed"] for each in runs}:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            found = run(arguments.config, seed, Path(folder), extra)
+            found = run([CONFIG, *arguments.overlay], seed, Path(folder), extra)
         print(
             json.dumps({name: value for name, value in found.items() if not isinstance(value, dict | list)}), flush=True
         )
-        _write(arguments.output, arguments.config, [*_runs(arguments.output), found])
+        _write(arguments.output, [CONFIG, *arguments.overlay], [*_runs(arguments.output), found])
 
 
 def _runs(record: Path) -> list[dict[str, Any]]:
@@ -108,10 +109,10 @@ def _runs(record: Path) -> list[dict[str, Any]]:
     return runs
 
 
-def _write(record: Path, config: Path, runs: list[dict[str, Any]]) -> None:
+def _write(record: Path, configs: list[str], runs: list[dict[str, Any]]) -> None:
     about = {
         "benchmark": "search",
-        "config": f"configs/{config.name}",
+        "configs": configs,
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{os.cpu_count()} cores, {processor()}",
         "versions": {name: version(name) for name in ("torch", "transformers", "lightning")},

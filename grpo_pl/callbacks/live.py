@@ -36,15 +36,15 @@ class Answered(NamedTuple):
 
 
 class LiveView(StepCallback):
-    """Answers one held-out problem greedily at the start and every few rollouts. A terminal shows the first answer and the newest side by side, above the share of right
-    completions and their mean length, rollout by rollout; anything else gets a line each time. The rollouts are those
-    of a run without it. A resumed run begins a new view.
+    """Answers one held-out problem greedily at the start and every few rollouts. A terminal shows the first answer and
+    the newest side by side, above the share of right completions and their mean length, rollout by rollout; anything
+    else gets a line each time. The rollouts are those of a run without it. A resumed run begins a new view.
 
     Args:
         every_n_rollouts: rollouts between two answers.
         characters: longest answer that is shown; the middle of longer ones is left out.
-        problem: which of the held-out problems, counted from 0; None takes the first of twenty that the policy does not
-            solve at the start.
+        problem: which of the held-out problems, counted from 0, or the last where there are fewer; None takes the first
+            of twenty that the policy does not solve at the start.
     """
 
     def __init__(self, every_n_rollouts: int = 10, characters: int = 1500, problem: int | None = None) -> None:
@@ -64,15 +64,15 @@ class LiveView(StepCallback):
         self._started = time.monotonic()
         sets = trainer.datamodule.held_out().values()  # type: ignore[attr-defined]
         held_out = [problem for problems in sets for problem in problems]
-        if self.problem is not None and self.problem >= len(held_out):
-            raise ValueError(f"live: there is no problem {self.problem} among {len(held_out)} held-out ones.")
-        tried = held_out[:CHOSEN_AMONG] if self.problem is None else [held_out[self.problem]]
+        tried = held_out[:CHOSEN_AMONG] if self.problem is None else held_out[: self.problem + 1][-1:]
         if not tried:
             return  # a run without held-out problems has nothing to show
         answered = _answered(pl_module, tried, completed_rollouts(trainer))
         place = next((i for i, each in enumerate(answered) if not each.right), 0)
         self._problem, self.answers = tried[place], [answered[place]]
         console = Console()
+        if trainer.is_global_zero and (self.problem or 0) >= len(held_out):  # after the cold start: too late to refuse
+            console.print(f"there is no problem {self.problem} among {len(held_out)} held-out ones: this is the last")
         if trainer.is_global_zero and console.is_terminal:
             self._live = Live(get_renderable=lambda: self._page(trainer), console=console, refresh_per_second=2)
             self._live.start()

@@ -54,6 +54,29 @@ def test_a_terminal_gets_both_answers_and_two_curves(command_line: Any, monkeypa
     assert re.search(r"right [▁▂▃▄▅▆▇█]{4} ", text) and re.search(r"length [▁▂▃▄▅▆▇█]{4} ", text)
 
 
-def test_settings_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="every_n_rollouts"):
-        LiveView(every_n_rollouts=0)
+def test_the_problem_to_be_watched_can_be_named(command_line: Any) -> None:
+    config = command_line.config("named")
+    first, second = (
+        command_line(
+            "fit", "--config", config, "--data.steps=1", LIVE.replace("rollouts: 2", f"rollouts: 1, problem: {i}")
+        )
+        for i in (0, 1)
+    )
+    asked = [re.search(r"^held-out problem (.*)$", done.out, re.MULTILINE) for done in (first, second)]
+    assert all(asked) and asked[0].group(1) != asked[1].group(1)  # type: ignore[union-attr]
+
+
+def test_the_last_problem_stands_for_one_that_is_not_there(command_line: Any) -> None:
+    """The cold start is behind it: a number too large is no reason to lose that."""
+    view = LIVE.replace("rollouts: 2", "rollouts: 1, problem: 999")
+    done = command_line("fit", "--config", command_line.config("nowhere"), "--data.steps=1", view)
+    assert done.status == 0, done.err
+    assert re.search(
+        r"^there is no problem 999 among \d+ held-out ones: this is the last\nheld-out", done.out, re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("name", ["every_n_rollouts", "characters", "problem"])
+def test_settings_out_of_range_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"live needs {name} >="):
+        LiveView(**{name: -1})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, combinations_with_replacement
+from itertools import combinations_with_replacement
 
 from grpo_pl.data.tasks.searches import Line, SearchPrompts, Step
 
@@ -15,9 +15,9 @@ OPERATIONS = "+-*"
 class CountdownPrompts(SearchPrompts):
     """Problems such as ``12 07 03:36``: reach 36 by ``+ - *`` with each number used once. For `CountdownReward`.
 
-    A line is one pair of numbers: ``12-07=05,03:08<02<15<`` has its result, the number that is left, and what that
+    A line is one pair of numbers: ``b 12-07=05,03:08<02<15<`` has its result, the number that is left, and what that
     makes of the result by ``+``, ``-`` and ``*``; of a difference the larger number comes first. A result above
-    ``limit`` is not gone on with. Every pair comes with every operation, nine lines at most.
+    ``limit`` is not gone on with. Every pair comes with every operation: nine lines.
     """
 
     largest: int = 20
@@ -40,8 +40,9 @@ class CountdownPrompts(SearchPrompts):
         return combinations_with_replacement(range(self.largest, 0, -1), 3)
 
     def search(self, numbers: Sequence[int]) -> list[Line]:
-        pairs = {(numbers[i], numbers[j]): numbers[3 - i - j] for i, j in combinations(range(3), 2)}
-        return [self._line(*pair, operation, left) for pair, left in pairs.items() for operation in OPERATIONS]
+        first, second, third = numbers
+        pairs = ((first, second, third), (first, third, second), (second, third, first))
+        return [self._line(one, other, operation, left) for one, other, left in pairs for operation in OPERATIONS]
 
     def _line(self, first: int, second: int, operation: str, left: int) -> Line:
         pair, value = f"{self.written(first)}{operation}{self.written(second)}", _result(first, operation, second)

@@ -6,6 +6,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from string import ascii_lowercase
 from typing import Literal, NamedTuple
 
 from grpo_pl.data.rows import permuted
@@ -48,14 +49,14 @@ class SearchPrompts(PromptSource):
     problem, and its target is no training problem's; what is held out by one of the two alone is left out. Rollouts
     take the training problems in passes of random order, so that none comes twice in a pass.
 
-    A demonstration writes line after line in one order, begins at any of them and goes round. Behind every value that
-    could be an answer's it says whether that is below (``<``) or above (``>``) the target. At the target it ends with
-    ``!`` and then answers right; behind each line that misses it, it gives up with probability ``give_up``, writes
-    ``?`` and answers by a guess that is made of the last line. Every number has as many digits as the largest, so that
-    a policy which reads digits finds each at its place, and points stand for a value above ``limit``.
+    A demonstration writes line after line in the order of their letters, begins at any of them and goes round. Behind
+    every value that could be an answer's it says whether that is below (``<``) or above (``>``) the target. At the
+    target it ends with ``!`` and then answers right; behind each line that misses it, it gives up with probability
+    ``give_up``, writes ``?`` and answers by a guess that is made of the last line. Every number has as many digits as
+    the largest target, so that a policy which reads digits finds each at its place; points stand for a larger value.
     """
 
-    give_up: float = 0.7
+    give_up: float = 0.75
     """Chance of a demonstration to end behind a line that misses the target."""
     seed: int = 0
     """Names the order of the training problems and the choice of the held-out ones."""
@@ -99,13 +100,13 @@ class SearchPrompts(PromptSource):
         return text, None
 
     def demonstration(self, prompt: Problem, rng: random.Random) -> str:
-        lines, target = self.search(prompt.columns["numbers"]), int(prompt.answer)
+        lines = [*zip(ascii_lowercase, self.search(prompt.columns["numbers"]), strict=False)]
         begin = rng.randrange(len(lines))
         thoughts: list[str] = []
-        for line in [*lines[begin:], *lines[:begin]]:
-            text, answer = self.thought(line, target)
+        for letter, line in [*lines[begin:], *lines[:begin]]:
+            text, answer = self.thought(line, int(prompt.answer))
             gives_up = answer is None and rng.random() < self.give_up
-            thoughts.append(f"{text}?" if gives_up else text)
+            thoughts.append(f"{letter} {text}?" if gives_up else f"{letter} {text}")
             if gives_up:
                 answer = rng.choice(line.guesses)
             if answer is not None:

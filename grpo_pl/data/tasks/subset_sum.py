@@ -13,7 +13,7 @@ from grpo_pl.data.tasks.searches import Line, SearchPrompts, Step
 class SubsetSumPrompts(SearchPrompts):
     """Problems such as ``12 09 07 04 02:23``: two or three of these numbers that add up to 23. For `SubsetSumReward`.
 
-    A line is one pair of numbers: ``09+07=16<04:20<02:18<`` has its sum, and the sum with each number behind the
+    A line is one pair of numbers: ``e 09+07=16<04:20<02:18<`` has its sum, and the sum with each number behind the
     pair. Ten lines for five numbers.
     """
 

@@ -1,11 +1,13 @@
 """``grpo-pl demo``: a fit with the live view, and a report that opens only before a screen."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grpo_pl.cli.commands import demo as demo_module
+from grpo_pl.data.tasks.countdown import CountdownPrompts
 
 
 @pytest.fixture
@@ -30,6 +32,28 @@ def test_the_report_opens_before_a_screen_only(
     assert opened == ([(folder / "report.html").absolute().as_uri()] if screen else [])
     written = (folder / "config.yaml").read_text()
     assert "grpo_pl.callbacks.live.LiveView" in written and "seed_everything: 3" in written and "steps: 2" in written
+
+
+SMALL = (
+    *("--model.cold_start.steps=1", "--model.sampling.max_completion_length=4", "--model.validation.samples=1"),
+    *("--data.steps=1", "--data.prompts_per_step=1"),
+)
+
+
+def test_options_alone_change_the_default_configuration(command_line: Any) -> None:
+    """Which is read, and whose problem of few solutions is watched."""
+    done = command_line("demo", "--name=small", *SMALL)
+    assert done.status == 0, done.err
+    assert f"held-out problem {CountdownPrompts().validation()[demo_module.LONG_SEARCH].question}\n" in done.out
+    assert "--config configs/countdown_search.yaml" in done.out  # in the command that comes next
+
+
+def test_the_same_recipe_takes_another_puzzle(command_line: Any) -> None:
+    files = ("--config=configs/countdown_search.yaml", "--config=configs/subset_sum_search.yaml")
+    done = command_line("demo", *files, "--name=another", *SMALL)
+    assert done.status == 0, done.err
+    assert re.search(r"^held-out problem (\d\d ){4}\d\d:\d\d$", done.out, re.MULTILINE)
+    assert "rewards/subset_sum/mean" in (Path(command_line.runs) / "another" / "metrics.csv").read_text()
 
 
 def test_a_fit_that_fails_opens_nothing(command_line: Any, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,16 @@ def test_a_search_that_never_gives_up_solves_every_problem(make: Made, reward: R
     assert all(right(reward, prompts, [source.demonstration(prompt, rng) for prompt in prompts]))
 
 
+def test_lines_have_letters_that_go_round(make: Made, reward: Reward) -> None:
+    source, rng, begun = make(give_up=0.0), random.Random(0), set[str]()
+    for prompt in training(source, steps=5):
+        letters = "abcdefghijklmnop"[: len(source.search(prompt.columns["numbers"]))]
+        written = "".join(re.findall(r"(?:^<think>|\n)([a-z]) ", source.demonstration(prompt, rng)))
+        assert written in letters * 2 and len(written) <= len(letters)
+        begun.add(written[0])
+    assert begun == set(letters)
+
+
 def test_a_demonstration_is_right_where_it_says_so(make: Made, reward: Reward) -> None:
     source, rng = make(), random.Random(0)
     prompts = training(source)
