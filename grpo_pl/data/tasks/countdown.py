@@ -45,6 +45,8 @@ class CountdownPrompts(SearchPrompts):
         return [self._line(one, other, operation, left) for one, other, left in pairs for operation in OPERATIONS]
 
     def _line(self, first: int, second: int, operation: str, left: int) -> Line:
+        if operation == "-":
+            first, second = max(first, second), min(first, second)
         pair, value = f"{self.written(first)}{operation}{self.written(second)}", _result(first, operation, second)
         last = self.written(left)
         guesses = [

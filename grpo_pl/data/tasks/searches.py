@@ -20,7 +20,7 @@ HELD_OUT_TARGETS = 5
 """One target in this many is held out."""
 Split = Literal["train", "val"]
 Puzzle = tuple[tuple[int, ...], int]
-"""Numbers, the larger ones first, and the target."""
+"""Numbers and the target."""
 
 
 class Step(NamedTuple):
@@ -73,7 +73,7 @@ class SearchPrompts(PromptSource):
 
     @abstractmethod
     def number_lists(self) -> Iterable[tuple[int, ...]]:
-        """All lists of numbers, each with the larger ones first."""
+        """All choices of numbers, once each, in whatever order."""
 
     @abstractmethod
     def search(self, numbers: Sequence[int]) -> list[Line]:
@@ -120,7 +120,7 @@ class SearchPrompts(PromptSource):
         turn, part = divmod(step, len(puzzles) // count)
         key = row_key(self.seed, "order", turn, attempt)
         places = range(part * count, (part + 1) * count)
-        return [self._problem(puzzles[permuted(place, len(puzzles), key)]) for place in places]
+        return [self._problem(puzzles[permuted(place, len(puzzles), key)], turn, attempt) for place in places]
 
     def validation(self, count: int | None = None) -> list[Problem]:
         puzzles = self._puzzles("val")
@@ -141,10 +141,12 @@ class SearchPrompts(PromptSource):
                         self._listed["val" if apart else "train"].append((numbers, target))
         return self._listed[split]
 
-    def _problem(self, puzzle: Puzzle) -> Problem:
-        numbers, target = puzzle
+    def _problem(self, puzzle: Puzzle, *turn: int) -> Problem:
+        """The numbers in an order of their own, another in each pass: what can be read off one order is not learned."""
+        numbers, target = list(puzzle[0]), puzzle[1]
+        random.Random(row_key(self.seed, "numbers", *numbers, target, *turn)).shuffle(numbers)
         identity = 0
         for number in (*numbers, target):
             identity = identity * 1000 + number
         question = " ".join(map(self.written, numbers)) + f":{self.written(target)}"
-        return Problem(id=identity, question=question, answer=str(target), columns={"numbers": list(numbers)})
+        return Problem(id=identity, question=question, answer=str(target), columns={"numbers": numbers})

@@ -58,19 +58,28 @@ def test_demonstrations_hold_no_held_out_problem(make: Made, reward: Reward) -> 
     held_out, numbers, targets = source.validation(), set[str](), set[str]()
     for step in [*range(-400, 0), *range(120)]:
         for prompt in source.prompts(step, count=32):
-            numbers.add(str(prompt.columns["numbers"]))
+            numbers.add(str(sorted(prompt.columns["numbers"])))
             targets.add(prompt.answer)
     assert len(held_out) >= 150
-    assert not numbers & {str(prompt.columns["numbers"]) for prompt in held_out}
+    assert not numbers & {str(sorted(prompt.columns["numbers"])) for prompt in held_out}
     assert not targets & {prompt.answer for prompt in held_out}
 
 
 def test_no_problem_comes_twice_in_a_pass(make: Made, reward: Reward) -> None:
     source = make()
     prompts = training(source, steps=120)
-    assert len({prompt.id for prompt in prompts}) == len(prompts) == 120 * 32
+    assert len({(*sorted(prompt.columns["numbers"]), prompt.answer) for prompt in prompts}) == len(prompts) == 120 * 32
     assert source.prompts(3, count=32) == make().prompts(3, count=32) != source.prompts(3, 1, count=32)
     assert source.prompts(3, count=32) != make(seed=1).prompts(3, count=32)
+
+
+def test_the_order_of_the_numbers_changes_from_pass_to_pass(make: Made, reward: Reward) -> None:
+    source, seen = make(), dict[tuple[int, ...], set[str]]()
+    for step in range(4):  # each a pass: more than half of all problems
+        for prompt in source.prompts(step, count=5000):
+            seen.setdefault((*sorted(prompt.columns["numbers"]), int(prompt.answer)), set()).add(prompt.question)
+    assert sum(map(len, seen.values())) > 2 * len(seen)
+    assert source.validation() == make().validation()
 
 
 def test_every_line_has_what_it_says(make: Made, reward: Reward) -> None:
