@@ -51,20 +51,24 @@ class SearchPrompts(PromptSource):
 
     A demonstration writes line after line in the order of their letters, begins at any of them and goes round. Behind
     every value that could be an answer's it says whether that is below (``<``) or above (``>``) the target. At the
-    target it ends with ``!`` and then answers right; behind each line that misses it, it gives up with probability
-    ``give_up``, writes ``?`` and answers by a guess that is made of the last line. Every number has as many digits as
-    the largest target, so that a policy which reads digits finds each at its place; points stand for a larger value.
+    target it ends with ``!`` and then answers right; one that gives up before writes ``?`` and answers by a guess that
+    is made of its last line. Every number has as many digits as the largest target, so that a policy which reads digits
+    finds each at its place; points stand for a larger value.
     """
 
-    give_up: float = 0.75
+    give_up: float = 0.7
     """Chance of a demonstration to end behind a line that misses the target."""
+    unlucky: float = 0.3
+    """Share of the demonstrations that give up just before the line that hits, however many they have written by then:
+    what stands far from the problem has to be seen, too, and most would end after a line or two."""
     seed: int = 0
     """Names the order of the training problems and the choice of the held-out ones."""
     _listed: dict[Split, list[Puzzle]] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.give_up <= 1.0:
-            raise ValueError(f"give_up must lie in [0, 1], got {self.give_up}.")
+        for name in ("give_up", "unlucky"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}.")
 
     @property
     @abstractmethod
@@ -100,18 +104,25 @@ class SearchPrompts(PromptSource):
         return text, None
 
     def demonstration(self, prompt: Problem, rng: random.Random) -> str:
-        lines = [*zip(ascii_lowercase, self.search(prompt.columns["numbers"]), strict=False)]
+        lines = self.search(prompt.columns["numbers"])
+        found = [self.thought(line, int(prompt.answer)) for line in lines]
+        texts = [
+            (line, f"{ascii_lowercase[i]} {text}", answer)
+            for i, (line, (text, answer)) in enumerate(zip(lines, found, strict=True))
+        ]
         begin = rng.randrange(len(lines))
-        thoughts: list[str] = []
-        for letter, line in [*lines[begin:], *lines[:begin]]:
-            text, answer = self.thought(line, int(prompt.answer))
-            gives_up = answer is None and rng.random() < self.give_up
-            thoughts.append(f"{letter} {text}?" if gives_up else f"{letter} {text}")
-            if gives_up:
-                answer = rng.choice(line.guesses)
-            if answer is not None:
-                break
-        return "<think>" + "\n".join(thoughts) + f"</think><answer>{answer}</answer>"
+        texts = [*texts[begin:], *texts[:begin]]
+        hit = next(place for place, (_, _, answer) in enumerate(texts) if answer is not None)
+        tried = max(1, hit)
+        if rng.random() >= self.unlucky:
+            tried = 1
+            while tried <= hit and rng.random() >= self.give_up:
+                tried += 1
+        line, _, answer = texts[tried - 1]
+        thoughts = "\n".join(text for _, text, _ in texts[:tried])
+        if answer is None:
+            thoughts, answer = f"{thoughts}?", rng.choice(line.guesses)
+        return f"<think>{thoughts}</think><answer>{answer}</answer>"
 
     def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         puzzles = self._puzzles("train")

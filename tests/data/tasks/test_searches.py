@@ -30,19 +30,33 @@ def training(source: SearchPrompts, steps: int = 20) -> list[Problem]:
 
 
 def test_a_search_that_never_gives_up_solves_every_problem(make: Made, reward: Reward) -> None:
-    source, rng = make(give_up=0.0), random.Random(0)
+    source, rng = make(give_up=0.0, unlucky=0.0), random.Random(0)
     prompts = [*training(source), *source.validation()]
     assert all(right(reward, prompts, [source.demonstration(prompt, rng) for prompt in prompts]))
 
 
 def test_lines_have_letters_that_go_round(make: Made, reward: Reward) -> None:
-    source, rng, begun = make(give_up=0.0), random.Random(0), set[str]()
+    source, rng, begun = make(give_up=0.0, unlucky=0.0), random.Random(0), set[str]()
     for prompt in training(source, steps=5):
         letters = "abcdefghijklmnop"[: len(source.search(prompt.columns["numbers"]))]
         written = "".join(re.findall(r"(?:^<think>|\n)([a-z]) ", source.demonstration(prompt, rng)))
         assert written in letters * 2 and len(written) <= len(letters)
         begun.add(written[0])
     assert begun == set(letters)
+
+
+def test_an_unlucky_search_gives_up_before_the_line_that_hits(make: Made, reward: Reward) -> None:
+    unlucky, lucky = make(unlucky=1.0), make(give_up=0.0, unlucky=0.0)
+    prompts, longest = training(unlucky), 0
+    for number, prompt in enumerate(prompts):
+        found = lucky.demonstration(prompt, random.Random(number)).partition("</think>")[0].split("\n")
+        written = unlucky.demonstration(prompt, random.Random(number)).partition("</think>")[0].split("\n")
+        if len(found) == 1:
+            assert written == found  # the first line hits
+        else:
+            assert written == [*found[:-2], f"{found[-2]}?"]
+        longest = max(longest, len(written))
+    assert longest >= 8
 
 
 def test_a_demonstration_is_right_where_it_says_so(make: Made, reward: Reward) -> None:
@@ -103,7 +117,7 @@ def _plain(expression: str) -> str:
     return re.sub(r"\b0(?=\d)", "", expression)
 
 
-@pytest.mark.parametrize("name", ["give_up", "size", "largest"])
+@pytest.mark.parametrize("name", ["give_up", "unlucky", "size", "largest"])
 def test_settings_out_of_range_are_refused(make: Made, reward: Reward, name: str) -> None:
     if name in make.__dataclass_fields__:  # type: ignore[attr-defined]
         with pytest.raises(ValueError, match=f"{name} must lie .*got -1"):
