@@ -4,7 +4,7 @@ Each run is `grpo-pl demo` in a new process with an empty cache, so that its tim
 run enters the record at once, and one that is there is not made again.
 
     python benchmarks/search.py --output benchmarks/results/countdown-search.json
-    python benchmarks/search.py --overlay configs/subset_sum_search.yaml --output subset-sum-search.json
+    python benchmarks/search.py --overlay configs/puzzle/subset_sum.yaml --output subset-sum-search.json
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ import csv
 import gc
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before its libraries are imported: no test asks the hub
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start as well: others test at the same time
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes start from here: each would compile the package
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background: what tests start would ignore Ctrl-C, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import docstring_parser
 import pytest

@@ -49,7 +49,7 @@ def test_options_alone_change_the_default_configuration(command_line: Any) -> No
 
 
 def test_the_same_recipe_takes_another_puzzle(command_line: Any) -> None:
-    files = ("--config=configs/countdown_search.yaml", "--config=configs/subset_sum_search.yaml")
+    files = ("--config=configs/countdown_search.yaml", "--config=configs/puzzle/subset_sum.yaml")
     done = command_line("demo", *files, "--name=another", *SMALL)
     assert done.status == 0, done.err
     assert re.search(r"^held-out problem (\d\d ){4}\d\d:\d\d$", done.out, re.MULTILINE)

@@ -55,8 +55,8 @@ def test_the_long_search_of_the_demo_has_one_solution() -> None:
 
 
 def test_demonstrations_succeed_as_often_as_stated() -> None:
-    """0.34 by default, which docs/search.md names."""
+    """0.33 by default, which docs/search.md names."""
     source, rng = CountdownPrompts(), random.Random(0)
     shown = [source.demonstration(p, rng) for step in range(1, 101) for p in source.prompts(-step, count=32)]
-    assert 0.32 < sum("!" in text for text in shown) / len(shown) < 0.36
-    assert 1.15 < sum(text.count("\n") + 1 for text in shown) / len(shown) < 1.3  # lines; 3.1 where none gives up
+    assert 0.31 < sum("!" in text for text in shown) / len(shown) < 0.35
+    assert 1.5 < sum(text.count("\n") + 1 for text in shown) / len(shown) < 1.7  # lines; 3.1 where none gives up
