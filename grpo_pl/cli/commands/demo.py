@@ -18,7 +18,7 @@ LONG_SEARCH = 85
 
 
 def demo(
-    config: Given = DEFAULT,
+    config: Given = None,
     seed: int = 0,
     every: int = 10,
     problem: int | None = None,
@@ -32,19 +32,18 @@ def demo(
     --data.steps=60, are passed on. At the end the report opens, where there is a browser to open it.
 
     Args:
-        config: the configuration of the task.
+        config: the configuration of the task; null takes configs/countdown_search.yaml.
         seed: seed of the run.
         every: rollouts between two answers to the problem.
         problem: which of the held-out problems to watch, counted from 0; null takes the first of twenty that the policy
-            does not solve at first, and number 85 of the default configuration.
+            does not solve at first, and where no configuration is named number 85.
         runs_dir: folder that holds one folder per run.
         name: name of the run.
     """
     items = [str(config)] if isinstance(config, str | Path) else config or []
     if all(item.startswith("--") for item in items):  # options alone
         items = [DEFAULT, *items]
-    if problem is None and items[0] == DEFAULT:
-        problem = LONG_SEARCH
+        problem = LONG_SEARCH if problem is None else problem
     watched = f"every_n_rollouts: {every}, problem: {'null' if problem is None else problem}"
     options = [
         *(item if item.startswith("--") else f"--config={item}" for item in items),

@@ -47,7 +47,8 @@ class SearchPrompts(PromptSource):
 
     All puzzles are listed at the start and split twice: the numbers of a held-out problem stand together in no training
     problem, and its target is no training problem's; what is held out by one of the two alone is left out. Rollouts
-    take the training problems in passes of random order, so that none comes twice in a pass.
+    take the training problems in passes of random order, so that none comes twice in a pass; the numbers of a problem
+    stand in another order in each.
 
     A demonstration writes line after line in the order of their letters, begins at any of them and goes round. Behind
     every value that could be an answer's it says whether that is below (``<``) or above (``>``) the target. At the
@@ -105,24 +106,21 @@ class SearchPrompts(PromptSource):
 
     def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         lines = self.search(prompt.columns["numbers"])
-        found = [self.thought(line, int(prompt.answer)) for line in lines]
-        texts = [
-            (line, f"{ascii_lowercase[i]} {text}", answer)
-            for i, (line, (text, answer)) in enumerate(zip(lines, found, strict=True))
-        ]
         begin = rng.randrange(len(lines))
-        texts = [*texts[begin:], *texts[:begin]]
-        hit = next(place for place, (_, _, answer) in enumerate(texts) if answer is not None)
-        tried = max(1, hit)
+        places = [*range(begin, len(lines)), *range(begin)]
+        found = [self.thought(lines[place], int(prompt.answer)) for place in places]
+        hit = next(number for number, (_, answer) in enumerate(found) if answer is not None)
+        tried = max(1, hit)  # without luck: the lines before the one that hits
         if rng.random() >= self.unlucky:
             tried = 1
             while tried <= hit and rng.random() >= self.give_up:
                 tried += 1
-        line, _, answer = texts[tried - 1]
-        thoughts = "\n".join(text for _, text, _ in texts[:tried])
+        thoughts = [f"{ascii_lowercase[place]} {text}" for place, (text, _) in zip(places, found[:tried], strict=False)]
+        answer = found[tried - 1][1]
         if answer is None:
-            thoughts, answer = f"{thoughts}?", rng.choice(line.guesses)
-        return f"<think>{thoughts}</think><answer>{answer}</answer>"
+            thoughts[-1] += "?"
+            answer = rng.choice(lines[places[tried - 1]].guesses)
+        return "<think>" + "\n".join(thoughts) + f"</think><answer>{answer}</answer>"
 
     def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         puzzles = self._puzzles("train")
