@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_pl.data.cells import is_text
 from grpo_pl.data.rows import RowPrompts, RowReader, Side
 from grpo_pl.files.rows import not_utf8
 from grpo_pl.types import Problem
@@ -71,7 +72,7 @@ class TablePrompts(RowPrompts):
         if self.worked is None:
             return None
         (row,) = self.problems("train").reader.read([prompt.id], [prompt.id])
-        return str(row[self.worked])
+        return str(cell) if is_text(cell := row[self.worked]) else None
 
 
 class _TableReader(RowReader):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -110,6 +111,8 @@ class ColdStart:
             "policy": {**asdict(policy), "folder": _folder_state(policy.path)},
             "template": template.to_dict(),
             "source": [f"{type(source).__module__}.{type(source).__qualname__}", source.init_args()],
+            "data": [leaf.digests() for leaf in source.leaves().values()],
+            "code": _code(*source.leaves().values(), source, *([] if stage is None else [stage.environment])),
             **({} if stage is None else {"environment": stage.environment.spec(), "plain": asdict(stage.plain)}),
         }
         digest = hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -202,8 +205,8 @@ class ColdStart:
             if found is None:
                 override = "demonstration()" if stage is None else "demonstrated_actions()"
                 raise ValueError(
-                    f"{type(source).__name__} has no demonstrations: remove model.cold_start, name a file as its "
-                    f"`demonstrations`, or override {override}."
+                    f"{type(source).__name__} has no demonstration of {str(prompt.question)[:60]!r}: remove "
+                    f"model.cold_start, name a file as its `demonstrations`, or override {override}."
                 )
             shown.append(found)
         return shown
@@ -347,6 +350,14 @@ def demonstration_loss(model: PreTrainedModel, batch: Sequence[Example], *, pad_
         temperature=1.0,
     )
     return -(logprobs * written).sum() / written.sum()
+
+
+def _code(*owners: object) -> dict[str, str]:
+    """Module of each class that they are made of -> hash of its file: a task is often edited under the same name."""
+    modules = {kind.__module__ for owner in owners for kind in type(owner).__mro__}
+    own = sorted(name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names)
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in own}
+    return {name: hashlib.sha256(Path(file).read_bytes()).hexdigest() for name, file in files.items() if file}
 
 
 def _content_hash(file: str | None) -> str | None:

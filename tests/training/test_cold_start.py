@@ -1,7 +1,9 @@
 """The cold start: what it learns from, when it is made again, and that no half of it is ever found."""
 
+import importlib
 import json
 import random
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -173,6 +175,31 @@ def test_the_cache_is_named_by_every_ingredient() -> None:
     assert again == folders
 
 
+def test_a_task_that_was_edited_is_taught_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "edited_task.py"
+    text = (
+        "from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts\n\nclass Problems(ArithmeticPrompts):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    folders = []
+    for written in (text, f"{text}\n    tens = 10\n", text):
+        file.write_text(written)
+        sys.modules.pop(file.stem, None)
+        folders.append(SHORT.folder(POLICY, TEMPLATE, importlib.import_module(file.stem).Problems(digits=1)))
+    assert folders[0] == folders[2] != folders[1]
+
+
+def test_new_rows_in_the_same_file_are_taught_again(tmp_path: Path) -> None:
+    file, folders = tmp_path / "rows.csv", []
+    for worked in ("first this", "first that", "first this"):
+        rows = (f"{number},{number},{worked}\n" for number in range(20))
+        file.write_text("question,answer,work\n" + "".join(rows))
+        source = TablePrompts(path=str(file), worked="work", val_share=0.2)
+        folders.append(SHORT.folder(POLICY, TEMPLATE, source))
+    assert folders[0] == folders[2] != folders[1]
+
+
 @dataclass(kw_only=True)
 class Failing(ArithmeticPrompts):
     digits: int = 1
@@ -254,7 +281,7 @@ class Mute(ArithmeticPrompts):
 
 
 def test_a_source_without_demonstrations_is_one_clear_error() -> None:
-    with pytest.raises(ValueError, match=r"Mute has no demonstrations: remove model\.cold_start"):
+    with pytest.raises(ValueError, match=r"Mute has no demonstration of .*: remove model\.cold_start"):
         SHORT.ensure(POLICY, TEMPLATE, Mute(), device=CPU)
 
 
