@@ -36,9 +36,9 @@ class Answered(NamedTuple):
 
 
 class LiveView(StepCallback):
-    """Answers one held-out problem greedily at the start and every few rollouts. A terminal shows the first answer and
-    the newest side by side, above the share of right completions and their mean length, rollout by rollout; anything
-    else gets a line each time. The rollouts are those of a run without it. A resumed run begins a new view.
+    """Answers one held-out problem greedily at the start, every few rollouts and at the end. A terminal shows the first
+    answer and the newest side by side, above the share of right completions and their mean length, rollout by rollout;
+    anything else gets a line each time. The rollouts are those of a run without it. A resumed run begins a new view.
 
     Args:
         every_n_rollouts: rollouts between two answers.
@@ -77,7 +77,7 @@ class LiveView(StepCallback):
             self._live = Live(get_renderable=lambda: self._page(trainer), console=console, refresh_per_second=2)
             self._live.start()
         elif trainer.is_global_zero:
-            console.print(f"held-out problem {self._problem.question.strip()}", highlight=False, soft_wrap=True)
+            self._print(console, f"held-out problem {self._problem.question.strip()}")
             self._say(console)
 
     def on_train_batch_end(
@@ -87,7 +87,8 @@ class LiveView(StepCallback):
             if name in trainer.callback_metrics:
                 values.append(float(trainer.callback_metrics[name]))
         rollout = completed_rollouts(trainer)
-        if self._problem is not None and rollout % self.every_n_rollouts == 0:
+        last = rollout == int(trainer.datamodule.steps)  # type: ignore[attr-defined]
+        if self._problem is not None and (last or rollout % self.every_n_rollouts == 0):
             self.answers += _answered(pl_module, [self._problem], rollout)
             if self._live is None and trainer.is_global_zero:
                 self._say(Console())
@@ -116,12 +117,12 @@ class LiveView(StepCallback):
             if values
         ]
         mark = "right" if newest.right else "wrong"
-        console.print(
-            f"rollout {newest.rollout}: {mark}: {shortened(line, self.characters)}",
-            *known,
-            highlight=False,
-            soft_wrap=True,
-        )
+        self._print(console, f"rollout {newest.rollout}: {mark}: {shortened(line, self.characters)}", *known)
+
+    @staticmethod
+    def _print(console: Console, *texts: str) -> None:
+        """As it is: what a policy writes may look like rich's markup."""
+        console.print(*texts, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     def _page(self, trainer: Trainer) -> RenderableType:
         assert self._problem is not None
@@ -151,7 +152,7 @@ def _answered(module: LightningModule, problems: Sequence[Problem], rollout: int
 def side_by_side(problem: Problem, answers: Sequence[Answered], characters: int) -> Table:
     """The first answer and the newest."""
     shown = [answers[0], answers[-1]]
-    table = Table(title=f"held-out problem {problem.question.strip()}", title_justify="left", expand=True)
+    table = Table(title=Text(f"held-out problem {problem.question.strip()}"), title_justify="left", expand=True)
     for each in shown:
         table.add_column(f"rollout {each.rollout}", ratio=1, overflow="fold")
     table.add_row(

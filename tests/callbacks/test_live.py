@@ -28,6 +28,22 @@ def test_the_first_answer_stands_beside_the_newest_and_markup_is_text() -> None:
     text = printed.getvalue()
     assert "held-out problem 12 7 3:36" in text and "rollout 0" in text and "rollout 20" in text
     assert "[red]first" in text and "third" in text and "second" not in text
+    marked = Problem(id=1, question="a[/b] :100:", answer="1")
+    Console(file=printed, width=80).print(side_by_side(marked, answers, 1000))
+    assert "a[/b] :100:" in printed.getvalue()
+
+
+def test_a_line_shows_an_answer_letter_by_letter() -> None:
+    """An unmatched [/x] would be an error of rich's in the middle of a training."""
+    view, printed = LiveView(), io.StringIO()
+    view.answers = [Answered(3, "x[i] [/INST] :100:\nend", True)]
+    view._say(Console(file=printed, width=40))
+    assert printed.getvalue() == "rollout 3: right: x[i] [/INST] :100: / end\n"
+
+
+def test_what_the_trained_policy_writes_is_shown_whatever_the_interval(command_line: Any) -> None:
+    done = command_line("fit", "--config", command_line.config("end"), "--data.steps=3", LIVE)
+    assert re.findall(r"^rollout (\d): (?:right|wrong): ", done.out, re.MULTILINE) == list("023")
 
 
 def test_a_file_gets_a_line_for_each_answer_and_the_run_is_the_same(

@@ -13,13 +13,13 @@ from grpo_pl.files.runs import newest_run_folder
 
 LIVE = "grpo_pl.callbacks.live.LiveView"
 DEFAULT = "configs/countdown_search.yaml"
-LONG_SEARCH = 85
+LONG_SEARCH = 65
 """A held-out problem of that configuration that few lines solve."""
 
 
 def demo(
     config: Given = None,
-    seed: int = 0,
+    seed: int | None = None,
     every: int = 10,
     problem: int | None = None,
     runs_dir: str = "runs",
@@ -33,10 +33,10 @@ def demo(
 
     Args:
         config: the configuration of the task; null takes configs/countdown_search.yaml.
-        seed: seed of the run.
+        seed: seed of the run; null takes that of the configuration.
         every: rollouts between two answers to the problem.
         problem: which of the held-out problems to watch, counted from 0; null takes the first of twenty that the policy
-            does not solve at first, and where no configuration is named number 85.
+            does not solve at first, and where no configuration is named one that few lines solve.
         runs_dir: folder that holds one folder per run.
         name: name of the run.
     """
@@ -46,13 +46,13 @@ def demo(
         problem = LONG_SEARCH if problem is None else problem
     watched = f"every_n_rollouts: {every}, problem: {'null' if problem is None else problem}"
     options = [
+        "--samples.every_n_rollouts=0",
+        f"--trainer.enable_progress_bar={str(not sys.stdout.isatty()).lower()}",  # the view has a line of its own
         *(item if item.startswith("--") else f"--config={item}" for item in items),
-        f"--seed_everything={seed}",
+        *([] if seed is None else [f"--seed_everything={seed}"]),
         f"--runs_dir={runs_dir}",
         f"--name={name}",
         f"--trainer.callbacks+={{class_path: {LIVE}, init_args: {{{watched}}}}}",
-        "--samples.every_n_rollouts=0",
-        f"--trainer.enable_progress_bar={str(not sys.stdout.isatty()).lower()}",  # the view has a line of its own
     ]
     status = main(["fit", *options])  # in this process, so that Ctrl-C and SIGTERM end it as they end any fit
     run = newest_run_folder(Path(runs_dir), name)

@@ -1,6 +1,7 @@
 """``grpo-pl demo``: a fit with the live view, and a report that opens only before a screen."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,17 @@ def test_the_report_opens_before_a_screen_only(
     assert "grpo_pl.callbacks.live.LiveView" in written and "seed_everything: 3" in written and "steps: 2" in written
 
 
+def test_settings_that_are_given_win(command_line: Any) -> None:
+    config = command_line.config("given", **{"seed_everything": 7})
+    done = command_line("demo", f"--config={config}", "--name=given", "--data.steps=1", "--samples.every_n_rollouts=5")
+    assert done.status == 0, done.err
+    written = (Path(command_line.runs) / "given" / "config.yaml").read_text()
+    assert "seed_everything: 7" in written and re.search(r"^samples:\n  every_n_rollouts: 5$", written, re.MULTILINE)
+    done = command_line("demo", f"--config={config}", "--name=left", "--data.steps=1", "--seed=3")
+    written = (Path(command_line.runs) / "left" / "config.yaml").read_text()
+    assert "seed_everything: 3" in written and re.search(r"^samples:\n  every_n_rollouts: 0$", written, re.MULTILINE)
+
+
 SMALL = (
     *("--model.cold_start.steps=1", "--model.sampling.max_completion_length=4", "--model.validation.samples=1"),
     *("--data.steps=1", "--data.prompts_per_step=1"),
@@ -62,7 +74,16 @@ def test_a_fit_that_fails_opens_nothing(command_line: Any, opened: list[str], mo
     assert opened == []
 
 
-def test_a_file_or_a_machine_without_a_screen_shows_no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
-        monkeypatch.delenv(name, raising=False)
-    assert not demo_module.can_show()  # a test's output is no terminal
+@pytest.mark.parametrize("screen", [True, False])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_browser_opens_for_a_person_before_a_screen_only(
+    monkeypatch: pytest.MonkeyPatch, screen: bool, terminal: bool
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setattr(demo_module.webbrowser, "get", lambda: None)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.delenv("DISPLAY", raising=False)
+    if screen:
+        monkeypatch.setenv("DISPLAY", ":0")
+    assert demo_module.can_show() == (screen and terminal)
