@@ -1,7 +1,7 @@
 """Trains a policy to search, with several seeds: held-out and training answers, length, and one problem over time.
 
 Each run is `grpo-pl demo` in a new process with an empty cache, so that its time includes the cold start. A finished
-run enters the record at once, and one that is there is not made again.
+run enters the record at once, and one that is there is not made again. Further options are those of `grpo-pl demo`.
 
     python benchmarks/search.py --output benchmarks/results/countdown-search.json
     python benchmarks/search.py --overlay configs/puzzle/subset_sum.yaml --output subset-sum-search.json
@@ -92,16 +92,20 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--output", type=Path, required=True, help="the record")
     arguments, extra = parser.parse_known_args()
+    what = {"configs": [CONFIG, *arguments.overlay], "options": extra}
+    if arguments.output.is_file():
+        recorded = json.loads(arguments.output.read_text())
+        if any(recorded[name] != value for name, value in what.items()):
+            parser.error(f"{arguments.output} is a record of {recorded['configs']} with {recorded['options']}.")
     for seed in arguments.seeds:
-        runs = _runs(arguments.output)
-        if seed in {each["seed"] for each in runs}:
+        if seed in {each["seed"] for each in _runs(arguments.output)}:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            found = run([CONFIG, *arguments.overlay], seed, Path(folder), extra)
+            found = run(what["configs"], seed, Path(folder), extra)
         print(
             json.dumps({name: value for name, value in found.items() if not isinstance(value, dict | list)}), flush=True
         )
-        _write(arguments.output, [CONFIG, *arguments.overlay], [*_runs(arguments.output), found])
+        _write(arguments.output, what, [*_runs(arguments.output), found])
 
 
 def _runs(record: Path) -> list[dict[str, Any]]:
@@ -109,10 +113,10 @@ def _runs(record: Path) -> list[dict[str, Any]]:
     return runs
 
 
-def _write(record: Path, configs: list[str], runs: list[dict[str, Any]]) -> None:
+def _write(record: Path, what: dict[str, list[str]], runs: list[dict[str, Any]]) -> None:
     about = {
         "benchmark": "search",
-        "configs": configs,
+        **what,
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{os.cpu_count()} cores, {processor()}",
         "versions": {name: version(name) for name in ("torch", "transformers", "lightning")},

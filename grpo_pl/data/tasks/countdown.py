@@ -15,14 +15,14 @@ OPERATIONS = "+-*"
 class CountdownPrompts(SearchPrompts):
     """Problems such as ``12 07 03:36``: reach 36 by ``+ - *`` with each number used once. For `CountdownReward`.
 
-    A line is one pair of numbers: ``b 12-07=05,03:08<02<15<`` has its result, the number that is left, and what that
+    A line is one pair of numbers: ``b 12-07=05,03:08<>02<<15<<`` has its result, the number that is left, and what that
     makes of the result by ``+``, ``-`` and ``*``; of a difference the larger number comes first. A result above
     ``limit`` is not gone on with. Every pair comes with every operation: nine lines.
     """
 
     largest: int = 20
     """The numbers lie between 1 and this."""
-    limit: int = 60
+    limit: int = 59
     """Largest target, and largest value on the way to it."""
 
     def __post_init__(self) -> None:

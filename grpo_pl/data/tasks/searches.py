@@ -16,7 +16,7 @@ from grpo_pl.types import Problem
 
 HELD_OUT_NUMBERS = 6
 """One list of numbers in this many is held out."""
-HELD_OUT_TARGETS = 5
+HELD_OUT_TARGETS = 6
 """One target in this many is held out."""
 Split = Literal["train", "val"]
 Puzzle = tuple[tuple[int, ...], int]
@@ -51,17 +51,17 @@ class SearchPrompts(PromptSource):
     stand in another order in each.
 
     A demonstration writes line after line in the order of their letters, begins at any of them and goes round. Behind
-    every value that could be an answer's it says whether that is below (``<``) or above (``>``) the target. At the
-    target it ends with ``!`` and then answers right; one that gives up before writes ``?`` and answers by a guess that
-    is made of its last line. Every number has as many digits as the largest target, so that a policy which reads digits
-    finds each at its place; points stand for a larger value.
+    every value that could be an answer's it compares, digit by digit, with the target: below (``<``), above (``>``) or
+    the same (``=``). At the target it stops and answers right; one that gives up before writes ``?`` and answers by a
+    guess that is made of its last line. Every number has as many digits as the largest target, so that a policy which
+    reads digits finds each at its place; points stand for a larger value.
     """
 
-    give_up: float = 0.7
+    give_up: float = 0.95
     """Chance of a demonstration to end behind a line that misses the target."""
-    unlucky: float = 0.3
-    """Share of the demonstrations that give up just before the line that hits, however many they have written by then:
-    what stands far from the problem has to be seen, too, and most would end after a line or two."""
+    unlucky: float = 0.08
+    """Share of the demonstrations that begin where the line that hits is farthest, and give up just before it: what
+    stands far from the problem has to be seen, too, and the others end after a line or two."""
     seed: int = 0
     """Names the order of the training problems and the choice of the held-out ones."""
     _listed: dict[Split, list[Puzzle]] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -88,6 +88,12 @@ class SearchPrompts(PromptSource):
         digits = len(str(self.largest_target))
         return f"{number:0{digits}d}" if number <= self.largest_target else "." * digits
 
+    def compared(self, value: int, target: int) -> str:
+        """A sign for each digit. One for the whole number has to be learned for every pair of numbers: a policy that
+        never saw a target in training then missed it, or took another for it."""
+        digits = zip(self.written(value), self.written(target), strict=True)
+        return "".join("=" if mine == other else "<" if mine < other else ">" for mine, other in digits)
+
     def targets(self, numbers: Sequence[int]) -> set[int]:
         """What can be asked of these numbers: every value of an answer, but for 0 and those too large."""
         values = {step.value for line in self.search(numbers) for step in line.steps if step.answer is not None}
@@ -98,28 +104,30 @@ class SearchPrompts(PromptSource):
         text = ""
         for step in line.steps:
             text += step.before + self.written(step.value)
-            if step.answer is not None:
+            if step.answer is not None and step.value <= self.largest_target:
+                text += self.compared(step.value, target)
                 if step.value == target:
-                    return f"{text}!", step.answer
-                text += "<" if step.value < target else ">"
+                    return text, step.answer
         return text, None
 
     def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         lines = self.search(prompt.columns["numbers"])
-        begin = rng.randrange(len(lines))
-        places = [*range(begin, len(lines)), *range(begin)]
-        found = [self.thought(lines[place], int(prompt.answer)) for place in places]
-        hit = next(number for number, (_, answer) in enumerate(found) if answer is not None)
-        tried = max(1, hit)  # without luck: the lines before the one that hits
-        if rng.random() >= self.unlucky:
-            tried = 1
-            while tried <= hit and rng.random() >= self.give_up:
+        shown = [self.thought(line, int(prompt.answer)) for line in lines]
+        ahead = _ahead([answer is not None for _, answer in shown])
+        if rng.random() < self.unlucky:
+            longest = max(ahead)
+            begin = rng.choice([place for place, missing in enumerate(ahead) if missing == longest])
+            tried = max(1, longest)  # 1 where every line hits
+        else:
+            begin, tried = rng.randrange(len(lines)), 1
+            while tried <= ahead[begin] and rng.random() >= self.give_up:
                 tried += 1
-        thoughts = [f"{ascii_lowercase[place]} {text}" for place, (text, _) in zip(places, found[:tried], strict=False)]
-        answer = found[tried - 1][1]
+        places = [(begin + number) % len(lines) for number in range(tried)]
+        thoughts = [f"{ascii_lowercase[place]} {shown[place][0]}" for place in places]
+        answer = shown[places[-1]][1]
         if answer is None:
             thoughts[-1] += "?"
-            answer = rng.choice(lines[places[tried - 1]].guesses)
+            answer = rng.choice(lines[places[-1]].guesses)
         return "<think>" + "\n".join(thoughts) + f"</think><answer>{answer}</answer>"
 
     def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
@@ -146,16 +154,31 @@ class SearchPrompts(PromptSource):
             for numbers in self.number_lists():
                 apart = row_key(self.seed, "numbers", *numbers) % HELD_OUT_NUMBERS == 0
                 for target in sorted(self.targets(numbers)):
-                    if apart == (row_key(self.seed, "target", target) % HELD_OUT_TARGETS == 0):
+                    if apart == self._held_out(target):
                         self._listed["val" if apart else "train"].append((numbers, target))
         return self._listed[split]
+
+    def _held_out(self, target: int) -> bool:
+        """Whether a target is held out: of those with the same last digit one in six.
+
+        So the training targets keep every last digit; ``limit=59`` makes them keep every first one, too. By chance
+        alone a seed held out nearly all that end in 0, and nobody notices a target whose digits were in none.
+        """
+        tens, last = divmod(target, 10)
+        return (tens + permuted(last, 10, row_key(self.seed, "target"))) % HELD_OUT_TARGETS == 0
 
     def _problem(self, puzzle: Puzzle, *turn: int) -> Problem:
         """The numbers in an order of their own, another in each pass: what can be read off one order is not learned."""
         numbers, target = list(puzzle[0]), puzzle[1]
-        random.Random(row_key(self.seed, "numbers", *numbers, target, *turn)).shuffle(numbers)
-        identity = 0
+        identity = 0  # of the puzzle, whatever the order
         for number in (*numbers, target):
-            identity = identity * 1000 + number
+            identity = identity * (self.largest_target + 1) + number
+        random.Random(row_key(self.seed, "numbers", *numbers, target, *turn)).shuffle(numbers)
         question = " ".join(map(self.written, numbers)) + f":{self.written(target)}"
         return Problem(id=identity, question=question, answer=str(target), columns={"numbers": numbers})
+
+
+def _ahead(hits: Sequence[bool]) -> list[int]:
+    """For each place how many lines that miss come before the next one that hits, going round."""
+    twice = [*hits, *hits]
+    return [twice.index(True, place) - place for place in range(len(hits))]

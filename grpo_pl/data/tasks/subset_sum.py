@@ -13,7 +13,7 @@ from grpo_pl.data.tasks.searches import Line, SearchPrompts, Step
 class SubsetSumPrompts(SearchPrompts):
     """Problems such as ``12 09 07 04 02:23``: two or three of these numbers that add up to 23. For `SubsetSumReward`.
 
-    A line is one pair of numbers: ``e 09+07=16<04:20<02:18<`` has its sum, and the sum with each number behind the
+    A line is one pair of numbers: ``e 09+07=16<>04:20=<02:18<>`` has its sum, and the sum with each number behind the
     pair. Ten lines for five numbers.
     """
 
@@ -24,7 +24,7 @@ class SubsetSumPrompts(SearchPrompts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 3 <= self.size <= 6:  # the number of a problem has to fit into 64 bits
+        if not 3 <= self.size <= 6:
             raise ValueError(f"size must lie between 3 and 6, got {self.size}.")
         if not self.size <= self.largest <= 16:
             raise ValueError(f"largest must lie between size ({self.size}) and 16, got {self.largest}.")
@@ -32,6 +32,9 @@ class SubsetSumPrompts(SearchPrompts):
     @property
     def largest_target(self) -> int:
         return 3 * self.largest
+
+    def targets(self, numbers: Sequence[int]) -> set[int]:
+        return super().targets(numbers) - set(numbers)  # those would be copied
 
     def number_lists(self) -> Iterable[tuple[int, ...]]:
         return combinations(range(self.largest, 0, -1), self.size)

@@ -13,37 +13,40 @@ def searched(numbers: list[int], target: int, **settings: int) -> list[tuple[str
 
 def test_a_search_by_hand() -> None:
     assert searched([12, 7, 3], 16) == [
-        ("12+07=19,03:22>16!", "(12+07)-03"),
-        ("12-07=05,03:08<02<15<", None),
+        ("12+07=19,03:22><16==", "(12+07)-03"),
+        ("12-07=05,03:08<>02<<15=<", None),
         ("12*07=..", None),  # 84
-        ("12+03=15,07:22>08<..>", None),  # 105
-        ("12-03=09,07:16!", "(12-03)+07"),
-        ("12*03=36,07:43>29>..>", None),
-        ("07+03=10,12:22>02<..>", None),
-        ("07-03=04,12:16!", "(07-03)+12"),
-        ("07*03=21,12:33>09<..>", None),
+        ("12+03=15,07:22><08<>..", None),  # 105
+        ("12-03=09,07:16==", "(12-03)+07"),
+        ("12*03=36,07:43><29>>..", None),
+        ("07+03=10,12:22><02<<..", None),
+        ("07-03=04,12:16==", "(07-03)+12"),
+        ("07*03=21,12:33><09<>..", None),
     ]
-    assert searched([12, 7, 3], 8)[7] == ("07-03=04,12:16>08!", "12-(07-03)")  # of a difference the larger value first
-    assert searched([12, 7, 3], 48)[7] == ("07-03=04,12:16<08<48!", "(07-03)*12")
+    assert searched([12, 7, 3], 8)[7] == (
+        "07-03=04,12:16><08==",
+        "12-(07-03)",
+    )  # of a difference the larger value first
+    assert searched([12, 7, 3], 48)[7] == ("07-03=04,12:16<<08<=48==", "(07-03)*12")
     assert CountdownPrompts().search([12, 7, 3])[2].guesses == ["(12*07)+03", "(12*07)-03", "(12*07)*03"]
 
 
 def test_numbers_are_taken_in_their_order_but_for_differences() -> None:
-    assert [text for text, _ in searched([3, 12, 7], 60)] == [
-        "03+12=15,07:22<08<..>",
-        "12-03=09,07:16<02<..>",
-        "03*12=36,07:43<29<..>",
-        "03+07=10,12:22<02<..>",
-        "07-03=04,12:16<08<48<",
-        "03*07=21,12:33<09<..>",
-        "12+07=19,03:22<16<57<",
-        "12-07=05,03:08<02<15<",
+    assert [text for text, _ in searched([3, 12, 7], 59)] == [
+        "03+12=15,07:22<<08<<..",
+        "12-03=09,07:16<<02<<..",
+        "03*12=36,07:43<<29<=..",
+        "03+07=10,12:22<<02<<..",
+        "07-03=04,12:16<<08<<48<<",
+        "03*07=21,12:33<<09<=..",
+        "12+07=19,03:22<<16<<57=<",
+        "12-07=05,03:08<<02<<15<<",
         "12*07=..",
     ]
 
 
 def test_numbers_have_as_many_digits_as_the_limit() -> None:
-    assert searched([12, 7, 3], 90, limit=100)[2] == ("012*007=084,003:087<081<...>", None)
+    assert searched([12, 7, 3], 90, limit=100)[2] == ("012*007=084,003:087=<>081=<>...", None)
     assert all(len(problem.question) == len("12 07 03:36") for problem in CountdownPrompts().validation())
 
 
@@ -55,8 +58,8 @@ def test_the_long_search_of_the_demo_has_one_solution() -> None:
 
 
 def test_demonstrations_succeed_as_often_as_stated() -> None:
-    """0.33 by default, which docs/search.md names."""
+    """0.25 by default, which docs/search.md names."""
     source, rng = CountdownPrompts(), random.Random(0)
     shown = [source.demonstration(p, rng) for step in range(1, 101) for p in source.prompts(-step, count=32)]
-    assert 0.31 < sum("!" in text for text in shown) / len(shown) < 0.35
-    assert 1.5 < sum(text.count("\n") + 1 for text in shown) / len(shown) < 1.7  # lines; 3.1 where none gives up
+    assert 0.23 < sum("?" not in text for text in shown) / len(shown) < 0.27
+    assert 1.2 < sum(text.count("\n") + 1 for text in shown) / len(shown) < 1.4  # lines; 3.1 where none gives up

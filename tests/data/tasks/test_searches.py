@@ -45,17 +45,21 @@ def test_lines_have_letters_that_go_round(make: Made, reward: Reward) -> None:
     assert begun == set(letters)
 
 
-def test_an_unlucky_search_gives_up_before_the_line_that_hits(make: Made, reward: Reward) -> None:
-    unlucky, lucky = make(unlucky=1.0), make(give_up=0.0, unlucky=0.0)
-    prompts, longest = training(unlucky), 0
-    for number, prompt in enumerate(prompts):
-        found = lucky.demonstration(prompt, random.Random(number)).partition("</think>")[0].split("\n")
-        written = unlucky.demonstration(prompt, random.Random(number)).partition("</think>")[0].split("\n")
-        if len(found) == 1:
-            assert written == found  # the first line hits
-        else:
-            assert written == [*found[:-2], f"{found[-2]}?"]
-        longest = max(longest, len(written))
+def test_an_unlucky_search_shows_all_lines_between_two_that_hit(make: Made, reward: Reward) -> None:
+    """Of those gaps the longest, going round; it gives up behind it."""
+    source, longest = make(unlucky=1.0), 0
+    for number, prompt in enumerate(training(source)):
+        found = [source.thought(line, int(prompt.answer)) for line in source.search(prompt.columns["numbers"])]
+        shown = source.demonstration(prompt, random.Random(number)).partition("</think>")[0].removeprefix("<think>")
+        places = ["abcdefghij".index(line[0]) for line in shown.split("\n")]
+        gaps = re.findall(r"\.+", "".join("." if answer is None else "!" for _, answer in found * 2))
+        if not gaps:
+            continue  # every line hits
+        assert places == [(places[0] + turn) % len(found) for turn in range(max(map(len, gaps)))]
+        assert [found[place][1] is None for place in places] == [True] * len(places)
+        assert found[places[0] - 1][1] is not None and found[(places[-1] + 1) % len(found)][1] is not None
+        assert shown.endswith("?")
+        longest = max(longest, len(places))
     assert longest >= 8
 
 
@@ -63,7 +67,7 @@ def test_a_demonstration_is_right_where_it_says_so(make: Made, reward: Reward) -
     source, rng = make(), random.Random(0)
     prompts = training(source)
     shown = [source.demonstration(prompt, rng) for prompt in prompts]
-    assert right(reward, prompts, shown) == ["!" in text for text in shown]
+    assert right(reward, prompts, shown) == ["?" not in text for text in shown]
 
 
 def test_demonstrations_hold_no_held_out_problem(make: Made, reward: Reward) -> None:
@@ -74,9 +78,21 @@ def test_demonstrations_hold_no_held_out_problem(make: Made, reward: Reward) -> 
         for prompt in source.prompts(step, count=32):
             numbers.add(str(sorted(prompt.columns["numbers"])))
             targets.add(prompt.answer)
-    assert len(held_out) >= 150
+    assert held_out
     assert not numbers & {str(sorted(prompt.columns["numbers"])) for prompt in held_out}
     assert not targets & {prompt.answer for prompt in held_out}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_training_targets_keep_every_digit_at_every_place(make: Made, reward: Reward, seed: int) -> None:
+    source = make(seed=seed)
+    puzzles = source.prompts(0, count=7000)
+    kept, held_out = {int(p.answer) for p in puzzles}, {int(p.answer) for p in source.validation()}
+    for place in (0, 1):
+        assert {divmod(target, 10)[place] for target in held_out} <= {divmod(target, 10)[place] for target in kept}
+    assert len(source.validation()) >= (150 if isinstance(source, CountdownPrompts) else 100)  # val_prompts in configs
+    last = [target % 10 for target in held_out if target < 60]
+    assert len(last) == len(set(last))  # of six tens one each: no last digit is held out twice
 
 
 def test_no_problem_comes_twice_in_a_pass(make: Made, reward: Reward) -> None:
@@ -88,27 +104,36 @@ def test_no_problem_comes_twice_in_a_pass(make: Made, reward: Reward) -> None:
 
 
 def test_the_order_of_the_numbers_changes_from_pass_to_pass(make: Made, reward: Reward) -> None:
-    source, seen = make(), dict[tuple[int, ...], set[str]]()
+    source, seen, ids = make(), dict[tuple[int, ...], set[str]](), set[int]()
     for step in range(4):  # each a pass: more than half of all problems
         for prompt in source.prompts(step, count=5000):
             seen.setdefault((*sorted(prompt.columns["numbers"]), int(prompt.answer)), set()).add(prompt.question)
-    assert sum(map(len, seen.values())) > 2 * len(seen)
+            ids.add(prompt.id)
+    assert sum(map(len, seen.values())) > 2 * len(seen) == 2 * len(ids)  # the puzzle stays the same
     assert source.validation() == make().validation()
 
 
 def test_every_line_has_what_it_says(make: Made, reward: Reward) -> None:
-    """Each value is that of its answer, and the sign behind it says on which side of the target it lies."""
+    """Each value is that of its answer, and the signs behind it compare its digits with those of the target."""
     source = make()
     for prompt in training(source, steps=3):
         target, reached = int(prompt.answer), set[str]()
         for line in source.search(prompt.columns["numbers"]):
             text, answer = source.thought(line, target)
-            values = [step.value for step in line.steps if step.answer is not None]
-            assert values == [eval(_plain(step.answer)) for step in line.steps if step.answer is not None]
-            pair, value = text.split("=")[0], re.split(r"[,<>!]", text.split("=")[1])[0]
+            assert all(eval(_plain(step.answer)) == step.value for step in line.steps if step.answer is not None)
+            pair, value = text.split("=")[0], text.split("=")[1][:2]
             assert eval(_plain(pair)) == int(value) if value != ".." else eval(_plain(pair)) > source.largest_target
-            signs = "".join("!" if value == target else "<>"[value > target] for value in values)
-            assert re.sub(r"[^<>!]", "", text) == signs.partition("!")[0] + "!" * ("!" in signs)
+            compared = re.findall(r"(\d)(\d)([<>=])([<>=])", text)
+            for tens, ones, *signs in compared:
+                for digit, other, sign in zip((tens, ones), divmod(target, 10), signs, strict=True):
+                    assert {"<": int(digit) < other, "=": int(digit) == other, ">": int(digit) > other}[sign]
+            values = [
+                step.value for step in line.steps if step.answer is not None and step.value <= source.largest_target
+            ]
+            if answer is not None:
+                values = values[: values.index(target) + 1]
+                assert text.endswith("==")
+            assert [int(tens + ones) for tens, ones, *_ in compared] == values
             reached |= {answer} - {None}
         assert reached and all(eval(_plain(answer)) == target for answer in reached)
 
