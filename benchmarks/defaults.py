@@ -109,7 +109,7 @@ def run(probe: dict[str, Any], folder: Path) -> dict[str, Any]:
             text=True,
             timeout=LIMIT_S,
         )
-        error = done.stderr.strip().splitlines()[-1] if done.returncode else ""
+        error = " ".join([f"status {done.returncode}", *done.stderr.splitlines()[-1:]]) if done.returncode else ""
     except subprocess.TimeoutExpired:
         error = f"longer than {LIMIT_S:g} s"
     found = {

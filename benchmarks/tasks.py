@@ -1,7 +1,7 @@
 """Tasks of reasoning-gym as `grpo-pl new` writes them, no field set by hand: held-out answers before and after GRPO.
 
 Each run is a new folder, `grpo-pl new` and `grpo-pl fit` with an empty cache, so that the time includes the cold start.
-A finished run enters the record at once; a run that is there is not made again.
+A finished run enters the record at once; a run that is there is not made again, unless it failed.
 
     python benchmarks/tasks.py --output benchmarks/results/tasks.json
     python benchmarks/tasks.py --output benchmarks/results/tasks.json --table
@@ -80,7 +80,7 @@ def run(task: str, seed: int, folder: Path) -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 1),
     }
     if done.returncode:
-        return {**about, "error": (folder / "log").read_text().strip().splitlines()[-1][:200]}
+        return {**about, "error": " ".join((folder / "log").read_text().strip().splitlines()[-1:])[:200]}
     return {**about, **_figures(folder / "runs" / "learned")}
 
 
@@ -149,14 +149,15 @@ def main() -> None:
         arguments.keep.mkdir(parents=True, exist_ok=True)
     for task in () if arguments.table else arguments.tasks:
         for seed in arguments.seeds:
-            if (task, seed) in {(row["task"], row["seed"]) for row in _runs(arguments.output)}:
+            others = [row for row in _runs(arguments.output) if (row["task"], row["seed"]) != (task, seed)]
+            if any("error" not in row for row in _runs(arguments.output) if row not in others):
                 continue
             folder = Path(tempfile.mkdtemp(prefix=f"{task}-{seed}-", dir=arguments.keep))
             row = run(task, seed, folder)
             if arguments.keep is None:
                 shutil.rmtree(folder)
             print(json.dumps(row), flush=True)
-            _write(arguments.output, [*_runs(arguments.output), row])
+            _write(arguments.output, [*others, row])
     print(table(_runs(arguments.output)))
 
 

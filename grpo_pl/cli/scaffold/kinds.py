@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ ANSWERS = ("answer", "gold", "gold_answer", "target", "label", "output", "respon
 WORKED = ("worked", "work", "reasoning", "rationale", "explanation", "solution", "steps", "cot", "chain_of_thought")
 FEWEST = 40
 """Rows of a file from which some can be held out."""
-PATTERNS = {r"####\s*(.+)": "####", r"\\boxed\{([^{}]*)\}": r"\boxed{"}
+PATTERNS = {r"####\s*(.+)": "####", r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}": r"\boxed{"}
 """Regular expression of an answer at the end of a text -> what its texts have in common."""
 
 
@@ -126,7 +127,7 @@ def _columns(file: str, columns: Sequence[str], question: str | None, answer: st
 
 def _literal(text: str | None) -> str:
     """A text as ruff would write it in Python."""
-    return "None" if text is None else '"' + repr("'" + text)[2:-1].replace('"', '\\"').replace("\\'", "'") + '"'
+    return "None" if text is None else json.dumps(text, ensure_ascii=False)
 
 
 # --- reasoning-gym --------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 WORK = 35e6
 """Most parameters times tokens of a row, meant for six minutes of two cores with a cold start and ``ROLLOUTS``
 rollouts; an estimate from the quickstart."""
-ROLLOUTS, FEWEST, MOST = 65, 50, 130
+ROLLOUTS, FEWEST, MOST = 55, 50, 130
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Shape:
         return self.layers * self.hidden * (4 * self.hidden + 3 * self.intermediate) * tokens
 
     def rollouts(self, tokens: int) -> int:
-        """65 where the budget is used up, in proportion more for shorter rows and fewer for longer ones; 50 … 130."""
+        """55 where the budget is used up, in proportion more for shorter rows and fewer for longer ones; 50 … 130."""
         return min(MOST, max(FEWEST, round(ROLLOUTS * WORK / self.work(tokens))))
 
 

@@ -23,7 +23,8 @@ def of_environment(name: str) -> Draft:
 
     Raises:
         ImportError: gymnasium is not installed.
-        ValueError: no such environment, or one with other actions or with observations that are no few numbers.
+        ValueError: no such environment, one with other actions or with observations that are no few numbers, or one in
+            which random actions are all worth the same.
     """
     try:
         import gymnasium
@@ -38,9 +39,15 @@ def of_environment(name: str) -> Draft:
         raise ValueError(
             f"{name!r} takes actions of {env.action_space}; `grpo-pl new` writes tasks with numbered ones."
         )
-    returns, lengths, widths = _random_play(env)
+    rewards, widths = _random_play(env)
     env.close()
-    turns = max(2, min(LONGEST_EPISODE, sorted(lengths)[len(lengths) * 19 // 20]))
+    turns = max(2, min(LONGEST_EPISODE, sorted(map(len, rewards))[len(rewards) * 19 // 20]))
+    returns = [sum(episode[:turns]) for episode in rewards]  # of what an episode may reach in so many
+    if max(returns) == min(returns):
+        raise ValueError(
+            f"{EPISODES} episodes of {turns} random actions in {name!r} all return {returns[0]:g}: none is a "
+            "demonstration, and no completion would be better than another."
+        )
     action = len(str(int(env.action_space.start) + int(env.action_space.n) - 1)) + 1
     return Draft(
         kind="gymnasium",
@@ -56,24 +63,26 @@ def of_environment(name: str) -> Draft:
     )
 
 
-def _random_play(env: Any) -> tuple[list[float], list[int], list[int]]:
-    """Returns, lengths, and characters of the longest observation of episodes of random actions."""
-    returns, lengths, widths = [], [], []
+def _random_play(env: Any) -> tuple[list[list[float]], list[int]]:
+    """The rewards of episodes of random actions, action by action, and the characters of each longest observation."""
+    rewards: list[list[float]] = []
+    widths = []
     env.action_space.seed(0)
     for seed in range(EPISODES):
         observation, _ = env.reset(seed=seed)
-        total, steps, done, width = 0.0, 0, False, 0
-        while not done and steps < LONGEST_EPISODE:
+        episode: list[float] = []
+        done, width = False, 0
+        while not done and len(episode) < LONGEST_EPISODE:
             numbers = _numbers(observation)
             if numbers is None or len(numbers) > MOST_NUMBERS:
                 raise ValueError(f"its observations are {env.observation_space}: too much to read as a few numbers.")
-            width = max(width, sum(len(str(n)) if isinstance(n, int) else len(f"{n:.1f}") + 1 for n in numbers) + 1)
+            width = max(width, sum(1 + len(str(n) if isinstance(n, int) else f"{n:.1f}") for n in numbers) + 1)
             observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-            total, steps, done = total + float(reward), steps + 1, terminated or truncated
-        returns.append(total)
-        lengths.append(steps)
+            done = terminated or truncated
+            episode.append(float(reward))
+        rewards.append(episode)
         widths.append(width)
-    return returns, lengths, widths
+    return rewards, widths
 
 
 def _numbers(observation: Any) -> list[Any] | None:

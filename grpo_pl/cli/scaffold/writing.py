@@ -94,9 +94,9 @@ def _loaded(file: Path) -> Iterator[ModuleType]:
 def _measured(task: ModuleType, drafted: Draft, say: Callable[[str], None]) -> dict[str, object]:
     """Shape, lengths and rollouts for the problems of a source."""
     source: PromptSource = task.Problems(settings=dict(drafted.settings)) if drafted.settings else task.Problems()
+    fit = fit_to(source)
     for line in getattr(source, "notes", ()):
         say(line)
-    fit = fit_to(source)
     held_out = min(HELD_OUT, len(source.validation()))
     if not held_out:
         raise ValueError("no problem is held out: give more rows with different questions.")
