@@ -134,7 +134,7 @@ def test_findings_are_lines_for_people(command_line: CommandLine) -> None:
     assert summary.startswith("1 finding: 4 rollouts with 128 completions in ")
 
 
-SHIPPED = ["quickstart", "sorting", "guess_number", "reasoning_gym", "frozen_lake", "calculator"]
+SHIPPED = ["quickstart", "countdown_search", "sorting", "guess_number", "reasoning_gym", "frozen_lake", "calculator"]
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ MIN_COMPLETIONS_PER_UPDATE = 16
 SMALLEST_EFFECT = 0.15
 REPEATED = 0.05
 REFUSED = 0.05
-PAID_AT_LEAST = 0.2
+PAID_AT_LEAST = 0.05  # demonstrations may mean to fail: of a search mostly what it looks like
 EMPTY = 0.1
 DIFFERED = 0.02
 

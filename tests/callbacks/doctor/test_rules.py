@@ -107,7 +107,7 @@ NO_FORM = (EXACT, replace(FORM, most=0.0))
         ("D24", _rollouts(prompts=4), _rollouts(prompts=5)),
         ("D25", _problems(held_out=42), _problems(held_out=43)),
         ("D30", _answers(refused=2), _answers(refused=1)),
-        ("D31", _answers(demonstrations=32, demonstrations_paid=6), _answers(demonstrations=32, demonstrations_paid=7)),
+        ("D31", _answers(demonstrations=32, demonstrations_paid=1), _answers(demonstrations=32, demonstrations_paid=2)),
         ("D32", _answers(empty_right=0.2), _answers(empty_right=0.1)),
         ("D32", _answers(empty_total=2.0), _answers(empty_total=1.0)),
         ("D33", _answers(differed=2, differing="judge"), _answers(differed=1, differing="judge")),
