@@ -95,8 +95,8 @@ def main() -> None:
     what = {"configs": [CONFIG, *arguments.overlay], "options": extra}
     if arguments.output.is_file():
         recorded = json.loads(arguments.output.read_text())
-        if any(recorded[name] != value for name, value in what.items()):
-            parser.error(f"{arguments.output} is a record of {recorded['configs']} with {recorded['options']}.")
+        if any(recorded.get(name, []) != value for name, value in what.items()):
+            parser.error(f"{arguments.output} is a record of {recorded['configs']} with {recorded.get('options', [])}.")
     for seed in arguments.seeds:
         if seed in {each["seed"] for each in _runs(arguments.output)}:
             continue

@@ -149,21 +149,25 @@ def main() -> None:
         arguments.keep.mkdir(parents=True, exist_ok=True)
     for task in () if arguments.table else arguments.tasks:
         for seed in arguments.seeds:
-            others = [row for row in _runs(arguments.output) if (row["task"], row["seed"]) != (task, seed)]
-            if any("error" not in row for row in _runs(arguments.output) if row not in others):
+            if any("error" not in row for row in _of(arguments.output, task, seed)):
                 continue
             folder = Path(tempfile.mkdtemp(prefix=f"{task}-{seed}-", dir=arguments.keep))
             row = run(task, seed, folder)
             if arguments.keep is None:
                 shutil.rmtree(folder)
             print(json.dumps(row), flush=True)
-            _write(arguments.output, [*others, row])
+            failed = _of(arguments.output, task, seed)
+            _write(arguments.output, [*(other for other in _runs(arguments.output) if other not in failed), row])
     print(table(_runs(arguments.output)))
 
 
 def _runs(record: Path) -> list[dict[str, Any]]:
     runs: list[dict[str, Any]] = json.loads(record.read_text())["runs"] if record.is_file() else []
     return runs
+
+
+def _of(record: Path, task: str, seed: int) -> list[dict[str, Any]]:
+    return [row for row in _runs(record) if (row["task"], row["seed"]) == (task, seed)]
 
 
 def _write(record: Path, runs: list[dict[str, Any]]) -> None:

@@ -27,7 +27,7 @@ from grpo_pl.rewards.base import Reward, correctness_index
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.rollout.episodes import episodes_fit
-from grpo_pl.training.cold_start import MADE_UP, ColdStart
+from grpo_pl.training.cold_start import MADE_UP, ColdStart, code_hashes
 from grpo_pl.training.defaults import table
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.plain_samples import check_plain
@@ -79,6 +79,8 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
         train = data.source.problems("train")
         _check_budget(module.budget.configured, module, first if train is None else train, dialogue, context)
     _check_splits(data, say)
+    if module.cold_start is not None:
+        code_hashes(data.source)  # of what was imported: it may be edited before the cold start has its name
     if module.cold_start is not None and not data.allow_overlap:
         _check_demonstrations(module.cold_start, data, say)
     if derived:

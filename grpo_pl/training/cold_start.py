@@ -9,9 +9,10 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -112,7 +113,7 @@ class ColdStart:
             "template": template.to_dict(),
             "source": [f"{type(source).__module__}.{type(source).__qualname__}", source.init_args()],
             "data": [leaf.digests() for leaf in source.leaves().values()],
-            "code": _code(*source.leaves().values(), source, *([] if stage is None else [stage.environment])),
+            "code": code_hashes(*source.leaves().values(), source, *([] if stage is None else [stage.environment])),
             **({} if stage is None else {"environment": stage.environment.spec(), "plain": asdict(stage.plain)}),
         }
         digest = hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -202,13 +203,14 @@ class ColdStart:
                 seed = small_seed(self.seed, "cold_start", step, prompt.id)
                 actions = source.demonstrated_actions(prompt, rng)
                 found = None if actions is None else stage.demonstration(prompt, actions, seed=seed)
-            if found is None:
-                override = "demonstration()" if stage is None else "demonstrated_actions()"
-                raise ValueError(
-                    f"{type(source).__name__} has no demonstration of {str(prompt.question)[:60]!r}: remove "
-                    f"model.cold_start, name a file as its `demonstrations`, or override {override}."
-                )
-            shown.append(found)
+            if found is not None:
+                shown.append(found)
+        if not shown:
+            override = "demonstration()" if stage is None else "demonstrated_actions()"
+            raise ValueError(
+                f"{type(source).__name__} has no demonstrations: remove model.cold_start, name a file as its "
+                f"`demonstrations`, or override {override}."
+            )
         return shown
 
 
@@ -352,12 +354,20 @@ def demonstration_loss(model: PreTrainedModel, batch: Sequence[Example], *, pad_
     return -(logprobs * written).sum() / written.sum()
 
 
-def _code(*owners: object) -> dict[str, str]:
-    """Module of each class that they are made of -> hash of its file: a task is often edited under the same name."""
+def code_hashes(*owners: object) -> dict[str, str]:
+    """Module of each class that they are made of -> hash of its file: a task is often edited under the same name. What
+    is no file, as in a notebook, has none."""
     modules = {kind.__module__ for owner in owners for kind in type(owner).__mro__}
     own = sorted(name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names)
-    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in own}
-    return {name: hashlib.sha256(Path(file).read_bytes()).hexdigest() for name, file in files.items() if file}
+    hashes = {name: _hash_of(sys.modules[name]) for name in own if name in sys.modules}
+    return {name: found for name, found in hashes.items() if found}
+
+
+@cache
+def _hash_of(module: ModuleType) -> str:
+    """Read once in a process, which goes on with what it has imported: the file may be edited while it runs."""
+    file = Path(getattr(module, "__file__", None) or "")
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 def _content_hash(file: str | None) -> str | None:

@@ -185,9 +185,22 @@ def test_a_task_that_was_edited_is_taught_again(tmp_path: Path, monkeypatch: pyt
     folders = []
     for written in (text, f"{text}\n    tens = 10\n", text):
         file.write_text(written)
-        sys.modules.pop(file.stem, None)
+        monkeypatch.delitem(sys.modules, file.stem, raising=False)
         folders.append(SHORT.folder(POLICY, TEMPLATE, importlib.import_module(file.stem).Problems(digits=1)))
     assert folders[0] == folders[2] != folders[1]
+    source = sys.modules[file.stem].Problems(digits=1)
+    file.write_text("edited again, while the run goes on with what it imported")
+    assert SHORT.folder(POLICY, TEMPLATE, source) == folders[2]
+    monkeypatch.delitem(sys.modules, file.stem)
+
+
+def test_rows_without_a_worked_completion_are_not_shown(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    rows = (f"{number},{number},{'' if number % 3 else 'work'}\n" for number in range(40))
+    file.write_text("question,answer,work\n" + "".join(rows))
+    source = TablePrompts(path=str(file), worked="work", val_share=0.2)
+    shown = [each for batch in ColdStart(steps=4, batch_size=8, lr=1e-3).made(source) for each in batch]
+    assert 4 <= len(shown) < 32 and {each.completion for each in shown} == {"work"}
 
 
 def test_new_rows_in_the_same_file_are_taught_again(tmp_path: Path) -> None:
@@ -281,7 +294,7 @@ class Mute(ArithmeticPrompts):
 
 
 def test_a_source_without_demonstrations_is_one_clear_error() -> None:
-    with pytest.raises(ValueError, match=r"Mute has no demonstration of .*: remove model\.cold_start"):
+    with pytest.raises(ValueError, match=r"Mute has no demonstrations: remove model\.cold_start"):
         SHORT.ensure(POLICY, TEMPLATE, Mute(), device=CPU)
 
 

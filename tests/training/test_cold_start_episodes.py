@@ -182,7 +182,7 @@ def test_a_source_without_episodes_is_one_clear_line() -> None:
         def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> None:
             return None
 
-    with pytest.raises(ValueError, match=r"Silent has no demonstration of .* override demonstrated_actions\(\)"):
+    with pytest.raises(ValueError, match=r"Silent has no demonstrations: .* override demonstrated_actions\(\)"):
         SHORT.ensure(POLICY, PromptTemplate(), Silent(), Stage(environment=Doors()), device=CPU)
 
 

@@ -69,7 +69,7 @@ def answer_signs(module: GRPOModule, problems: Sequence[Problem], source: Prompt
     return AnswerSigns(
         golds=len(known),
         refused=len(known) - sum(accepted),
-        accepted_form=any(any(paid[i][1:]) for i in known),
+        accepted_form=any(any(paid[i][1:]) for i in known) or 2 * len(shown_right) > len({p.id for p, _ in shown}),
         empty_right=fmean(row[0] for row in paid),
         empty_total=fmean(row[0] for row in totals),
         best_total=fmean(max(totals[i][1:]) for i in known) if any(accepted) else None,

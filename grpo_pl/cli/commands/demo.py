@@ -45,10 +45,12 @@ def demo(
         items = [DEFAULT, *items]
         problem = LONG_SEARCH if problem is None else problem
     watched = f"every_n_rollouts: {every}, problem: {'null' if problem is None else problem}"
+    files = [item for item in items if not item.startswith("--")]
     options = [
+        *(f"--config={file}" for file in files),
         "--samples.every_n_rollouts=0",
         f"--trainer.enable_progress_bar={str(not sys.stdout.isatty()).lower()}",  # the view has a line of its own
-        *(item if item.startswith("--") else f"--config={item}" for item in items),
+        *(item for item in items if item.startswith("--")),
         *([] if seed is None else [f"--seed_everything={seed}"]),
         f"--runs_dir={runs_dir}",
         f"--name={name}",

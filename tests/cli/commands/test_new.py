@@ -199,9 +199,17 @@ def _task(folder: Path) -> ModuleType:
 def test_answers_of_a_file_are_numbers_or_words(place: Path) -> None:
     right = _task(place / "new_table").Right()
     long = "word " * 30
-    same = [("0.50", "1/2"), ("1e2", "100"), ("-3", "-3.0"), ("Two  Words", "two words"), (long.upper(), long)]
+    same = [
+        ("0.50", "1/2"),
+        ("1e2", "100"),
+        ("-3", "-3.0"),
+        ("5.", "5"),
+        (".5", "0.5"),
+        ("Two  Words", "two words"),
+        (long.upper(), long),
+    ]
     other = [("1e9999999999", "1"), ("1/0", "1"), ("3", "three"), ("1/2/3", "1"), ("words", "other words")]
-    assert [right.score(f"<answer>{a}</answer>", b).status for a, b in (*same, *other)] == ["ok"] * 5 + ["wrong"] * 5
+    assert [right.score(f"<answer>{a}</answer>", b).status for a, b in (*same, *other)] == ["ok"] * 7 + ["wrong"] * 5
 
 
 def test_an_action_that_means_nothing_is_played_as_the_first(place: Path) -> None:
