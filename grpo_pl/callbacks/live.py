@@ -96,6 +96,9 @@ class LiveView(StepCallback):
     def on_stage_progress(self, stage: str, done: int, total: int, note: str = "") -> None:
         self._stage = f"{stage} {done}/{total}"
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._end()  # before the summary is printed, which a last look would draw over
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end()
 

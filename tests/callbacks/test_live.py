@@ -67,6 +67,7 @@ def test_a_terminal_gets_both_answers_and_two_curves(command_line: Any, monkeypa
     assert done.status == 0, done.err
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.out)
     assert re.search(r"rollout 4/4 +\d+:\d\d", text)
+    assert text.rindex("rollout 4/4") < text.index("held-out problems")  # the page ends before the summary begins
     assert re.search(r"right [▁▂▃▄▅▆▇█]{4} ", text) and re.search(r"length [▁▂▃▄▅▆▇█]{4} ", text)
 
 
