@@ -99,9 +99,6 @@ class LiveView(StepCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._end()  # before the summary is printed, which a last look would draw over
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._end()
-
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._end()  # what is printed while the page is there would be drawn over
 

@@ -80,7 +80,9 @@ def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str]
         _check_budget(module.budget.configured, module, first if train is None else train, dialogue, context)
     _check_splits(data, say)
     if module.cold_start is not None:
-        code_hashes(data.source)  # of what was imported: it may be edited before the cold start has its name
+        code_hashes(
+            data.source, module.stage
+        )  # of what was imported: it may be edited before the cold start has its name
     if module.cold_start is not None and not data.allow_overlap:
         _check_demonstrations(module.cold_start, data, say)
     if derived:

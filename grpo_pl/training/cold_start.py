@@ -113,7 +113,7 @@ class ColdStart:
             "template": template.to_dict(),
             "source": [f"{type(source).__module__}.{type(source).__qualname__}", source.init_args()],
             "data": [leaf.digests() for leaf in source.leaves().values()],
-            "code": code_hashes(*source.leaves().values(), source, *([] if stage is None else [stage.environment])),
+            "code": code_hashes(source, stage),
             **({} if stage is None else {"environment": stage.environment.spec(), "plain": asdict(stage.plain)}),
         }
         digest = hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -354,9 +354,10 @@ def demonstration_loss(model: PreTrainedModel, batch: Sequence[Example], *, pad_
     return -(logprobs * written).sum() / written.sum()
 
 
-def code_hashes(*owners: object) -> dict[str, str]:
-    """Module of each class that they are made of -> hash of its file: a task is often edited under the same name. What
-    is no file, as in a notebook, has none."""
+def code_hashes(source: PromptSource, stage: Stage | None) -> dict[str, str]:
+    """Module of each class that source and environment are made of -> hash of its file, since a task is often edited
+    under the same name. What is no file, as in a notebook, has none."""
+    owners = [source, *source.leaves().values(), *([] if stage is None else [stage.environment])]
     modules = {kind.__module__ for owner in owners for kind in type(owner).__mro__}
     own = sorted(name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names)
     hashes = {name: _hash_of(sys.modules[name]) for name in own if name in sys.modules}

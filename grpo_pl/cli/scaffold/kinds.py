@@ -126,7 +126,7 @@ def _columns(file: str, columns: Sequence[str], question: str | None, answer: st
 
 
 def _literal(text: str | None) -> str:
-    """A text as ruff would write it in Python."""
+    """A text in double quotes, as Python reads it."""
     return "None" if text is None else json.dumps(text, ensure_ascii=False)
 
 

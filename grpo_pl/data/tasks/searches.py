@@ -151,10 +151,11 @@ class SearchPrompts(PromptSource):
         """All of a split, in a fixed order."""
         if not self._listed:
             self._listed |= {"train": [], "val": []}
+            held_out = {target for target in range(1, self.largest_target + 1) if self._held_out(target)}
             for numbers in self.number_lists():
                 apart = row_key(self.seed, "numbers", *numbers) % HELD_OUT_NUMBERS == 0
                 for target in sorted(self.targets(numbers)):
-                    if apart == self._held_out(target):
+                    if apart == (target in held_out):
                         self._listed["val" if apart else "train"].append((numbers, target))
         return self._listed[split]
 

@@ -23,10 +23,8 @@ def test_a_search_by_hand() -> None:
         ("07-03=04,12:16==", "(07-03)+12"),
         ("07*03=21,12:33><09<>..", None),
     ]
-    assert searched([12, 7, 3], 8)[7] == (
-        "07-03=04,12:16><08==",
-        "12-(07-03)",
-    )  # of a difference the larger value first
+    of_a_difference_the_larger_value_first = ("07-03=04,12:16><08==", "12-(07-03)")
+    assert searched([12, 7, 3], 8)[7] == of_a_difference_the_larger_value_first
     assert searched([12, 7, 3], 48)[7] == ("07-03=04,12:16<<08<=48==", "(07-03)*12")
     assert CountdownPrompts().search([12, 7, 3])[2].guesses == ["(12*07)+03", "(12*07)-03", "(12*07)*03"]
 
