@@ -17,6 +17,7 @@ from user_environments import Countdown, Refusing, Unready, Wayward
 
 from grpo_pl.environments import EnvironmentPool, PoolLimits, Transition, episode_value
 from grpo_pl.environments.in_threads import Threads, _Task
+from tests.processes import started_processes
 
 LIMITS = PoolLimits(step_timeout_s=1.5, max_observation_chars=10_000, memory_limit_mb=512)
 SOON_S = 120.0
@@ -24,7 +25,7 @@ SOON_S = 120.0
 
 
 def below() -> set[int]:
-    return {process.pid for process in psutil.Process().children(recursive=True)}
+    return set(started_processes())
 
 
 def gone(pid: int) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -28,6 +27,7 @@ from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.slots import TurnSlots
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import NO_TURN, Problem, Rollout, SampleKey, SamplingParams
+from tests.processes import started_processes
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,
@@ -269,7 +269,7 @@ FATES = {
 
 def test_two_hundred_episodes_and_everything_that_goes_wrong(play: Play) -> None:
     """What goes wrong costs its own episode; nothing is left running."""
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    before = set(started_processes())
     rows = [{"fate": fate, "at": 1 + (i and fate != "hang")} for i in range(2) for fate in FATES]
     rollout, episodes = play(
         Fated(start=9),
@@ -292,7 +292,7 @@ def test_two_hundred_episodes_and_everything_that_goes_wrong(play: Play) -> None
     empty = [i for i in range(200) if not episodes[i].turns]
     assert rollout.lengths[empty].tolist() == [1] * 20 and rollout.action_lengths[empty].tolist() == [0] * 20
     assert rollout.prompt_mask[empty].any(dim=1).all()
-    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+    assert set(started_processes()) <= before
 
 
 def test_what_is_due_at_a_limit_belongs_to_the_last_turn(play: Play) -> None:
@@ -449,7 +449,7 @@ class Interruptions:
 @pytest.mark.parametrize("after", [0, 3, 12])
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_step_that_is_told_to_stop_leaves_nothing_open(after: int, isolation: Any, play: Play) -> None:
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    before = set(started_processes())
     with EnvironmentPool(Fated(isolation=isolation, slow=0.02)) as pool:
         problems = [Problem(id=1, question="Go", answer="")]
         request: dict[str, Any] = {
@@ -462,7 +462,7 @@ def test_a_step_that_is_told_to_stop_leaves_nothing_open(after: int, isolation: 
         }
         with pytest.raises(RolloutInterrupted):
             run_episodes(NativeEngine(), play.policy, **request, should_stop=Interruptions(after))
-        assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+        assert set(started_processes()) <= before
         run_episodes(NativeEngine(), play.policy, **request)  # the pool may be used again
 
 

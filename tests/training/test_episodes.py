@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
@@ -15,6 +14,7 @@ from grpo_pl.environments.tools import ToolEnvironment
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards.trust import Untrusted
+from tests.processes import started_processes
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 CONFIG = PLUGINS / "down.yaml"
@@ -32,9 +32,9 @@ def run(command_line: Any) -> Path:
 
 @pytest.fixture
 def no_process_left() -> Iterator[None]:
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = started_processes()
     yield
-    assert [c.cmdline() for c in psutil.Process().children(recursive=True) if c.pid not in before] == []
+    assert [command for pid, command in started_processes().items() if pid not in before] == []
 
 
 def test_the_run_folder_tells_of_episodes(run: Path, read_metrics: Callable[..., Any]) -> None:
