@@ -145,6 +145,7 @@ def test_beside_a_truncation_the_likeliest_tokens_are_those_that_it_left(tied: A
     assert (ours.top_ids[ours.action_mask][:, 3:] == -1).all()  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_rows_that_wait_or_are_computed_again_are_drawn_all_the_same(
     build_policy: Any, make_vllm: Any, make_keys: Any
 ) -> None:
@@ -229,6 +230,7 @@ def test_every_push_arrives_whole_in_other_families(
     engine.close()
 
 
+@pytest.mark.slow
 def test_adapters_are_merged_into_what_is_pushed(build_policy: Any, make_vllm: Any, make_keys: Any) -> None:
     model, engine = build_policy("llama"), make_vllm()
     add_adapters(model, Lora(rank=4), seed=0)
