@@ -1,4 +1,4 @@
-"""Measures how the time of a GRPO step grows with group size, completion length, model size and ranks."""
+"""Measures how time and memory of a GRPO step grow with tokens, group size, completion length, model size and ranks."""
 
 from __future__ import annotations
 
@@ -6,24 +6,41 @@ import argparse
 import csv
 import json
 import logging
+import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import HALF_BILLION, SMALL, Cell, lengths_of, publish, summary, surroundings
+from common import (
+    HALF_BILLION,
+    MEDIUM,
+    SMALL,
+    Cell,
+    forget_memory,
+    lengths_of,
+    most_memory,
+    publish,
+    summary,
+    surroundings,
+)
 from step import our_steps
 
 
 def sweep(device: str) -> list[tuple[str, int, Cell]]:
     """(axis, value, cell) for values along one axis at a time, around a base cell."""
     base = SMALL if device == "cpu" else replace(HALF_BILLION, prompts=8, completion_tokens=128)
-    cells = [("group", group, replace(base, group=group)) for group in (4, 8, 16, 32)]
+    wide = MEDIUM if device == "cpu" else base
+    rollouts = [replace(wide, prompts=prompts) for prompts in (2, 4, 8, 16, 32, 64)]
+    cells = [("tokens", cell.rows * cell.completion_tokens, cell) for cell in rollouts]
+    cells += [("group", group, replace(base, group=group)) for group in (4, 8, 16, 32)]
     cells += [("completion", tokens, replace(base, completion_tokens=tokens)) for tokens in (64, 128, 256, 512)]
     cells += [
         ("hidden", hidden, replace(base, hidden=hidden, intermediate=4 * hidden, heads=hidden // 16))
@@ -35,10 +52,31 @@ def sweep(device: str) -> list[tuple[str, int, Cell]]:
 
 def time_cell(cell: Cell, device: str, steps: int) -> dict[str, Any]:
     lengths = lengths_of("fixed", cell)
+    forget_memory(device)
     watch = our_steps(cell, lengths, device=device, steps=steps + 1, peers={})
     stages = {name: summary([stage[name] for stage in watch.stages])["median"] for name in watch.stages[0]}
     median = summary(watch.seconds)["median"]
-    return {"seconds": summary(watch.seconds), "stages": stages, "tokens_per_second": round(sum(lengths) / median)}
+    return {
+        "seconds": summary(watch.seconds),
+        "stages": stages,
+        "tokens_per_second": round(sum(lengths) / median),
+        "peak_mib": round(most_memory(device)),
+        "memory_mib": [round(mib) for mib in watch.memory],  # after each step
+    }
+
+
+def growth(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """b of seconds = a · value^b by least squares over the logarithms, where 1 is linear; and how much each cell lies
+    above the line a + b · value."""
+    values, seconds = [cell["value"] for cell in cells], [cell["seconds"]["median"] for cell in cells]
+    power = statistics.linear_regression([math.log(v) for v in values], [math.log(s) for s in seconds])
+    line = statistics.linear_regression(values, seconds)
+    above = [s / (line.intercept + line.slope * v) - 1.0 for v, s in zip(values, seconds, strict=True)]
+    return {
+        "exponent": round(power.slope, 3),
+        "line": {"seconds": round(line.intercept, 4), "seconds_per_1000": round(1000 * line.slope, 4)},
+        "above_line": [round(share, 3) for share in above],
+    }
 
 
 def ranks(counts: list[int], steps: int) -> list[dict[str, Any]]:
@@ -64,7 +102,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--steps", type=int, default=3, help="measured steps of each cell, after one warm-up")
-    parser.add_argument("--axes", nargs="+", choices=["group", "completion", "hidden", "layers", "ranks"])
+    parser.add_argument("--axes", nargs="+", choices=["tokens", "group", "completion", "hidden", "layers", "ranks"])
     parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -77,6 +115,8 @@ def main() -> None:
         found = {"axis": axis, "value": value, **time_cell(cell, arguments.device, arguments.steps)}
         record["cells"].append(found)
         print(json.dumps(found), flush=True)
+    if by_tokens := [cell for cell in record["cells"] if cell["axis"] == "tokens"]:
+        record["growth_with_tokens"] = growth(by_tokens)
     if arguments.device == "cpu" and (not arguments.axes or "ranks" in arguments.axes):
         record["cells"] += ranks([1, 2], arguments.steps)
     publish(record, arguments.output)
