@@ -65,6 +65,7 @@ FAULTS: list[Any] = [
     ("D04", {"model__rewards": [_function("half", correctness=True)]}),
     ("D30", {"model__rewards": [_function("nothing", correctness=True)]}),
     ("D30", _source("wrong golds")),
+    ("D30", {**_source("few wrong golds, own form"), "model__rewards": [_function("said", correctness=True)]}),
     (
         "D05",
         {"model__rewards": [{**EXACT, "init_args": {"correctness": True, "weight": 0.0}}, _function("everything")]},
@@ -134,7 +135,16 @@ def test_findings_are_lines_for_people(command_line: CommandLine) -> None:
     assert summary.startswith("1 finding: 4 rollouts with 128 completions in ")
 
 
-SHIPPED = ["quickstart", "countdown_search", "sorting", "guess_number", "reasoning_gym", "frozen_lake", "calculator"]
+SHIPPED = [
+    "quickstart",
+    "countdown_search",
+    "code_tiny",
+    "sorting",
+    "guess_number",
+    "reasoning_gym",
+    "frozen_lake",
+    "calculator",
+]
 
 
 @pytest.mark.slow

@@ -16,7 +16,9 @@ _CALLS = count()
 class FirstLetters(GeneratedPrompts):
     """``axyz`` asks for ``a``, one of eight letters; half of the demonstrations show ``z`` instead."""
 
-    fault: Literal["", "repeated", "wrong golds", "unpaid demonstrations", "leaked", "always a"] = ""
+    fault: Literal[
+        "", "repeated", "wrong golds", "few wrong golds, own form", "unpaid demonstrations", "leaked", "always a"
+    ] = ""
     """What is wrong with it."""
 
     def draw(self, rng: random.Random) -> Problem:
@@ -25,6 +27,8 @@ class FirstLetters(GeneratedPrompts):
         answer = letter
         if self.fault == "wrong golds" and ord(others[0]) % 2:
             answer = " "
+        if self.fault == "few wrong golds, own form" and others[0] in "kr":
+            answer = " "
         number = int.from_bytes((letter + others).encode())
         return Problem(
             id=number, question=letter + (others[0] * 3 if self.fault == "repeated" else others), answer=answer
@@ -32,7 +36,7 @@ class FirstLetters(GeneratedPrompts):
 
     def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         letter = prompt.question[0]
-        if self.fault == "unpaid demonstrations":
+        if self.fault in ("unpaid demonstrations", "few wrong golds, own form"):
             return f"it is {letter}"
         shown = letter if self.fault == "always a" or rng.random() < 0.5 else "z"
         return f"<think></think><answer>\\boxed{{{shown}}}</answer>"
@@ -47,6 +51,11 @@ class FirstLetters(GeneratedPrompts):
 def nothing(completions: list[str], **columns: Any) -> list[float]:
     """Broken: never pays."""
     return [0.0] * len(completions)
+
+
+def said(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
+    """Pays for the answer in a form that nobody else uses."""
+    return [float(text == f"it is {gold}") for text, gold in zip(completions, answer, strict=True)]
 
 
 def half(completions: list[str], **columns: Any) -> list[float]:

@@ -43,6 +43,8 @@ FORMS = (
 """The forms in which a gold answer is tried."""
 JUDGED = frozenset({"ok", "wrong", "no_answer"})
 """Statuses of scores that depend on the text alone, not on a clock."""
+MEANT_TO_BE_RIGHT = 0.75
+"""Share of the problems from which demonstrations are taken for right answers; others are wrong on purpose."""
 EOS_PLACES = 64
 """Places of each completion at which the chance of an end token is looked at."""
 
@@ -69,7 +71,8 @@ def answer_signs(module: GRPOModule, problems: Sequence[Problem], source: Prompt
     return AnswerSigns(
         golds=len(known),
         refused=len(known) - sum(accepted),
-        accepted_form=any(any(paid[i][1:]) for i in known) or 2 * len(shown_right) > len({p.id for p, _ in shown}),
+        accepted_form=any(any(paid[i][1:]) for i in known)
+        or len(shown_right) > MEANT_TO_BE_RIGHT * len({p.id for p, _ in shown}),
         empty_right=fmean(row[0] for row in paid),
         empty_total=fmean(row[0] for row in totals),
         best_total=fmean(max(totals[i][1:]) for i in known) if any(accepted) else None,

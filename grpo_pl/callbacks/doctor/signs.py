@@ -63,8 +63,8 @@ class AnswerSigns:
     refused: int
     """Those of them that the correctness reward pays less than 1 in all forms, or cannot judge against."""
     accepted_form: bool
-    """Some gold answer is paid in one of the forms, so they include the one that the reward reads; or most of the
-    demonstrations are paid."""
+    """Some gold answer is paid in one of the forms, so they include the one that the reward reads; or the
+    demonstrations of more than three problems in four are paid."""
     empty_right: float
     """Share of the problems for which an empty completion counts as right."""
     empty_total: float | None = None
