@@ -123,10 +123,10 @@ def learned(row: dict[str, Any]) -> bool:
 def table(rows: list[dict[str, Any]]) -> str:
     """The runs as Markdown, in the order of ``TASKS``."""
     columns = ["task", "narrower than its own", "width", "cold start", "rollouts", "seed", "held-out pass@1", "learned"]
-    lines = [f"| {' | '.join([*columns, 's', 'CPU s'])} |", "|" + "---|" * (len(columns) + 2)]
+    lines = [f"| {' | '.join([*columns, 'threads', 's', 'CPU s'])} |", "|" + "---|" * (len(columns) + 3)]
     for row in sorted(rows, key=lambda row: (TASKS.index(row["task"]) if row["task"] in TASKS else 99, row["seed"])):
         settings = ", ".join(f"`{name}: {value}`" for name, value in row["settings"].items()) or "nothing"
-        time_spent = [f"{row['seconds']:.0f}", f"{row['cpu_seconds']:.0f}"]
+        time_spent = [str(row["threads"]), f"{row['seconds']:.0f}", f"{row['cpu_seconds']:.0f}"]
         if "error" in row:
             cells = [f"`{row['task']}`", settings, "", "", "", str(row["seed"]), row["error"], "no", *time_spent]
         else:

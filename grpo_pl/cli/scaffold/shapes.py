@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WORK = 35e6
-"""Most parameters times tokens of a row, meant for six minutes of two cores with a cold start and ``ROLLOUTS``
-rollouts; an estimate from the quickstart."""
+"""Most parameters times tokens of a row: with a cold start and ``ROLLOUTS`` rollouts six minutes of two cores at most,
+and 265 s of those of docs/tuning.md."""
 ROLLOUTS, FEWEST, MOST = 55, 50, 130
 
 
