@@ -163,7 +163,8 @@ def test_when_the_nursery_is_killed_its_episodes_end_and_the_next_ones_play() ->
     with EnvironmentPool(Wayward(start=5), LIMITS) as pool:
         reset(pool, 0, 1)
         pool.step(1, "hang")
-        (nursery,) = (process for process in psutil.Process().children() if process.pid not in before)
+        started = below() - before
+        (nursery,) = (process for process in psutil.Process().children() if process.pid in started)
         inside = {process.pid for process in nursery.children()}
         nursery.send_signal(signal.SIGKILL)
         assert pool.collect_all()[1].status == "killed"
