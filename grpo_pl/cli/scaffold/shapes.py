@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WORK = 35e6
-"""Most parameters times tokens of a row: with a cold start and ``ROLLOUTS`` rollouts six minutes of two cores at most,
-and 265 s of those of docs/tuning.md."""
+"""Most parameters times tokens of a row: with a cold start and ``ROLLOUTS`` rollouts at most six minutes of two cores;
+docs/tuning.md has what ten tasks took."""
 ROLLOUTS, FEWEST, MOST = 55, 50, 130
 
 
