@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +93,16 @@ class Browser:
         steps = [{"type": kind, "value": KEYS.get(key, key)} for key in keys for kind in ("keyDown", "keyUp")]
         self._send("POST", f"{self._session}/actions", {"actions": [{"type": "key", "id": "k", "actions": steps}]})
 
+    def open_details(self, selector: str = "details") -> None:
+        """Opens them and waits for their `toggle`, which comes later and is when the pages fill them."""
+        self.wait_for(
+            "const [selector, done] = arguments;"
+            "const closed = [...document.querySelectorAll(selector)].filter(d => !d.open);"
+            "const opened = closed.map(d => new Promise(r => d.addEventListener('toggle', r, {once: true})));"
+            "closed.forEach(d => { d.open = true }); Promise.all(opened).then(() => done())",
+            selector,
+        )
+
     def text(self, selector: str) -> str:
         return str(self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
 
@@ -159,8 +170,11 @@ class Browser:
     def _send(self, method: str, path: str, body: Any) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._base + path, data, {"Content-Type": "application/json"}, method=method)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.loads(answer.read())["value"]
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.loads(answer.read())["value"]
+        except urllib.error.HTTPError as refused:  # a script that fails is answered with 500 and its message
+            raise AssertionError(json.loads(refused.read())["value"]["message"]) from refused
 
 
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:

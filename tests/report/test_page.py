@@ -10,7 +10,7 @@ import pytest
 
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.report.page import build_page, write_report
-from tests.browser import Browser, needs_browser
+from tests.browser import Browser, needs_browser, until
 from tests.report.runs import HOSTILE, held_out_row, sample_row, write_run, write_samples
 
 
@@ -109,7 +109,7 @@ def test_the_browser_draws_every_chart_and_runs_nothing_that_was_written(page: B
 def test_it_can_be_read_on_any_screen(browser: Browser, run: RunFolder, width: int, scheme: str) -> None:
     browser.show_at(width, scheme=scheme)
     browser.open(run.report.as_uri())
-    browser.run("document.querySelectorAll('details').forEach(d => { d.open = true })")
+    browser.open_details()
     browser.run("document.querySelectorAll('.plot')[0].focus()")
     browser.press("Right")
     assert browser.low_contrasts() == []
@@ -145,7 +145,7 @@ def test_ticks_fit_tell_values_apart_and_never_repeat(page: Browser) -> None:
 @needs_browser
 def test_every_chart_has_a_table_of_its_numbers(page: Browser) -> None:
     assert page.count(".chart") == page.count(".chart details.numbers") == 11
-    page.run("document.querySelectorAll('details.numbers').forEach(d => { d.open = true })")
+    page.open_details("details.numbers")
     tables = (
         "return [...document.querySelectorAll('.chart')].map(c => [c.querySelector('caption').textContent,"
         " ...[...c.querySelectorAll('tr')].map(r => [...r.cells].map(x => x.textContent).join('|'))])"
@@ -217,10 +217,7 @@ def test_held_out_answers_stand_side_by_side_before_and_after(page: Browser) -> 
     assert page.run(kinds) == [["9 wrong ×3", "4 right ×1"], ["4 right ×4"]]
     page.run("document.querySelectorAll('.problem')[1].querySelector('summary').focus()")
     page.press("Enter")
-    assert (
-        page.run("return document.querySelectorAll('.problem')[1].querySelectorAll('.completion .text')[0].textContent")
-        == HOSTILE
-    )
+    until(lambda: page.texts(".problem:nth-of-type(2) .completion .text")[:1] == [HOSTILE])
 
 
 @needs_browser

@@ -81,7 +81,7 @@ def test_a_group_is_counted_sorted_and_drawn(page: Browser) -> None:
     figures = page.texts("#group .figure")
     assert "right 3" in figures and "wrong 3" in figures and not any("not judged" in text for text in figures)
     assert page.texts("#figures h3") == ["pass@k share", "Rewards samples", "Lengths samples"]
-    page.run("document.querySelectorAll('#figures details').forEach(d => { d.open = true })")
+    page.open_details("#figures details")
     rows = page.run("return [...document.querySelectorAll('#figures table')[0].rows].map(r => r.innerText)")
     assert rows == ["k\t3 of 6 right", "1\t0.500", "2\t0.800", "4\t1.000", "6\t1.000"]  # 1 − C(3, 2) / C(6, 2) = 0.8
     page.run("const s = document.getElementById('sort'); s.value = 'answer'; s.dispatchEvent(new Event('change'))")
@@ -161,8 +161,8 @@ def test_the_request_runs_as_python_and_with_curl(page: Browser, server: Any) ->
     page.fill("problem", "12'+\"3\\4=")
     page.fill("seed", "3")
     page.fill("n", "2")
-    page.run("document.getElementById('code').open = true")
-    until(lambda: page.count(".snippet") == 2)
+    page.open_details("#code")
+    assert page.count(".snippet") == 2
     curl, program = page.texts(".snippet pre")
     environment = {**os.environ, "GRPO_PL_API_KEY": "none"}
     printed = subprocess.run(
@@ -270,7 +270,8 @@ def test_it_can_be_read_on_any_screen(page: Browser, width: int, scheme: str) ->
     page.show_at(width, scheme=scheme)
     _say(page, r"\boxed{46}", r"<think>long</think>\boxed{47}", "x" * 300)
     _sample(page, 3)
-    page.run("document.querySelectorAll('details').forEach(d => { d.open = true }); fail('something')")
+    page.open_details()
+    page.run("fail('something')")
     assert page.low_contrasts() == []
     assert page.overflow() <= 0
     assert page.nameless() == []
