@@ -99,9 +99,18 @@ HALF_BILLION = Cell(
     prompt_tokens=128,
     completion_tokens=512,
 )
+HALF_BILLION_SHORT = replace(
+    HALF_BILLION,
+    name="Qwen2.5-0.5B-shape-4x4x64",
+    dtype="float32",
+    prompts=4,
+    group=4,
+    prompt_tokens=64,
+    completion_tokens=64,
+)
 
 
-CELLS = {cell.name: cell for cell in (SMALL, MEDIUM, SHORT, HALF_BILLION)}
+CELLS = {cell.name: cell for cell in (SMALL, MEDIUM, SHORT, HALF_BILLION, HALF_BILLION_SHORT)}
 
 
 def shape_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -213,6 +213,24 @@ def products_alone(cell: Cell, lengths: Sequence[int], device: str, *, packed: b
     return run
 
 
+def keys_and_values_alone(cell: Cell, lengths: Sequence[int], device: str) -> Callable[[], None]:
+    """Every key and value of a live row read once for each of its tokens, one layer after the other, as they lie in
+    memory: the least that attention of one token must do."""
+    size = 2 * cell.key_heads * cell.hidden // cell.heads  # numbers of a token in a layer
+    columns = cell.prompt_tokens + max(lengths)
+    cache = torch.randn(cell.layers, cell.rows * columns * size, device=device, dtype=getattr(torch, cell.dtype))
+    tokens = torch.tensor(lengths)
+    steps = [(int((tokens > position).sum()), cell.prompt_tokens + position) for position in range(1, max(lengths))]
+
+    @torch.no_grad()
+    def run() -> None:
+        for rows, read in steps:
+            for layer in cache:
+                layer[: rows * read * size].sum()
+
+    return run
+
+
 def vllm_seconds(cell: Cell, lengths: Sequence[int], repetitions: int) -> dict[str, Any] | None:
     """Seconds per rollout of vLLM in its own environment; None if there is no such environment."""
     python = os.environ.get(VLLM_PYTHON)
@@ -250,6 +268,7 @@ def measure(cell: Cell, law: str, device: str, repetitions: int) -> dict[str, An
     }
     if device == "cpu":
         arms["own_products"] = products_alone(cell, lengths, device, packed=True)
+        arms["keys_and_values"] = keys_and_values_alone(cell, lengths, device)
     children = in_children(model, cell) if law == "fixed" and device == "cpu" else {}  # they would share the GPU
     arms |= {name: drawn(engine, model, cell) for name, engine in children.items()}
     seconds = interleaved(arms, repetitions=repetitions, device=device)
@@ -270,7 +289,16 @@ def measure(cell: Cell, law: str, device: str, repetitions: int) -> dict[str, An
         "vllm": vllm,
         "push_seconds": pushes,
         "fraction_of_gemm_bound": ratio(seconds["products"], seconds["ours"]),
-        "fraction_of_own_gemm_bound": ratio(seconds["own_products"], seconds["ours"]) if device == "cpu" else None,
+        **(of_bound(seconds) if device == "cpu" else {}),
+    }
+
+
+def of_bound(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Our speed as a share of what our own products allow, alone and with one read of keys and values."""
+    least = [sum(pair) for pair in zip(seconds["own_products"], seconds["keys_and_values"], strict=True)]
+    return {
+        "fraction_of_own_gemm_bound": ratio(seconds["own_products"], seconds["ours"]),
+        "fraction_of_products_and_reads": ratio(least, seconds["ours"]),
     }
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import multiprocessing
 import tempfile
 import time
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -52,6 +54,7 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.training.compute import Compute
 from grpo_pl.training.microbatches import MOST_TOKENS
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import Optimization
@@ -59,7 +62,7 @@ from grpo_pl.training.planning import Workload, memory_plan, shape_of
 from grpo_pl.types import Problem, SamplingParams
 
 CPU_CELLS = [SMALL, MEDIUM]
-PARTS = ["cells", "zero_variance", "pipelined", "update"]
+PARTS = ["cells", "zero_variance", "pipelined", "bfloat16", "apart", "update"]
 PRECISION = {"float32": "32-true", "bfloat16": "bf16-true"}
 
 
@@ -114,6 +117,8 @@ class Ours(Callback):
         self.memory: list[float] = []
         """MiB in use after each step."""
         self.theirs: dict[str, list[float]] = {name: [] for name in peers}
+        self.measured: dict[str, float] = {}
+        """What ``compute: auto`` has found."""
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
         synchronise(module.device.type)
@@ -148,6 +153,7 @@ def our_steps(
     skip: bool = True,
     staleness: int = 0,
     micro_batch_tokens: int | None = None,
+    compute: Compute = "exact",
     **options: Any,
 ) -> Ours:
     """Steps on rollouts of that age; old ones are drawn with one thread beside updates with the others.
@@ -164,6 +170,7 @@ def our_steps(
         sampling=SamplingParams(max_completion_length=cell.completion_tokens),
         optimization=Optimization(lr=1e-6),
         max_tokens_per_microbatch=micro_batch_tokens,
+        compute=compute,
     )
     data = RolloutDataModule(
         source=Letters(length=cell.prompt_tokens), steps=steps, prompts_per_step=cell.prompts, staleness=staleness
@@ -184,6 +191,7 @@ def our_steps(
         inference_mode=False,
     )
     trainer.fit(module, data)
+    watch.measured = module.chosen_precision.state_dict()
     return watch
 
 
@@ -211,13 +219,12 @@ class TrlArm:
             max_steps=1,
             beta=0.0,
             loss_type="grpo",
-            bf16=cell.dtype == "bfloat16",
             use_cpu=device == "cpu",
             report_to=[],
             logging_strategy="no",
             save_strategy="no",
             disable_tqdm=True,
-            **options,
+            **{"bf16": cell.dtype == "bfloat16", **options},
         )
         self.trainer = GRPOTrainer(
             model=cell.model(device),
@@ -252,15 +259,16 @@ class _Clock(TrainerCallback):
         self.arm.seconds = time.perf_counter() - self.start
 
 
-def tuned(cell: Cell, lengths: Sequence[int], device: str, folder: str) -> tuple[TrlArm, int]:
+def tuned(cell: Cell, lengths: Sequence[int], device: str, folder: str, **options: Any) -> tuple[TrlArm, int]:
     """TRL without activation checkpointing and with the fastest of three micro-batch sizes, and that size."""
+    options = {"gradient_checkpointing": False, **options}
     tried: dict[int, tuple[float, TrlArm]] = {}
     sizes = [cell.rows // 2**halvings for halvings in range(8)]
     for size in sizes:
         if len(tried) == 3 or size < 1:
             break
         try:
-            arm = TrlArm(cell, lengths, device, folder, per_device_train_batch_size=size, gradient_checkpointing=False)
+            arm = TrlArm(cell, lengths, device, folder, per_device_train_batch_size=size, **options)
             arm.step()
             tried[size] = min(arm.step() for _ in range(2 if device == "cpu" else 1)), arm
         except torch.OutOfMemoryError:
@@ -293,6 +301,75 @@ def measure(cell: Cell, law: str, device: str, peers: Sequence[str], steps: int)
 
 def medians(stages: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: summary([stage[name] for stage in stages])["median"] for name in stages[0]}
+
+
+def in_bfloat16(cell: Cell, law: str, device: str, steps: int) -> dict[str, Any]:
+    """Float32 weights computed with in bfloat16 by both sides, and by TRL in float32; what `compute: auto` finds."""
+    lengths, sizes, arms = lengths_of(law, cell), {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, options in (("trl_bfloat16", {"bf16": True}), ("trl_float32", {})):
+            arms[name], sizes[name] = tuned(cell, lengths, device, folder, **options)
+        ours = our_steps(cell, lengths, device=device, steps=steps + 1, peers=arms, precision="bf16-mixed")
+    auto = our_steps(cell, lengths, device=device, steps=2, peers={}, compute="auto")
+    return {
+        "cell": cell.name,
+        "lengths": law,
+        **describe(cell),
+        "tokens": sum(lengths),
+        "trl_micro_batch": sizes,
+        "seconds": {"ours": summary(ours.seconds), **{name: summary(v) for name, v in ours.theirs.items()}},
+        "stages": medians(ours.stages),
+        **{f"ratio_vs_{name}": ratio(theirs, ours.seconds) for name, theirs in ours.theirs.items()},
+        "auto": auto.measured,
+    }
+
+
+SIDES: Mapping[str, Mapping[str, Any]] = {
+    "ours_float32": {},
+    "trl_float32": {},
+    "ours_bfloat16": {"precision": "bf16-mixed"},
+    "trl_bfloat16": {"bf16": True},
+}
+"""Name -> what computes its float32 weights in that type, an option of the Trainer or of TRL's config."""
+
+
+def one_side(side: str, cell: Cell, threads: int, steps: int, size: int) -> tuple[list[float], float]:
+    """Seconds of each step after the first, and the most memory in MiB, of one side in this process."""
+    torch.set_num_threads(threads)
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    lengths, options = lengths_of("fixed", cell), SIDES[side]
+    if side.startswith("ours"):
+        seconds = our_steps(cell, lengths, device="cpu", steps=steps + 1, peers={}, **options).seconds
+    else:
+        options = {"gradient_checkpointing": False, "per_device_train_batch_size": size, **options}
+        with tempfile.TemporaryDirectory() as folder:
+            arm = TrlArm(cell, lengths, "cpu", folder, **options)
+            seconds = [arm.step() for _ in range(steps + 1)][1:]
+    return seconds, most_memory("cpu")
+
+
+def apart(cell: Cell, steps: int) -> dict[str, Any]:
+    """Steps of a model so large that each side gets a process of its own, one after the other; TRL with the faster of
+    two micro-batch sizes."""
+    found: dict[str, dict[str, Any]] = {}
+    for side in SIDES:
+        for size in (cell.group, cell.rows) if side.startswith("trl") else (0,):
+            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+                seconds, peak = pool.submit(one_side, side, cell, torch.get_num_threads(), steps, size).result()
+            here: dict[str, Any] = {"seconds": summary(seconds), "peak_mib": round(peak), "micro_batch": size}
+            print(json.dumps({side: here}), flush=True)
+            if side not in found or here["seconds"]["median"] < found[side]["seconds"]["median"]:
+                found[side] = here
+    best = {name: min(found[f"{name}_{kind}"]["seconds"]["median"] for kind in PRECISION) for name in ("ours", "trl")}
+    in_float32 = {name: found[f"{name}_float32"]["seconds"]["median"] for name in ("ours", "trl")}
+    return {
+        "cell": cell.name,
+        **describe(cell),
+        "sides": found,
+        "ratio_in_float32": round(in_float32["trl"] / in_float32["ours"], 2),
+        "ratio_of_best": round(best["trl"] / best["ours"], 2),
+    }
 
 
 ARMS = {"one_thread": (1, 0), "two_threads": (2, 0), "pipelined": (2, 1)}
@@ -423,7 +500,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     shape_arguments(parser)
     parser.add_argument("--steps", type=int, default=5, help="measured steps of each side, after one warm-up")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:-1])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:3])
     parser.add_argument("--peers", nargs="+", choices=["tuned", "default"], default=["tuned", "default"])
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="of the part update")
     parser.add_argument("--micro-batch", type=int, default=16_384, help="tokens; 0 takes what fits, in part update")
@@ -439,6 +516,8 @@ def main() -> None:
         "cells": [partial(measure, cell, law, device, peers) for cell in cells for law in arguments.lengths],
         "zero_variance": [partial(zero_variance, cell, device) for cell in cells],
         "pipelined": [partial(pipelined, cell, law) for cell in beside for law in arguments.lengths],
+        "bfloat16": [partial(in_bfloat16, cell, law, device) for cell in beside for law in arguments.lengths],
+        "apart": [partial(apart, cell) for cell in cells],
         "update": [partial(update, cell, device, arguments.micro_batch, arguments.ways) for cell in cells],
     }
     for part in arguments.parts:

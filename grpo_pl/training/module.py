@@ -40,6 +40,7 @@ from grpo_pl.training.carried import CarriedRollouts, PartialRollouts, check_par
 from grpo_pl.training.checks import check_engine, check_parts
 from grpo_pl.training.cold_start import ColdStart, Stage
 from grpo_pl.training.collect import Collector
+from grpo_pl.training.compute import ChosenPrecision, Compute
 from grpo_pl.training.defaults import Derived, derive, look_at, unset_fields, with_values
 from grpo_pl.training.entropy_control import EntropyControl
 from grpo_pl.training.experience import Experience, ExperienceMaker
@@ -84,6 +85,8 @@ class GRPOModule(LightningModule):
         max_tokens_per_microbatch: most tokens per forward and backward pass, a group's prompt counted once; null finds
             what fits into memory.
         activation_checkpointing: compute activations again in the backward pass instead of keeping them.
+        compute: ``exact`` computes in the types that are configured; ``auto`` measures, on a CPU and before the first
+            step, whether bfloat16 is faster and close enough, and then computes in it.
         reflection_words: completions with one of these count in ``completions/reflection_rate``.
         seed: part of the key of every sample; with weights and configuration it determines the run.
     """
@@ -106,6 +109,7 @@ class GRPOModule(LightningModule):
         cold_start: ColdStart | None = None,
         max_tokens_per_microbatch: int | None = None,
         activation_checkpointing: bool = False,
+        compute: Compute = "exact",
         reflection_words: tuple[str, ...] = REFLECTION_WORDS,
         seed: int = 0,
     ) -> None:
@@ -138,6 +142,7 @@ class GRPOModule(LightningModule):
         """Where episodes are played; closed when a fit or validation ends, however it ends."""
         self.seed = seed
         self.activation_checkpointing = activation_checkpointing
+        self.chosen_precision = ChosenPrecision(compute)
         self.policy: PreTrainedModel | None = None
         self.held_out: dict[str, MetricResult] = {}
         """What the last validation found, by metric key."""
@@ -273,6 +278,15 @@ class GRPOModule(LightningModule):
         return self._carried is not None
 
     def on_fit_start(self) -> None:
+        self.chosen_precision.choose(
+            self.trainer,
+            self.require_policy(),
+            self.sampler,
+            first_prompts(self._data),
+            group_size=self.algorithm.group_size,
+            temperature=self.sampling.temperature,
+            collective=self.collective,
+        )
         if self._data.staleness > 0:
             self._ahead = RolloutsAhead(
                 collector=self._collector,
@@ -464,6 +478,9 @@ class GRPOModule(LightningModule):
 
     # --- validation -------------------------------------------------------------------------------------------------
 
+    def on_validation_start(self) -> None:
+        self.chosen_precision.apply(self.trainer)
+
     def on_validation_epoch_start(self) -> None:
         self.engine.updates = self._data.completed_rollouts
         self._wait_for_engine()
@@ -510,6 +527,7 @@ class GRPOModule(LightningModule):
         checkpoint["characters"] = self.policy_config.characters
         checkpoint |= self._step_log.state_dict()
         checkpoint["token_budget"] = self.budget.state_dict()
+        checkpoint["compute"] = self.chosen_precision.state_dict()
         checkpoint["entropy_control"] = self._entropy_control.state_dict()
         checkpoint["rollouts"] = self._stored_rollouts if self._ahead is None else self._ahead.state_dict()
         checkpoint["carried"] = {} if self._carried is None else self._carried.state_dict()
@@ -524,6 +542,7 @@ class GRPOModule(LightningModule):
         self._step_log.load_state_dict(checkpoint)
         self._entropy_control.load_state_dict(checkpoint.get("entropy_control", {}))
         self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))
+        self.chosen_precision.load_state_dict(checkpoint.get("compute", {}))
         self._stored_rollouts = checkpoint.get("rollouts", [])
         self._hand_over_rollouts()
         if carried := checkpoint.get("carried"):
