@@ -35,6 +35,12 @@ def has_onednn() -> bool:
 
 
 @cache
+def multiplies_bfloat16() -> bool:
+    """Whether oneDNN has products in bfloat16 on this processor."""
+    return has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@cache
 def prefers_onednn() -> bool:
     """Whether oneDNN's products are faster here than MKL's: on x86 processors of every maker but Intel."""
     return has_onednn() and "GenuineIntel" not in _maker()

@@ -6,32 +6,39 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from grpo_pl.functional.gemm import prefers_onednn
+from grpo_pl.functional.gemm import has_onednn, multiplies_bfloat16, prefers_onednn
 
-_PACK_FROM = 1 << 16  # weights with fewer elements gain nothing from oneDNN's packed layout
+_PACK_FROM = 1 << 16  # weights with fewer elements gain nothing from oneDNN's packed layout …
+_PACK_FROM_ON_INTEL = 1 << 20  # … on Intel's processors, which have MKL
 _ONEDNN_FROM = 1 << 20  # multiply-adds below which oneDNN's call costs more than it saves
 
 
 class Matrix:
     """x ↦ x Wᵀ + b without gradients, x (rows, in) and W (out, in).
 
-    On a CPU in float32 the weight is kept as the faster kernel reads it. Intel's: MKL, from Wᵀ; on one core of a Xeon
-    with AMX, 96 → 528, 8 rows take 12 µs, 20 from W and 44 by oneDNN, 256 rows 199, 203 and 214 µs. Other makers':
-    oneDNN, from its own layout, since MKL does not use AVX-512 there; on an AMD Zen 5 core, 256 → 2048, 64 rows
-    650 → 280 µs, 4 rows 88 → 36 µs; small products are MKL's.
+    On a CPU the weight is kept as the fastest kernel reads it. In float32 that is on Intel's processors MKL, from Wᵀ,
+    and for large weights oneDNN, from its own layout: on one core of a Xeon with AMX, 96 → 528, 8 rows take 12 µs by
+    MKL, 20 from W and 44 by oneDNN; on two, 4864 → 896, 4 rows 2.4 ms by MKL and 0.7 by oneDNN, 64 rows 5.3 and 3.9.
+    On those of other makers it is oneDNN, since MKL does not use AVX-512 there; on an AMD Zen 5 core, 256 → 2048, 64
+    rows 650 → 280 µs, 4 rows 88 → 36 µs; small products are MKL's. In bfloat16 it is oneDNN: on the Xeon, 256 → 2048,
+    64 rows 208 → 165 µs, which are 832 in float32.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, rows: int) -> None:
         self._bias = bias
         self._packed: Tensor | None = None
         self._size = weight.numel()
-        float32_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
-        if float32_cpu and prefers_onednn():
+        if weight.device.type == "cpu" and weight.dtype == torch.float32:
+            pack = prefers_onednn() or (has_onednn() and self._size >= _PACK_FROM_ON_INTEL)
+            always = self._size >= _PACK_FROM
+        else:
+            pack = always = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and multiplies_bfloat16()
+        if pack:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
-        elif float32_cpu:
+        elif weight.device.type == "cpu" and weight.dtype == torch.float32:
             weight = weight.t().contiguous().t()
-        always = self._packed is not None and self._size >= _PACK_FROM
-        self._transposed: Tensor | None = None if always else weight.t()  # (in, out); always packed: no second copy
+        # (in, out); always packed: no second copy
+        self._transposed: Tensor | None = None if pack and always else weight.t()
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._use_packed(x):

@@ -24,7 +24,7 @@ def _random(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-@pytest.mark.parametrize(("inner", "columns"), [(24, 40), (264, 96), (256, 1024)])
+@pytest.mark.parametrize(("inner", "columns"), [(24, 40), (264, 96), (256, 1024), (1024, 1024)])
 @pytest.mark.parametrize("rows", [1, 7, 300])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_products_are_those_of_a_linear_layer(maker, rows, inner, columns, with_bias):
@@ -37,7 +37,31 @@ def test_products_are_those_of_a_linear_layer(maker, rows, inner, columns, with_
     torch.testing.assert_close(residual, expected, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_types_are_torchs_to_the_bit(maker, dtype):
-    x, weight = _random(9, 24).to(dtype), _random(40, 24).to(dtype)
+def test_float64_is_torchs_to_the_bit(maker):
+    x, weight = _random(9, 24).double(), _random(40, 24).double()
     assert torch.equal(Matrix(weight, rows=9)(x), x @ weight.t())
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 7, 300])
+def test_products_in_bfloat16_are_rounded_once(maker, rows, with_bias):
+    """Within a step of 8 bits of the product of the same numbers in float64."""
+    x, weight = _random(rows, 264).bfloat16(), _random(96, 264).bfloat16()
+    bias = _random(96).bfloat16() if with_bias else None
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    matrix = Matrix(weight, bias, rows=64)
+    assert matrix(x).dtype == torch.bfloat16
+    torch.testing.assert_close(matrix(x).double(), exact, atol=1e-3, rtol=2**-8)
+    residual = torch.zeros(rows, 96, dtype=torch.float32)
+    matrix.add_to(residual, x)
+    torch.testing.assert_close(residual.double(), exact, atol=1e-3, rtol=2**-8)
+
+
+@pytest.mark.skipif(not has_onednn(), reason="torch was built without oneDNN")
+@pytest.mark.parametrize(("size", "by_onednn"), [(1023, False), (1024, True)])
+def test_on_intel_large_weights_alone_are_onednns(monkeypatch, size, by_onednn):
+    monkeypatch.setattr(kernels, "prefers_onednn", lambda: False)
+    matrix, x = Matrix(_random(1024, size), rows=4), _random(4, size)
+    with torch.profiler.profile() as profiler:
+        matrix(x)
+    assert any("_linear_pointwise" in event.key for event in profiler.key_averages()) is by_onednn
