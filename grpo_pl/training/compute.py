@@ -20,6 +20,7 @@ from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.copying import CopyEngine
 from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.training.microbatches import rollout_rows
 from grpo_pl.types import Problem, Rollout, SamplingParams
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class ChosenPrecision:
         problems: Iterable[Problem],
         *,
         group_size: int,
-        temperature: float,
+        sampling: SamplingParams,
         collective: Collective,
     ) -> None:
         """Measures where that was not done yet; every rank takes what rank 0 has found.
@@ -106,7 +107,7 @@ class ChosenPrecision:
         if self.measured is None:
             check_measurable(trainer, policy, sampler)
             some = list(islice(problems, MOST_PROMPTS))
-            found = measure(policy, sampler, some, group_size=group_size, temperature=temperature)
+            found = measure(policy, sampler, some, group_size=group_size, sampling=sampling)
             self.measured = collective.gather_objects(found)[0]
         self.apply(trainer)
 
@@ -141,6 +142,8 @@ def check_measurable(trainer: Trainer, policy: PreTrainedModel, sampler: Complet
         reason = f"chooses trainer.precision itself, which is {trainer.precision}: leave it out"
     elif isinstance(sampler.engine, CopyEngine):
         reason = f"chooses for an engine in this process, and {type(sampler.engine).__name__} has a process of its own"
+    elif sampler.pool is not None:
+        reason = "measures completions of a single turn, and model.environment has many: set trainer.precision yourself"
     if reason is not None:
         raise ValueError(f"model.compute: auto {reason}, or model.compute exact.")
 
@@ -151,13 +154,13 @@ def measure(
     problems: Sequence[Problem],
     *,
     group_size: int,
-    temperature: float,
+    sampling: SamplingParams,
 ) -> Measured:
     """Draws and trains on the same few tokens in both types, in turn, and leaves the policy as it is."""
-    sampler = replace(sampler, pool=None)
-    sampling = SamplingParams(max_completion_length=DRAWN, temperature=temperature)
+    drawn = min(DRAWN, sampling.max_completion_length)
+    temperature, sampling = sampling.temperature, replace(sampling, max_completion_length=drawn)
     draw = partial(sampler.sample, policy, sampling=sampling, seed=0, split="train")
-    longest = draw(problems[:1], group_size=1).rollout.prompt_mask.shape[1] + DRAWN
+    longest = drawn + max(map(len, sampler.prompt_ids(policy, problems, drawn)))
     tokens = min(MOST_TOKENS, MOST_WORK / (6 * sum(p.numel() for p in policy.parameters())))
     rows = max(1, int(tokens / longest))
     prompts, group = problems[: max(1, rows // group_size)], min(rows, group_size)
@@ -186,12 +189,5 @@ def measure(
 
 
 def _scored(policy: PreTrainedModel, rollout: Rollout, temperature: float) -> Tensor:
-    scored, _ = completion_logprobs(
-        policy,
-        prompt_ids=rollout.prompt_ids,
-        prompt_mask=rollout.prompt_mask,
-        completion_ids=rollout.completion_ids,
-        completion_mask=rollout.completion_mask,
-        temperature=temperature,
-    )
-    return scored
+    parts = rollout_rows(rollout, torch.arange(len(rollout.completion_ids)))
+    return completion_logprobs(policy, **parts, temperature=temperature, with_entropy=False)[0]

@@ -284,7 +284,7 @@ class GRPOModule(LightningModule):
             self.sampler,
             first_prompts(self._data),
             group_size=self.algorithm.group_size,
-            temperature=self.sampling.temperature,
+            sampling=self.sampling,
             collective=self.collective,
         )
         if self._data.staleness > 0:

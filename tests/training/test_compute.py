@@ -11,14 +11,18 @@ from lightning.pytorch import Trainer
 from transformers import PreTrainedModel
 
 from grpo_pl.distributed.strategy import FSDP2Strategy
+from grpo_pl.environments import EnvironmentPool
+from grpo_pl.environments.calculator import calc
+from grpo_pl.environments.tools import ToolEnvironment
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.compute import DRAWN, Measured, check_measurable, measure
 from grpo_pl.training.update import PolicyUpdate
-from grpo_pl.types import Problem
+from grpo_pl.types import Problem, SamplingParams
 
 GOOD = Measured(gain=1.5, mean_error=1e-3, p99_error=1e-2, equal_rows=0.9)
 POLICY = PolicyConfig(
@@ -33,6 +37,7 @@ POLICY = PolicyConfig(
         "initializer_range": 0.2,
     }
 )
+SAMPLING = SamplingParams(max_completion_length=32)
 PROBLEMS = [Problem(id=i, question=f"{i}+{i + 1}=", answer=str(2 * i + 1)) for i in range(4)]
 
 
@@ -68,14 +73,14 @@ def test_what_is_measured_is_the_difference_between_the_types_and_leaves_the_pol
     policy: PreTrainedModel, sampler: CompletionSampler
 ) -> None:
     before = {name: weight.clone() for name, weight in policy.named_parameters()}
-    found = measure(policy, sampler, PROBLEMS, group_size=4, temperature=1.0)
+    found = measure(policy, sampler, PROBLEMS, group_size=4, sampling=SAMPLING)
     for name, weight in policy.named_parameters():
         assert torch.equal(weight, before[name]) and weight.grad is None
     assert policy.training and not torch.is_autocast_enabled("cpu")
     assert found.gain > 0
     # products of 8 bits in both passes, each in its own order: apart, but by little
     assert 1e-5 < found.mean_error < 2e-2 and found.mean_error < found.p99_error < 0.2
-    again = measure(policy, sampler, PROBLEMS, group_size=4, temperature=1.0)
+    again = measure(policy, sampler, PROBLEMS, group_size=4, sampling=SAMPLING)
     assert dataclasses.replace(again, gain=0.0) == dataclasses.replace(found, gain=0.0)
 
 
@@ -84,7 +89,7 @@ def test_a_policy_whose_log_probabilities_are_far_apart_stays_in_float32(
 ) -> None:
     with torch.no_grad():
         policy.lm_head.weight.mul_(8.0)  # logits of tens, of which 8 bits leave a tenth
-    found = measure(policy, sampler, PROBLEMS, group_size=4, temperature=1.0)
+    found = measure(policy, sampler, PROBLEMS, group_size=4, sampling=SAMPLING)
     assert found.mean_error > 1e-2 and found.equal_rows < 1.0
     assert not dataclasses.replace(found, gain=9.0).takes_bfloat16
 
@@ -104,9 +109,14 @@ def test_the_completions_of_a_large_policy_are_few(
     monkeypatch.setattr(CompletionSampler, "sample", noted)
     for rows, expected in [(0.1, (1, 1)), (3.5, (1, 3)), (8.5, (2, 4)), (1e9, (4, 4))]:
         monkeypatch.setattr("grpo_pl.training.compute.MOST_WORK", rows * work)
-        measure(policy, sampler, PROBLEMS, group_size=4, temperature=1.0)
+        measure(policy, sampler, PROBLEMS, group_size=4, sampling=SAMPLING)
         assert seen[-1] == expected
     assert seen[0] == (1, 1)
+
+
+def test_what_truncation_left_to_draw_from_is_scored_alike(policy: PreTrainedModel, sampler: CompletionSampler) -> None:
+    masked = dataclasses.replace(SAMPLING, top_k=3, sampling_mask=True)
+    assert measure(policy, sampler, PROBLEMS, group_size=4, sampling=masked).mean_error < 2e-2
 
 
 @pytest.mark.parametrize(
@@ -116,15 +126,17 @@ def test_the_completions_of_a_large_policy_are_few(
         ({"strategy": FSDP2Strategy()}, {}, r"trainer\.strategy\.init_args\.param_dtype bfloat16"),
         ({}, {"dtype": "bfloat16"}, r"these are in bfloat16: set model\.policy\.dtype float32"),
         ({}, {"engine": NativeChildEngine()}, "NativeChildEngine has a process of its own"),
+        ({}, {"environment": ToolEnvironment(tools=[calc])}, r"a single turn, and model\.environment has many"),
     ],
-    ids=["precision", "fsdp", "weights", "engine"],
+    ids=["precision", "fsdp", "weights", "engine", "environment"],
 )
 def test_where_there_is_no_choice_auto_is_refused(
     sampler: CompletionSampler, options: dict[str, Any], changes: dict[str, Any], line: str
 ) -> None:
     trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, **options)
     policy = load_model(dataclasses.replace(POLICY, dtype=changes.get("dtype", "float32")), sampler.tokenizer)
-    sampler = dataclasses.replace(sampler, engine=changes.get("engine", sampler.engine))
+    pool = EnvironmentPool(changes["environment"], EpisodeSettings()) if "environment" in changes else None
+    sampler = dataclasses.replace(sampler, engine=changes.get("engine", sampler.engine), pool=pool)
     with pytest.raises(ValueError, match=rf"model\.compute: auto .*{line}.*, or model\.compute exact\."):
         check_measurable(trainer, policy, sampler)
 
