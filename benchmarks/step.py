@@ -83,11 +83,16 @@ class Letters(PromptSource):
 
 @dataclass(kw_only=True)
 class Checksum(Reward):
-    """A cheap reward in [0, 1) that differs between completions; ``equal_share`` of the groups get the same value."""
+    """A cheap reward in [0, 1) that differs between completions; ``equal_share`` of the groups get the same value. Of
+    tokens, not of the text: few tokens of a large vocabulary are characters here, and equal rewards are no work."""
 
     name: str = "checksum"
     correctness: bool = True
     equal_share: float = 0.0
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"completion_ids"})
 
     def __call__(
         self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
@@ -95,14 +100,14 @@ class Checksum(Reward):
         prompts = list(dict.fromkeys(columns["prompt"]))
         equal = set(prompts[: round(self.equal_share * len(prompts))])
         values = [
-            0.0 if prompt in equal else checksum(text)
-            for prompt, text in zip(columns["prompt"], completions, strict=True)
+            0.0 if prompt in equal else checksum(ids)
+            for prompt, ids in zip(columns["prompt"], columns["completion_ids"], strict=True)
         ]
         return [Score(value, "ok" if value == 1.0 else "wrong") for value in values]
 
 
-def checksum(text: str) -> float:
-    return zlib.crc32(text.encode()) % 1000 / 1000
+def checksum(ids: Sequence[int]) -> float:
+    return zlib.crc32(repr(list(ids)).encode()) % 1000 / 1000
 
 
 class Ours(Callback):
@@ -228,7 +233,7 @@ class TrlArm:
         )
         self.trainer = GRPOTrainer(
             model=cell.model(device),
-            reward_funcs=[lambda prompts, completions, **_: [checksum(text) for text in completions]],
+            reward_funcs=[lambda prompts, completions, completion_ids, **_: list(map(checksum, completion_ids))],
             args=config,
             train_dataset=Dataset.from_dict({"prompt": [prompt.question for prompt in prompts]}),
             processing_class=character_tokenizer(),
@@ -333,34 +338,30 @@ SIDES: Mapping[str, Mapping[str, Any]] = {
 """Name -> what computes its float32 weights in that type, an option of the Trainer or of TRL's config."""
 
 
-def one_side(side: str, cell: Cell, threads: int, steps: int, size: int) -> tuple[list[float], float]:
-    """Seconds of each step after the first, and the most memory in MiB, of one side in this process."""
+def one_side(side: str, cell: Cell, threads: int, steps: int) -> tuple[list[float], float, dict[str, float]]:
+    """Seconds of each step after the first, the most memory in MiB, and our stages, of one side in this process."""
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     lengths, options = lengths_of("fixed", cell), SIDES[side]
     if side.startswith("ours"):
-        seconds = our_steps(cell, lengths, device="cpu", steps=steps + 1, peers={}, **options).seconds
-    else:
-        options = {"gradient_checkpointing": False, "per_device_train_batch_size": size, **options}
-        with tempfile.TemporaryDirectory() as folder:
-            arm = TrlArm(cell, lengths, "cpu", folder, **options)
-            seconds = [arm.step() for _ in range(steps + 1)][1:]
-    return seconds, most_memory("cpu")
+        ours = our_steps(cell, lengths, device="cpu", steps=steps + 1, peers={}, **options)
+        return ours.seconds, most_memory("cpu"), medians(ours.stages)
+    options = {"gradient_checkpointing": False, "per_device_train_batch_size": cell.group, **options}
+    with tempfile.TemporaryDirectory() as folder:
+        arm = TrlArm(cell, lengths, "cpu", folder, **options)
+        return [arm.step() for _ in range(steps + 1)][1:], most_memory("cpu"), {}
 
 
 def apart(cell: Cell, steps: int) -> dict[str, Any]:
-    """Steps of a model so large that each side gets a process of its own, one after the other; TRL with the faster of
-    two micro-batch sizes."""
+    """Steps of a model so large that each side gets a process of its own, one after the other; TRL takes a group at a
+    time, without activation checkpointing."""
     found: dict[str, dict[str, Any]] = {}
     for side in SIDES:
-        for size in (cell.group, cell.rows) if side.startswith("trl") else (0,):
-            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-                seconds, peak = pool.submit(one_side, side, cell, torch.get_num_threads(), steps, size).result()
-            here: dict[str, Any] = {"seconds": summary(seconds), "peak_mib": round(peak), "micro_batch": size}
-            print(json.dumps({side: here}), flush=True)
-            if side not in found or here["seconds"]["median"] < found[side]["seconds"]["median"]:
-                found[side] = here
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            seconds, peak, stages = pool.submit(one_side, side, cell, torch.get_num_threads(), steps).result()
+        found[side] = {"seconds": summary(seconds), "peak_mib": round(peak), "stages": stages}
+        print(json.dumps({side: found[side]}), flush=True)
     best = {name: min(found[f"{name}_{kind}"]["seconds"]["median"] for kind in PRECISION) for name in ("ours", "trl")}
     in_float32 = {name: found[f"{name}_float32"]["seconds"]["median"] for name in ("ours", "trl")}
     return {
