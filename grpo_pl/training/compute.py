@@ -37,7 +37,7 @@ DRAWN = 16
 """Tokens of a completion of the measurement."""
 MOST_PROMPTS = 64
 MOST_TOKENS = 4096
-MOST_WORK = 4e11
+MOST_WORK = 1.5e12
 """Of one measurement, in floating-point operations, 6 for a parameter and token; at least one completion is drawn."""
 ROUNDS = 2
 """The first one warms up."""
