@@ -48,7 +48,7 @@ class RunRecord(Callback):
         with dispensable(self.path):
             if trainer.ckpt_path is not None and self.path.exists():
                 before = read_object(self.path)
-                again = {key: facts[key] for key in ("started", "command", "versions")}
+                again = {key: facts[key] for key in ("started", "command", "versions", "compute")}
                 facts = {**before, "resumed": [*before.get("resumed", []), again]}
             with staged(self.path) as file:
                 file.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

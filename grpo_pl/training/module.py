@@ -40,7 +40,7 @@ from grpo_pl.training.carried import CarriedRollouts, PartialRollouts, check_par
 from grpo_pl.training.checks import check_engine, check_parts
 from grpo_pl.training.cold_start import ColdStart, Stage
 from grpo_pl.training.collect import Collector
-from grpo_pl.training.compute import ChosenPrecision, Compute
+from grpo_pl.training.compute import ChosenPrecision, Compute, check_compute
 from grpo_pl.training.defaults import Derived, derive, look_at, unset_fields, with_values
 from grpo_pl.training.entropy_control import EntropyControl
 from grpo_pl.training.experience import Experience, ExperienceMaker
@@ -128,6 +128,7 @@ class GRPOModule(LightningModule):
             in_one_go=environment is None and partial_rollouts is None,
             max_tokens_per_microbatch=max_tokens_per_microbatch,
         )
+        check_compute(compute, policy, environment)
         self.budget = TokenBudget(configured=max_tokens_per_microbatch)
         self.automatic_optimization = False
         self.policy_config, self.template, self.cold_start = policy, template, cold_start
@@ -177,6 +178,7 @@ class GRPOModule(LightningModule):
         self.engine.close()
         if self.pool is not None:
             self.pool.close()
+        self.chosen_precision.restore(self.trainer)
 
     def derive_defaults(self, data: RolloutDataModule) -> list[Derived]:
         """Derives the fields that are null from what is known before the start; says which, and from what."""
@@ -285,7 +287,9 @@ class GRPOModule(LightningModule):
             first_prompts(self._data),
             group_size=self.algorithm.group_size,
             sampling=self.sampling,
+            most_tokens=self.budget.configured,
             collective=self.collective,
+            should_stop=self._should_stop,
         )
         if self._data.staleness > 0:
             self._ahead = RolloutsAhead(
@@ -503,7 +507,7 @@ class GRPOModule(LightningModule):
         self.engine.updates = self._data.completed_rollouts
         self._wait_for_engine()
         sampling = replace(self.validation.sampling(self.sampling), temperature=0.0)
-        with self._gathered_for_engine():
+        with self.trainer.precision_plugin.forward_context(), self._gathered_for_engine():
             return self._collector.answer(self.require_policy(), self._data.completed_rollouts, problems, 1, sampling)
 
     def on_validation_epoch_end(self) -> None:

@@ -10,21 +10,23 @@ import torch
 from lightning.pytorch import Trainer
 from transformers import PreTrainedModel
 
+from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.strategy import FSDP2Strategy
-from grpo_pl.environments import EnvironmentPool
 from grpo_pl.environments.calculator import calc
 from grpo_pl.environments.tools import ToolEnvironment
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.logprobs import use_forward_mode, was_tried
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rollout.episode_settings import EpisodeSettings
+from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
-from grpo_pl.training.compute import DRAWN, Measured, check_measurable, measure
+from grpo_pl.training.compute import DRAWN, ChosenPrecision, Measured, check_compute, check_measurable, measure
 from grpo_pl.training.update import PolicyUpdate
 from grpo_pl.types import Problem, SamplingParams
 
 GOOD = Measured(gain=1.5, mean_error=1e-3, p99_error=1e-2, equal_rows=0.9)
+SLOW = dataclasses.replace(GOOD, gain=1.0)
 POLICY = PolicyConfig(
     from_scratch={
         "model_type": "qwen2",
@@ -111,7 +113,8 @@ def test_the_completions_of_a_large_policy_are_few(
         monkeypatch.setattr("grpo_pl.training.compute.MOST_WORK", rows * work)
         measure(policy, sampler, PROBLEMS, group_size=4, sampling=SAMPLING)
         assert seen[-1] == expected
-    assert seen[0] == (1, 1)
+    measure(policy, sampler, PROBLEMS, group_size=4, sampling=SAMPLING, most_tokens=2 * (prompt + DRAWN))
+    assert seen[-1] == (1, 2)
 
 
 def test_what_truncation_left_to_draw_from_is_scored_alike(policy: PreTrainedModel, sampler: CompletionSampler) -> None:
@@ -126,19 +129,76 @@ def test_what_truncation_left_to_draw_from_is_scored_alike(policy: PreTrainedMod
         ({"strategy": FSDP2Strategy()}, {}, r"trainer\.strategy\.init_args\.param_dtype bfloat16"),
         ({}, {"dtype": "bfloat16"}, r"these are in bfloat16: set model\.policy\.dtype float32"),
         ({}, {"engine": NativeChildEngine()}, "NativeChildEngine has a process of its own"),
-        ({}, {"environment": ToolEnvironment(tools=[calc])}, r"a single turn, and model\.environment has many"),
     ],
-    ids=["precision", "fsdp", "weights", "engine", "environment"],
+    ids=["precision", "fsdp", "weights", "engine"],
 )
 def test_where_there_is_no_choice_auto_is_refused(
     sampler: CompletionSampler, options: dict[str, Any], changes: dict[str, Any], line: str
 ) -> None:
     trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, **options)
     policy = load_model(dataclasses.replace(POLICY, dtype=changes.get("dtype", "float32")), sampler.tokenizer)
-    pool = EnvironmentPool(changes["environment"], EpisodeSettings()) if "environment" in changes else None
-    sampler = dataclasses.replace(sampler, engine=changes.get("engine", sampler.engine), pool=pool)
+    sampler = dataclasses.replace(sampler, engine=changes.get("engine", sampler.engine))
     with pytest.raises(ValueError, match=rf"model\.compute: auto .*{line}.*, or model\.compute exact\."):
         check_measurable(trainer, policy, sampler)
+
+
+def test_what_a_run_cannot_measure_is_refused_when_it_is_built() -> None:
+    with pytest.raises(ValueError, match=r"a single turn, and model\.environment has many"):
+        check_compute("auto", POLICY, ToolEnvironment(tools=[calc]))
+    with pytest.raises(ValueError, match=r"these are in bfloat16: set model\.policy\.dtype float32"):
+        check_compute("auto", dataclasses.replace(POLICY, dtype="bfloat16"), None)
+    check_compute("exact", dataclasses.replace(POLICY, dtype="bfloat16"), ToolEnvironment(tools=[calc]))
+
+
+def test_the_trainer_gets_its_precision_back() -> None:
+    trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
+    chosen = ChosenPrecision("auto")
+    for measured, precision in ((None, "32-true"), (GOOD, "bf16-mixed"), (SLOW, "32-true")):
+        chosen.measured = measured
+        chosen.apply(trainer)
+        assert trainer.precision == precision
+        chosen.apply(trainer)  # before every validation
+        chosen.restore(trainer)
+        assert trainer.precision == "32-true"
+    double = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, precision="64-true")
+    chosen.measured = GOOD
+    chosen.apply(double)
+    assert double.precision == "64-true"
+
+
+def test_a_restored_choice_is_no_leave_for_what_auto_refuses(
+    policy: PreTrainedModel, sampler: CompletionSampler
+) -> None:
+    trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
+    chosen = ChosenPrecision("auto")
+    chosen.load_state_dict(dataclasses.asdict(GOOD))
+    with pytest.raises(ValueError, match="NativeChildEngine has a process of its own"):
+        chosen.choose(
+            trainer,
+            policy,
+            dataclasses.replace(sampler, engine=NativeChildEngine()),
+            PROBLEMS,
+            group_size=4,
+            sampling=SAMPLING,
+            most_tokens=None,
+            collective=Collective(rank=0, world=1),
+            should_stop=lambda: False,
+        )
+
+
+def test_a_stop_ends_the_measurement(policy: PreTrainedModel, sampler: CompletionSampler) -> None:
+    with pytest.raises(RolloutInterrupted):
+        measure(policy, sampler, PROBLEMS, group_size=4, sampling=SAMPLING, should_stop=lambda: True)
+
+
+def test_how_a_policy_is_scored_is_tried_anew_in_the_precision_of_the_run(
+    policy: PreTrainedModel, sampler: CompletionSampler
+) -> None:
+    measure(policy, sampler, PROBLEMS, group_size=4, sampling=SAMPLING)
+    assert not was_tried(policy)
+    use_forward_mode(policy, "chunked")
+    measure(policy, sampler, PROBLEMS, group_size=4, sampling=SAMPLING)
+    assert was_tried(policy)
 
 
 def test_a_run_keeps_what_it_measured_in_its_checkpoints_and_record(command_line: Any, read_metrics: Any) -> None:
