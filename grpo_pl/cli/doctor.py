@@ -22,7 +22,7 @@ from grpo_pl.callbacks.doctor.rules import findings
 from grpo_pl.callbacks.doctor.signs import AnswerSigns, ProblemSigns, Signs
 from grpo_pl.callbacks.progress import StageProgress
 from grpo_pl.callbacks.run_folder import follow_launcher
-from grpo_pl.cli.preflight import check_start, check_trainer, room_for_prompts
+from grpo_pl.cli.preflight import check_monitor, check_start, check_trainer, room_for_prompts
 from grpo_pl.cli.trainer import GRPOCLI, _say
 from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR
 from grpo_pl.config.objects import ConfigError
@@ -153,6 +153,8 @@ class DoctorCLI(GRPOCLI):
         try:
             self.probe.found = problem_signs(module, data, fits)  # before problems are left out
             check_start(module, data, _say)
+            if built.checkpoint.keep_best:
+                check_monitor(built.checkpoint.monitor, module, data)
         except ValueError as error:
             self.refusal = str(error)
         if module.pool is None:

@@ -115,6 +115,13 @@ def test_a_value_that_fit_refuses_is_a_finding(command_line: CommandLine, option
     assert said in finding["sentence"]
 
 
+def test_a_metric_that_no_validation_measures_is_a_finding(command_line: CommandLine) -> None:
+    outcome, report = _doctor(command_line, "--checkpoint.keep_best=1", "--checkpoint.monitor=val/typo")
+    assert outcome.status == 1
+    (finding,) = [one for one in report["findings"] if one["code"] == "D00"]
+    assert "no validation measures 'val/typo'" in finding["sentence"]
+
+
 @pytest.mark.parametrize(
     "options",
     [["--model.optimization.rl=1"], ["--rollouts=2"], ["--seconds=0.001"], ["--resume"]],

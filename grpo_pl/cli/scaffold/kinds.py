@@ -29,13 +29,16 @@ def draft(origin: str | None, question: str | None = None, answer: str | None = 
     Raises:
         ValueError: no such kind, file, task or environment, or a file that cannot be made into a task.
     """
+    kind, colon, rest = (origin or "").partition(":")
+    if origin is not None and colon and kind in ("csv", "jsonl"):
+        return _table(Path(rest).expanduser(), kind, question, answer)
+    if origin is not None and not colon and (Path(origin).suffix in FORMATS or Path(origin).is_file()):
+        return _table(Path(origin), "", question, answer)
+    if question is not None or answer is not None:
+        given = "--from is missing" if origin is None else f"--from is {origin}"
+        raise ValueError(f"--question and --answer name columns of a file, and {given}: give csv:FILE or jsonl:FILE.")
     if origin is None:
         return _example()
-    kind, colon, rest = origin.partition(":")
-    if colon and kind in ("csv", "jsonl"):
-        return _table(Path(rest), kind, question, answer)
-    if not colon and (Path(origin).suffix in FORMATS or Path(origin).is_file()):
-        return _table(Path(origin), "", question, answer)
     if colon and rest and kind == "reasoning_gym":
         return _reasoning_gym(rest)
     if colon and rest and kind == "gymnasium":

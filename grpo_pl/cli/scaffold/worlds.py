@@ -48,7 +48,8 @@ def of_environment(name: str) -> Draft:
             f"{EPISODES} episodes of {turns} random actions in {name!r} all return {returns[0]:g}: none is a "
             "demonstration, and no completion would be better than another."
         )
-    action = len(str(int(env.action_space.start) + int(env.action_space.n) - 1)) + 1
+    first, count = int(env.action_space.start), int(env.action_space.n)
+    action = max(len(str(first)), len(str(first + count - 1))) + 1
     return Draft(
         kind="gymnasium",
         title=f"Gymnasium's {name}, action by action.",

@@ -16,7 +16,7 @@ import yaml
 from grpo_pl.cli.main import main
 from grpo_pl.cli.scaffold.easier import easier_settings, narrowed
 from grpo_pl.cli.scaffold.fitting import constant_parts, token_counter
-from grpo_pl.cli.scaffold.kinds import PATTERNS
+from grpo_pl.cli.scaffold.kinds import PATTERNS, draft
 from grpo_pl.cli.scaffold.shapes import Shape, shape_for
 from grpo_pl.config.objects import read
 from grpo_pl.data.cells import gold_in
@@ -134,6 +134,8 @@ def test_nothing_is_overwritten(place: Path, capsys: pytest.CaptureFixture[str])
         (["t", "--from=csv"], "does not say which"),
         (["t", "--from=parrot:x"], "--from must be csv:FILE, jsonl:FILE, reasoning_gym:TASK or gymnasium:ID"),
         (["t", "--from=csv:none.csv"], "there is no file 'none.csv'"),
+        (["t", "--question=q"], "--question and --answer name columns of a file, and --from is missing"),
+        (["t", "--from=reasoning_gym:gcd", "--answer=a"], "and --from is reasoning_gym:gcd"),
         (["t", "--from=jsonl:odd.csv"], "is of another kind"),
         (["t", "--from=odd.csv"], "which column holds the questions? Its columns are one, two, three"),
         (["t", "--from=odd.csv", "--question=four"], "no column 'four'; its columns are one, two, three"),
@@ -158,6 +160,13 @@ def test_mistakes_are_one_line_and_leave_nothing(
     before = sorted(path.name for path in tmp_path.iterdir())
     assert told in _refusal(capsys, *arguments)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_file_of_ones_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell replaces ``~`` behind ``csv:``."""
+    (tmp_path / "mine.csv").write_text("question,answer\n" + "".join(f"{i}+1=,{i + 1}\n" for i in range(60)))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert draft("csv:~/mine.csv").copied == tmp_path / "mine.csv"
 
 
 def test_rows_without_an_answer_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
