@@ -101,12 +101,15 @@ def _first(source: PromptSource) -> Sequence[Problem]:
 
 
 def _further_texts(source: PromptSource) -> Iterator[str]:
-    """Questions and answers of more training problems: of all of a file's, of the first ``SPELLED`` made up."""
+    """Questions, answers and demonstrations of more training problems: of all of a file's, of the first ``SPELLED``
+    made up."""
     rows: Iterable[Problem] | None = source.problems("train")
     if rows is None:
         steps = range(1, 1 + SPELLED // FEWEST)
         rows = chain.from_iterable(source.prompts(step, count=FEWEST) for step in steps)
-    return (text for problem in rows for text in (problem.question, problem.answer))
+    for problem in rows:
+        shown = source.demonstration(problem, random.Random(row_key("new", problem.id, 0)))
+        yield from (problem.question, problem.answer, shown or "")
 
 
 def constant_parts(texts: Sequence[str]) -> list[str]:

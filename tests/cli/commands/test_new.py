@@ -196,6 +196,16 @@ def test_columns_may_have_any_name(tmp_path: Path) -> None:
     assert process.wait() == 0, said
 
 
+def test_a_rare_character_of_the_work_alone_is_in_the_vocabulary(tmp_path: Path) -> None:
+    """Behind the problems that lengths are measured on."""
+    works = ["adding one"] * 680 + ["n ≤ n + 1"] * 20
+    lines = [f"{i} and 1?,{i + 1},{work}\n" for i, work in enumerate(works)]
+    (tmp_path / "rare.csv").write_text("question,answer,work\n" + "".join(lines), encoding="utf-8")
+    assert main(["new", str(tmp_path / "rare"), "--from", str(tmp_path / "rare.csv")]) == 0
+    config = yaml.safe_load((tmp_path / "rare" / "config.yaml").read_text(encoding="utf-8"))
+    assert config["model"]["policy"]["characters"] == "from_data"
+
+
 def _task(folder: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"{folder.name}_task", folder / "task.py")
     assert spec is not None and spec.loader is not None
