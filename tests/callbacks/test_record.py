@@ -22,7 +22,8 @@ def test_a_run_says_what_it_was_and_a_resumed_one_when_it_went_on(command_line: 
     assert command_line("fit", "--config", config, "--data.steps=3", "--resume").status == 0
     again = json.loads(file.read_text())
     assert {key: again[key] for key in facts} == facts
-    assert [entry.keys() for entry in again["resumed"]] == [{"started", "command", "versions"}]
+    assert [entry.keys() for entry in again["resumed"]] == [{"started", "command", "versions", "compute"}]
+    assert facts["compute"] == again["resumed"][0]["compute"] == {"precision": "32-true"}
 
     assert command_line("fit", "--config", config, "--data.steps=1", "--data.val_prompts=3").status == 0
     other = json.loads((command_line.runs / "noted-2" / "run.json").read_text())
