@@ -292,12 +292,16 @@ def measure(cell: Cell, law: str, device: str, peers: Sequence[str], steps: int)
         if "default" in peers:
             arms["trl_default"] = TrlArm(cell, lengths, device, folder, per_device_train_batch_size=cell.group)
         ours = our_steps(cell, lengths, device=device, steps=steps + 1, peers=arms)
+    return {**compared(cell, law, lengths, ours), "trl_tuned_micro_batch": size}
+
+
+def compared(cell: Cell, law: str, lengths: Sequence[int], ours: Ours) -> dict[str, Any]:
+    """Our steps beside those of the peers that took turns with them."""
     return {
         "cell": cell.name,
         "lengths": law,
         **describe(cell),
         "tokens": sum(lengths),
-        "trl_tuned_micro_batch": size,
         "seconds": {"ours": summary(ours.seconds), **{name: summary(v) for name, v in ours.theirs.items()}},
         "stages": medians(ours.stages),
         **{f"ratio_vs_{name}": ratio(theirs, ours.seconds) for name, theirs in ours.theirs.items()},
@@ -315,18 +319,10 @@ def in_bfloat16(cell: Cell, law: str, device: str, steps: int) -> dict[str, Any]
         for name, options in (("trl_bfloat16", {"bf16": True}), ("trl_float32", {})):
             arms[name], sizes[name] = tuned(cell, lengths, device, folder, **options)
         ours = our_steps(cell, lengths, device=device, steps=steps + 1, peers=arms, precision="bf16-mixed")
-    auto = our_steps(cell, lengths, device=device, steps=2, peers={}, compute="auto")
-    return {
-        "cell": cell.name,
-        "lengths": law,
-        **describe(cell),
-        "tokens": sum(lengths),
-        "trl_micro_batch": sizes,
-        "seconds": {"ours": summary(ours.seconds), **{name: summary(v) for name, v in ours.theirs.items()}},
-        "stages": medians(ours.stages),
-        **{f"ratio_vs_{name}": ratio(theirs, ours.seconds) for name, theirs in ours.theirs.items()},
-        "auto": auto.measured,
-    }
+    found = {**compared(cell, law, lengths, ours), "trl_micro_batch": sizes}
+    if law == "fixed":  # a scripted end has another log-probability than its policy gives it
+        found["auto"] = our_steps(cell, lengths, device=device, steps=2, peers={}, compute="auto").measured
+    return found
 
 
 SIDES: Mapping[str, Mapping[str, Any]] = {

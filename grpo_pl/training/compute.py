@@ -43,11 +43,9 @@ MOST_WORK = 1.5e12
 ROUNDS = 2
 """The first one warms up."""
 
-_CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+_CONTEXTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "float32": nullcontext,
-    "bfloat16": partial(
-        torch.autocast, "cpu", dtype=torch.bfloat16, cache_enabled=False
-    ),  # as Lightning's plugin has it
+    "bfloat16": MixedPrecision("bf16-mixed", device="cpu").forward_context,
 }
 
 
@@ -143,8 +141,8 @@ class ChosenPrecision:
         return {} if self.measured is None else asdict(self.measured)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what a checkpoint's run measured; nothing where it measured nothing."""
-        self.measured = Measured(**state) if state else None
+        """Takes over what a checkpoint's run measured; nothing where it measured nothing, or this one is exact."""
+        self.measured = Measured(**state) if state and self.compute == "auto" else None
 
 
 def check_compute(compute: Compute, policy: PolicyConfig, environment: object | None) -> None:

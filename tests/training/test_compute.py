@@ -201,7 +201,7 @@ def test_how_a_policy_is_scored_is_tried_anew_in_the_precision_of_the_run(
     assert was_tried(policy)
 
 
-def test_a_run_keeps_what_it_measured_in_its_checkpoints_and_record(command_line: Any, read_metrics: Any) -> None:
+def test_a_run_keeps_what_it_measured_in_its_checkpoints_and_record(command_line: Any) -> None:
     config = command_line.config(model__compute="auto")
     outcome = command_line("fit", f"--config={config}", "--name=auto")
     assert outcome.status == 0, outcome.err
@@ -264,3 +264,10 @@ def test_a_run_in_bfloat16_draws_trains_and_validates_in_it(command_line: Any, m
         assert outcome.status == 0, outcome.err
         assert seen == {"rollout": {on}, "update": set()}
         seen = {name: set() for name in seen}
+    bf16 = command_line.runs / "seen_auto"
+    changed = ["--model.compute=exact", "--data.steps=3", "--resume"]
+    outcome = command_line("fit", "--config", bf16 / "config.yaml", "--name=seen_auto", *changed)
+    assert outcome.status == 0, outcome.err
+    assert seen == {"rollout": {False}, "update": {False}}
+    assert "precision 32-true, processes 1" in outcome.err
+    assert torch.load(bf16 / "checkpoints" / "last.ckpt", weights_only=True)["compute"] == {}

@@ -29,11 +29,12 @@ def draft(origin: str | None, question: str | None = None, answer: str | None = 
     Raises:
         ValueError: no such kind, file, task or environment, or a file that cannot be made into a task.
     """
-    kind, colon, rest = (origin or "").partition(":")
-    if origin is not None and colon and kind in ("csv", "jsonl"):
+    named = origin or ""
+    kind, colon, rest = named.partition(":")
+    if colon and kind in ("csv", "jsonl"):
         return _table(Path(rest).expanduser(), kind, question, answer)
-    if origin is not None and not colon and (Path(origin).suffix in FORMATS or Path(origin).is_file()):
-        return _table(Path(origin), "", question, answer)
+    if not colon and (Path(named).suffix in FORMATS or Path(named).is_file()):
+        return _table(Path(named), "", question, answer)
     if question is not None or answer is not None:
         given = "--from is missing" if origin is None else f"--from is {origin}"
         raise ValueError(f"--question and --answer name columns of a file, and {given}: give csv:FILE or jsonl:FILE.")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from grpo_pl.functional.gemm import has_onednn
+from grpo_pl.functional.gemm import has_onednn, multiplies_bfloat16
 from grpo_pl.rollout.native import kernels
 from grpo_pl.rollout.native.kernels import Matrix
 
@@ -44,7 +44,7 @@ def test_float64_is_torchs_to_the_bit(maker):
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 7, 300])
-def test_products_in_bfloat16_are_rounded_once(maker, rows, with_bias):
+def test_products_in_bfloat16_are_rounded_once(rows, with_bias):
     """Within a step of 8 bits of the product of the same numbers in float64."""
     x, weight = _random(rows, 264).bfloat16(), _random(96, 264).bfloat16()
     bias = _random(96).bfloat16() if with_bias else None
@@ -58,10 +58,17 @@ def test_products_in_bfloat16_are_rounded_once(maker, rows, with_bias):
 
 
 @pytest.mark.skipif(not has_onednn(), reason="torch was built without oneDNN")
-@pytest.mark.parametrize(("size", "by_onednn"), [(1023, False), (1024, True)])
-def test_on_intel_large_weights_alone_are_onednns(monkeypatch, size, by_onednn):
+@pytest.mark.parametrize(
+    ("size", "dtype", "by_onednn"),
+    [
+        (1023, torch.float32, False),
+        (1024, torch.float32, True),
+        pytest.param(24, torch.bfloat16, True, marks=pytest.mark.skipif(not multiplies_bfloat16(), reason="has none")),
+    ],
+)
+def test_on_intel_large_weights_and_bfloat16_are_onednns(monkeypatch, size, dtype, by_onednn):
     monkeypatch.setattr(kernels, "prefers_onednn", lambda: False)
-    matrix, x = Matrix(_random(1024, size), rows=4), _random(4, size)
+    matrix, x = Matrix(_random(1024, size).to(dtype), rows=4), _random(4, size).to(dtype)
     with torch.profiler.profile() as profiler:
         matrix(x)
     assert any("_linear_pointwise" in event.key for event in profiler.key_averages()) is by_onednn
