@@ -213,6 +213,8 @@ class GRPOCLI(LightningCLI):
             built = super().instantiate_trainer(**kwargs)
         except TypeError as error:  # what Lightning raises for a value such as devices: x
             raise ValueError(f"trainer: {error}") from error
+        if self.subcommand == "fit":
+            self.datamodule.check_processes(built.num_devices * built.num_nodes)  # before the cold start
         for logger in self._others:
             logger.log_hyperparams(yaml.safe_load(self._resolved_config()))
         if derived:

@@ -74,12 +74,22 @@ class RolloutDataModule(LightningDataModule):
             raise ValueError("data.prompts_per_step is null, and no run has derived it: give a number.")
         return self.prompts_per_step
 
+    def check_processes(self, world: int) -> None:
+        """Refuses prompts of a rollout that ``world`` processes cannot share.
+
+        Raises:
+            ValueError: both numbers, and what to set.
+        """
+        if self.prompt_count % world:
+            raise ValueError(
+                f"data.prompts_per_step={self.prompt_count} does not divide among {world} processes: set a multiple."
+            )
+
     def prompts(self, step: int, attempt: int = 0) -> PromptBatch:
         """This rank's share of the prompts of a rollout step."""
         everyone = self.source.prompts(step, attempt, count=self.prompt_count)
         rank, world = self._rank_and_world()
-        if self.prompt_count % world:
-            raise ValueError(f"data.prompts_per_step={self.prompt_count} does not divide among {world} processes.")
+        self.check_processes(world)
         share = len(everyone) // world
         mine = tuple(everyone[rank * share : (rank + 1) * share])
         return PromptBatch(step=step, prompts=mine, valid=(True,) * share)

@@ -106,9 +106,9 @@ def warm_up(rollouts: int) -> int:
 
 
 def prompts_of_a_step(group_size: int, problems: int | None) -> int:
-    """256 / G, so that a rollout has 256 completions, and no more than there are problems."""
+    """256 / G, so that a rollout has 256 completions, at most half of the problems: the start may leave some out."""
     wanted = max(1, COMPLETIONS // group_size)
-    return wanted if problems is None else max(1, min(wanted, problems))
+    return wanted if problems is None else max(1, min(wanted, problems // 2))
 
 
 def derive(known: Known, unset: Sequence[str]) -> list[Derived]:

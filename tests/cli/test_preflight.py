@@ -58,6 +58,7 @@ def test_a_value_that_cannot_work_is_refused(command_line: Any, changes: dict[st
         (["--ckpt_path=none.ckpt"], "there is no checkpoint none.ckpt"),
         (["--trainer.devices=x"], "trainer: `devices` selected with `CPUAccelerator`"),
         (["--trainer.accelerator=tpuu"], "invalid accelerator name"),
+        (["--trainer.devices=3"], "data.prompts_per_step=4 does not divide among 3 processes: set a multiple"),
     ],
 )
 def test_a_run_that_cannot_start_claims_no_name(command_line: Any, arguments: list[str], message: str) -> None:

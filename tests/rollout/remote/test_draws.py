@@ -48,10 +48,13 @@ def draw(build_model: Any, make_keys: Any) -> Callable[..., Rollout]:
     return generate
 
 
-def _assert_equal(ours: Rollout, reference: Rollout) -> None:
+def _assert_equal(ours: Rollout, reference: Rollout, rounding: float = 0.0) -> None:
     for name, value in vars(reference).items():
-        same = torch.equal(getattr(ours, name), value) if torch.is_tensor(value) else getattr(ours, name) == value
-        assert same, name
+        own = getattr(ours, name)
+        if torch.is_tensor(value) and value.is_floating_point():
+            assert own.shape == value.shape and torch.allclose(own, value, atol=rounding, rtol=0.0), name
+        else:
+            assert torch.equal(own, value) if torch.is_tensor(value) else own == value, name
 
 
 def _disturb(model: Any) -> None:
@@ -117,7 +120,8 @@ def test_prompts_are_spread_over_servers_in_their_order(
 ) -> None:
     engine, model = connect(server.url, serve().url), build_model("qwen2")
     for prompts in (5, 1):
-        _assert_equal(draw(engine, model, prompts=prompts), draw(NativeEngine(), model, prompts=prompts))
+        ours, reference = (draw(each, model, prompts=prompts) for each in (engine, NativeEngine()))
+        _assert_equal(ours, reference, rounding=1e-5)  # a product of few rows may round differently, as MKL's does
     assert engine.pushes == 1
 
 
