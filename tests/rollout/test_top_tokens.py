@@ -32,6 +32,8 @@ from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import NO_TOKEN, Rollout, SamplingParams
 from tests.rollout.drawn import drawn
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 ENGINES = [PlainEngine(), PlainEngine(max_batch_rows=3), NativeEngine(), NativeEngine(max_batch_rows=3)]
 K = 4
 

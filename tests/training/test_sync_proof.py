@@ -18,6 +18,8 @@ from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.training.sync_proof import OutOfSync, SyncProof
 from grpo_pl.types import Problem, PromptBatch
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 ReadMetrics = Callable[..., list[dict[str, str]]]
 SHORT = {"data__steps": 3, "data__val_prompts": 2, "trainer__val_check_interval": 3}
 

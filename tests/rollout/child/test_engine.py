@@ -19,6 +19,8 @@ from grpo_pl.rollout.engine import EngineDied, RolloutInterrupted
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.types import Rollout, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 def _generate(engine: Any, model: Any, prompts: Any, keys: Any, *, length: int = 14, **options: Any) -> Rollout:
     return engine.generate(
