@@ -11,6 +11,7 @@ import argparse
 import json
 import logging
 import multiprocessing
+import shutil
 import tempfile
 import time
 import warnings
@@ -313,11 +314,17 @@ def medians(stages: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def in_bfloat16(cell: Cell, law: str, device: str, steps: int) -> dict[str, Any]:
-    """Float32 weights computed with in bfloat16 by both sides, and by TRL in float32; what `compute: auto` finds."""
+    """Float32 weights computed with in bfloat16 by both sides, and by TRL in float32 and compiled; what `compute: auto`
+    finds."""
     lengths, sizes, arms = lengths_of(law, cell), {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for name, options in (("trl_bfloat16", {"bf16": True}), ("trl_float32", {})):
             arms[name], sizes[name] = tuned(cell, lengths, device, folder, **options)
+        if shutil.which("g++"):  # which torch.compile needs on a CPU
+            size = sizes["trl_compiled"] = sizes["trl_bfloat16"]
+            compiled: dict[str, Any] = {"bf16": True, "torch_compile": True, "gradient_checkpointing": False}
+            arms["trl_compiled"] = TrlArm(cell, lengths, device, folder, per_device_train_batch_size=size, **compiled)
+            arms["trl_compiled"].step()  # compiles
         ours = our_steps(cell, lengths, device=device, steps=steps + 1, peers=arms, precision="bf16-mixed")
     found = {**compared(cell, law, lengths, ours), "trl_micro_batch": sizes}
     if law == "fixed":  # a scripted end has another log-probability than its policy gives it
