@@ -50,5 +50,6 @@ class ExportPolicy(Callback):
                 environment=None if module.environment is None else module.environment.spec(),
                 episodes=asdict(module.episodes),
                 algorithm=plain_fields(module.algorithm),
+                precision=str(trainer.precision),
                 card=model_card(run, name=run.path.name, rewards=[reward.spec() for reward in module.rewards]),
             )

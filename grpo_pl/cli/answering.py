@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,15 @@ class Answerer:
     model: PreTrainedModel
     sampling: SamplingParams
     rewards: Sequence[Reward]
+    computing: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Inside, the model computes as in its training."""
+
+    def sample(self, problems: Sequence[Problem], *, samples: int, seed: int) -> Samples:
+        """Completions of the problems, ``samples`` of each."""
+        with self.computing():
+            return self.sampler.sample(
+                self.model, problems, group_size=samples, sampling=self.sampling, seed=seed, split="predict"
+            )
 
     def too_long(self, problems: Iterable[Problem], total: int) -> set[int]:
         """Ids of the problems that leave no room for a completion; prints how many.
@@ -73,9 +83,7 @@ class Answerer:
                 stack.enter_context(self.sampler.pool)
             advance = stack.enter_context(progress_bar(title, total))
             while batch := list(islice(rest, max(1, batch_size // samples))):
-                drawn = self.sampler.sample(
-                    self.model, batch, group_size=samples, sampling=self.sampling, seed=seed, split="predict"
-                )
+                drawn = self.sample(batch, samples=samples, seed=seed)
                 scored = score_completions(
                     self.rewards,
                     completions=drawn.completions,
@@ -97,7 +105,9 @@ def load_answerer(trained: ServedModel, device: str, sampling: SamplingParams) -
     episodes, pool = build(EpisodeSettings, dict(trained.episodes), "episodes"), None
     if trained.environment is not None:
         pool = EnvironmentPool(build_environment(trained.environment, trust=trained.trust_rewards), episodes)
+    model = trained.load_policy(choose_device(device))
     return Answerer(
+        computing=partial(trained.computing, model),
         sampler=CompletionSampler(
             engine=NativeEngine(),
             template=trained.template,
@@ -105,7 +115,7 @@ def load_answerer(trained: ServedModel, device: str, sampling: SamplingParams) -
             pool=pool,
             episodes=episodes,
         ),
-        model=trained.load_policy(choose_device(device)),
+        model=model,
         sampling=sampling,
         rewards=build_rewards(trained.rewards, trust_rewards=trained.trust_rewards),
     )

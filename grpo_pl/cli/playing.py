@@ -45,14 +45,8 @@ def evaluate_episodes(
         stack.enter_context(answerer.sampler.pool)
         for first in range(0, len(problems), together):
             part = problems[first : first + together]
-            drawn = answerer.sampler.sample(
-                answerer.model,
-                [_problem(number, each) for number, each in enumerate(part, start=first)],
-                group_size=n,
-                sampling=drawing,
-                seed=seed,
-                split="predict",
-            )
+            asked = [_problem(number, each) for number, each in enumerate(part, start=first)]
+            drawn = answerer.sample(asked, samples=n, seed=seed)
             samples = _judged(drawn, answerer.rewards)
             for place, problem in enumerate(part):
                 facts = {"problem": problem.problem, "answer": problem.answer, "id": problem.id}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +46,8 @@ class ServedModel:
     """The settings of episodes of many turns in the training."""
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the objective of the training; nothing where the export does not say."""
+    precision: str = ""
+    """``trainer.precision`` of the training, measured or configured; nothing where nobody noted it."""
     examples: Sequence[Mapping[str, Any]] = ()
     """``problem``, ``answer`` and further ``columns`` of some problems of the task, where its run is at hand."""
     trust_rewards: bool = False
@@ -63,6 +66,14 @@ class ServedModel:
     def tools(self) -> ToolForm:
         """The form in which the policy reads descriptions of tools and writes calls."""
         return ToolForm.of(self.environment, self.episodes, trust=self.trust_rewards)
+
+    def computing(self, policy: PreTrainedModel) -> AbstractContextManager[Any]:
+        """Inside, ``policy`` computes as in its training: weights in float32 in bfloat16, if they were trained so."""
+        import torch
+
+        if self.precision != "bf16-mixed":
+            return nullcontext()
+        return torch.autocast(policy.device.type, dtype=torch.bfloat16)
 
     def load_policy(self, device: str) -> PreTrainedModel:
         """Loads the policy to a device, in evaluation mode. Reads tensors only and runs no pickled code.
@@ -146,6 +157,7 @@ def _from_export(folder: Path) -> ServedModel:
         environment=manifest.get("environment"),
         episodes=manifest.get("episodes") or {},
         algorithm=manifest.get("algorithm") or {},
+        precision=manifest.get("precision") or "",
         examples=_examples(where.parent),
         sampling=SamplingParams(
             temperature=settings.get("temperature") or 1.0,
@@ -172,16 +184,22 @@ def _from_checkpoint(file: Path) -> ServedModel:
         environment=model.get("environment"),
         episodes=model.get("episodes") or {},
         algorithm=model.get("algorithm") or {},
+        precision=(_noted(run.path).get("compute") or {}).get("precision") or "",
         examples=_examples(run.path),
         sampling=SamplingParams(**(model.get("sampling") or {})),
     )
 
 
 def _examples(run: Path) -> Sequence[Mapping[str, Any]]:
-    """What the run of an export or a checkpoint notes in its folder; an export that was moved away has none, because
-    problems of others' data are not ours to publish with it."""
+    """Those of the run of an export or a checkpoint; an export that was moved away has none, because problems of
+    others' data are not ours to publish with it."""
+    return tuple(_noted(run).get("examples") or ())
+
+
+def _noted(run: Path) -> Mapping[str, Any]:
+    """What a run notes in its folder; nothing where there is no run."""
     record = run / "run.json"  # of RunFolder, which imports torch
-    return tuple(read_object(record).get("examples") or ()) if record.is_file() else ()
+    return read_object(record) if record.is_file() else {}
 
 
 def _refuse_code(model: ServedModel) -> None:

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Trainer
 from transformers import PreTrainedModel
 
+from grpo_pl.cli.main import main
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.environments.calculator import calc
@@ -17,6 +18,7 @@ from grpo_pl.environments.tools import ToolEnvironment
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.logprobs import use_forward_mode, was_tried
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.trained import find_model
 from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
@@ -264,6 +266,14 @@ def test_a_run_in_bfloat16_draws_trains_and_validates_in_it(command_line: Any, m
         assert outcome.status == 0, outcome.err
         assert seen == {"rollout": {on}, "update": set()}
         seen = {name: set() for name in seen}
+        run, output = command_line.runs / f"seen_{compute}", command_line.runs / f"seen_{compute}.jsonl"
+        assert main(["predict", f"--model={run}", "--prompts=2", "--samples=2", f"--output={output}"]) == 0
+        assert seen == {"rollout": {on}, "update": set()}
+        seen = {name: set() for name in seen}
+        for model in (run / "export", last):
+            trained = find_model(model)
+            with trained.computing(trained.load_policy("cpu")):
+                assert torch.is_autocast_enabled("cpu") is on
     bf16 = command_line.runs / "seen_auto"
     changed = ["--model.compute=exact", "--data.steps=3", "--resume"]
     outcome = command_line("fit", "--config", bf16 / "config.yaml", "--name=seen_auto", *changed)

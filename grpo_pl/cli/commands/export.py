@@ -91,6 +91,7 @@ def _write(trained: ServedModel, run: RunFolder, out: Path, card: str, *, merge:
         environment=trained.environment,
         episodes=trained.episodes,
         algorithm=trained.algorithm,
+        precision=trained.precision,
         merge=merge,
         card=card,
     )

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from grpo_pl.functional.sampling import sample_key
 from grpo_pl.rollout.native import slots
 from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions
+from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import Rollout, SampleKey, SamplingParams
 
@@ -80,6 +81,35 @@ def test_sequences_that_join_at_different_times_draw_what_the_engine_draws(
     torch.testing.assert_close(
         torch.tensor(mine), rollout.sampling_logprobs[rollout.completion_mask], rtol=1e-4, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gpt2"])
+def test_a_batch_goes_on_in_the_type_in_which_it_was_made(
+    family: str, build_model: Callable, make_keys: Callable, prompts: list[list[int]]
+) -> None:
+    model, (keys, *_) = build_model(family), make_keys(1, 8)
+    options = SequenceOptions(sampling=SamplingParams(max_completion_length=1))
+
+    def logprobs(batch: ContinuousBatch) -> torch.Tensor:
+        run = Collector(batch)
+        sequences = batch.add(prompts[0], [sample_key(key) for key in keys], options)
+        run.drain()
+        return torch.tensor([run.drawn[sequence][0].logprob for sequence in sequences])
+
+    exact = logprobs(ContinuousBatch(model, eos_token_ids=EOS, max_rows=8))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        batch = ContinuousBatch(model, eos_token_ids=EOS, max_rows=8)
+        expected = NativeEngine().generate(
+            model,
+            prompt_ids=prompts[:1],
+            keys=[keys],
+            sampling=SamplingParams(max_completion_length=1),
+            eos_token_ids=EOS,
+            pad_token_id=0,
+        )
+    rounded = logprobs(batch)
+    torch.testing.assert_close(rounded, expected.sampling_logprobs.flatten(), atol=1e-2, rtol=0.0)
+    assert not torch.allclose(rounded, exact, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
