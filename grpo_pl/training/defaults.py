@@ -106,9 +106,12 @@ def warm_up(rollouts: int) -> int:
 
 
 def prompts_of_a_step(group_size: int, problems: int | None) -> int:
-    """256 / G, so that a rollout has 256 completions, at most half of the problems: the start may leave some out."""
+    """256 / G, so that a rollout has 256 completions; halved until it is at most half of the problems, since the start
+    may leave some out, and processes come in powers of two."""
     wanted = max(1, COMPLETIONS // group_size)
-    return wanted if problems is None else max(1, min(wanted, problems // 2))
+    while problems is not None and wanted > max(1, problems // 2):
+        wanted //= 2
+    return wanted
 
 
 def derive(known: Known, unset: Sequence[str]) -> list[Derived]:

@@ -72,7 +72,7 @@ def test_rates_never_rise_with_size_and_are_ordered_by_kind() -> None:
 def test_counts_by_hand() -> None:
     assert [warm_up(rollouts) for rollouts in (1, 40, 120, 1000)] == [0, 2, 6, 10]
     assert [prompts_of_a_step(group, None) for group in (4, 8, 16, 512)] == [64, 32, 16, 1]
-    assert [prompts_of_a_step(8, problems) for problems in (1, 5, 63, 1000)] == [1, 2, 31, 32]
+    assert [prompts_of_a_step(8, problems) for problems in (1, 2, 3, 5, 63, 64, 1000)] == [1, 1, 1, 2, 16, 32, 32]
     assert [demonstration_steps("from scratch", tokens, None, 32) for tokens in (8, 40, 64, 90, 999)] == [
         600,
         720,  # 18 a token
