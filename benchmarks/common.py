@@ -264,9 +264,14 @@ def surroundings(device: str) -> dict[str, Any]:
 
 
 def processor() -> str:
+    """The processor's name, with family and model: a virtual machine may name no more than the maker."""
     info = Path("/proc/cpuinfo")
-    names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    lines = info.read_text().splitlines() if info.is_file() else []
+    pairs = [line.split(":", 1) for line in lines if ":" in line]
+    facts = {name.strip(): value.strip() for name, value in pairs}
+    if "model name" not in facts:
+        return platform.processor()
+    return f"{facts['model name']}, family {facts.get('cpu family')}, model {facts.get('model')}"
 
 
 def publish(record: dict[str, Any], output: Path | None) -> None:
