@@ -6,7 +6,7 @@ import gc
 import logging
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,6 +39,7 @@ class Version:
 
     policy: PreTrainedModel
     batch: ContinuousBatch
+    precision: str
 
 
 class Versions:
@@ -100,8 +101,11 @@ class Versions:
     def empty(self, number: int) -> None:
         """Gives a version a new batch, without the sequences of the one that failed."""
         version = self._held[number]
-        version.batch = batch_of(self._model, version.policy, self._size, self._sequences)
+        version.batch = self._batch(version.policy, version.precision)
 
     def _load(self, model: ServedModel) -> Version:
         policy = model.load_policy(self._device)
-        return Version(policy, batch_of(self._model, policy, self._size, self._sequences))
+        return Version(policy, self._batch(policy, model.precision), model.precision)
+
+    def _batch(self, policy: PreTrainedModel, precision: str) -> ContinuousBatch:
+        return batch_of(replace(self._model, precision=precision), policy, self._size, self._sequences)

@@ -47,7 +47,8 @@ class ServedModel:
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the objective of the training; nothing where the export does not say."""
     precision: str = ""
-    """``trainer.precision`` of the training, measured or configured; nothing where nobody noted it."""
+    """``trainer.precision`` of the training, measured or configured, when it last began or was resumed; nothing where
+    nobody noted it."""
     examples: Sequence[Mapping[str, Any]] = ()
     """``problem``, ``answer`` and further ``columns`` of some problems of the task, where its run is at hand."""
     trust_rewards: bool = False
@@ -68,12 +69,16 @@ class ServedModel:
         return ToolForm.of(self.environment, self.episodes, trust=self.trust_rewards)
 
     def computing(self, policy: PreTrainedModel) -> AbstractContextManager[Any]:
-        """Inside, ``policy`` computes as in its training: weights in float32 in bfloat16, if they were trained so."""
+        """Inside, ``policy`` computes in bfloat16 if it was trained with ``bf16-mixed`` and the machine has products in
+        that type; else, as outside, in the type of its weights."""
         import torch
 
-        if self.precision != "bf16-mixed":
+        from grpo_pl.functional.gemm import multiplies_bfloat16
+
+        kind = policy.device.type
+        if self.precision != "bf16-mixed" or (kind == "cpu" and not multiplies_bfloat16()):
             return nullcontext()
-        return torch.autocast(policy.device.type, dtype=torch.bfloat16)
+        return torch.autocast(kind, dtype=torch.bfloat16)
 
     def load_policy(self, device: str) -> PreTrainedModel:
         """Loads the policy to a device, in evaluation mode. Reads tensors only and runs no pickled code.
@@ -184,7 +189,7 @@ def _from_checkpoint(file: Path) -> ServedModel:
         environment=model.get("environment"),
         episodes=model.get("episodes") or {},
         algorithm=model.get("algorithm") or {},
-        precision=(_noted(run.path).get("compute") or {}).get("precision") or "",
+        precision=_precision(run.path),
         examples=_examples(run.path),
         sampling=SamplingParams(**(model.get("sampling") or {})),
     )
@@ -194,6 +199,13 @@ def _examples(run: Path) -> Sequence[Mapping[str, Any]]:
     """Those of the run of an export or a checkpoint; an export that was moved away has none, because problems of
     others' data are not ours to publish with it."""
     return tuple(_noted(run).get("examples") or ())
+
+
+def _precision(run: Path) -> str:
+    """What a run computed in since it last began or was resumed."""
+    noted = _noted(run)
+    begun = [noted, *(noted.get("resumed") or [])]
+    return str(next((each["compute"]["precision"] for each in reversed(begun) if "compute" in each), ""))
 
 
 def _noted(run: Path) -> Mapping[str, Any]:

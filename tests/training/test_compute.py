@@ -15,6 +15,7 @@ from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.environments.calculator import calc
 from grpo_pl.environments.tools import ToolEnvironment
+from grpo_pl.functional.gemm import multiplies_bfloat16
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.logprobs import use_forward_mode, was_tried
 from grpo_pl.policy.template import PromptTemplate
@@ -268,16 +269,17 @@ def test_a_run_in_bfloat16_draws_trains_and_validates_in_it(command_line: Any, m
         seen = {name: set() for name in seen}
         run, output = command_line.runs / f"seen_{compute}", command_line.runs / f"seen_{compute}.jsonl"
         assert main(["predict", f"--model={run}", "--prompts=2", "--samples=2", f"--output={output}"]) == 0
-        assert seen == {"rollout": {on}, "update": set()}
+        assert seen == {"rollout": {on and multiplies_bfloat16()}, "update": set()}
         seen = {name: set() for name in seen}
         for model in (run / "export", last):
             trained = find_model(model)
             with trained.computing(trained.load_policy("cpu")):
-                assert torch.is_autocast_enabled("cpu") is on
+                assert torch.is_autocast_enabled("cpu") is (on and multiplies_bfloat16())
     bf16 = command_line.runs / "seen_auto"
     changed = ["--model.compute=exact", "--data.steps=3", "--resume"]
     outcome = command_line("fit", "--config", bf16 / "config.yaml", "--name=seen_auto", *changed)
     assert outcome.status == 0, outcome.err
     assert seen == {"rollout": {False}, "update": {False}}
     assert "precision 32-true, processes 1" in outcome.err
+    assert find_model(bf16 / "checkpoints" / "last.ckpt").precision == "32-true"
     assert torch.load(bf16 / "checkpoints" / "last.ckpt", weights_only=True)["compute"] == {}

@@ -290,5 +290,5 @@ def batch_of(
     """A batch of a trained policy whose completions end as in training."""
     ends = {*eos_ids(policy, trained.tokenizer), *trained.sampling.stop_token_ids}
     stops = StopStrings.of(trained.sampling, trained.tokenizer, trained.template.prefill)
-    with trained.computing(policy):  # which the batch goes on in
+    with trained.computing(policy):  # the own forward pass reads its type where it is made, and keeps it
         return ContinuousBatch(policy, eos_token_ids=sorted(ends), max_rows=max_rows, stops=stops, numbers=numbers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -225,15 +224,10 @@ class TurnSlots(LlamaFamilySlots):
 
 
 class ForwardSlots:
-    """Any causal LM through its own forward pass, one sequence at a time with a cache of its own: slow and general.
-    It goes on to compute in the type in which it is made."""
+    """Any causal LM through its own forward pass, one sequence at a time with a cache of its own: slow and general."""
 
     def __init__(self, model: Any) -> None:
         self._model = model.eval()
-        kind = model.device.type
-        self._computing = partial(
-            torch.autocast, kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)
-        )
         self._caches: list[Any] = []
 
     def join(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor:
@@ -261,5 +255,4 @@ class ForwardSlots:
         return order
 
     def _forward(self, ids: Tensor, cache: Any) -> Any:
-        with self._computing():
-            return self._model(ids, past_key_values=cache, use_cache=True)
+        return self._model(ids, past_key_values=cache, use_cache=True)

@@ -1,14 +1,20 @@
 """Continuous batching against the engines: whoever joins or leaves, a sequence draws what its key says."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from grpo_pl.functional.gemm import multiplies_bfloat16
 from grpo_pl.functional.sampling import sample_key
+from grpo_pl.policy.loading import PolicyConfig
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.native import slots
-from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions
+from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions, batch_of
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import Rollout, SampleKey, SamplingParams
@@ -83,33 +89,36 @@ def test_sequences_that_join_at_different_times_draw_what_the_engine_draws(
     )
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gpt2"])
-def test_a_batch_goes_on_in_the_type_in_which_it_was_made(
-    family: str, build_model: Callable, make_keys: Callable, prompts: list[list[int]]
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="this processor has no products in bfloat16")
+def test_a_batch_computes_in_the_precision_of_the_training(
+    build_model: Callable, make_keys: Callable, prompts: list[list[int]], tmp_path: Path
 ) -> None:
-    model, (keys, *_) = build_model(family), make_keys(1, 8)
-    options = SequenceOptions(sampling=SamplingParams(max_completion_length=1))
+    model, (keys, *_) = build_model("qwen2"), make_keys(1, 8)
+    sampling = SamplingParams(max_completion_length=1)
+    trained = ServedModel(
+        name="model",
+        source=tmp_path,
+        policy=PolicyConfig(from_scratch={"model_type": "qwen2"}),
+        checkpoint=None,
+        template=PromptTemplate(),
+        rewards=[],
+        sampling=sampling,
+    )
 
-    def logprobs(batch: ContinuousBatch) -> torch.Tensor:
-        run = Collector(batch)
-        sequences = batch.add(prompts[0], [sample_key(key) for key in keys], options)
+    def logprobs(precision: str) -> torch.Tensor:
+        run = Collector(batch_of(replace(trained, precision=precision), model, 8))
+        options = SequenceOptions(sampling=sampling)
+        sequences = run.batch.add(prompts[0], [sample_key(key) for key in keys], options)
         run.drain()
         return torch.tensor([run.drawn[sequence][0].logprob for sequence in sequences])
 
-    exact = logprobs(ContinuousBatch(model, eos_token_ids=EOS, max_rows=8))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        batch = ContinuousBatch(model, eos_token_ids=EOS, max_rows=8)
         expected = NativeEngine().generate(
-            model,
-            prompt_ids=prompts[:1],
-            keys=[keys],
-            sampling=SamplingParams(max_completion_length=1),
-            eos_token_ids=EOS,
-            pad_token_id=0,
+            model, prompt_ids=prompts[:1], keys=[keys], sampling=sampling, eos_token_ids=EOS, pad_token_id=0
         )
-    rounded = logprobs(batch)
+    exact, rounded = logprobs("32-true"), logprobs("bf16-mixed")
     torch.testing.assert_close(rounded, expected.sampling_logprobs.flatten(), atol=1e-2, rtol=0.0)
-    assert not torch.allclose(rounded, exact, atol=1e-4)
+    assert not torch.allclose(rounded, exact, atol=1e-4) and torch.equal(exact, logprobs(""))
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
