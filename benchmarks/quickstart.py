@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
-    arguments, extra = parser.parse_known_args()
+    arguments, extra = parser.parse_known_args()  # the others are options of the fit
     results = []
     for seed in arguments.seeds:
         with tempfile.TemporaryDirectory() as folder:
@@ -71,6 +71,7 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{os.cpu_count()} cores, {processor()}",
         "versions": {name: version(name) for name in ("torch", "transformers", "lightning")},
+        "options": extra,
         # of the largest process of all runs, which is the training process; reward workers are not included
         "peak_gib": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20, 2),
         "runs": results,
