@@ -78,12 +78,9 @@ class RolloutDataModule(LightningDataModule):
         """Refuses prompts of a rollout that ``world`` processes cannot share.
 
         Raises:
-            ValueError: both numbers, and what to set.
+            ValueError: see `check_shares`.
         """
-        if self.prompt_count % world:
-            raise ValueError(
-                f"data.prompts_per_step={self.prompt_count} does not divide among {world} processes: set a multiple."
-            )
+        check_shares(self.prompt_count, world)
 
     def prompts(self, step: int, attempt: int = 0) -> PromptBatch:
         """This rank's share of the prompts of a rollout step."""
@@ -244,6 +241,16 @@ def groups_of(sets: Mapping[str, Sequence[Problem]]) -> dict[tuple[str, str], tu
                 raise ValueError(f"data.validation_sets has a set {source!r}, which is the name of a source as well.")
             members[name, source] = (name, group) if len(sources) > 1 and source else (name,)
     return members
+
+
+def check_shares(prompts: int, world: int) -> None:
+    """Refuses prompts of a rollout that ``world`` processes cannot share equally.
+
+    Raises:
+        ValueError: both numbers, and what to set.
+    """
+    if prompts % world:
+        raise ValueError(f"data.prompts_per_step={prompts} does not divide among {world} processes: set a multiple.")
 
 
 def check_distinct(prompts: Sequence[Problem], where: str) -> None:

@@ -134,11 +134,12 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
     Raises:
         ValueError: the prompts of a step do not divide among them.
     """
+    from grpo_pl.data.datamodule import check_shares
+
     model = parts.model
     algorithm = build(GRPOAlgorithm, model.algorithm, "model.algorithm")
     prompts = parts.data.prompts_per_step or prompts_of_a_step(algorithm.group_size, None)
-    if prompts % gpus:
-        raise ValueError(f"data.prompts_per_step={prompts} does not divide among {gpus} processes.")
+    check_shares(prompts, gpus)
     strategy = parts.trainer.strategy
     arguments: Any = getattr(strategy, "init_args", None)
     layout: Layout = "fsdp" if arguments is not None and "FSDP2" in strategy.class_path else "ddp"
