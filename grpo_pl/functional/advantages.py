@@ -25,7 +25,8 @@ class Advantages:
     advantages: Tensor  # (P, G), 0 where not kept
     keep: Tensor  # (P, G) bool: counts in the loss and in its normaliser
     active: Tensor  # (P, G) bool: needs a forward pass; the other kept rows add nothing to loss and gradient
-    informative: Tensor  # (P,) bool: the group's rewards differ, or only a teacher tells its completions apart
+    informative: Tensor  # (P,) bool: the group's rewards differ as they are aggregated, or only a teacher tells its
+    # completions apart
 
     def totals(self, lengths: Tensor, rows: Tensor | None = None) -> tuple[int, int]:
         """(num_sequences, num_tokens) that normalise the loss: how many completions are kept, and their tokens.

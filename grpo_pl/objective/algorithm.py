@@ -54,8 +54,12 @@ class GRPOAlgorithm(Objective):
     # --- once per rollout, on the global batch --------------------------------------------------------------
 
     def informative_groups(self, *, values: Tensor, reward_weights: Tensor) -> Tensor:
-        """(P,) bool: the group's weighted rewards differ, so dynamic sampling keeps it. ``values`` (R, P, G)."""
-        return adv.informative_groups(*adv.combine_rewards(values, reward_weights))
+        """(P,) bool: the group's rewards differ as they are aggregated, so dynamic sampling keeps it. ``values``
+        (R, P, G)."""
+        rewards, valid = adv.combine_rewards(values, reward_weights)
+        if self.reward_aggregation == "normalize_then_sum":
+            rewards = self._normalized(values, reward_weights, valid)
+        return adv.informative_groups(rewards, valid)
 
     def advantages(
         self,
@@ -110,16 +114,14 @@ class GRPOAlgorithm(Objective):
                 informative=keep.any(dim=1),  # the teacher tells completions apart, whatever their rewards
             )
         shaped = self._shaped(values, reward_weights, rewards, lengths, sequence_kl, max_completion_length)
-        usable, greedy = valid, None
+        usable, greedy, signal = valid, None, rewards
         if self.needs_greedy_baseline:
             if greedy_values is None:
                 raise ValueError("baseline greedy needs greedy_values: the rewards of one greedy completion a prompt.")
             greedy, greedy_valid = adv.combine_rewards(greedy_values, reward_weights)
             usable = valid & greedy_valid.unsqueeze(1)
         if self.reward_aggregation == "normalize_then_sum":
-            scaled = adv.normalize_each_reward(
-                values.double(), reward_weights, valid, ddof=self.std_ddof, eps=self.std_eps
-            )
+            scaled = signal = self._normalized(values, reward_weights, valid)
         else:
             raw = adv.keep_best(shaped, usable) if self.max_rewards else shaped
             groups = RewardedGroups(
@@ -143,7 +145,7 @@ class GRPOAlgorithm(Objective):
             advantages=scaled.to(values.dtype),
             keep=keep,
             active=keep & (lengths > 0) & ((scaled != 0) | (not self.skips_zeros or self.supervision != "outcome")),
-            informative=adv.informative_groups(rewards, valid),
+            informative=adv.informative_groups(signal, valid),
         )
 
     def process_advantages(self, *, step_values: Tensor, step_ends: Tensor, width: int) -> Tensor:
@@ -231,6 +233,9 @@ class GRPOAlgorithm(Objective):
             high=self.covariance_max,
             seed=row_key("covariance", step),
         )
+
+    def _normalized(self, values: Tensor, weights: Tensor, valid: Tensor) -> Tensor:
+        return adv.normalize_each_reward(values.double(), weights, valid, ddof=self.std_ddof, eps=self.std_eps)
 
     def _shaped(
         self,

@@ -486,6 +486,21 @@ def test_a_sample_without_reward_leaves_baseline_loss_and_normaliser():
     assert result.informative.tolist() == [True, False]
 
 
+def test_a_group_whose_sums_are_equal_teaches_where_each_reward_is_normalised():
+    values = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 2.0], [0.0, 0.0]]])  # (R, P, G)
+    weights = torch.tensor([1.0, 0.5])
+    for aggregation, informative in (("sum_then_normalize", [False, True]), ("normalize_then_sum", [True, True])):
+        algorithm = GRPOAlgorithm(group_size=2, reward_aggregation=aggregation, beta=0.0)
+        assert algorithm.informative_groups(values=values, reward_weights=weights).tolist() == informative
+        result = algorithm.advantages(
+            values=values,
+            reward_weights=weights,
+            lengths=torch.full((2, 2), 3),
+            truncated=torch.zeros(2, 2, dtype=torch.bool),
+        )
+        assert result.informative.tolist() == (result.advantages != 0).any(dim=1).tolist() == informative
+
+
 def test_a_prompt_without_greedy_reward_leaves_the_loss():
     algorithm = preset("remax", beta=0.0)
     result = call(algorithm, [[[1.0, 0, 1, 0], [1, 0, 1, 0]]], greedy_values=torch.tensor([[0.0, math.nan]]))
