@@ -25,6 +25,7 @@ class EntropyControl:
         if algorithm.entropy_target is None:
             return algorithm
         coefficient = algorithm.entropy_coef if self.coefficient is None else self.coefficient
+        coefficient = min(coefficient, algorithm.entropy_coef_max)  # which a resumed run may have lowered
         applied = applied_coefficient(coefficient, self.entropy, target=algorithm.entropy_target)
         return replace(algorithm, entropy_coef=applied)
 

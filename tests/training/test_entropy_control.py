@@ -34,6 +34,12 @@ def test_the_objective_gets_the_weight_of_its_rollout() -> None:
     assert off.needs_entropy  # also where the weight is 0: the next rollout may need it
 
 
+def test_a_weight_above_a_limit_that_was_lowered_since_is_that_limit() -> None:
+    control = EntropyControl(coefficient=0.5, entropy=0.1)
+    algorithm = GRPOAlgorithm(entropy_target=0.3, entropy_coef_max=0.2)
+    assert control.objective(algorithm).entropy_coef == 0.2
+
+
 def test_the_gradient_of_the_bonus_is_the_weight_times_that_of_the_entropy() -> None:
     logits = torch.randn(1, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     control = EntropyControl(coefficient=0.07, entropy=0.1)
