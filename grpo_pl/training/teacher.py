@@ -174,8 +174,9 @@ class Teachers:
                 ask = partial(_served, self.configs[name], rollout, rows)
                 logprobs[rows] = collective.interruptible(ask, logprobs.device)
                 continue
+            longest = collective.max(longest_row(rollout), logprobs.device)  # all ranks raise, or none
+            _check_length(longest, self._models[name], self.configs[name])
             with _on_device(self._models[name], logprobs.device) as model:
-                _check_length(rollout, model, self.configs[name])
                 if algorithm.needs_divergence:
                     read = partial(_read_states, model, rollout, rows, budget, collective)
                     found, heads[name] = budget.within_memory(read, rollout, collective)
@@ -213,8 +214,8 @@ def _on_device(model: PreTrainedModel, device: torch.device) -> Iterator[PreTrai
         before.to("cpu")
 
 
-def _check_length(rollout: Rollout, model: PreTrainedModel, config: TeacherConfig) -> None:
-    context, longest = context_length(model.config), longest_row(rollout)
+def _check_length(longest: int, model: PreTrainedModel, config: TeacherConfig) -> None:
+    context = context_length(model.config)
     if context is not None and longest > context:
         raise ValueError(
             f"the teacher {config.path!r} reads {context} tokens, and a prompt with its completion has {longest}: "
