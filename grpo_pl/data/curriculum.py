@@ -31,7 +31,7 @@ class CurriculumPrompts(PromptSource):
     source: PromptSource
     """Where candidates come from; it should repeat its problems, or there is nothing to learn about them."""
     pool: int = 4
-    """Candidates for each prompt of a step, as far as the source has so many; its epochs pass that much faster."""
+    """Candidates for each prompt of a step, as far as the source has so many: its prompts of as many attempts."""
     memory: float = 0.5
     """How much of the running pass rate a new visit leaves: p ← memory · p + (1 − memory) · observed."""
     solved_at: float = 0.95
@@ -56,12 +56,17 @@ class CurriculumPrompts(PromptSource):
             )
 
     def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
-        listed = self.source.problems("train")
-        wanted = self.pool * count if listed is None else max(count, min(self.pool * count, len(listed)))
-        candidates = list({p.id: p for p in self.source.prompts(step, attempt, count=wanted)}.values())
+        first = self.source.prompts(step, attempt * self.pool, count=count)
         if step < 0:  # the cold start's, which must not depend on statistics
-            return candidates[:count]
-        return sorted(candidates, key=lambda p: (self.is_solved(p.id), -self._draw(p.id, step, attempt)))[:count]
+            return first
+        candidates = {p.id: p for p in first}
+        for further in range(attempt * self.pool + 1, (attempt + 1) * self.pool):
+            others = {p.id: p for p in self.source.prompts(step, further, count=count)}
+            if others.keys() <= candidates.keys():
+                break  # the source has no more
+            candidates |= others
+        best = sorted(candidates.values(), key=lambda p: (self.is_solved(p.id), -self._draw(p.id, step, attempt)))
+        return best[:count]
 
     def validation(self, count: int | None = None) -> list[Problem]:
         return self.source.validation(count)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
+from grpo_pl.evaluation import metrics as evaluation
 from grpo_pl.evaluation.held_out import Answers, grade
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.weights import is_sharded
-from grpo_pl.rewards.base import Reward, needs_of
+from grpo_pl.rewards.base import Reward, correctness_index, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, join_scores, score_completions
 from grpo_pl.rollout.engine import EngineDied, ProgressFn, RolloutEngine
 from grpo_pl.rollout.groups import group_rows, join_samples, samples_to, select_groups
@@ -78,6 +79,21 @@ def drawn_together(draw: Callable[[], T], policy: PreTrainedModel, engine: Rollo
     return collective.interruptible(drawn, policy.device)
 
 
+def pass_rates(
+    prompts: Sequence[Problem], values: Tensor, rewards: Sequence[Reward], collective: Collective
+) -> dict[int, float]:
+    """Share of right completions of each problem of the global batch, by id, where any could be judged.
+
+    Args:
+        prompts: this rank's.
+        values: (R, P, G) over the global batch, NaN where a reward is None.
+    """
+    mine = torch.tensor([prompt.id for prompt in prompts], device=values.device)
+    rates = evaluation.pass_rates(values[correctness_index(rewards)])
+    ids = collective.gather_rows(mine).tolist()
+    return {i: rate for i, rate in zip(ids, rates, strict=True) if rate is not None}
+
+
 FetchPrompts = Callable[[int, int], PromptBatch]
 """This rank's prompts of (step, attempt)."""
 
@@ -96,6 +112,8 @@ class Collected:
     """Rewards of steps and the tokens they end at, both (B, K), under process supervision."""
     turns: Turns | None = None
     """What the turns of episodes got, under turn supervision."""
+    rates: Mapping[int, float] = field(default_factory=dict)
+    """`pass_rates` of every group of the global batch that dynamic sampling drew, chosen or not; empty without it."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time per stage."""
 
@@ -132,7 +150,7 @@ class Collector:
         seconds: dict[str, float] = {}
         draw = partial(self._draw, policy, seconds)
         first = draw(batch.prompts, batch.step) if drawn is None else self._scored(drawn[0], seconds)
-        samples, scored, attempts = self._informative_groups(draw, first, batch.step, fetch)
+        samples, scored, attempts, rates = self._informative_groups(draw, first, batch.step, fetch)
         greedy = steps = turns = None
         if self.algorithm.needs_greedy_baseline:
             ahead = None if drawn is None else drawn[1]
@@ -150,6 +168,7 @@ class Collector:
             steps=steps,
             turns=turns,
             attempts=attempts,
+            rates=rates,
             seconds=seconds,
         )
 
@@ -159,24 +178,29 @@ class Collector:
         first: tuple[Samples, ScoredBatch],
         step: int,
         fetch: FetchPrompts,
-    ) -> tuple[Samples, ScoredBatch, int]:
+    ) -> tuple[Samples, ScoredBatch, int, Mapping[int, float]]:
         """Samples of the ``first`` attempt; with dynamic sampling, groups of equal rewards are replaced (DAPO, section
         3.2).
 
         Later attempts draw other prompts. The first groups that are informative win, in the order of attempt and
         prompt over all ranks; where too few are found, groups of the first attempt fill up. Every rank ends up with
-        as many groups as it began with.
+        as many groups as it began with. The last two values are `Collected.attempts` and ``rates``.
         """
-        pool = [first]
         if not self.algorithm.dynamic_sampling:
-            return *pool[0], 0
-        informative = [self._informative(*pool[0])]
-        while sum(map(int, map(torch.sum, informative))) < len(informative[0]) and (
-            len(pool) <= self.algorithm.max_resample_attempts
-        ):
+            return *first, 0, {}
+        pool, informative, rates = [first], list[Tensor](), dict[int, float]()
+        while True:
+            samples, scored = pool[-1]
+            device = samples.rollout.completion_ids.device  # the one that ranks exchange tensors on
+            values = gathered_values(scored, device, self.collective)
+            values = values.unflatten(1, (-1, self.algorithm.group_size))  # (R, P, G) over the global batch
+            weights = reward_weights(self.rewards, device)
+            informative.append(self.algorithm.informative_groups(values=values, reward_weights=weights))
+            rates |= pass_rates(samples.prompts, values, self.rewards, self.collective)
+            enough = sum(map(int, map(torch.sum, informative))) >= len(informative[0])
+            if enough or len(pool) > self.algorithm.max_resample_attempts:
+                return *self._choose(pool, informative), len(pool) - 1, rates
             pool.append(draw(fetch(step, len(pool)).prompts, step, attempt=len(pool)))
-            informative.append(self._informative(*pool[-1]))
-        return *self._choose(pool, informative), len(pool) - 1
 
     def score(self, samples: Samples) -> ScoredBatch:
         """Every reward over every completion. The rewards see texts and gold answers, never a demonstration."""
@@ -290,15 +314,6 @@ class Collector:
     def _scored(self, samples: Samples, seconds: dict[str, float]) -> tuple[Samples, ScoredBatch]:
         with stopwatch(seconds, "reward"):
             return samples, self.score(samples)
-
-    def _informative(self, samples: Samples, scored: ScoredBatch) -> Tensor:
-        """(P,) bool over the global batch."""
-        device = samples.rollout.completion_ids.device  # the one that ranks exchange tensors on
-        values = gathered_values(scored, device, self.collective)
-        return self.algorithm.informative_groups(
-            values=values.unflatten(1, (-1, self.algorithm.group_size)),  # (R, P, G)
-            reward_weights=reward_weights(self.rewards, device),
-        )
 
     def _choose(
         self, pool: Sequence[tuple[Samples, ScoredBatch]], informative: Sequence[Tensor]

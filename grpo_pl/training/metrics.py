@@ -12,7 +12,6 @@ from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.environments import base as environments
-from grpo_pl.evaluation import metrics as evaluation
 from grpo_pl.rewards.base import Reward, Status, correctness_index, held_by
 from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.training.experience import Experience
@@ -102,14 +101,6 @@ def _source_metrics(experience: Experience, rewards: Sequence[Reward], collectiv
         for reward, values in zip(rewards, experience.values[:, rows], strict=True):
             metrics[f"sources/{name}/rewards/{reward.name}/mean"] = _mean(values[~values.isnan()])
     return metrics
-
-
-def pass_rates(experience: Experience, rewards: Sequence[Reward], collective: Collective) -> dict[int, float]:
-    """Share of right completions of each problem of the global batch, by id, where any could be judged."""
-    mine = torch.tensor([prompt.id for prompt in experience.samples.prompts], device=experience.keep.device)
-    ids = collective.gather_rows(mine).tolist()
-    rates = evaluation.pass_rates(experience.values[correctness_index(rewards)])
-    return {i: rate for i, rate in zip(ids, rates, strict=True) if rate is not None}
 
 
 def _text_metrics(experience: Experience, collective: Collective, words: Sequence[str]) -> dict[str, float]:

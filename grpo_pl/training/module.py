@@ -39,13 +39,13 @@ from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.carried import CarriedRollouts, PartialRollouts, check_partial
 from grpo_pl.training.checks import check_engine, check_parts
 from grpo_pl.training.cold_start import ColdStart, Stage
-from grpo_pl.training.collect import Collector
+from grpo_pl.training.collect import Collector, pass_rates
 from grpo_pl.training.compute import ChosenPrecision, Compute, check_compute
 from grpo_pl.training.defaults import Derived, derive, look_at, unset_fields, with_values
 from grpo_pl.training.entropy_control import EntropyControl
 from grpo_pl.training.experience import Experience, ExperienceMaker
 from grpo_pl.training.hooks import StepCallback
-from grpo_pl.training.metrics import REFLECTION_WORDS, noted_means, pass_rates, staleness
+from grpo_pl.training.metrics import REFLECTION_WORDS, noted_means, staleness
 from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.pipeline import Draws
@@ -357,11 +357,14 @@ class GRPOModule(LightningModule):
         self._sync_proof.metrics = {}
         with stopwatch(seconds, "step"):
             experience = self.collect(batch)
-            self._data.source.observe(pass_rates(experience, self.rewards, self.collective))
+            rates = experience.rates or pass_rates(
+                experience.samples.prompts, experience.values, self.rewards, self.collective
+            )
+            self._data.source.observe(rates)
             result = self.update(experience)
         self.engine.update_weights(self.require_policy())
         self._log_step(experience, result, seconds)
-        self._step_log.check_divergence(result.skipped, self.optimization.max_skipped_updates)
+        self._step_log.check_divergence(result.taken, self.optimization.max_skipped_updates)
         if self._ahead is not None:
             self._ahead.done(batch.step)
         if self._carried is not None:

@@ -65,25 +65,24 @@ class StepLog:
                 metrics[name] = sum(values) / len(values)
         return metrics | noted_means(experience.scored.metrics, collective, {*metrics, "step"})
 
-    def check_divergence(self, skipped: int, most: int) -> None:
+    def check_divergence(self, taken: Sequence[bool], most: int) -> None:
         """Counts updates in a row that were skipped.
 
         Args:
-            skipped: of this step.
+            taken: whether each update of this step was taken, in order; a step without updates changes nothing.
 
         Raises:
             TrainingDiverged: there were ``most`` in a row.
         """
-        if not skipped:
-            self._skipped_in_a_row = 0
-            return
-        self._skipped_in_a_row += skipped
-        rank_zero_warn(f"{skipped} update(s) skipped: loss or gradient was not finite.")
-        if self._skipped_in_a_row >= most:
-            raise TrainingDiverged(
-                f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite. "
-                "Lower optimization.lr or raise its warmup_rollouts."
-            )
+        if skipped := taken.count(False):
+            rank_zero_warn(f"{skipped} update(s) skipped: loss or gradient was not finite.")
+        for each in taken:
+            self._skipped_in_a_row = 0 if each else self._skipped_in_a_row + 1
+            if self._skipped_in_a_row >= most:
+                raise TrainingDiverged(
+                    f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite. "
+                    "Lower optimization.lr or raise its warmup_rollouts."
+                )
 
     def warn_of_failed_episodes(self, share: float, first: str) -> None:
         """Warns if many episodes of the step have no value; ``first`` says why one has none."""

@@ -43,10 +43,15 @@ class UpdateResult:
     """Loss of each optimiser step, over all ranks."""
     grad_norms: list[float]
     """Gradient norm of each optimiser step before clipping."""
-    skipped: int
-    """Steps not taken because their loss or gradient was not finite."""
+    taken: list[bool]
+    """Whether each optimiser step was taken: its loss and gradient were finite."""
     seconds: dict[str, float]
     """Wall time of forward and backward passes, and of optimiser steps."""
+
+    @property
+    def skipped(self) -> int:
+        """Steps that were not taken."""
+        return self.taken.count(False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +79,7 @@ class PolicyUpdate:
             experience = replace(experience, teacher=experience.teacher.heads_on(experience.keep.device))
         sums: Sums = {}
         seconds: dict[str, float] = {}
-        losses, norms, skipped = [], [], 0
+        losses, norms, taken = [], [], []
         steps = self.algorithm.num_iterations * self.algorithm.num_minibatches
         for number, rows in enumerate(self._minibatches(experience)):
             self.report("update", number, steps)
@@ -89,13 +94,12 @@ class PolicyUpdate:
                 norm = self.optimization.clip_gradients(policy.parameters())
                 losses.append(float(loss))
                 norms.append(float(norm))
-                if torch.isfinite(norm) and torch.isfinite(loss):
+                taken.append(bool(torch.isfinite(norm) and torch.isfinite(loss)))
+                if taken[-1]:
                     optimizer.step()
-                else:
-                    skipped += 1
         optimizer.zero_grad(set_to_none=True)
         self.report("update", steps, steps)
-        return UpdateResult(sums=sums, losses=losses, grad_norms=norms, skipped=skipped, seconds=seconds)
+        return UpdateResult(sums=sums, losses=losses, grad_norms=norms, taken=taken, seconds=seconds)
 
     def _minibatches(self, experience: Experience) -> Iterator[Tensor]:
         """Row indices of the global batch, one tensor per optimiser step; the same on every rank."""
@@ -125,7 +129,7 @@ class PolicyUpdate:
         sequences, tokens = experience.statistics.totals(experience.lengths, rows)
         local = rows - experience.first_row
         local = local[(local >= 0) & (local < len(experience.keep))]
-        local = local[experience.active[local]]
+        local = local[experience.active[local]].sort().values  # rows of one prompt lie side by side, and share it
         taught = experience.teacher if self.algorithm.needs_divergence else None
         shares = [local] if taught is None else taught.split(local)  # a micro-batch has one teacher's head
         parts = [part for share in shares for part in self.budget.cut(experience.rollout, share, policy)]

@@ -4,22 +4,27 @@ import io
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from grpo_pl.data.curriculum import CurriculumPrompts
+from grpo_pl.data.mixture import MixturePrompts
 from grpo_pl.data.sources import PromptSource
+from grpo_pl.data.tables import TablePrompts
+from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.types import Problem
 
 
 @dataclass(kw_only=True)
 class Ten(PromptSource):
-    """The same ten problems at every step."""
+    """The same ten problems at every step, from another one on at every attempt."""
 
     def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
-        return [Problem(id=i, question=f"{i}?", answer="") for i in range(10)][:count]
+        ids = [(attempt * count + i) % 10 for i in range(count)]
+        return [Problem(id=i, question=f"{i}?", answer="") for i in ids]
 
     def validation(self, count: int | None = None) -> list[Problem]:
         return []
@@ -46,17 +51,30 @@ def test_solved_ones_fill_up_where_there_are_too_few_others() -> None:
     assert len(set(_ids(source, 0, count=5))) == 5
 
 
-def test_a_list_shorter_than_the_pool_is_the_pool() -> None:
-    @dataclass(kw_only=True)
-    class Listed(Ten):
-        def problems(self, split: str) -> list[Problem]:
-            return Ten.prompts(self, 0, count=10)
+def test_a_source_that_has_just_a_step_of_prompts_gives_them() -> None:
+    assert sorted(_ids(CurriculumPrompts(source=Ten(), pool=100), 0, count=10)) == list(range(10))
+    made_up = ArithmeticPrompts(digits=1)  # it knows fewer than two hundred, and no list of them
+    assert len(set(_ids(CurriculumPrompts(source=made_up, pool=4), 0, count=64))) == 64
 
-        def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
-            assert count <= 10
-            return super().prompts(step, attempt, count=count)
 
-    assert len(set(_ids(CurriculumPrompts(source=Listed(), pool=100), 0, count=5))) == 5
+def test_attempts_of_a_step_have_candidates_of_their_own() -> None:
+    source = CurriculumPrompts(source=Ten(), pool=2)
+    first, second = ({p.id for p in source.prompts(0, attempt, count=2)} for attempt in (0, 1))
+    assert first <= {0, 1, 2, 3} and second <= {4, 5, 6, 7}
+
+
+def test_the_parts_of_a_mixture_may_have_no_more_than_their_shares(tmp_path: Path) -> None:
+    parts: dict[str, PromptSource] = {}
+    for name, rows in (("small", 12), ("large", 400)):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("".join(f'{{"question": "{name} {i}?", "answer": "{i}"}}\n' for i in range(rows)))
+        parts[name] = TablePrompts(path=str(file), val_share=0.0)
+    source = CurriculumPrompts(source=MixturePrompts(parts=parts), pool=4, solved_after=1)
+    for step in range(3):
+        chosen = source.prompts(step, count=16)
+        assert len({p.id for p in chosen}) == 16
+        source.observe({p.id: float(p.source == "small") for p in chosen})
+    assert {p.source for p in source.prompts(3, count=16)} == {"large"}  # all of the small one are solved
 
 
 def test_running_rate_by_hand_and_the_first_visit_counts_whole() -> None:

@@ -191,6 +191,9 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(make: Callable[..., E
     assert list(experience.samples.completions) == ["5", "55", "5", "2", "b", "22", "1", "b", "1"]
     assert experience.statistics.rewards.tolist() == [[1, 2, 1], [1, 0, 2], [1, 0, 1]]
     assert experience.attempts == 2
+    # a source that chooses by what was solved hears of the groups that were left out as well
+    right = {1: 1.0, 2: 1.0, 3: 1.0, 11: 0.0, 12: 2 / 3, 13: 1.0, 21: 2 / 3, 22: 1 / 3, 23: 1 / 3}
+    assert experience.rates == pytest.approx(right)
 
 
 def test_dynamic_sampling_fills_up_with_the_first_attempt_when_its_tries_are_over(

@@ -33,7 +33,7 @@ UPDATED = UpdateResult(
     sums={"entropy": (torch.tensor(6.0), torch.tensor(4.0))},
     losses=[1.0, 2.0],
     grad_norms=[3.0],
-    skipped=0,
+    taken=[True, True],
     seconds={"update": 0.5},
 )
 
@@ -83,8 +83,8 @@ def test_tokens_add_up_over_the_steps_also_of_a_resumed_run(experience: Callable
 
 def test_a_step_without_an_update_has_no_loss(experience: Callable[[Reward], Experience]) -> None:
     reward = ExactReward(correctness=True)
-    found = _metrics(StepLog([reward], []), experience(reward), replace(UPDATED, losses=[], grad_norms=[], skipped=2))
-    assert "loss" not in found and "grad_norm" not in found and found["updates/skipped"] == 2.0
+    found = _metrics(StepLog([reward], []), experience(reward), replace(UPDATED, losses=[], grad_norms=[], taken=[]))
+    assert "loss" not in found and "grad_norm" not in found and found["updates/skipped"] == 0.0
 
 
 def test_broken_rewards_are_warned_of_once(experience: Callable[[Reward], Experience]) -> None:
@@ -112,11 +112,19 @@ def test_failed_episodes_are_warned_of_once_where_they_are_many() -> None:
 def test_skipped_updates_in_a_row_end_the_run_also_across_a_resume() -> None:
     log = StepLog([], [])
     with pytest.warns(UserWarning, match=r"2 update\(s\) skipped"):
-        log.check_divergence(2, 3)
-    log.check_divergence(0, 3)  # a row begins anew
+        log.check_divergence([False, False], 3)
+    log.check_divergence([True], 3)  # a row begins anew
     with pytest.warns(UserWarning):
-        log.check_divergence(2, 3)
+        log.check_divergence([False, False], 3)
+    log.check_divergence([], 3)  # nothing to learn from: neither good nor bad
     resumed = StepLog([], [])
     resumed.load_state_dict(log.state_dict())
     with pytest.warns(UserWarning), pytest.raises(TrainingDiverged, match=r"^3 updates in a row"):
-        resumed.check_divergence(1, 3)
+        resumed.check_divergence([False, True], 3)
+
+
+def test_skipped_updates_with_good_ones_between_them_are_no_row() -> None:
+    log = StepLog([], [])
+    for _ in range(5):
+        with pytest.warns(UserWarning, match=r"2 update\(s\) skipped"):
+            log.check_divergence([True, False, False, True], 3)

@@ -358,6 +358,23 @@ def test_every_pass_covers_every_row_once(padded_start: PreTrainedModel, minibat
     assert len(result.losses) == 2 * minibatches
 
 
+def test_rows_of_a_prompt_lie_side_by_side_in_a_minibatch(
+    start: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = replace(PLAIN, num_minibatches=2, skip_zero_advantage=False)
+    minibatches, cut = [], TokenBudget.cut
+
+    def noted(self: TokenBudget, rollout: Rollout, rows: Tensor, policy: PreTrainedModel) -> list[Tensor]:
+        minibatches.append(rows.tolist())
+        return cut(self, rollout, rows, policy)
+
+    monkeypatch.setattr(TokenBudget, "cut", noted)
+    _run(copy.deepcopy(start), _experience(algorithm, old=start), algorithm)
+    first, second = minibatches
+    assert sorted(first + second) == list(range(11)) and first != list(range(len(first)))  # drawn at random
+    assert first == sorted(first) and second == sorted(second)
+
+
 def test_minibatches_differ_between_passes_and_follow_seed_and_step(start: PreTrainedModel) -> None:
     algorithm = replace(PLAIN, num_iterations=2, num_minibatches=3, skip_zero_advantage=False)
 
