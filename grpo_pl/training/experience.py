@@ -75,6 +75,7 @@ class ExperienceMaker:
     ) -> Experience:
         """Scores the samples under policy, reference and teachers where the objective needs it, and assesses them."""
         rollout = collected.samples.rollout
+        self.budget.check(rollout, self.collective)
         with stopwatch(collected.seconds, "logprobs"):
             forced = self._teacher_forced(policy, reference, rollout)
         lengths = self._grouped(rollout.action_lengths)

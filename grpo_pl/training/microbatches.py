@@ -47,11 +47,7 @@ def micro_batches(rollout: Rollout, rows: Tensor, budget: int, *, share_prompts:
     prompts = rollout.prompt_mask[rows].sum(dim=1).tolist()
     completions = rollout.completion_mask[rows].sum(dim=1).tolist()
     longest = max((p + c for p, c in zip(prompts, completions, strict=True)), default=0)
-    if longest > budget:
-        raise ValueError(
-            f"model.max_tokens_per_microbatch is {budget}, but a prompt with its completion has {longest} tokens: set "
-            f"it to {longest} at least."
-        )
+    check_longest(longest, budget)
     same = _same_prompt_as_before(rollout, rows).tolist() if share_prompts else []
     order = range(len(rows)) if share_prompts else sorted(range(len(rows)), key=lambda i: -completions[i] - prompts[i])
     parts: list[list[int]] = []
@@ -82,6 +78,19 @@ def _same_prompt_as_before(rollout: Rollout, rows: Tensor) -> Tensor:
 def longest_row(rollout: Rollout) -> int:
     """Tokens of the longest prompt with its completion."""
     return int((rollout.prompt_mask.sum(dim=1) + rollout.completion_mask.sum(dim=1)).max())
+
+
+def check_longest(longest: int, budget: int) -> None:
+    """Refuses a row of ``longest`` tokens that no micro-batch may hold.
+
+    Raises:
+        ValueError: both numbers, and what to set.
+    """
+    if longest > budget:
+        raise ValueError(
+            f"model.max_tokens_per_microbatch is {budget}, but a prompt with its completion has {longest} tokens: set "
+            f"it to {longest} at least."
+        )
 
 
 def rollout_rows(rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
@@ -125,6 +134,15 @@ class TokenBudget:
         longest = longest_row(rollout)
         budget = max(self.tokens, min(longest, self.configured or longest))
         return micro_batches(rollout, rows, budget, share_prompts=shares_prompts(policy, longest))
+
+    def check(self, rollout: Rollout, collective: Collective) -> None:
+        """Refuses on every rank what `cut` would refuse on one, while the others wait for it.
+
+        Raises:
+            ValueError: a row of any rank is longer than the configured budget.
+        """
+        if self.configured is not None:
+            check_longest(collective.max(longest_row(rollout), rollout.completion_ids.device), self.configured)
 
     def rounds(
         self, rollout: Rollout, rows: Tensor, model: PreTrainedModel, collective: Collective

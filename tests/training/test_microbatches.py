@@ -135,6 +135,17 @@ def test_a_budget_that_was_found_gives_way_to_a_longer_row_and_a_given_one_does_
         TokenBudget(configured=2).cut(ROLLOUT, rows, _policy())
 
 
+def test_a_row_of_another_rank_that_is_too_long_is_refused_here_as_well() -> None:
+    class OfTwo(Collective):
+        def max(self, value: int, device: torch.device) -> int:
+            return max(value, 40)  # of the other one
+
+    TokenBudget(configured=40).check(ROLLOUT, OfTwo())
+    TokenBudget(tokens=2).check(ROLLOUT, OfTwo())  # one that was found gives way
+    with pytest.raises(ValueError, match="is 39, but a prompt with its completion has 40 tokens"):
+        TokenBudget(configured=39).check(ROLLOUT, OfTwo())
+
+
 def test_free_memory_is_shared_by_the_processes_of_a_machine() -> None:
     alone, of_four = (free_memory(torch.device("cpu"), processes=n) for n in (1, 4))
     assert of_four == pytest.approx(alone / 4, rel=0.2)
