@@ -61,6 +61,9 @@ def read_tree(file: Path) -> dict[str, Any]:
     Raises:
         ValueError: no such file, no YAML, or no mapping of settings.
     """
+    if file.is_dir():
+        inside = file / "config.yaml"
+        raise ValueError(f"{file} is a folder; give a file" + (f", such as {inside}." if inside.is_file() else "."))
     if not file.is_file():
         raise ValueError(f"no such file: {file}")
     try:

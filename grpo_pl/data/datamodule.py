@@ -46,9 +46,15 @@ class RolloutDataModule(LightningDataModule):
         staleness: int = 0,
     ) -> None:
         super().__init__()
-        for name, value in (("steps", steps), ("prompts_per_step", prompts_per_step), ("val_batch", val_batch_size)):
+        counts = {"steps": steps, "prompts_per_step": prompts_per_step, "val_batch_size": val_batch_size}
+        for name, value in counts.items():
             if value is not None and value < 1:
                 raise ValueError(f"data.{name} must be at least 1, got {value}.")
+        if val_prompts is not None and val_prompts < 1:
+            raise ValueError(
+                f"data.val_prompts must be at least 1, or null for all, got {val_prompts}; trainer.limit_val_batches=0 "
+                "never validates."
+            )
         if not 0 <= staleness <= 4:
             raise ValueError(f"data.staleness must be 0 to 4 updates, got {staleness}.")
         self.source = source

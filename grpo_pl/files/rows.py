@@ -138,6 +138,16 @@ def json_line(row: Mapping[str, Any]) -> str:
     return text + "\n"
 
 
+def check_output(output: Path, *inputs: Path) -> None:
+    """Refuses to write over what is read.
+
+    Raises:
+        ValueError: ``output`` is one of the inputs.
+    """
+    if output.resolve() in {file.resolve() for file in inputs}:
+        raise ValueError(f"output {output} is the input file: give another name.")
+
+
 @contextmanager
 def row_writer(path: Path | None) -> Iterator[Callable[[Mapping[str, Any]], object]]:
     """Takes the rows of a JSON Lines file that appears under its name only when the block ends without an error.

@@ -322,4 +322,4 @@ def _mean(points: Points) -> tuple[int, float]:
 
 
 def _short(value: float) -> float:
-    return float(f"{value:.6g}")
+    return float(f"{value:.9g}")  # as exact as float32, so that three digits are those of the tiles

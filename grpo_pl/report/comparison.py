@@ -14,7 +14,7 @@ from grpo_pl.files.runs import RunFolder, flat_settings
 from grpo_pl.files.writing import staged
 from grpo_pl.report.charts import compared_held_out, comparison_charts
 from grpo_pl.report.no_signal import no_signal
-from grpo_pl.report.page import assembled, facts, read_if_there, require_run, run_name
+from grpo_pl.report.page import IN_HELD_OUT, assembled, facts, read_if_there, require_run, run_name
 from grpo_pl.report.problems import side_by_side
 
 OF_THE_RUN = ("config", "resume", "ckpt_path", "name", "runs_dir")
@@ -41,7 +41,7 @@ def write_comparison(runs: Sequence[RunFolder], output: Path) -> Path:
 def comparison(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
     """The data of the page."""
     columns = {name: read_curves(run.metrics) for name, run in runs.items()}
-    validations = {name: read_if_there(run.held_out) for name, run in runs.items()}
+    validations = {name: read_if_there(run.held_out, IN_HELD_OUT) for name, run in runs.items()}
     warnings = [f"{name}: {warning}" for name, of in columns.items() if (warning := no_signal(of))]
     return {
         "name": " · ".join(runs),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_pl.evaluation.curves import Points, read_curves
-from grpo_pl.files.rows import Row, read_lines, read_object
+from grpo_pl.files.rows import Row, line_name, read_lines, read_object
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.files.writing import staged
 from grpo_pl.report.charts import charts, held_out_charts
@@ -18,6 +18,17 @@ from grpo_pl.report.problems import before_and_after, length_chart, problem_char
 
 LARGEST_SAMPLES = 8_000_000
 """Most bytes of samples in a report; beyond, it shows every second rollout only, or every fourth, eighth …"""
+
+IN_COMPLETIONS = (
+    *("step", "prompt_id", "sample", "prompt", "question", "answer", "completion", "tokens", "finish_reason"),
+    *("rewards", "correct", "reward", "advantage"),
+)
+IN_HELD_OUT = ("step", "metrics", "problems")
+IN_RECORD = (
+    *("model", "parameters", "trained_parameters", "objective", "seed", "data", "command", "started", "versions"),
+    *("machine", "processes"),
+)
+"""Fields of a run's files without which there is no report."""
 
 
 def write_report(run: RunFolder) -> Path:
@@ -41,8 +52,8 @@ def require_run(run: RunFolder) -> None:
 
 def build_page(run: RunFolder) -> str:
     """The HTML text of the report."""
-    columns, validations = read_curves(run.metrics), read_if_there(run.held_out)
-    samples = read_if_there(run.completions)
+    columns, validations = read_curves(run.metrics), read_if_there(run.held_out, IN_HELD_OUT)
+    samples = read_if_there(run.completions, IN_COMPLETIONS)
     training = [asdict(chart) for chart in charts(columns)]
     lengths = length_chart(samples)
     data = {
@@ -74,9 +85,30 @@ def run_name(run: RunFolder) -> str:
     return run.path.resolve().name
 
 
-def read_if_there(file: Path) -> list[Row]:
-    """The rows of a file that older runs, or runs without completions, lack."""
-    return [line.row for line in read_lines(file, may_be_cut_short=True)] if file.is_file() else []
+def read_if_there(file: Path, needed: Sequence[str]) -> list[Row]:
+    """The rows of a file that older runs, or runs without completions, lack.
+
+    Raises:
+        ValueError: a row lacks one of the ``needed`` fields.
+    """
+    if not file.is_file():
+        return []
+    rows = []
+    for number, _, row in read_lines(file, may_be_cut_short=True):
+        check_fields(row, needed, line_name(file, number))
+        rows.append(row)
+    return rows
+
+
+def check_fields(row: Row, needed: Sequence[str], where: str) -> None:
+    """Refuses what is not of a run.
+
+    Raises:
+        ValueError: the first of the ``needed`` fields that lacks; begins with ``where``.
+    """
+    for name in needed:
+        if name not in row:
+            raise ValueError(f"{where} has no field {name!r}: it is not of a run of grpo_pl.")
 
 
 def facts(run: RunFolder) -> list[list[str]]:
@@ -84,6 +116,7 @@ def facts(run: RunFolder) -> list[list[str]]:
     if not run.record.is_file():
         return []
     record = read_object(run.record)
+    check_fields(record, IN_RECORD, str(run.record))
     size, trained = record["parameters"], record["trained_parameters"]
     part = "" if size == trained else f", {_short(trained)} of them trained"
     held_out = ", ".join(f"{name} {count}" for name, count in record["data"]["held_out"].items())

@@ -317,6 +317,7 @@ MISTAKES = {
     "--data.source.init_args.digits=0": "1 <= min_digits <= digits <= 9",
     "--data.source=NoSuchSource": "NoSuchSource",
     "--data.prompts_per_step=0": "prompts_per_step must be at least 1",
+    "--data.val_prompts=0": "data.val_prompts must be at least 1, or null for all, got 0",
     "--data.prompts_per_step=95": "different train problems found where 95",
     "--checkpoint.keep=0": "keep >= 1",
     "--ckpt_path=missing.ckpt": "missing.ckpt",

@@ -227,6 +227,11 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, text: str, lin
 def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^no such file: .*none\.yaml$"):
         read([tmp_path / "none.yaml"])
+    with pytest.raises(ValueError, match=r"is a folder; give a file\.$"):
+        read([tmp_path])
+    (tmp_path / "config.yaml").write_text("data: {steps: 1}\n")
+    with pytest.raises(ValueError, match=r"is a folder; give a file, such as .*config\.yaml\.$"):
+        read([tmp_path])
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match=r"binary\.yaml is no YAML"):
         read([tmp_path / "binary.yaml"])

@@ -66,6 +66,25 @@ def test_a_long_file_of_completions_is_thinned_out_evenly(run: RunFolder, monkey
     assert [rollout["step"] for rollout in _data(build_page(run))["samples"]] == [1, 21]
 
 
+@pytest.mark.parametrize(
+    ("file", "lacks"), [("run.json", "model"), ("completions.jsonl", "step"), ("held_out.jsonl", "step")]
+)
+def test_a_file_that_is_of_no_run_is_named_with_what_it_lacks(tmp_path: Path, file: str, lacks: str) -> None:
+    (tmp_path / "metrics.csv").write_text("step,reward\n1,0.5\n")
+    (tmp_path / file).write_text('{"a": 1}\n')
+    with pytest.raises(ValueError, match=f"{file}'? has no field '{lacks}'"):
+        write_report(RunFolder(tmp_path))
+
+
+def test_a_number_has_the_same_digits_everywhere(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("step,val/pass@1\n0,0.30000001192092896\n40,0.9325000047683716\n")
+    page = build_page(RunFolder(tmp_path))
+    assert '"0.933"' in page  # the tile
+    assert (
+        "0.932500005" in page and "0.9325," not in page and "0.9325]" not in page
+    )  # what the charts cut by themselves
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no metrics\.csv"):
         write_report(RunFolder(tmp_path))

@@ -40,6 +40,8 @@ def demo(
         runs_dir: folder that holds one folder per run.
         name: name of the run.
     """
+    if every < 1:
+        raise ValueError(f"--every must be at least 1, got {every}.")
     items = [str(config)] if isinstance(config, str | Path) else config or []
     if all(item.startswith("--") for item in items):  # options alone
         items = [DEFAULT, *items]

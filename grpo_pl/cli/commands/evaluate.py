@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo_pl.cli.commands.serve import API_KEY
-from grpo_pl.files.rows import line_name, read_lines, row_writer
+from grpo_pl.files.rows import check_output, line_name, read_lines, row_writer
 from grpo_pl.training.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -68,11 +68,21 @@ def evaluate(
         raise ValueError("--data is missing: give a JSONL file with problem and answer on each line.")
     if (model is None) == (server is None):
         raise ValueError("give either --model (evaluates in this process) or --server (asks a running server).")
+    for name, value in (("limit", limit), ("max_batch_size", max_batch_size)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}.")
+    check_output(Path(output), Path(data))
+    from pydantic import ValidationError
+
     from serve.schemas import Sampling
     from serve.summary import summarise
 
     asked = {"n": n, "temperature": temperature, "top_p": top_p, "max_completion_length": max_completion_length}
-    Sampling.model_validate(asked)
+    try:
+        Sampling.model_validate(asked)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"--{fault['loc'][0]}: {fault['msg']}.") from error
     if server is not None:
         from serve.client import evaluate_remotely
 
@@ -94,9 +104,8 @@ def evaluate(
             device=choose_device(device),
             max_rows=max_batch_size,
         )
-    results = _gather(answers, len(problems))
-    with row_writer(Path(output)) as write:
-        for result in results:
+    with row_writer(Path(output)) as write:  # which refuses before the first question is asked
+        for result in (results := _gather(answers, len(problems))):
             write(result)
     _show(summarise(results, n=n), Path(output))
     return 0

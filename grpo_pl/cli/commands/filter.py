@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_pl.cli.answering import Answerer, load_answerer, training_problems
 from grpo_pl.cli.given import Given, settings
 from grpo_pl.data.rules import is_multiple_choice, is_true_or_false
-from grpo_pl.files.rows import Row, append_rows, resume_rows, row_writer
+from grpo_pl.files.rows import Row, append_rows, check_output, resume_rows, row_writer
 from grpo_pl.rewards.base import correctness_index
 
 if TYPE_CHECKING:
@@ -66,14 +66,18 @@ def filter(
         raise ValueError("--config is missing: give a configuration with data.source.")
     if samples < 0 or batch_size < 1:
         raise ValueError(f"need --samples >= 0 and --batch_size >= 1, got {samples} and {batch_size}.")
+    if prompts is not None and prompts < 1:
+        raise ValueError(f"--prompts must be at least 1, got {prompts}.")
     low, high = read_range(keep)
     given = settings(config, "data", "model")
     from grpo_pl.data.datamodule import RolloutDataModule
 
     data = given.build("data", RolloutDataModule)
     source = data.source
+    read = [getattr(leaf, name, None) for leaf in source.leaves().values() for name in ("path", "val_path")]
+    check_output(Path(output), *(Path(path) for path in read if path))
     listed = source.problems("train")  # perhaps more than fit into memory: read again rather than kept
-    problems = training_problems(source, prompts or 1000) if listed is None else listed[:prompts]
+    problems = training_problems(source, 1000 if prompts is None else prompts) if listed is None else listed[:prompts]
     asked = {
         p.id
         for p in problems
@@ -84,7 +88,8 @@ def filter(
         print(f"{len(problems) - len(asked)} of {len(problems)} problems left out by rule")
     rates: Mapping[int, float | None] = {}
     if samples:
-        digest = hashlib.sha256(repr((given.trees, given.options)).encode()).hexdigest()[:16]
+        measured_with = (given.trees, given.options, data.digests(), _version(model, trust_rewards=trust_rewards))
+        digest = hashlib.sha256(repr(measured_with).encode()).hexdigest()[:16]
         notes = _Notes(Path(output), [digest, model, samples, seed])
         rates = notes.rates
         todo = asked - rates.keys()
@@ -138,7 +143,7 @@ class _Notes:
         before = resume_rows(self.path)
         if before and before[0] != header:
             raise ValueError(
-                f"{self.path} holds rates of another configuration, model, --samples or --seed: "
+                f"{self.path} holds rates of another configuration, data, model, --samples or --seed: "
                 "delete it, or choose another --output."
             )
         self._unwritten = [] if before else [header]
@@ -179,6 +184,16 @@ def _measure(
             values = torch.tensor([[math.nan if c is None else float(c) for c in group] for group in groups])
             rates = zip(drawn.prompts, groups, pass_rates(values), strict=True)
             notes.add({problem.id: (rate, group.count(None)) for problem, group, rate in rates})
+
+
+def _version(model: str | None, *, trust_rewards: bool) -> str | None:
+    """A name of the weights that lie there; None where there is no model."""
+    if model is None:
+        return None
+    from grpo_pl.policy.trained import find_model
+    from serve.weights import version_id
+
+    return version_id(find_model(Path(model), trust_rewards=trust_rewards))
 
 
 def _load(given: Config, model: str | None, data: RolloutDataModule, device: str, *, trust_rewards: bool) -> Answerer:

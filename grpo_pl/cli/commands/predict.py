@@ -64,8 +64,9 @@ def predict(
     """
     if model is None:
         raise ValueError("--model is missing: give an exported folder, a run folder or a checkpoint.")
-    for name, value in (("prompts", prompts), ("samples", samples), ("batch_size", batch_size)):
-        if value < 1:
+    counts = {"prompts": prompts, "samples": samples, "batch_size": batch_size}
+    for name, value in (counts | {"max_completion_length": max_completion_length}).items():
+        if value is not None and value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}.")
     from grpo_pl.data.sources import PromptSource
     from grpo_pl.policy.trained import find_model

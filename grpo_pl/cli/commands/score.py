@@ -13,7 +13,7 @@ from rich.console import Console
 from grpo_pl.cli.commands.score_summary import ScoreSummary, print_summary
 from grpo_pl.cli.given import Given, settings
 from grpo_pl.config.suggestions import nearest
-from grpo_pl.files.rows import count_rows, read_rows, require_rows, row_writer
+from grpo_pl.files.rows import check_output, count_rows, read_rows, require_rows, row_writer
 from grpo_pl.rewards.base import Reward, Score, Status
 from grpo_pl.rewards.batch import ScoredBatch, check_rewards, score_completions
 from grpo_pl.rollout.episode_settings import EpisodeSettings
@@ -114,8 +114,8 @@ def score_file(
         raise ValueError(f"{file} holds no rows.")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
-    if output is not None and output.resolve() == file.resolve():
-        raise ValueError(f"output {output} is the input file: give another name.")
+    if output is not None:
+        check_output(output, file)
     names, summary = (completion_column, answer_column), ScoreSummary()
     with progress_bar("score", total) as advance, row_writer(output) as write, closing(read_rows(file)) as rows:
         while batch := list(islice(rows, batch_size)):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from functools import partial
@@ -110,6 +111,33 @@ def test_an_interrupted_filter_goes_on(command_line: Any, config: Path, tmp_path
     filter(config=str(config), output=str(whole), keep="0..1", samples=2)
     assert _rows(output) == _rows(whole)
     assert not notes.exists()
+
+
+def test_rates_of_other_problems_or_weights_are_not_taken(command_line: Any, config: Path, tmp_path: Path) -> None:
+    model, output, sums = tmp_path / "model", tmp_path / "out.jsonl", tmp_path / "sums.jsonl"
+    shutil.copytree(_policy(command_line), model)
+    given: dict[str, Any] = {"config": str(config), "output": str(output), "samples": 1, "model": str(model)}
+    with pytest.raises(ValueError, match=r"Widen --keep"):  # what was measured stays beside the output
+        filter(**given, keep="0.5..0.6")
+    was = sums.read_text()
+    sums.write_text(was.replace('"-3"', '"16"'))
+    with pytest.raises(ValueError, match="holds rates of another configuration, data, model"):
+        filter(**given, keep="0..1")
+    sums.write_text(was)
+    os.utime(model / "model.safetensors", (1.0, 1.0))
+    with pytest.raises(ValueError, match="holds rates of another configuration, data, model"):
+        filter(**given, keep="0..1")
+
+
+def test_the_problems_are_not_written_over_and_counts_are_counts(config: Path, tmp_path: Path) -> None:
+    sums = tmp_path / "sums.jsonl"
+    was = sums.read_text()
+    with pytest.raises(ValueError, match="is the input file"):
+        filter(config=str(config), output=str(sums), samples=0)
+    assert sums.read_text() == was
+    for prompts in (0, -3):
+        with pytest.raises(ValueError, match=f"--prompts must be at least 1, got {prompts}"):
+            filter(config=str(config), output=str(tmp_path / "out.jsonl"), samples=0, prompts=prompts)
 
 
 def test_rules_leave_out_what_can_be_guessed_without_measuring(config: Path, tmp_path: Path) -> None:
