@@ -10,9 +10,12 @@ from typing import Any
 
 import httpx2
 
+from grpo_pl.functional.retry_after import retry_after
+
 _PER_REQUEST = 8  # problems
 _AT_ONCE = 3  # requests
 _PATIENCE_S = 600.0  # for a server that is busy
+_PAUSE_S = 0.1  # at least, or one that says 0 would be asked thousands of times
 
 
 class ServerError(OSError):
@@ -59,7 +62,7 @@ def post(url: str, body: Mapping[str, Any], *, api_key: str | None) -> dict[str,
             return result
         if answer.status_code != 429 or time.monotonic() > give_up:
             raise ServerError(f"{url} answered {answer.status_code}: {_message(answer)}")
-        time.sleep(float(answer.headers.get("Retry-After") or 1.0))
+        time.sleep(max(_PAUSE_S, retry_after(answer.headers.get("Retry-After"), 1.0)))
 
 
 def _message(answer: httpx2.Response) -> str:

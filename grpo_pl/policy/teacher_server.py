@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx2
 
+from grpo_pl.functional.retry_after import retry_after
 from grpo_pl.policy.teacher import TeacherConfig
 
 _TRY_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
-_LONGEST_WAIT_S = 60.0
 
 
 def served_logprobs(teacher: TeacherConfig, rows: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -47,29 +47,22 @@ def _ask(client: httpx2.Client, teacher: TeacherConfig, rows: Sequence[Sequence[
         "max_tokens": 0,
         "temperature": 1.0,
     }
-    problem = ""
+    problem, told = "", None
     for attempt in range(teacher.retries + 1):
         try:
             answer = client.post(url, json=body)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            problem, wait = f"cannot be reached ({error!r})", 2.0**attempt
+            problem, told = f"cannot be reached ({error!r})", None
         else:
             if answer.is_success:
                 return _read(answer, rows, url)
             problem = f"answered {answer.status_code}: {' '.join(answer.text.split())[:300]}"
             if answer.status_code not in _TRY_AGAIN:
                 break
-            wait = _retry_after(answer, 2.0**attempt)
+            told = answer.headers.get("Retry-After")
         if attempt < teacher.retries:
-            time.sleep(min(wait, _LONGEST_WAIT_S))
+            time.sleep(retry_after(told, 2.0**attempt))
     raise ValueError(f"the teacher at {url} {problem}. Start it, or mend model.teacher.")
-
-
-def _retry_after(answer: httpx2.Response, otherwise: float) -> float:
-    try:
-        return float(answer.headers.get("Retry-After", otherwise))
-    except ValueError:  # a date
-        return otherwise
 
 
 def _read(answer: httpx2.Response, rows: Sequence[Sequence[int]], url: str) -> list[list[float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from grpo_pl.functional.retry_after import retry_after
 from grpo_pl.rewards.base import Reward
 
 if TYPE_CHECKING:
@@ -106,7 +108,8 @@ class AsksModel(Reward):
         before: Callable[[], str] = lambda: "",
         **further: Any,
     ) -> Reply[T]:
-        """Asks until a reply is a verdict, ``retries`` times again at most.
+        """Asks until a reply is a verdict, ``retries`` times again at most, each as long after a refusal as its
+        ``Retry-After`` says.
 
         Args:
             read: the verdict in a reply; None if it is none.
@@ -115,9 +118,11 @@ class AsksModel(Reward):
         """
         from openai import APIStatusError, OpenAIError
 
-        problem, replied = "", False
+        problem, replied, wait = "", False, 0.0
         messages: list[Any] = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         for _ in range(self.retries + 1):
+            time.sleep(wait)
+            wait = 0.0
             if reason := before():
                 return Reply(None, reason)
             try:
@@ -129,6 +134,7 @@ class AsksModel(Reward):
                 problem, replied = f"{type(error).__name__} {error.status_code}", False
                 if error.status_code in (400, 401, 403, 404, 422):
                     break  # asking again will not help
+                wait = retry_after(error.response.headers.get("Retry-After"), 0.0)
             except (OpenAIError, ValueError, AttributeError, TypeError, IndexError) as error:
                 problem, replied = type(error).__name__, False  # unreachable, too slow, or no chat completion
             else:

@@ -1,8 +1,10 @@
 """Log-probabilities from a server that speaks OpenAI's completions, and what is wrong with one that does not."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -17,19 +19,19 @@ Reply = Callable[[dict[str, Any], int], tuple[int, Any]]
 
 
 @contextmanager
-def _serving(reply: Reply) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def _serving(reply: Reply, retry_after: Callable[[], str] = lambda: "0") -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The address of a server, and the requests that it has got; ``reply(body, number)`` gives status and answer."""
     asked: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append(body | {"path": self.path, "key": self.headers.get("Authorization")})
+            asked.append(body | {"path": self.path, "key": self.headers.get("Authorization"), "at": time.time()})
             status, answer = reply(body, len(asked))
             content = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
-            self.send_header("Retry-After", "0")
+            self.send_header("Retry-After", retry_after())
             self.end_headers()
             self.wfile.write(content)
 
@@ -84,6 +86,16 @@ def test_a_busy_server_is_asked_again() -> None:
     with _serving(busy_once) as (url, asked):
         assert len(served_logprobs(_config(url, served_name="other"), ROWS[:2])) == 2
     assert [body["model"] for body in asked] == ["other", "other"]
+
+
+def test_a_busy_server_may_say_until_when() -> None:
+    def busy_once(body: dict[str, Any], number: int) -> tuple[int, Any]:
+        return (503, {"error": "loading"}) if number == 1 else _told(body, number)
+
+    until = int(time.time()) + 2
+    with _serving(busy_once, lambda: formatdate(until, usegmt=True)) as (url, asked):
+        assert len(served_logprobs(_config(url), ROWS[:2])) == 2
+    assert asked[1]["at"] >= until
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -49,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
-            self.server.requests.append({"path": self.path, **request})
+            self.server.requests.append({"path": self.path, "at": time.time(), **request})
             self.server.in_flight += 1
             self.counted = True
             self.server.most_in_flight = max(self.server.most_in_flight, self.server.in_flight)
@@ -70,9 +71,11 @@ class Handler(BaseHTTPRequestHandler):
         body = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
         self.reply(200, json.dumps(body))
 
-    def reply(self, status: int, body: str) -> None:
+    def reply(self, status: int, body: str, **headers: str) -> None:
         self.leave()
         self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -260,6 +263,30 @@ def test_a_second_try_may_succeed(endpoint: Endpoint) -> None:
     endpoint.behave = first_fails
     (score,) = judge(endpoint)([r"\boxed{a}"], ["b"], {})
     assert score.value == 1.0
+
+
+@pytest.mark.parametrize("dated", [False, True])
+def test_a_refusal_may_say_when_to_ask_again(endpoint: Endpoint, dated: bool) -> None:
+    until = int(time.time()) + 2
+
+    def busy_once(handler: Handler, request: dict) -> None:
+        if len(endpoint.requests) > 1:
+            return handler.say("SAME")
+        handler.reply(429, "{}", Retry_After=formatdate(until, usegmt=True) if dated else "1")
+
+    endpoint.behave = busy_once
+    assert judge(endpoint)([r"\boxed{1.0}"], ["1"], {"question": ["?"]})[0].value == 1.0
+    first, second = (request["at"] for request in endpoint.requests)
+    assert second >= until if dated else second - first >= 1.0
+
+
+@pytest.mark.parametrize("header", ["nan", "-5", "soon", "Thu, 01 Jan 1970 00:00:00 GMT"])
+def test_a_refusal_that_names_no_time_to_come_is_asked_again_at_once(endpoint: Endpoint, header: str) -> None:
+    def busy_once(handler: Handler, request: dict) -> None:
+        handler.say("SAME") if len(endpoint.requests) > 1 else handler.reply(429, "{}", Retry_After=header)
+
+    endpoint.behave = busy_once
+    assert judge(endpoint)([r"\boxed{1.0}"], ["1"], {"question": ["?"]})[0].value == 1.0
 
 
 def test_a_dead_endpoint_is_unavailable_until_it_is_back() -> None:
