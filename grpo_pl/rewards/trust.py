@@ -36,6 +36,7 @@ SOURCES: Mapping[str, Sequence[str]] = {
     "tasks.sorting": ["SortingPrompts"],
     "tasks.subset_sum": ["SubsetSumPrompts"],
     "tasks.sums": ["SumPrompts"],
+    "tasks.word_problems": ["WordProblems"],
     "tables": ["TablePrompts"],
 }
 """Trusted prompt sources by module: they read data and import nothing by name."""

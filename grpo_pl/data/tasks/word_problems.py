@@ -1,0 +1,164 @@
+"""``WordProblems``: short stories with one or two steps of arithmetic, for a policy that reads English already."""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from grpo_pl.data.tasks.generated import GeneratedPrompts
+from grpo_pl.data.tasks.wordings import (
+    HELD_OUT,
+    HELD_OUT_ITEMS,
+    HELD_OUT_PEOPLE,
+    ONE_STEP,
+    TRAINING_ITEMS,
+    TRAINING_PEOPLE,
+    TWO_STEPS,
+    Wording,
+)
+from grpo_pl.functional.sampling import row_key
+from grpo_pl.types import Problem
+
+PRONOUNS = {
+    "she": {"they": "she", "They": "She", "them": "her", "their": "her"},
+    "he": {"they": "he", "They": "He", "them": "him", "their": "his"},
+}
+OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
+FIGURE = 400
+"""Held-out problems where no number is asked for."""
+HELD_OUT_FACTS = 5
+"""One arithmetical fact in this many is held out."""
+
+TRIES = 20_000
+"""Draws of the numbers of a problem."""
+
+Step = tuple[int, str, int]
+"""Number, operation, number."""
+
+
+@dataclass(kw_only=True)
+class WordProblems(GeneratedPrompts):
+    """Problems such as ``Tom has 14 apples and gets 5 more. How many apples does Tom have now?``
+
+    All results are whole and at least 2. Wordings are in ``grpo_pl/data/tasks/wordings.py``. A step is held out by the
+    fact that it needs: 7 · 8, 8 · 7, 56 / 7 and 56 / 8 go together, as do 5 + 9, 14 − 5 and 14 − 9. No step of any
+    training problem needs a held-out fact, and every step of every held-out problem does. Columns: ``steps``, the work
+    (``14 + 5 = 19``, two steps separated by ``; ``), and ``wording``, its verb.
+    """
+
+    held_out: Literal["numbers", "wordings", "two_step"] = "numbers"
+    """Which held-out problems there are, all with numbers that training never uses: one step in the wordings of
+    training, one step in other wordings with other names and things, or two steps in the wordings of training."""
+    two_step_share: float = 0.25
+    """Share of the training problems with two steps."""
+    largest: int = 50
+    """Largest number of a sum, and largest one to subtract from; with two steps, half of the largest value between."""
+    table: int = 12
+    """Largest factor, divisor and quotient."""
+
+    def __post_init__(self) -> None:
+        if self.held_out not in ("numbers", "wordings", "two_step"):
+            raise ValueError(f"held_out must be numbers, wordings or two_step, got {self.held_out!r}.")
+        if not 0.0 <= self.two_step_share <= 1.0:
+            raise ValueError(f"two_step_share must lie in [0, 1], got {self.two_step_share}.")
+        if not 10 <= self.largest <= 1000:
+            raise ValueError(f"largest must lie between 10 and 1000, got {self.largest}.")
+        if not 5 <= self.table <= 30:
+            raise ValueError(f"table must lie between 5 and 30, got {self.table}.")
+
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str:
+        return f"{prompt.columns['steps'].replace('; ', '. ')}. The answer is {prompt.answer}."
+
+    def validation(self, count: int | None = None) -> list[Problem]:
+        return super().validation(FIGURE if count is None else count)
+
+    def candidates(self, split: Literal["train", "val"], *place: int, count: int) -> Iterator[Problem]:
+        held_out = split == "val"
+        rng = random.Random(row_key(self.seed, split, *([self.held_out] if held_out else place)))
+        for _ in range(1000 * count):
+            if held_out:
+                wordings = {"numbers": ONE_STEP, "wordings": HELD_OUT, "two_step": TWO_STEPS}[self.held_out]
+            else:
+                wordings = TWO_STEPS if rng.random() < self.two_step_share else ONE_STEP
+            wording = rng.choice(wordings)
+            for _ in range(
+                TRIES
+            ):  # numbers for this wording: a new wording each time would make those of one step common
+                steps = self._steps(wording.steps, rng)
+                if steps is not None and all(self._is_held_out(step) == held_out for step in steps):
+                    yield _told(wording, steps, rng)
+                    break
+            else:
+                raise ValueError(f"no numbers found for the wording {wording.verb!r}: {self.how_to_get_more()}")
+
+    def is_held_out(self, problem: Problem) -> bool:
+        return all(self._is_held_out(step) for step in _read(problem.columns["steps"]))
+
+    def how_to_get_more(self) -> str:
+        return f"raise largest ({self.largest}) or table ({self.table}), or ask for fewer."
+
+    def _is_held_out(self, step: Step) -> bool:
+        return row_key(self.seed, "fact", *fact(step)) % HELD_OUT_FACTS == 0
+
+    def _steps(self, operations: str, rng: random.Random) -> list[Step] | None:
+        """Numbers for these operations, or None for a draw of which something is too large or not whole."""
+        steps: list[Step] = []
+        for sign in operations:
+            before = OPERATIONS[steps[-1][1]](steps[-1][0], steps[-1][2]) if steps else None
+            a, b = self._numbers(sign, rng)
+            if before is not None:
+                if before > 2 * self.largest or (sign == "*" and before > self.table):
+                    return None
+                a, b = before, b if sign != "/" else rng.randint(2, self.table)
+                if sign == "-" and a - b < 2:
+                    return None
+                if sign == "/" and (a % b or not 2 <= a // b <= self.table):
+                    return None
+            steps.append((a, sign, b))
+        return steps
+
+    def _numbers(self, sign: str, rng: random.Random) -> tuple[int, int]:
+        if sign == "+":
+            return rng.randint(2, self.largest), rng.randint(2, self.largest)
+        if sign == "-":
+            a = rng.randint(4, self.largest)
+            return a, rng.randint(2, a - 2)
+        b, other = rng.randint(2, self.table), rng.randint(2, self.table)
+        return (other if sign == "*" else b * other), b
+
+
+def fact(step: Step) -> tuple[str, int, int]:
+    """The sum or product that a step needs to know: of 14 − 5 it is 5 + 9, of 56 / 8 it is 7 · 8."""
+    a, sign, b = step
+    if sign in "-/":
+        a = OPERATIONS[sign](a, b)
+    return "+" if sign in "+-" else "*", min(a, b), max(a, b)
+
+
+def _told(wording: Wording, steps: Sequence[Step], rng: random.Random) -> Problem:
+    """The problem of a wording with these numbers, with names and things drawn."""
+    seen = wording not in HELD_OUT
+    people, things = (TRAINING_PEOPLE, TRAINING_ITEMS) if seen else (HELD_OUT_PEOPLE, HELD_OUT_ITEMS)
+    kind = rng.choice(sorted(people))
+    name = rng.choice(people[kind])
+    other = rng.choice([one for names in people.values() for one in names if one != name])
+    numbers = dict(zip("abc", [steps[0][0], *(b for *_, b in steps)], strict=False))
+    items = rng.choice(wording.items or things)
+    question = wording.text.format(name=name, other=other, items=items, **PRONOUNS[kind], **numbers)
+    results = [OPERATIONS[sign](a, b) for a, sign, b in steps]
+    work = "; ".join(f"{a} {sign} {b} = {result}" for (a, sign, b), result in zip(steps, results, strict=True))
+    return Problem(
+        id=row_key("word problem", question),
+        question=question,
+        answer=str(results[-1]),
+        columns={"steps": work, "wording": wording.verb},
+    )
+
+
+def _read(work: str) -> list[Step]:
+    """The steps of the column ``steps``."""
+    parts = [line.split() for line in work.split("; ")]
+    return [(int(a), sign, int(b)) for a, sign, b, *_ in parts]

@@ -1,0 +1,170 @@
+"""The texts of word problems: names, things, and one entry for each way of asking. Add a line to add a wording.
+
+Wordings of training and held-out ones share no name, no noun and no verb, and no held-out sentence is built like one of
+training; ``tests/data/tasks/test_word_problems.py`` holds that, so a new line that breaks it is found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Wording:
+    """One way of asking.
+
+    ``steps`` are the operations, worked from left to right: ``+`` is a + b, ``*-`` is a · b − c. The text may name the
+    numbers in any order. It may also hold ``{name}`` and ``{other}`` (two people), ``{they}``, ``{They}``, ``{them}``
+    and ``{their}`` (pronouns of the first), and ``{items}`` (things, in the plural: every number is 2 or more).
+    """
+
+    verb: str
+    """The verb that this wording has and no other; it names the wording."""
+    steps: str
+    text: str
+    items: tuple[str, ...] = ()
+    """What ``{items}`` may be, where not everything fits."""
+
+
+TRAINING_PEOPLE = {
+    "she": ("Anna", "Lucy", "Mia", "Emma", "Nina", "Clara", "Rosa", "Ella"),
+    "he": ("Tom", "Ben", "Sam", "Jack", "Leo", "Paul", "Max", "Luke"),
+}
+TRAINING_ITEMS = (
+    "apples", "marbles", "stickers", "pencils", "cards", "shells", "stamps", "buttons", "beads", "balloons", "nuts",
+    "pears",
+)  # fmt: skip
+HELD_OUT_PEOPLE = {"she": ("Ruth", "Hana", "Vera", "Greta", "Inga"), "he": ("Omar", "Igor", "Felix", "Kofi", "Hugo")}
+HELD_OUT_ITEMS = ("pebbles", "candles", "ribbons", "lemons", "badges", "crayons", "postcards", "spoons")
+
+ONE_STEP = (
+    Wording("gets", "+", "{name} has {a} {items} and gets {b} more. How many {items} does {name} have now?"),
+    Wording(
+        "puts", "+", "There are {a} {items} in a box. {name} puts {b} more into it. How many {items} are in the box?"
+    ),
+    Wording(
+        "buys",
+        "+",
+        "{name} buys {a} {items} on Monday and {b} {items} on Tuesday. How many {items} is that altogether?",
+    ),
+    Wording("own", "+", "How many {items} do {name} and {other} own together, if {name} has {a} and {other} has {b}?"),
+    Wording(
+        "finds",
+        "+",
+        "In the garden {name}, who already had {a} {items}, finds {b} more. How many {items} has {they} got?",
+    ),
+    Wording("ride", "+", "{a} children and {b} parents ride on a bus. How many people are on the bus?"),
+    Wording("lost", "-", "{name} had {a} {items}. {They} lost {b} of them. How many {items} are left?"),
+    Wording(
+        "broke",
+        "-",
+        "Of the {a} {items} on the shelf, {b} fell down and broke. How many {items} are still whole?",
+        ("eggs", "cups", "plates", "bowls"),
+    ),
+    Wording("gives", "-", "{name} gives {b} of {their} {a} {items} to {other}. How many {items} does {name} keep?"),
+    Wording(
+        "needs", "-", "{name} needs {a} {items}, but only {b} are there. How many more {items} must {they} look for?"
+    ),
+    Wording(
+        "sold",
+        "-",
+        "A bakery made {a} {items} in the morning and sold {b} of them by noon. How many {items} were not sold?",
+        ("rolls", "cakes", "pies", "buns"),
+    ),
+    Wording(
+        "scored", "-", "{other} scored {b} points less than {name}, who has {a} points. How many points has {other}?"
+    ),
+    Wording("fills", "*", "{name} fills {a} bags with {b} {items} each. How many {items} are in the bags?"),
+    Wording("stand", "*", "A hall has {a} rows, and {b} chairs stand in every row. How many chairs has the hall?"),
+    Wording("reads", "*", "Every day {name} reads {b} pages of a book. How many pages does {they} read in {a} days?"),
+    Wording("costs", "*", "One ticket costs {b} dollars. How many dollars do {a} tickets cost?"),
+    Wording("bring", "*", "{a} friends bring {b} {items} each to the party. How many {items} do they bring together?"),
+    Wording("runs", "*", "If {name} runs {b} laps in each lesson, how many laps is that in {a} lessons?"),
+    Wording(
+        "shares",
+        "/",
+        "{name} shares {a} {items} equally among {b} friends. How many {items} are there for each friend?",
+    ),
+    Wording("packed", "/", "{a} {items} are packed into boxes of {b}. How many boxes are full?"),
+    Wording("cuts", "/", "{name} cuts a rope of {a} meters into {b} equal pieces. How many meters long is each piece?"),
+    Wording(
+        "wash",
+        "/",
+        "It takes {name} {a} minutes to wash {b} cars, always equally long. How many minutes does each take?",
+    ),
+    Wording("form", "/", "{a} players form teams of {b}. How many teams are there?"),
+    Wording("pays", "/", "For {b} {items} {name} pays {a} dollars. How many dollars is that for each?"),
+)
+"""In training, and asked with numbers that training never uses."""
+
+TWO_STEPS = (
+    Wording("drops", "+-", "{name} has {a} {items}, takes {b} more and then drops {c}. How many {items} are left?"),
+    Wording(
+        "carries",
+        "*+",
+        "{name} carries {a} bags with {b} {items} each and {c} loose {items}. How many {items} is that in all?",
+    ),
+    Wording(
+        "loads",
+        "*-",
+        "A farmer loads {a} boxes of {b} {items} each. Then {c} {items} go bad. How many good {items} are left?",
+        ("melons", "plums", "peaches", "carrots"),
+    ),
+    Wording(
+        "mixes",
+        "+/",
+        "{name} mixes {a} red with {b} green {items} and makes {c} equal piles. How many {items} are in each pile?",
+    ),
+    Wording(
+        "sent",
+        "--",
+        "{name} started with {a} {items}. {They} sent {b} to {other} and {c} to a cousin. How many has {they} still?",
+    ),
+    Wording(
+        "hold",
+        "++",
+        "Three jars hold {items}: the red one {a}, the blue one {b}, the green one {c}. How many {items} do they hold?",
+    ),
+    Wording(
+        "ate",
+        "-*",
+        "{name} asked {a} friends. {b} could not come, and each of the others ate {c} {items}. How many is that?",
+        ("cookies", "cherries", "grapes", "dates"),
+    ),
+    Wording(
+        "divides",
+        "/+",
+        "{name} divides {a} {items} into {b} equal piles and adds {c} {items} to one. How many are in this pile?",
+    ),
+)
+"""In training, and asked with numbers that training never uses."""
+
+HELD_OUT = (
+    Wording("arrive", "+", "{a} {items} and later {b} others arrive for {name} by mail. What is the total?"),
+    Wording(
+        "displays", "+", "A shop displays {a} striped {items} beside {b} plain ones. Work out the sum of both kinds."
+    ),
+    Wording(
+        "measures",
+        "+",
+        "What length, in kilometers, is a trail whose steep stretch measures {a} and whose flat stretch {b}?",
+    ),
+    Wording("perch", "-", "{a} sparrows perch along a roof until {b} fly off. What number of sparrows stays?"),
+    Wording("leaks", "-", "A tank with {a} liters of water leaks {b} liters overnight. Find the liters that remain."),
+    Wording(
+        "baked", "-", "While {other} baked {a} muffins, {name} baked {b} fewer. Tell how many muffins {name} baked."
+    ),
+    Wording("plants", "*", "Along each of {a} streets {name} plants {b} trees. Calculate the trees in total."),
+    Wording(
+        "earns", "*", "As a gardener {name} earns {b} coins an hour. What is {their} wage, in coins, for {a} hours?"
+    ),
+    Wording(
+        "weighs",
+        "*",
+        "A crate weighs {b} kilograms. Give the kilograms of a truckload with {a} such crates.",
+    ),
+    Wording("split", "/", "When {b} neighbors split {a} {items} evenly, what is the portion of a single neighbor?"),
+    Wording("types", "/", "In {b} seconds {name} types {a} letters at a steady speed. State the letters per second."),
+    Wording("seat", "/", "Provided that {b} guests sit at a table, what number of tables will seat {a} guests?"),
+)
+"""Never in training."""
