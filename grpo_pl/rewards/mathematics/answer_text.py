@@ -263,7 +263,8 @@ def as_words(text: str) -> str | None:
         return None  # abc may be a product of three letters
     if not wrapped and any(part in _FUNCTIONS for part in words.split()):
         return None
-    return words.casefold() if len(words) > 1 else words
+    # AB is not ab, which is a product; YES is yes
+    return words.casefold() if any(is_word(part.casefold()) for part in re.findall(r"[^\W\d_]+", words)) else words
 
 
 _TOKENS = re.compile(

@@ -7,14 +7,18 @@ lone symbol by its name. SymPy objects are never turned into text here, because 
 from __future__ import annotations
 
 import logging
+import re
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
+from latex2sympy2_extended import symbols
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from latex2sympy2_extended.logic import And as LazyAnd
-from latex2sympy2_extended.math_normalization import NormalizationConfig
-from math_verify import LatexExtractionConfig, parse, verify
+from latex2sympy2_extended.math_normalization import NormalizationConfig, normalize_latex
+from math_verify import grader, verify
+from math_verify.parser import get_last_eq
 from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 from sympy.core.relational import Relational  # type: ignore[import-untyped]
 from sympy.functions.combinatorial import factorials  # type: ignore[import-untyped]
@@ -45,30 +49,68 @@ def _let_binomials_be_interrupted() -> None:
 
 _let_binomials_be_interrupted()
 
-_EXTRACTION = [
-    LatexExtractionConfig(
-        try_extract_without_anchor=False,
-        boxed_match_priority=0,
-        normalization_config=NormalizationConfig(
-            basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last", equations=False
-        ),
-    )
-]
+
+def _same_symbols(gold: Any, answer: Any) -> bool:
+    """Whether two expressions, of which one or both are symbols, have the same names. math-verify's own function takes
+    ``X_1`` for ``x_1`` and ``E`` for ``e``; like it, this one takes a product of letters for a word."""
+
+    def name(expr: Any) -> str | None:
+        parts = expr.args if isinstance(expr, sympy.Mul) else [expr]
+        return "".join(part.name for part in parts) if all(isinstance(part, sympy.Symbol) for part in parts) else None
+
+    return gold == answer or (name(gold) is not None and name(gold) == name(answer))
 
 
+grader.sympy_compare_symbols = _same_symbols
+for _constant in ("gamma", "Gamma"):  # letters like all others, not Euler's constant
+    symbols.sympy_singleton_map.pop(_constant, None)
+
+_NORMALIZATION = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+)
+_CONVERSION = ConversionConfig(lowercase_symbols=False)
+_NAME = (
+    r"(?<![A-Za-z\\])(?P<name>[A-Za-z]|\\[A-Za-z]+(?:\{[A-Za-z]+\})?)\s*(?:_(?:\{(?P<index>\w+)\}|(?P<digit>\w)))?\s*"
+)
+_PRIMED = re.compile(_NAME + r"(?:(?P<marks>'+)|\^\s*\{?(?P<primes>(?:\s*\\prime)+)\s*\}?)")
+_DERIVED = re.compile(_NAME + r"\^\s*\{\s*\((?P<order>\w+)\)\s*\}(?=\s*\()")
+_INVERSE = re.compile(r"(?<![A-Za-z\\])(?P<name>[f-hF-H])\s*\^\s*\{\s*-\s*1\s*\}(?=\s*\()")
+_LETTER = re.compile(r"(?<![A-Za-z\\])(?:I(?![A-Za-z])|[eE](?=_))|\\(?P<gamma>gamma|Gamma(?!\s*\())(?![A-Za-z])")
+
+
+def _with_plain_names(text: str) -> str:
+    r"""``text`` with names that the library would read as something else written with a subscript or as a word: it
+    drops the prime of ``f'``, takes ``f^{-1}(x)`` for a power, and ``I`` and ``\gamma`` for constants."""
+
+    def subscripted(match: re.Match[str]) -> str:
+        groups = match.groupdict()
+        marks = "prime" * (len(groups.get("marks") or "") or (groups.get("primes") or "").count("\\"))
+        index = groups.get("index") or groups.get("digit") or ""
+        order = f"order{groups['order']}" if groups.get("order") else ""
+        return f"{match['name']}_{{{index}{marks}{order or ('' if marks else 'inverse')}}}"
+
+    for pattern in (_PRIMED, _DERIVED, _INVERSE):
+        text = pattern.sub(subscripted, text)
+    return _LETTER.sub(lambda letter: rf"\text{{{letter['gamma'] or letter[0]}}}", text)
+
+
+@lru_cache(maxsize=64)
 def read(text: str) -> Any:
-    """The SymPy object that the inside of a box denotes, or ``None``.
-
-    The box is put back around it: without one, math-verify would search the text and read ``2\\pi`` as 2.
-    """
-    found = parse(
-        f"\\boxed{{{text}}}",
-        extraction_config=_EXTRACTION,
-        fallback_mode="no_fallback",
-        extraction_mode="first_match",
-        parsing_timeout=None,  # the limits of the worker apply instead
-    )
-    return found[0] if found else None
+    """The SymPy object that the inside of a box denotes, or ``None``."""
+    text = normalize_latex(_with_plain_names(text), _NORMALIZATION)
+    for part in dict.fromkeys([text, get_last_eq(text)]):  # of a chain of equations, the last side may be readable
+        try:
+            return latex2sympy(
+                part,
+                is_real=not grader.should_treat_as_complex(part),
+                normalization_config=None,
+                conversion_config=_CONVERSION,
+            )
+        except (MemoryError, RecursionError):
+            raise
+        except Exception:  # the parser raises a plain Exception for what it cannot read, the conversion all kinds
+            continue
+    return None
 
 
 _TAME = (sympy.Add, sympy.Mul, sympy.Number, sympy.Symbol, sympy.NumberSymbol)
