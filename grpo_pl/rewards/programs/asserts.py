@@ -2,42 +2,85 @@
 
 ``assert f(2) == 4`` asks for ``f(2)`` and expects that it ``== 4``. Only the first half is sent to the process of the
 program; the second is evaluated here, by a small evaluator that knows literals, comparisons, arithmetic and a few
-functions of Python, and can neither call nor look up anything else.
+functions of Python, and can neither call nor look up anything else. What is done to a call before it is compared is
+part of the question: of ``sorted(f(2), reverse=True)[0] == 4`` the program is asked for all but the ``== 4``, so that
+values of any kind are listed and sorted where they are at home.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import cmath
+import datetime
 import math
 import operator
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
-from grpo_pl.rewards.programs.values import MOST_KEYS
+from grpo_pl.rewards.programs.values import INCOMPARABLE, LONGEST_RANGE, MOST_KEYS, MOST_PLACES
 
 
-def _some(kind: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``set`` or ``frozenset`` of not too many members: those that collide make it slow."""
+def _some(kind: Callable[..., Any]) -> Callable[..., Any]:
+    """``set`` or another class of not too many members: those that collide make it slow."""
 
-    def make(members: Any = ()) -> Any:
+    def make(members: Any = (), *further: Any, **named: Any) -> Any:
+        members = members if hasattr(members, "__len__") else list(members)
         if len(members) > MOST_KEYS:
             raise ValueError(f"more than {MOST_KEYS} members")
-        return kind(members)
+        return kind(members, *further, **named)
+
+    return make
+
+
+def _range(*bounds: int) -> range:
+    found = range(*bounds)
+    if abs(found.stop - found.start) // abs(found.step) > LONGEST_RANGE:
+        raise ValueError(f"more than {LONGEST_RANGE} members")
+    return found
+
+
+def _exact(kind: Callable[..., Any]) -> Callable[..., Any]:
+    """``Fraction`` or ``Decimal`` of what is not too long when it is written out: 1e999999999 would never end."""
+
+    def make(*parts: Any) -> Any:
+        for part in parts:
+            if isinstance(part, str) and abs(Decimal(part.partition("/")[0]).adjusted()) > MOST_PLACES:
+                raise ValueError(f"more than {MOST_PLACES} digits")
+        return kind(*parts)
 
     return make
 
 
 PURE: Mapping[str, Callable[..., Any]] = {
-    **{name: getattr(builtins, name) for name in ("abs", "all", "any", "bool", "float", "int", "len", "list", "max")},
-    **{name: getattr(builtins, name) for name in ("min", "round", "sorted", "str", "tuple")},
-    "set": _some(set),
-    "frozenset": _some(frozenset),
+    **{
+        name: getattr(builtins, name)
+        for name in ("abs", "all", "any", "bool", "complex", "float", "int", "len", "list")
+    },
+    **{name: getattr(builtins, name) for name in ("max", "min", "sorted", "str", "tuple")},
+    "round": lambda number, places=None: round(number, None if places is None else max(-400, min(400, places))),
     "sum": lambda numbers: sum(numbers),  # of lists, from a second argument on, it would be slow
+    "range": _range,
+    **{kind.__name__: _some(kind) for kind in (bytes, dict, set, frozenset, Counter, OrderedDict)},
+    **{kind.__name__: _exact(kind) for kind in (Fraction, Decimal)},
+    **{kind.__name__: kind for kind in (deque, datetime.date, datetime.datetime, datetime.timedelta)},
+    **dict.fromkeys(("isclose", "math.isclose"), math.isclose),
+    **{f"math.{name}": getattr(math, name) for name in ("fabs", "sqrt", "isnan", "isinf")},
+    "cmath.isclose": cmath.isclose,
 }
-"""Functions that are evaluated here, of what the program gave back."""
-MATHS: Mapping[str, Callable[..., Any]] = {"isclose": math.isclose, "fabs": math.fabs, "sqrt": math.sqrt}
+"""Functions that are evaluated here, of what the tests hold or the program gave back."""
+MODULES = ("collections", "fractions", "decimal", "datetime")
+"""Modules that may stand before the names of these."""
+ASKED = frozenset(
+    {"abs", "all", "any", "bool", "bytearray", "bytes", "complex", "dict", "enumerate", "filter", "float", "frozenset"}
+    | {"int", "iter", "len", "list", "map", "max", "min", "next", "ord", "repr", "reversed", "round", "set", "sorted"}
+    | {"str", "sum", "tuple", "zip", "Counter", "Decimal", "Fraction", "OrderedDict", "deque"}
+)
+"""Functions that the program calls itself of a value that is asked of it: there it may be of any kind."""
 LARGEST = 100_000
 """Most members of what ``*`` and ``+`` make of sequences."""
 _COMPARISONS: Mapping[type, Callable[[Any, Any], Any]] = {
@@ -50,6 +93,9 @@ _ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
 }  # fmt: skip
 _SIGNS: Mapping[type, Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Not: operator.not_}
+
+
+NUMBERS = (int, float, complex, Fraction, Decimal)
 
 
 class Inseparable(ValueError):
@@ -67,7 +113,7 @@ class Assertion:
         """Whether it is true of what the program gave back."""
         try:
             return bool(_value(self.test, values))
-        except (ArithmeticError, TypeError, ValueError, LookupError, RecursionError, MemoryError):
+        except INCOMPARABLE:
             return False
 
 
@@ -85,23 +131,22 @@ def take_apart(test: ast.expr) -> Assertion:
 
 
 def _without_calls(node: ast.expr, asked: list[str]) -> ast.expr:
-    """``node`` with every call of the program replaced by the name of its value; ``asked`` gets the calls."""
+    """``node`` with every question to the program replaced by the name of its value; ``asked`` gets the questions."""
 
     def inner(child: ast.expr) -> ast.expr:
         return _without_calls(child, asked)
 
+    if _is_question(node):
+        asked.append(ast.unparse(node))
+        return ast.Name(f".{len(asked) - 1}", ast.Load())
     match node:
         case ast.Constant():
             return node
-        case ast.Call() if _known(node.func) is not None and not node.keywords:
-            return ast.Call(node.func, [inner(a) for a in node.args], [])
-        case ast.Call(func=ast.Attribute(value=ast.Name(id="math"), attr="isclose")):
+        case ast.Call() if _known(node.func) is not None and all(k.arg for k in node.keywords):
             keywords = [ast.keyword(k.arg, inner(k.value)) for k in node.keywords]
             return ast.Call(node.func, [inner(a) for a in node.args], keywords)
         case ast.Call():
-            _check_call(node)
-            asked.append(ast.unparse(node))
-            return ast.Name(f".{len(asked) - 1}", ast.Load())
+            raise Inseparable(_why_not(node))
         case ast.Compare():
             return ast.Compare(inner(node.left), node.ops, [inner(c) for c in node.comparators])
         case ast.BoolOp():
@@ -119,29 +164,63 @@ def _without_calls(node: ast.expr, asked: list[str]) -> ast.expr:
     raise Inseparable(f"{ast.unparse(node)[:60]!r} is no call, literal, comparison or arithmetic")
 
 
-def _check_call(call: ast.Call) -> None:
-    """Refuses calls that would tell the program what is expected, or that are no calls of it.
+def _is_question(node: ast.expr) -> bool:
+    """Whether the program may be asked for all of ``node``: a call of it, and what is done to that alone."""
+    match node:
+        case ast.Attribute(value=inner) | ast.Starred(value=inner):
+            return _is_question(inner)
+        case ast.Subscript(value=inner, slice=place):
+            return _is_question(inner) and not any(isinstance(n, ast.Call | ast.Name) for n in ast.walk(place))
+        case ast.List(elts=[inner]) | ast.Tuple(elts=[inner]) | ast.Set(elts=[inner]) if isinstance(inner, ast.Starred):
+            return _is_question(inner)
+        case ast.Call(func=ast.Attribute(value=ast.Constant(), attr="join"), args=[inner], keywords=[]):
+            return _is_question(inner)
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=keywords) if name in ASKED:
+            others = [a for a in arguments if not _is_question(a)]
+            only = len(arguments) - len(others) == 1
+            named = all(isinstance(k.value, ast.Constant) or _is_function(k.value) for k in keywords)
+            return only and named and all(_is_function(o) or _is_setting(name, o) for o in others)
+        case ast.Call():
+            return _known(node.func) is None and not _why_not(node)
+    return False
 
-    Raises:
-        Inseparable: see above.
-    """
+
+def _is_function(node: ast.expr) -> bool:
+    """``len``, ``str.lower``, or a lambda that compares nothing: says how, and not what is expected."""
+    if isinstance(node, ast.Lambda):
+        return not any(isinstance(inner, ast.Compare) for inner in ast.walk(node))
+    root = node.value if isinstance(node, ast.Attribute) else node
+    return isinstance(root, ast.Name) and hasattr(builtins, root.id)
+
+
+def _is_setting(function: str, node: ast.expr) -> bool:
+    """Digits to round to, a base, a first index; None where there is no next."""
+    if function not in ("round", "int", "enumerate", "next") or not isinstance(node, ast.Constant):
+        return False
+    return node.value is None if function == "next" else type(node.value) is int
+
+
+def _why_not(call: ast.Call) -> str:
+    """Why the program is not asked for a call: it would learn what is expected, or it is no call of it; or ``""``."""
     root: ast.expr = call.func
     while isinstance(root, ast.Attribute | ast.Call | ast.Subscript):
         root = root.func if isinstance(root, ast.Call) else root.value
+    shown = f"{ast.unparse(call)[:60]!r}"
     if isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id):
-        raise Inseparable(f"{ast.unparse(call)[:60]!r} would let the program judge itself")
+        return f"{shown} would let the program judge itself"
     if not isinstance(root, ast.Name):
-        raise Inseparable(f"{ast.unparse(call)[:60]!r} is no call of a function of the program")
+        return f"{shown} is no call of a function of the program"
     if any(isinstance(node, ast.Compare | ast.comprehension) for node in ast.walk(call)):
-        raise Inseparable(f"{ast.unparse(call)[:60]!r} compares inside of the call")
+        return f"{shown} compares inside of the call"
+    return ""
 
 
 def _known(function: ast.expr) -> Callable[..., Any] | None:
     match function:
         case ast.Name(id=name):
             return PURE.get(name)
-        case ast.Attribute(value=ast.Name(id="math"), attr=name):
-            return MATHS.get(name)
+        case ast.Attribute(value=ast.Name(id=module), attr=name):
+            return PURE.get(name) if module in MODULES else PURE.get(f"{module}.{name}")
     return None
 
 
@@ -193,17 +272,15 @@ def _calculated(kind: type, left: Any, right: Any) -> Any:
     Raises:
         ValueError: it would not.
     """
+    numbers = isinstance(left, NUMBERS) and isinstance(right, NUMBERS)
     if kind is ast.Pow:
-        if not (isinstance(left, int | float) and isinstance(right, int | float) and abs(right) <= 100):
+        parts = [left.numerator, left.denominator] if isinstance(left, int | Fraction) else []
+        if not numbers or abs(right) > 100 or any(part.bit_length() > 1000 for part in parts):
             raise ValueError("too large a power")
-        if isinstance(left, int) and left.bit_length() > 1000:
-            raise ValueError("too large a power")
-    elif kind in (ast.Mult, ast.Mod, ast.Add):
-        numbers = isinstance(left, int | float) and isinstance(right, int | float)
-        if kind is ast.Mod and not numbers:
-            raise ValueError("only numbers have a remainder")
-        if kind is ast.Mult and not numbers:
-            count, sequence = (left, right) if isinstance(left, int) else (right, left)
-            if not isinstance(count, int) or count * len(sequence) > LARGEST:
-                raise ValueError("too long a sequence")
+    elif kind is ast.Mod and not numbers:
+        raise ValueError("only numbers have a remainder")
+    elif kind is ast.Mult and not numbers:
+        count, sequence = (left, right) if isinstance(left, int) else (right, left)
+        if not isinstance(count, int) or count * len(sequence) > LARGEST:
+            raise ValueError("too long a sequence")
     return _ARITHMETIC[kind](left, right)

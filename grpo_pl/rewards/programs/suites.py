@@ -74,7 +74,13 @@ def read_suite(text: str) -> Suite:
             return _of_python(told)
     except BadTests:
         raise
-    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:  # of a text that is no Python
+    except (
+        ValueError,
+        SyntaxError,
+        RecursionError,
+        MemoryError,
+        OverflowError,
+    ) as error:  # of a text that is no Python
         raise BadTests(
             f"{type(error).__name__}: {error}" if not isinstance(error, Inseparable) else str(error)
         ) from None
@@ -103,15 +109,15 @@ def _of_entries(told: list[dict[str, Any]]) -> Suite:
     """``[{"input": …, "output": …, "testtype": …}, …]``; a function has its name in ``fn_name``."""
     if not all(isinstance(entry.get("input"), str) and isinstance(entry.get("output"), str) for entry in told):
         raise BadTests("each test of a list needs input and output, both texts")
-    kinds = {entry.get("testtype", "stdin") for entry in told}
+    kinds = {str(entry.get("testtype", "stdin")) for entry in told}
     if kinds == {"stdin"}:
         return tuple(_printing(entry["input"], entry["output"]) for entry in told)
     if kinds != {"functional"}:
-        raise BadTests(f"testtype must be stdin for all tests, or functional for all, got {sorted(map(str, kinds))}")
-    names = {entry.get("fn_name") for entry in told}
-    if len(names) != 1 or None in names:
+        raise BadTests(f"testtype must be stdin for all tests, or functional for all, got {sorted(kinds)}")
+    names = [entry.get("fn_name") for entry in told]
+    if names[0] is None or any(name != names[0] for name in names):
         raise BadTests("tests with testtype functional need fn_name, the same in each: LiveCodeBench's func_name")
-    return _calling(names.pop(), [_arguments(e["input"]) for e in told], [[_value(e["output"])] for e in told])
+    return _calling(names[0], [_arguments(e["input"]) for e in told], [[_value(e["output"])] for e in told])
 
 
 def _lines(cell: Any) -> str:
@@ -222,10 +228,7 @@ def _fault(outcome: Outcome, at: int, count: int, holds: Callable[[Sequence[Any]
         values.append(value)
     if len(values) < count:
         return "no result" if outcome.went_well else _end_of(outcome)
-    try:
-        return "" if holds(values) else f"gave {_shown(values)}"
-    except RecursionError:
-        return "too deep a result"
+    return "" if holds(values) else f"gave {_shown(values)}"
 
 
 def _shown(values: Sequence[Any]) -> str:

@@ -1,17 +1,32 @@
-"""Reads what a program gave back and compares it with what was expected: in this process, which no program reaches."""
+"""Reads what a program gave back and compares it with what was expected: in this process, which no program reaches.
+
+Every comparison is total: whatever a program writes, the answer is yes or no.
+"""
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
-from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 MOST_KEYS = 4000
 """Most members of a set or keys of a dictionary: keys that collide make it slow to build."""
+LONGEST_RANGE = 100_000
+"""Most members of a range that is read: it costs nothing to write and much to look through."""
+MOST_PLACES = 5000
+"""Most digits before or behind the point of a decimal that is read: ``int`` of 1e999999999 never ends."""
 TOLERANCE = 1e-6
 """Largest difference of decimal numbers, relative to those above 1."""
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
+_LONGEST_NUMBER = 400
+INCOMPARABLE = (ArithmeticError, TypeError, ValueError, AttributeError, LookupError, RecursionError, MemoryError)
+"""What Python raises on values of built-in types that do not fit together."""
 
 
 class Unreadable(ValueError):
@@ -19,12 +34,17 @@ class Unreadable(ValueError):
 
 
 class Other:
-    """A value of some other type: equal to nothing."""
+    """A value of some other type: equal to nothing; its items can be looked through, if it has any."""
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, items: Sequence[Any] | None = None) -> None:
+        self.name, self.items = name, items
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.items is None:
+            raise TypeError(f"{self.name} is not iterable")
+        return iter(self.items)
 
     def __eq__(self, other: object) -> bool:
         return False
@@ -45,7 +65,9 @@ def read_result(line: str) -> tuple[Any, str]:
             return None, str(told["error"])[:200] or "error"
         if isinstance(told, dict) and told.keys() == {"value"}:
             return _restored(told["value"]), ""
-    except (ValueError, TypeError, RecursionError) as error:
+    except Unreadable:
+        raise
+    except INCOMPARABLE as error:
         raise Unreadable(f"{type(error).__name__} in the result") from None
     raise Unreadable("no result")
 
@@ -57,22 +79,66 @@ def _restored(told: Any) -> Any:
         return told
     ((kind, content),) = told.items()
     if kind == "other":
-        return Other(str(content)[:50])
-    if kind == "bytes":
-        return bytes.fromhex(content)
-    if kind == "tuple":
-        return tuple(_restored(item) for item in content)
-    if len(content) > MOST_KEYS:
+        name, *items = content
+        return Other(str(name)[:50], *map(_restored, items))
+    if kind in _KEYED and len(content) > MOST_KEYS:
         raise Unreadable(f"more than {MOST_KEYS} keys")
-    if kind == "set":
-        return {_restored(item) for item in content}
-    if kind == "dict":
-        return {_restored(key): _restored(item) for key, item in content}
-    raise Unreadable(f"no type {kind[:50]!r}")
+    if kind not in _RESTORE:
+        raise Unreadable(f"no type {kind[:50]!r}")
+    return _RESTORE[kind](content)
+
+
+def _dictionary(pairs: Any) -> dict[Any, Any]:
+    return {_restored(key): _restored(item) for key, item in pairs}
+
+
+def _range(numbers: Any) -> range:
+    found = range(*numbers)
+    if not -LONGEST_RANGE <= (found.stop - found.start) // found.step <= LONGEST_RANGE:
+        raise Unreadable(f"a range of more than {LONGEST_RANGE} members")
+    return found
+
+
+def _decimal(text: Any) -> Decimal:
+    found = Decimal(str(text))
+    if found.is_snan() or (found.is_finite() and abs(found.adjusted()) > MOST_PLACES):
+        raise Unreadable("a decimal that cannot be compared")
+    return found
+
+
+_RESTORE: Mapping[str, Callable[[Any], Any]] = {
+    "bytes": bytes.fromhex,
+    "tuple": lambda items: tuple(map(_restored, items)),
+    "deque": lambda items: deque(map(_restored, items)),
+    "iterator": lambda items: iter(list(map(_restored, items))),
+    "set": lambda items: set(map(_restored, items)),
+    "dict": _dictionary,
+    "keys": lambda items: dict.fromkeys(map(_restored, items)).keys(),
+    "values": lambda items: dict(enumerate(map(_restored, items))).values(),
+    "items": lambda pairs: _dictionary(pairs).items(),
+    "range": _range,
+    "fraction": lambda pair: Fraction(*map(int, pair)),
+    "decimal": _decimal,
+    "complex": lambda pair: complex(*pair),
+    "date": datetime.date.fromisoformat,
+    "datetime": datetime.datetime.fromisoformat,
+    "time": datetime.time.fromisoformat,
+    "timedelta": lambda parts: datetime.timedelta(*parts),
+}
+"""What ``program_run.plain`` calls a value -> how it is made again."""
+_KEYED = frozenset({"set", "dict", "keys", "items"})
 
 
 def same_value(found: Any, expected: Any) -> bool:
-    """Whether a result is what JSON says: tuples are lists there, keys are text, decimals agree to `TOLERANCE`."""
+    """Whether a result is what JSON says: tuples are lists there, keys are text, a fraction or decimal is a number, and
+    decimals agree to `TOLERANCE`."""
+    try:
+        return _same_value(found, expected)
+    except INCOMPARABLE:
+        return False
+
+
+def _same_value(found: Any, expected: Any) -> bool:
     if isinstance(found, list | tuple):
         return isinstance(expected, list) and _all_same(found, expected)
     if isinstance(found, dict):
@@ -80,21 +146,21 @@ def same_value(found: Any, expected: Any) -> bool:
             return False
         named = {key if isinstance(key, str) else json.dumps(key, default=repr): item for key, item in found.items()}
         return named.keys() == expected.keys() and _all_same([named[key] for key in expected], list(expected.values()))
-    if isinstance(found, float) or isinstance(expected, float):
-        numbers = isinstance(found, int | float) and isinstance(expected, int | float)
+    if isinstance(found, float | Fraction | Decimal) or isinstance(expected, float):
+        numbers = isinstance(found, int | float | Fraction | Decimal) and isinstance(expected, int | float)
         return numbers and near(found, expected)
     return bool(found == expected)
 
 
 def _all_same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
-    return len(found) == len(expected) and all(map(same_value, found, expected))
+    return len(found) == len(expected) and all(map(_same_value, found, expected))
 
 
-def near(found: float, expected: float) -> bool:
-    """Whether two numbers agree to `TOLERANCE`."""
+def near(found: Any, expected: float) -> bool:
+    """Whether two real numbers agree to `TOLERANCE`."""
     try:
-        return found == expected or math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    except OverflowError:  # an integer beyond all floats
+        return bool(found == expected) or math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    except (ArithmeticError, ValueError):  # an integer beyond all floats, a NaN that signals
         return False
 
 
@@ -113,14 +179,12 @@ def _same_line(found: str, expected: str) -> bool:
 
 
 def _same_word(found: str, expected: str) -> bool:
+    """Python's own readers of numbers would take ``1_000``, ``١`` and ``sNaN``, and fractions are exact and finite."""
     if found == expected:
         return True
-    if max(len(found), len(expected)) > 400:
+    if not all(len(word) <= _LONGEST_NUMBER and _NUMBER.fullmatch(word) for word in (found, expected)):
         return False
-    try:
-        number, wanted = Decimal(found), Decimal(expected)
-    except InvalidOperation:
-        return False
-    if number == wanted:
-        return True
-    return not expected.lstrip("+-").isdecimal() and near(float(number), float(wanted))
+    number, wanted = Fraction(found), Fraction(expected)
+    if number == wanted or expected.lstrip("+-").isdecimal():
+        return number == wanted
+    return abs(number - wanted) <= Fraction(TOLERANCE) * max(Fraction(1), abs(number), abs(wanted))

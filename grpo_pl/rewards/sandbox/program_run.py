@@ -8,9 +8,15 @@ known in the parent of the worker alone.
 from __future__ import annotations
 
 import atexit
+import collections
+import collections.abc
+import datetime
+import decimal
+import fractions
 import gc
 import importlib.machinery
 import io
+import itertools
 import json
 import os
 import random
@@ -135,23 +141,57 @@ def answer(steps: list[dict[str, Any]], names: dict[str, Any]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON; what JSON has no form for is an object with one key that says what it is."""
+    """A value as JSON; what JSON has no form for is an object with one key that says what it is. A member of a subclass
+    is what Python's own class takes it for, so that an ``__eq__`` of the program says nothing."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    if isinstance(value, tuple):
-        return {"tuple": [plain(item) for item in value]}
-    if isinstance(value, dict):
-        return {"dict": [[plain(key), plain(item)] for key, item in value.items()]}
-    if isinstance(value, set | frozenset):
-        return {"set": [plain(item) for item in value]}
-    if kind is bytes:
-        return {"bytes": value.hex()}
-    if isinstance(value, int):  # a subclass, such as a member of IntEnum
-        return int(value)
-    return {"other": kind.__name__}
+    for base, written in _WRITTEN.items():
+        if isinstance(value, base):
+            return written(value)
+    try:
+        items = _list(itertools.islice(iter(value), MOST_ITEMS))
+    except Exception:  # no iterable, or an item that cannot be written
+        return {"other": [kind.__name__]}
+    return {"other": [kind.__name__, items]}
+
+
+def _pairs(mapping: Any) -> list[list[Any]]:
+    return [[plain(key), plain(item)] for key, item in mapping]
+
+
+def _list(values: Any) -> list[Any]:
+    return [plain(item) for item in values]
+
+
+MOST_ITEMS = 10_000
+"""How much of an iterator is looked at: some are endless."""
+_WRITTEN: dict[Any, Callable[[Any], Any]] = {
+    str: str.__str__,
+    float: float.__float__,
+    bool: bool,
+    int: int.__index__,
+    list: _list,
+    collections.UserList: _list,
+    tuple: lambda value: {"tuple": _list(value)},
+    (dict, collections.UserDict, types.MappingProxyType): lambda value: {"dict": _pairs(value.items())},
+    (set, frozenset): lambda value: {"set": _list(value)},
+    (bytes, bytearray, memoryview): lambda value: {"bytes": bytes(value).hex()},
+    collections.deque: lambda value: {"deque": _list(value)},
+    range: lambda value: {"range": [value.start, value.stop, value.step]},
+    collections.abc.KeysView: lambda value: {"keys": _list(value)},
+    collections.abc.ItemsView: lambda value: {"items": _pairs(value)},
+    collections.abc.ValuesView: lambda value: {"values": _list(value)},
+    collections.abc.Iterator: lambda value: {"iterator": _list(itertools.islice(value, MOST_ITEMS))},
+    fractions.Fraction: lambda value: {"fraction": [value.numerator, value.denominator]},
+    decimal.Decimal: lambda value: {"decimal": decimal.Decimal.__str__(value)},
+    complex: lambda value: {"complex": [value.real, value.imag]},
+    datetime.datetime: lambda value: {"datetime": value.isoformat()},
+    datetime.date: lambda value: {"date": value.isoformat()},
+    datetime.time: lambda value: {"time": value.isoformat()},
+    datetime.timedelta: lambda value: {"timedelta": [value.days, value.seconds, value.microseconds]},
+}
+"""Class -> how its members are written, the first that fits."""
 
 
 def _described(error: BaseException) -> str:

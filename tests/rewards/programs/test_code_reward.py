@@ -1,6 +1,9 @@
 """Programs run against tests: what is right earns 1; what cheats, hangs or attacks earns 0, and leaves nothing."""
 
+# ruff: noqa: E501
+
 import json
+import math
 import os
 import pickle
 import platform
@@ -97,6 +100,149 @@ def reward(level: str) -> CodeReward:
 def test_right_programs_earn_1_behind_each_wall(reward: CodeReward, program: str, tests: str) -> None:
     (score,) = scores(reward, program, tests)
     assert (score.value, score.status) == (1.0, "ok"), score
+
+
+VALUES = {
+    "generator": "def f(n):\n    for i in range(n): yield i",
+    "endless generator": "import itertools\ndef f(n): return itertools.count()",
+    "iterator": "def f(n): return iter(range(n))",
+    "map": "def f(n): return map(int, '012'[:n])",
+    "zip": "def f(n): return zip(range(n), 'abc')",
+    "filter": "def f(n): return filter(lambda i: i < n, [0, 1, 2, 3, 4])",
+    "reversed": "def f(n): return reversed(range(n))",
+    "enumerate": "def f(n): return enumerate('abc'[:n])",
+    "iterator of its own": "class I:\n    def __init__(self, n): self.i, self.n = -1, n\n    def __iter__(self): return self\n"
+    "    def __next__(self):\n        self.i += 1\n        if self.i == self.n: raise StopIteration\n        return self.i\n"
+    "def f(n): return I(n)",
+    "sequence of its own": "class S:\n    def __len__(self): return 3\n    def __getitem__(self, i): return range(3)[i]\n"
+    "def f(n): return S()",
+    "range": "def f(n): return range(n)",
+    "keys": "def f(n): return dict.fromkeys(range(n)).keys()",
+    "values": "def f(n): return {'a': 0, 'b': 1, 'c': 2}.values()",
+    "items": "def f(n): return dict(enumerate('abc')).items()",
+    "deque": "from collections import deque\ndef f(n): return deque(range(n))",
+    "array": "from array import array\ndef f(n): return array('i', range(n))",
+    "bytes": "def f(n): return bytes(range(n))",
+    "bytearray": "def f(n): return bytearray(range(n))",
+    "Counter": "from collections import Counter\ndef f(n): return Counter(range(n))",
+    "defaultdict": "from collections import defaultdict\ndef f(n): return defaultdict(int, {0: 1})",
+    "OrderedDict": "from collections import OrderedDict\ndef f(n): return OrderedDict([(0, 'a')])",
+    "UserList": "from collections import UserList\ndef f(n): return UserList([0, 1, 2])",
+    "frozenset": "def f(n): return frozenset(range(n))",
+    "named tuple": "from collections import namedtuple\ndef f(n): return namedtuple('P', 'x y z')(0, 1, 2)",
+    "subclass of list": "class L(list): pass\ndef f(n): return L(range(n))",
+    "Fraction": "from fractions import Fraction\ndef f(n): return Fraction(n, 2)",
+    "Decimal": "from decimal import Decimal\ndef f(n): return Decimal(n) / 2",
+    "complex": "def f(n): return complex(1.5, 0)",
+    "subclass of float": "class F(float): pass\ndef f(n): return F(1.5)",
+    "subclass of str": "class T(str): pass\ndef f(n): return T('012')",
+    "member of IntEnum": "from enum import IntEnum\nclass E(IntEnum):\n    A = 3\ndef f(n): return E.A",
+    "member of StrEnum": "from enum import Enum\nclass E(str, Enum):\n    A = '012'\ndef f(n): return E.A",
+    "member of Enum": "from enum import Enum\nclass E(Enum):\n    A = 3\ndef f(n): return E.A",
+    "date": "import datetime\ndef f(n): return datetime.date(2024, 2, n)",
+    "text": "def f(n): return '012'[:n]",
+    "list": "def f(n): return list(range(n))",
+}
+"""Name -> a program whose ``f(3)`` is of that kind."""
+ASSERTIONS = [
+    "f(3) == [0, 1, 2]", "list(f(3)) == [0, 1, 2]", "sorted(f(3)) == [0, 1, 2]", "tuple(f(3)) == (0, 1, 2)",
+    "set(f(3)) == {2, 1, 0}", "f(3) == {0, 1, 2}", "sorted(f(3), reverse=True) == [2, 1, 0]", "sum(f(3)) == 3",
+    "max(f(3)) == 2", "[*f(3)] == [0, 1, 2]", "list(map(str, f(3))) == ['0', '1', '2']", "next(f(3)) == 0",
+    "next(iter(f(3))) == 0", "len(f(3)) == 3", "f(3)[1] == 1", "f(3)[:2] == [0, 1]", "2 in f(3)", "7 not in f(3)",
+    "list(f(3)) == [0, 1, 3]", "list(f(3)) == [(0, 'a'), (1, 'b'), (2, 'c')]", "dict(f(3)) == {0: 'a', 1: 'b', 2: 'c'}",
+    "list(f(3)) == ['0', '1', '2']", "''.join(f(3)) == '012'", "f(3) == '012'", "f(3) != '012'", "f(3) is not None",
+    "f(3) == 1.5", "abs(f(3) - 1.5) < 1e-9", "f(3) > 1", "float(f(3)) == 1.5", "str(f(3)) == '3/2'", "str(f(3)) == '1.5'",
+    "f(3) == 1.5 + 0j", "f(3) == 3", "f(3).value == 3", "f(3).name == 'A'", "f(3) * 2 == 3", "round(f(3), 1) == 1.5",
+    "f(3) == {0: 1}", "f(3) == {0: 'a'}", "f(3) == (0, 1, 2)", "f(3) == b'\\x00\\x01\\x02'", "f(3) == range(3)", "f(3).day == 3",
+    "math.isclose(f(3), 1.5)", "not f(3)", "bool(f(3))", "all(f(3))", "any(f(3))", "list(reversed(f(3))) == [2, 1, 0]",
+]  # fmt: skip
+
+
+ENDLESS = {
+    ("endless generator", a)
+    for a in ASSERTIONS
+    if not a.startswith(
+        ("f(3)", "next", "2 in", "float", "abs", "bool", "len", "round", "str", "math", "not", "any", "sum")
+    )
+} | {("endless generator", "sum(f(3)) == 3")}  # Python itself never ends on these
+
+
+def decided(reward: CodeReward, pairs: Sequence[tuple[str, str]]) -> tuple[list[float], list[Score]]:
+    """What Python says, with the assertion after the program in one process, and what the reward says."""
+    truth = []
+    for name, assertion in pairs:
+        names: dict[str, object] = {"math": math}
+        try:
+            exec(f"{VALUES[name]}\nassert {assertion}", names)
+        except Exception:
+            truth.append(0.0)
+        else:
+            truth.append(1.0)
+    tests = [f"import math\nassert {assertion}" for _, assertion in pairs]
+    return truth, reward([fenced(VALUES[name]) for name, _ in pairs], tests, {})
+
+
+PAIRS = [(name, assertion) for name in VALUES for assertion in ASSERTIONS if (name, assertion) not in ENDLESS]
+
+
+def test_an_assertion_decides_as_python_does_whatever_the_value(reward: CodeReward) -> None:
+    some = PAIRS[::11]
+    truth, found = decided(reward, some)
+    assert [(p, s) for p, t, s in zip(some, truth, found, strict=True) if s.value != t] == []
+    assert 30 < sum(truth) < 100
+
+
+@pytest.mark.slow
+def test_all_assertions_decide_as_python_does_whatever_the_value(reward: CodeReward) -> None:
+    truth, found = decided(reward, PAIRS)
+    assert [(p, s) for p, t, s in zip(PAIRS, truth, found, strict=True) if s.value != t] == []
+    assert sum(truth) >= 500
+
+
+LIES = [
+    "class A(str):\n    def __eq__(self, other): return True\n    __hash__ = str.__hash__",
+    "class A(float):\n    def __new__(c, *a): return float.__new__(c, 7)\n    def __eq__(self, other): return True\n"
+    "    __lt__ = __gt__ = __le__ = __ge__ = __eq__",
+    "class A(int):\n    def __new__(c, *a): return int.__new__(c, 7)\n    def __eq__(self, other): return True\n"
+    "    __sub__ = __rsub__ = lambda self, other: 0\n    __abs__ = lambda self: self\n    __index__ = __int__ = lambda self: 31337",
+    "class A(list):\n    def __eq__(self, other): return True\n    def __iter__(self): return iter([A()])\n"
+    "    def __len__(self): return 1\n    def __contains__(self, x): return True",
+    "class A(dict):\n    def __eq__(self, other): return True\n    def items(self): return [(A2(), A2())]\n"
+    "class A2:\n    def __eq__(self, o): return True\n    def __hash__(self): return 0",
+    "from collections import deque\nclass A(deque):\n    def __eq__(self, other): return True",
+    "from fractions import Fraction\nclass A(Fraction):\n    def __new__(c, *a): return Fraction.__new__(c, 7, 2)\n"
+    "    def __eq__(self, other): return True\n    numerator = denominator = property(lambda self: A())",
+    "from decimal import Decimal\nclass A(Decimal):\n    def __new__(c, *a): return Decimal.__new__(c, 'sNaN')\n"
+    "    def __eq__(self, other): return True\n    def __str__(self): return '0'",
+    "class A:\n    __class__ = str\n    def __eq__(self, other): return True",
+    "class A:\n    def __iter__(self): return self\n    def __next__(self): return A()\n    def __eq__(self, o): return True\n"
+    "    def __contains__(self, x): return True",
+    "class A:\n    def __eq__(self, other): return True\nsorted = list = set = tuple = lambda *a, **k: A()\nlen = lambda x: A()",
+    "from enum import Enum\nclass E(str, Enum):\n    A = 'x'\n    def __eq__(self, other): return True\ndef A(*a): return E.A",
+    "class M(type):\n    def __instancecheck__(c, x): return True\n    def __eq__(c, o): return True\n    __hash__ = None\n"
+    "class A(metaclass=M): pass",
+    "import collections.abc, json\ncollections.abc.Iterator.register(str)\njson.dumps = lambda x: '{\"value\": NaN}'\nA = str",
+    "def A(*a): return float('nan')",
+]  # fmt: skip
+"""Programs with an ``A`` that says that it is equal to everything."""
+EXPECTED = [
+    "f(1) == 31337", "f(1) == 'tulip'", "f(1) == [31337]", "f(1) == {'tulip': 31337}", "list(f(1)) == [31337]",
+    "sorted(f(1)) == [31337]", "set(f(1)) == {31337}", "len(f(1)) == 31338", "abs(f(1) - 31337) < 1e-6", "31337 in f(1)",
+    "math.isclose(f(1), 31337)", "isclose(f(1), 31336)", "f(1) == Fraction(31337, 2)", "f(1)[0] == 31338", "[f(1)] == [31338]",
+    "f(1) == Counter([31337])", "''.join(f(1)) == 'tulip'", "max(f(1), key=str) == 31338", "f(1) > 31336 and f(1) < 31338",
+]  # fmt: skip
+
+
+def test_what_says_that_it_is_equal_to_everything_earns_nothing(reward: CodeReward) -> None:
+    programs = [
+        f"{lie}\ndef f(x): return A()\ndef isclose(*a, **k): return True\nFraction = Counter = A" for lie in LIES
+    ]
+    tests = "import math\n" + "\n".join(f"assert {expected}" for expected in EXPECTED)
+    strict = CodeReward(partial=True, time_limit_s=1.0)  # whose value is above 0 if one assertion is passed
+    found = strict([fenced(program) for program in programs], [tests] * len(programs), {})
+    assert [(p, s) for p, s in zip(programs, found, strict=True) if s.value != 0.0] == []
+    (knows,) = strict([fenced("def f(x): return 31337")], [tests], {})
+    assert knows.value and knows.value > 0.1
 
 
 def test_a_folder_to_write_to_and_the_whole_library_are_there_behind_namespaces(level: str, reward: CodeReward) -> None:

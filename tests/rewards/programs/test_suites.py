@@ -1,6 +1,8 @@
 """How tests are read, what of them a program is given, and what is compared with what."""
 
 import json
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -78,25 +80,36 @@ def test_check_of_humaneval_is_taken_apart() -> None:
     [
         ("f(1) == g(1)", [5, 5], True),
         ("f(1) == g(1)", [5, 6], False),
-        ("set(f(1)) == {1, 2}", [[2, 1, 2]], True),
-        ("sorted(f(1)) == [1, 2]", [{"tuple": [2, 1]}], True),
+        ("set(f(1)) == {1, 2}", [{"set": [2, 1]}], True),
+        ("set(f(1) + g(1)) == {1, 2}", [[2], [1, 2]], True),
+        ("sorted(f(1) + g(1)) == [1, 2]", [{"tuple": [2]}, {"tuple": [1]}], True),
         ("f(1) == (1, 2)", [{"tuple": [1, 2]}], True),
         ("f(1) == (1, 2)", [[1, 2]], False),
         ("f(1) is None", [None], True),
         ("f(1) is True", [1], False),
-        ("f(1)[1]['a'] == 3", [[0, {"dict": [["a", 3]]}]], True),
+        ("f(1)[1]['a'] == 3", [3], True),
+        ("(f(1) + g(1))[1]['a'] == 3", [[0], [{"dict": [["a", 3]]}]], True),
         ("f(1) == {1: 'a', (2, 3): None}", [{"dict": [[1, "a"], [{"tuple": [2, 3]}, None]]}], True),
         ("math.isclose(f(1), 0.3, rel_tol=0.01)", [0.301], True),
-        ("len(f(1)) > 2 and 'b' in f(1)", ["abc", "abc"], True),
+        ("len(f(1)) > 2 and 'b' in f(1)", [3, "abc"], True),
         ("f(1) == 2 ** 20 - 1", [1048575], True),
         ("f(1) == 'ab' * 3", ["ababab"], True),
         ("f(1) < 3", ["text"], False),  # what raises is not passed
-        ("f(1) == 5", [{"other": "Sneaky"}], False),
+        ("f(1) == 5", [{"other": ["Sneaky"]}], False),
         ("f(1) == b'\\x01'", [{"bytes": "01"}], True),
         ("f(1) * 10 == 50", [5], True),
         ("'a' * f(1) == 'a'", [10**9], False),  # would fill the memory of this process
         ("f(1) ** 2 == 4", [10**600], False),
-        ("set(f(1)) == {1}", [list(range(MOST_KEYS + 1))], False),
+        ("set(f(1) + g(1)) == {1}", [list(range(MOST_KEYS + 1)), []], False),
+        ("f(1) == 5", [{"range": [0, 10**12, 1]}], False),  # each of these would take for ever to look through
+        ("1.5 in f(1)", [{"range": [0, 10**12, 1]}], False),
+        ("int(f(1) + 1) == 5", [{"decimal": "1e999999999"}], False),
+        ("Fraction(f(1) + g(1)) == 5", ["1e9999", "99999"], False),
+        ("len(range(f(1))) == 5", [10**12], False),
+        ("round(f(1), g(1)) == 5", [7, -(10**12)], False),
+        ("f(1) == 5", [{"decimal": "sNaN"}], False),
+        ("f(1) < 5", [{"decimal": "NaN"}], False),
+        ("isclose(f(1), 0.3)", [{"fraction": [3, 10]}], True),  # evaluated here, not by an isclose of the program
     ],
 )
 def test_what_an_assertion_expects_is_evaluated_here(assertion: str, values: list[Any], holds: bool) -> None:
@@ -116,9 +129,12 @@ def test_what_an_assertion_expects_is_evaluated_here(assertion: str, values: lis
         ('{"inputs": ["x y"], "outputs": ["1"], "fn_name": "f"}', "'x y' is no JSON"),
         ('[{"input": "1", "output": 2}]', "both texts"),
         ('[{"input": "1", "output": "2", "testtype": "functional"}]', "need fn_name"),
+        ('[{"input": "1", "output": "2", "testtype": []}]', "testtype must be stdin"),
+        ('[{"input": "1", "output": "2", "testtype": "functional", "fn_name": {}}]', "the name of a function"),
         ("assert f(1) == expected", "'expected' is no call"),
         ("assert all(f(x) == y for x, y in [(1, 2)])", "is no call, literal"),
         ("assert isinstance(f(1), int)", "would let the program judge itself"),
+        ("assert sorted(f(1), key=lambda x: x == 5)", "would let the program|is no call, literal"),
         ("assert check(f(1) == 2)", "compares inside"),
         ("assert 1 == 1", "asks the program for nothing"),
         ("for i in range(3):\n    assert f(i) == i", "they must stand alone"),
@@ -144,6 +160,13 @@ def test_tests_that_cannot_be_run_are_refused(text: str, complaint: str) -> None
         ([1, 2], [1], False),
         ("1", 1, False),
         ({1, 2}, [1, 2], False),
+        (Fraction(1, 2), 0.5, True),
+        (Decimal("0.1"), 0.1, True),
+        (Decimal("3"), 3, True),
+        (Decimal("sNaN"), 3, False),
+        (Decimal("NaN"), 3.0, False),
+        (range(2), [0, 1], False),
+        (1 + 0j, 1, True),
         (None, False, False),
     ],
 )
@@ -163,6 +186,21 @@ def test_values_are_compared_as_json_writes_them(found: Any, expected: Any, same
         ("1 2", "1\n2", False),
         ("nan", "nan", True),
         ("nan", "0.5", False),
+        ("sNaN", "1", False),  # raises where it is compared as a decimal
+        ("-sNaN123", "0.5", False),
+        ("1_000", "1000", False),  # Python reads these as numbers, and nobody else does
+        ("1__0.5", "10.5", False),
+        ("\u0661", "1", False),
+        ("\uff11", "1", False),
+        ("1e999999999", "1", False),
+        ("1e-999999999", "0.0", False),
+        ("1e400", "1e500", False),  # both are infinite as floats
+        ("1e400", "1e+400", True),
+        ("1E3", "1000", True),
+        ("+7.", "7", True),
+        (".5", "0.50", True),
+        ("0x10", "16", False),
+        ("9" * 5000, "8" * 5000, False),
         ("", "", True),
     ],
 )
@@ -173,7 +211,12 @@ def test_printed_lines_are_compared_word_by_word(found: str, expected: str, same
 @pytest.mark.parametrize(
     "line",
     ["", "true", '{"value": 1, "error": ""}', "[" * 100_000, "9" * 5000, '{"value": {"set": [[1]]}}',
-     '{"value": {"x": 1}}', '{"value": {"bytes": "zz"}}', '{"value": {}}',
+     '{"value": {"x": 1}}', '{"value": {"range": [0, 5, 0]}}', '{"value": {"range": [0, 1000000000000, 1]}}',
+     '{"value": {"decimal": "sNaN"}}', '{"value": {"decimal": "1e999999999"}}', '{"value": {"fraction": [1, 0]}}',
+     '{"value": {"fraction": ["1e999999999", 1]}}', '{"value": {"date": "x"}}',
+     '{"value": {"set": [{"other": ["A"]}]}}',
+     '{"value": {"complex": [[], 1]}}', '{"value": {"timedelta": [1e999]}}', '{"value": {"deque": 5}}',
+     '{"value": {"bytes": "zz"}}', '{"value": {}}',
      json.dumps({"value": {"set": list(range(MOST_KEYS + 1))}})],
 )  # fmt: skip
 def test_lines_that_no_value_has_are_refused(line: str) -> None:
