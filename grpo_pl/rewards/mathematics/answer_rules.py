@@ -135,6 +135,8 @@ class AnswerRules:
         (gold, gold_unit), (mine, unit) = units.split_unit(gold), units.split_unit(mine)
         if gold_unit and unit and not units.same_unit(gold_unit, unit):
             return Verdict("wrong", f"unit {unit}, expected {gold_unit}")
+        if not gold_unit and not units.is_known(unit):
+            return Verdict("wrong", f"{unit!r} is neither a unit nor a noun that may follow a number")
         mine = without_inner_units(gold, mine)
         if match := _NUMBER_AS_TEXT.fullmatch(mine):
             mine = match[1]

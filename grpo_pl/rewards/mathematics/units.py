@@ -6,69 +6,45 @@ import re
 from functools import lru_cache
 
 from grpo_pl.rewards.mathematics.answer_text import CURRENCIES, is_word, read_number
+from grpo_pl.rewards.mathematics.measures import has_meaningful_case, is_unit, read_measure, same_measure
+from grpo_pl.rewards.mathematics.nouns import is_counted, is_substance, same_noun
 
-_UNIT_NAMES = {
-    "m": "meter meters metre metres",
-    "cm": "centimeter centimeters centimetre centimetres",
-    "mm": "millimeter millimeters millimetre millimetres",
-    "km": "kilometer kilometers kilometre kilometres kms",
-    "in": "inch inches",
-    "ft": "foot feet",
-    "yd": "yard yards",
-    "mi": "mile miles",
-    "g": "gram grams",
-    "kg": "kilogram kilograms kgs",
-    "mg": "milligram milligrams",
-    "t": "ton tons tonne tonnes",
-    "lb": "lbs pound pounds",
-    "oz": "ounce ounces",
-    "s": "sec secs second seconds",
-    "min": "mins minute minutes",
-    "h": "hr hrs hour hours",
-    "day": "days",
-    "week": "weeks",
-    "month": "months",
-    "year": "years yr yrs",
-    "l": "liter liters litre litres L",
-    "ml": "milliliter milliliters millilitre millilitres mL",
-    "gal": "gallon gallons",
-    "dollar": "dollars usd USD",
-    "cent": "cents",
-    "euro": "euros EUR",
-    "sterling": "GBP",
-    "yen": "JPY",
-    "degree": "degrees deg",
-    "degree C": "Celsius",
-    "degree F": "Fahrenheit",
-    "radian": "radians rad",
-    "Hz": "hertz",
-    "N": "newton newtons",
-    "J": "joule joules",
-    "W": "watt watts",
-    "V": "volt volts",
-    "Pa": "pascal pascals",
-    "K": "kelvin kelvins",
-    "mol": "mole moles",
-    "unit": "units",
-    "mph": "miles/hour mi/h",
-    "km/h": "kph kmh kmph kilometers/hour",
-    "m/s": "meters/second",
-}
-_UNITS = {alias: unit for unit, names in _UNIT_NAMES.items() for alias in [unit, *names.split()]}
-_AREA = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
-_POWERS = {"squared": "^2", "cubed": "^3"}
-_BARE = [unit for unit in _UNITS if len(unit) > 1 and (unit.islower() or unit in ("mL", "USD", "EUR", "Hz", "Pa"))]
-_WORDS = "|".join(sorted(map(re.escape, _BARE), key=len, reverse=True))
-_LETTERS = "|".join(u for u in _UNITS if len(u) == 1)
+_AREA = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_POWERS = {"squared": 2, "cubed": 3}
+_AFTER = frozenset(["old", "tall", "long", "high", "wide", "deep", "away", "apart", "thick"])
+_BARE = frozenset(
+    re.findall(
+        r"\S+",
+        "cm mm km in ft yd mi kg mg lb lbs oz sec secs min mins hr hrs yr yrs gal ml mph kph kmh kms kgs deg rad usd",
+    )
+)
+"""Symbols in small letters that are units directly behind a number, where others may be products of variables."""
+_BARE_SPACED = frozenset(["ms", "ns", "us", "dl", "cl", "nm", "dm", "kb", "pt", "qt"])
+_CAPITALS = frozenset(
+    re.findall(
+        r"\S+",
+        "MW GW TW MJ GJ TJ MV MN GB MB TB KB PB KM CM KG MPH KPH USD EUR GBP",
+    )
+)
+"""Units in capitals that are recognised directly behind a number, where other capitals may be points (``5AB``)."""
 _RAISE = r"(?:\^\s*\{?\s*(?P<raise>[23])\s*\}?)?"
-_UNIT_ENDINGS = [
-    re.compile(rf"(?P<core>[^\s].*?)\s*\\text\s*\{{(?P<unit>[^{{}}]*)\}}\s*{_RAISE}"),
-    re.compile(r"(?P<core>.*[^\s^])\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\s*\{\s*)?(?P<unit>[CFcf])\s*\}?"),
-    re.compile(r"(?P<core>.*[^\s^])\s*\^\s*\{?\s*(?P<unit>\\circ)\s*\}?"),
-    re.compile(rf"(?P<core>.*[\d}})])\s*(?P<unit>(?:(?:square|sq|cubic|cu)\.?\s+)?(?:{_WORDS}))\s*{_RAISE}"),
-    re.compile(rf"(?P<core>.*[\d}})])\s+(?P<unit>{_LETTERS})\s*{_RAISE}"),
-    re.compile(r"(?P<core>.*\d)\s+(?P<unit>[^\W\d_]{2,}(?: [^\W\d_]{2,}){0,2})"),
-]
+_TEXT = r"\\text\s*\{(?P<unit>(?:[^{}]|\{[^{}]*\})*)\}"
+_NUMERIC_END = r"(?:[\d})]|\\pi(?![a-zA-Z]))"
+_UNIT_ENDINGS = {
+    "text": re.compile(rf"(?P<core>[^\s].*?)\s*{_TEXT}\s*{_RAISE}"),
+    "temperature": re.compile(
+        r"(?P<core>.*[^\s^])\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\s*\{\s*)?(?P<unit>[CFcf])\s*\}?"
+    ),
+    "degree": re.compile(r"(?P<core>.*[^\s^])\s*\^\s*\{?\s*(?P<unit>\\circ)\s*\}?"),
+    "symbol": re.compile(
+        rf"(?P<core>.*{_NUMERIC_END})(?P<gap>\s*)"
+        r"(?P<unit>(?:(?:square|sq|cubic|cu)\.?\s+)?[^\W\d_]{2,}(?:/[^\W\d_]+)?|[mk]/[sh])"
+        rf"\s*{_RAISE}"
+    ),
+    "letter": re.compile(rf"(?P<core>.*{_NUMERIC_END})\s+(?P<unit>[mgtshlLNJWVK])\s*{_RAISE}"),
+    "words": re.compile(r"(?P<core>.*\d)\s+(?P<unit>[^\W\d_]{2,}(?: [^\W\d_]{2,}){0,3})"),
+    "counter": re.compile("(?P<core>.*\\d)\\s*(?P<unit>[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]{1,4})"),
+}
 _MAGNITUDES = {
     "dozen": 12,
     "hundred": 10**2,
@@ -83,32 +59,56 @@ _NO_NOUN = frozenset(
     re.findall(
         r"\S+",
         """
-    and or nor xor but if then else than not no none never neither nothing nope without except unless isn't wrong false
-    incorrect right correct true maybe perhaps possibly probably either both between approximately approx about around
-    nearly almost roughly more less fewer greater most least over under above below times plus minus divided multiplied
-    squared cubed half halves quarter quarters third thirds double twice triple is are was equals equal be to in of the
-    mod modulo base factorial root sqrt log pi infinity inf undefined zero one two three four five six seven eight nine
-    ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty
-    seventy eighty ninety dozen dozens score gross hundred thousand million billion trillion quadrillion quintillion
-    sextillion googol lakh lakhs crore crores myriad k M B bn mn tn mln mld bln mio mrd tsd mil bil tril hundreds
-    thousands millions billions trillions tenth tenths hundredth hundredths thousandth thousandths millionth millionths
-    percent percentage pct permille oder und nicht kein keine nein nie falsch richtig vielleicht etwa hundert tausend
-    millionen milliarde milliarden billionen dutzend ou et pas non ne jamais faux cent mille milliard milliards douzaine
-    o y nunca jamás falso quizás cien ciento miles millón millones billón billones docena oppure mai forse cento mila
-    milione milioni miliardo miliardi dozzina e não talvez milhão milhões bilhão bilhões dúzia en niet geen nooit
-    honderd duizend miljoen miljard lub i nigdy sto tysiąc tysiące tysięcy milion miliony miliard или и не нет никогда
-    сто тысяча тысячи тысяч миллион миллиона миллионов миллиард миллиарда миллиардов дюжина
+    and or nor xor but if then else than not no none never neither nothing nope without except unless isn't wrong
+    false incorrect right correct true maybe perhaps possibly probably either both between approximately approx about
+    around nearly almost roughly more less fewer greater most least over under above below times plus minus divided
+    multiplied squared cubed half halves quarter quarters third thirds double twice triple is are was equals equal be
+    to in of the mod modulo base factorial square cube prime multiple root sqrt log pi infinity inf undefined zero one
+    two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
+    nineteen twenty thirty forty fifty sixty seventy eighty ninety dozen dozens score gross hundred thousand million
+    billion trillion quadrillion quintillion sextillion googol lakh lakhs crore crores myriad k M B bn mn tn mln mld
+    bln mio mrd tsd mil bil tril hundreds thousands millions billions trillions tenth tenths hundredth hundredths
+    thousandth thousandths millionth millionths negative positive imaginary complex binary octal decimal hexadecimal
+    hex bin oct dec kilo mega giga tera hecto deca deci centi milli micro nano pico doubled tripled quadrupled halved
+    multiplied fold power powers exponent ppm ppb percent percentage pct permille oder und nicht kein keine nein nie
+    falsch richtig vielleicht etwa hundert tausend millionen milliarde milliarden billionen dutzend ou et pas non ne
+    jamais faux cent mille milliard milliards douzaine o y nunca jamás falso quizás cien ciento miles millón millones
+    billón billones docena oppure mai forse cento mila milione milioni miliardo miliardi dozzina e não talvez milhão
+    milhões bilhão bilhões dúzia en niet geen nooit honderd duizend miljoen miljard lub i nigdy sto tysiąc tysiące
+    tysięcy milion miliony miliard или и не нет никогда сто тысяча тысячи тысяч миллион миллиона миллионов миллиард
+    миллиарда миллиардов дюжина
     """,
     )
 )
+_ORDINAL = re.compile(
+    r"(?:(?:twen|thir|for|fif|six|seven|eigh|nine)ty-)?"
+    r"(?:first|third|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|(?:thir|four|fif|six|seven|eigh|nine)teen"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)tie|hundred|thousand|[mb]illion)th)s?",
+    re.IGNORECASE,
+)
 _NO_NOUN_SIGNS = frozenset("不没沒非无無未或和与與但错錯百千万萬亿億兆십백천만억없")
+_ALSO_UNITS = frozenset({"in", "miles", "cent", "B"})
+
+
+_FACTOR = re.compile(
+    r"\s*(?:(?P<divide>/|\\div(?![a-zA-Z])|(?i:per\b|(?<=\s)an?\s)|\\frac)|(?P<times>\\cdot(?![a-zA-Z])|\\times(?![a-zA-Z])|\*|⋅)"
+    r"|\^\s*\{?\s*(?P<power>[+-]?\d)\s*\}?|\^?\s*\{?\s*\\circ\s*\}?\s*(?P<circ>[CFcf]?)(?![a-zA-Z])"
+    r"|(?P<word>[^\W\d_](?:\.[^\W\d_])+\.?|[^\W\d_]+(?:[-'’][^\W\d_]+)*|¢)\.?)\s*"
+)
+_FRACTION_OF_UNITS = re.compile(
+    r"\\frac\s*\{\s*\\text\s*\{([^{}]*)\}\s*\}\s*\{\s*\\text\s*\{([^{}]*)\}(\s*\^\s*\{?\s*[23]\s*\}?)?\s*\}"
+)
+_JOINED = re.compile(
+    r"\\text\s*\{([^{}]*)\}\s*(\^\s*(?:-?\d|\{\s*-?\d\s*\}))?\s*(/|\\cdot(?![a-zA-Z])|\s)\s*\\text\s*\{([^{}]*)\}"
+)
+_RAISED_LAST = re.compile(r"(\\text\s*\{[^{}]*)\}\s*\^\s*(?:\{\s*(-\d)\s*\}|(-\d))\s*$")
 
 
 @lru_cache(maxsize=8192)
 def split_unit(text: str) -> tuple[str, str]:
     """Splits canonical ``text`` into ``(quantity, unit)``; the unit is ``""`` if there is none.
 
-    A unit of measure is returned in one spelling (``meters`` is ``m``), a single other noun after a number unchanged. A
+    A unit of measure is returned in one spelling (``meters`` is ``m``), another noun after a number unchanged. A
     magnitude is multiplied out: ``5 million dollars`` is ``5000000`` and ``dollar``. Anything else, such as ``or``, a
     negation or a remark, is no unit and stays in the quantity.
     """
@@ -118,7 +118,11 @@ def split_unit(text: str) -> tuple[str, str]:
         quantity, unit = split_unit((sign[1] + sign[3]).strip())
         if unit in ("", sign[2]):
             return quantity, sign[2]
-    for ending in _UNIT_ENDINGS:
+        if unit.startswith("1/"):
+            return quantity, sign[2] + unit[1:]
+    if text.count(r"\text") > 1 or r"\mu" in text or "^" in text:
+        text = _join_units(text)
+    for kind, ending in _UNIT_ENDINGS.items():
         match = ending.fullmatch(text)
         if (
             not match
@@ -127,9 +131,14 @@ def split_unit(text: str) -> tuple[str, str]:
             or match["core"].endswith(r"\%")
         ):
             continue
-        core = match["core"].strip()
-        bare = ending is _UNIT_ENDINGS[-1]
-        words = match["unit"].split()
+        core, written = match["core"].strip(), match["unit"].strip()
+        if kind == "temperature":
+            return core, f"degree {written.upper()}"
+        if kind == "symbol" and not _is_symbol(written, bool(match["gap"])):
+            continue
+        if kind == "text" and core.endswith("/"):
+            core, written = core[:-1].strip(), "/" + written
+        words = written.split()
         if words and words[0].casefold() in _MAGNITUDES:
             number = read_number(core)
             if number is None:
@@ -137,63 +146,153 @@ def split_unit(text: str) -> tuple[str, str]:
             value = number.value * _MAGNITUDES[words[0].casefold()]
             core = str(value) if value.denominator == 1 else f"{value.numerator}/{value.denominator}"
             words = words[2:] if words[1:2] == ["of"] else words[1:]
-        elif bare and not is_word(words[0]):
+        elif kind == "words" and not is_word(words[0]):
             continue
-        name = _unit_name(" ".join(words)) if ending is not _UNIT_ENDINGS[1] else f"degree {match['unit'].upper()}"
+        raised = match.groupdict().get("raise")
+        name = _unit_name(" ".join(words) + (f"^{raised}" if raised else ""))
         if name is not None:
-            raised = match.groupdict().get("raise")
-            return core, name + (f"^{raised}" if raised else "")
+            return core, name
     return text, ""
 
 
+def _join_units(text: str) -> str:
+    r"""Canonical ``text`` with neighbouring units such as ``\text{m}/\text{s}`` in one ``\text{…}``."""
+    text = _RAISED_LAST.sub(
+        r"\1^\2\3}", _FRACTION_OF_UNITS.sub(r"\\text{\1/\2\3}", text).replace(r"\mu\text{", r"\text{μ")
+    )
+
+    def join(match: re.Match[str]) -> str:
+        first, power, between, second = match.groups()
+        units = [_unit_name(part) for part in (first, second)]
+        if not all(units) or not all(is_measure(unit or "") for unit in units):
+            return match.group()
+        return rf"\text{{{first}{(power or '').replace('{', '').replace('}', '')}{between}{second}}}"
+
+    while (joined := _JOINED.sub(join, text)) != text:
+        text = joined
+    return text
+
+
+def _is_symbol(written: str, spaced: bool) -> bool:
+    """True for a unit that is recognised without ``\text`` around it: one that is no product of variables."""
+    *_, word = written.split()
+    if "/" in word:
+        return all(read_measure(part) for part in word.split("/"))
+    if word in _BARE or (spaced and word in _BARE_SPACED):
+        return True
+    if (word.islower() and len(word) < 4) or (word.isupper() and not spaced and word not in _CAPITALS):
+        return False
+    return read_measure(word) is not None
+
+
+@lru_cache(maxsize=8192)
 def _unit_name(text: str) -> str | None:
-    """The unit or noun in one spelling; ``None`` for words that are neither, ``""`` for no words."""
-    if text == r"\circ":
-        return "degree"
-    text = re.sub(r"(?<=\b[^\W\d_])\.\s?(?=[^\W\d_]?\b)", "", text.strip().rstrip(".!"))
-    words = re.sub(r"\s*(?:/|\bper\b)\s*", "/", text).split()
-    if not words:
-        return ""
-    power = ""
-    if len(words) > 1 and words[0].rstrip(".").lower() in _AREA:
-        power = _AREA[words.pop(0).rstrip(".").lower()]
-    elif len(words) > 1 and words[-1].lower() in _POWERS:
-        power = _POWERS[words.pop().lower()]
-    parts = []
-    for part in " ".join(words).split("/"):
-        base, _, raised = part.partition("^")
-        name = _UNITS.get(base, _UNITS.get(base.lower()))
-        if name is None and (not is_noun(base) or part != base):
-            return None
-        parts.append((name or base) + (f"^{raised.strip('{} ')}" if raised else ""))
-    joined = "/".join(parts)
-    return _UNITS.get(joined, joined) + power
+    """The unit or noun in one spelling, such as ``kg·m/s^2``; ``None`` for words that are neither, ``""`` for none."""
+    tokens = list(_FACTOR.finditer(text := text.strip(" .!,")))
+    if "".join(token.group() for token in tokens) != text:
+        return None
+    words = [re.sub(r"\.", "", token["word"] or "") for token in tokens]
+    factors: dict[str, int] = {}
+    noun: list[str] = []
+    last, sign, power, skip = "", 1, 1, False
+    for i, token in enumerate(tokens):
+        word, following = words[i], words[i + 1] if i + 1 < len(words) else ""
+        if skip or (word in _AFTER and i == len(words) - 1 and last):
+            skip = False
+            continue
+        if word.casefold() in _AREA and (following.casefold() in ("unit", "units") or read_measure(following)):
+            power = _AREA[word.casefold()]
+            continue
+        if word == "of" and (factors or noun):
+            if not (following and all(words[i + 1 :]) and is_substance(" ".join(words[i + 1 :]))):
+                return None
+            break
+        raised = int(token["power"] or _POWERS.get(word.casefold(), 1))
+        if raised != 1:
+            if not last:
+                return None
+            factors[last] *= raised
+            continue
+        two, pieces = read_measure(f"{word} {following}") if following else None, word.split("-")
+        if token["circ"] is not None:
+            found = ["degree" + (f" {token['circ'].upper()}" if token["circ"] else "")]
+        elif two:
+            found, skip = [two], True
+        elif word and (word in _ALSO_UNITS or word not in _NO_NOUN) and (unit := read_measure(word)):
+            found = [unit]
+        elif len(pieces) > 1 and all(read_measure(piece) for piece in pieces):
+            found = [read_measure(piece) or "" for piece in pieces]
+        elif word:
+            if not is_noun(word):
+                return None
+            noun.append(word)
+            if following and not read_measure(following) and following not in ("of", *_AREA):
+                continue
+            found, noun = [" ".join(noun)], []
+        else:
+            sign = -1 if token["divide"] else 1
+            continue
+        for name in found:
+            for last, exponent in _factors(name):
+                factors[last] = factors.get(last, 0) + sign * power * exponent
+        sign, power = 1, 1
+    return _product(factors)
+
+
+def _factors(name: str) -> list[tuple[str, int]]:
+    """The units and nouns of ``kg·m/s^2`` with their exponents."""
+    above, *below = name.split("/")
+    found = []
+    for side, sign in [(above, 1), *((side, -1) for side in below)]:
+        for factor in side.split("·"):
+            base, _, power = factor.partition("^")
+            found += [(base, sign * int(power or 1))] if base not in ("", "1") else []
+    return found
+
+
+def _product(factors: dict[str, int]) -> str:
+    """The inverse of `_factors`, in alphabetical order."""
+    above, below = (
+        "·".join(base + (f"^{abs(p)}" if abs(p) > 1 else "") for base, p in sorted(factors.items()) if sign * p > 0)
+        for sign in (1, -1)
+    )
+    return f"{above or 1}/{below.replace('·', '/')}" if below else above
+
+
+def _is_denied(word: str) -> bool:
+    if _ORDINAL.fullmatch(word):
+        return True
+    return not _NO_NOUN.isdisjoint({word, word.casefold()}) or not _NO_NOUN_SIGNS.isdisjoint(word)
 
 
 def is_noun(word: str) -> bool:
-    """True for one word that may follow a number without changing it; false for ``or``, ``not``, ``million`` …"""
-    if not _NOUN.fullmatch(word) or not _NO_NOUN.isdisjoint({word, word.casefold()}):
-        return False
-    return _NO_NOUN_SIGNS.isdisjoint(word)
+    """True for one word that may follow a number in a gold answer; false for ``or``, ``not``, ``million`` …"""
+    return _NOUN.fullmatch(word) is not None and not _is_denied(word)
+
+
+def is_known(unit: str) -> bool:
+    """True for units of measure and for the nouns that may follow a number where the gold answer has none. ``5 B`` may
+    be bytes or billions."""
+    return all((is_unit(name) and name != "B") or is_counted(name) for name, _ in _factors(unit))
 
 
 def same_unit(one: str, other: str) -> bool:
-    """True for one unit or noun twice, in singular or plural; units of measure are given in one spelling."""
-    return one == other or _stem(one) == _stem(other)
+    """True for one unit or noun twice, nouns in singular or plural; units of measure are given in one spelling."""
+    if one == other:
+        return True
+    ours, theirs = _factors(one), _factors(other)
+    return len(ours) == len(theirs) and all(
+        power == other_power and (same_measure(name, other_name) or _same_noun(name, other_name))
+        for (name, power), (other_name, other_power) in zip(ours, theirs, strict=True)
+    )
 
 
-def _stem(noun: str) -> str:
-    noun = noun.casefold()
-    for ending, stem in (("people", "person"), ("children", "child"), ("women", "woman"), ("men", "man")):
-        if noun == ending:
-            return stem
-    if noun.endswith("ies") and len(noun) > 4:
-        return noun[:-3] + "y"
-    if re.search(r"(?:s|x|z|ch|sh)es$", noun):
-        return noun[:-2]
-    return noun[:-1] if noun.endswith("s") and not noun.endswith("ss") else noun
+def _same_noun(one: str, other: str) -> bool:
+    if is_unit(one) or is_unit(other) or has_meaningful_case(one) or has_meaningful_case(other):
+        return False
+    return same_noun(one, other)
 
 
 def is_measure(unit: str) -> bool:
     """True for units of measure; false for nouns such as ``apples`` and ``people``."""
-    return any(part.split("^")[0] in _UNIT_NAMES for part in unit.split("/")) if unit else False
+    return any(is_unit(name) for name, _ in _factors(unit)) if unit else False
