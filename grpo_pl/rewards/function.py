@@ -95,7 +95,7 @@ class FunctionReward(Reward):
     - ``trainer_state``: a ``transformers.TrainerState`` whose ``global_step`` and ``max_steps`` count rollouts; None
       outside training;
     - ``log_extra(column, values)``: adds a column to the table of completions, and to the rows of ``score`` and
-      ``predict``; one value per completion;
+      ``predict``; one value per completion. Of two functions that log one name, each gets ``reward/column``;
     - ``log_metric(name, value)``: adds to a metric, which is averaged over the calls of a rollout and over processes;
       has no effect outside training and validation.
 
@@ -178,7 +178,7 @@ class FunctionReward(Reward):
         page = current_page()
         if self._takes_all or "trainer_state" in self._names:
             arguments["trainer_state"] = page.notes.trainer_state and page.notes.trainer_state()
-        arguments |= {"log_extra": page.log_extra, "log_metric": page.log_metric}
+        arguments |= {"log_extra": partial(page.log_extra, self.name), "log_metric": page.log_metric}
         missing = sorted(self._required - arguments.keys())
         if missing:
             raise MissingColumn(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Any
 
 
@@ -20,10 +21,24 @@ class Notes:
     """Returns what functions get as ``trainer_state``; None outside training."""
     kept: bool = True
     """False if what is logged is dropped: where a reward is called again, not for its score but to compare answers."""
-    extra: dict[str, list[Any]] = field(default_factory=dict)
-    """Column -> one value per completion, None where no function gave one."""
+    logged: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    """Column -> who logged it (the name of a reward, with a number from the second call on) -> one value for each
+    completion, None where it gave none."""
     metrics: dict[str, list[float]] = field(default_factory=dict)
     """Metric -> the values of all calls of ``log_metric``."""
+
+    @property
+    def extra(self) -> dict[str, list[Any]]:
+        """Column -> one value for each completion. What several rewards logged under one name is one column if a
+        completion has one value of it at most; else each has a column of its own, ``reward/column``."""
+        columns: dict[str, list[Any]] = {}
+        for column, parts in self.logged.items():
+            rows = [[cell for cell in cells if cell is not None] for cells in zip(*parts.values(), strict=True)]
+            if all(len(cells) <= 1 for cells in rows):
+                columns[column] = [cells[0] if cells else None for cells in rows]
+            else:
+                columns.update((f"{by}/{column}", cells) for by, cells in parts.items())
+        return columns
 
     def taken(self) -> AbstractContextManager[None]:
         """Context manager: rewards that run within it log here."""
@@ -37,20 +52,22 @@ class Page:
     notes: Notes
     rows: Sequence[int]
 
-    def log_extra(self, column: str, values: Sequence[Any]) -> None:
-        """Adds a column to the table of completions.
+    def log_extra(self, by: str, column: str, values: Sequence[Any]) -> None:
+        """Adds a column to the table of completions; what the reward ``by`` logged before under this name is kept.
 
         Raises:
-            ValueError: more or fewer than one value per completion, or the column has values there already.
+            ValueError: more or fewer than one value per completion.
         """
         if not self.notes.kept:
             return
         given = list(values)
         if len(given) != len(self.rows):
             raise ValueError(f"log_extra({column!r}) got {len(given)} values for {len(self.rows)} completions.")
-        cells = self.notes.extra.setdefault(str(column), [None] * self.notes.rows)
-        if any(cells[row] is not None for row in self.rows):
-            raise ValueError(f"log_extra({column!r}) was called twice for the same completions: choose another name.")
+        parts = self.notes.logged.setdefault(str(column), {})
+        for key in chain([by], (f"{by} {again}" for again in count(2))):
+            cells = parts.setdefault(key, [None] * self.notes.rows)
+            if all(cells[row] is None for row in self.rows):
+                break
         for row, value in zip(self.rows, given, strict=True):
             cells[row] = value
 

@@ -151,7 +151,12 @@ def chat(prompts, completions, **kwargs):
 
 def twice(completions, log_extra):
     log_extra("note", ["a"] * len(completions))
-    log_extra("note", ["b"] * len(completions))
+    log_extra(column="note", values=["b"] * len(completions))
+    return [0.0] * len(completions)
+
+async def notes_too(completions, log_extra, **kwargs):
+    log_extra("note", [text.upper() for text in completions])
+    return [1.0] * len(completions)
 
 def ragged(completions, log_extra):
     log_extra("note", ["a"])
@@ -215,9 +220,29 @@ def test_prompts_of_a_conversation_come_as_messages(trl: Path, conversational: b
 
 
 def test_notes_that_do_not_fit_are_refused(trl: Path) -> None:
-    for name, match in (("twice", "called twice"), ("ragged", "got 1 values for 2")):
-        with pytest.raises(ValueError, match=match):
-            scored(FunctionReward(function=f"{trl}:{name}"), completions=["a", "b"])
+    with pytest.raises(ValueError, match="got 1 values for 2"):
+        scored(FunctionReward(function=f"{trl}:ragged"), completions=["a", "b"])
+
+
+def test_notes_of_one_name_are_all_kept(trl: Path) -> None:
+    twice = FunctionReward(function=f"{trl}:twice", name="two")
+    nap = FunctionReward(function=f"{trl}:notes_too", name="nap")
+    columns = {"prompt": ["p"] * 2, "completion_ids": [[1], [2]]}
+    assert scored(nap, completions=["a", "b"], **columns).extra == {"note": ["A", "B"]}
+    assert scored(nap, twice, completions=["a", "b"], **columns).extra == {
+        "nap/note": ["A", "B"],
+        "two/note": ["a", "a"],
+        "two 2/note": ["b", "b"],
+    }
+    inner = PerSource(rewards={"x": twice, "y": nap}), FunctionReward(function=f"{trl}:notes_too", name="z")
+    assert scored(*inner, completions=["a", "b"], source=["x", "y"], **columns).extra == {
+        "two/note": ["a", None],
+        "two 2/note": ["b", None],
+        "nap/note": [None, "B"],
+        "z/note": ["A", "B"],
+    }
+    apart = PerSource(rewards={"x": FunctionReward(function=f"{trl}:notes_too"), "y": nap})
+    assert scored(apart, completions=["a", "b"], source=["x", "y"], **columns).extra == {"note": ["A", "B"]}
 
 
 def test_rewards_inside_a_reward_note_their_own_rows(trl: Path) -> None:
