@@ -23,7 +23,7 @@ from serve.summary import summarise
 from serve.weights import Weights
 
 _MOST_COMPLETIONS = 16_384
-_JUDGED_AT_ONCE = 4  # problems; the reward worker judges eight requests at once, and half of that is for others
+_JUDGED_AT_ONCE = 4  # problems; in the reward worker each takes turns with all other requests
 
 
 class EvaluateRoute:

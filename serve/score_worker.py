@@ -6,14 +6,15 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, NamedTuple
 
 from grpo_pl.config.rewards import build_rewards
 from grpo_pl.rewards.base import MissingColumn, Reward, correctness_index
 from grpo_pl.rewards.batch import score_completions
 from grpo_pl.rewards.mathematics.answer_text import last_boxed
+from grpo_pl.rewards.sandbox.turns import CALLER, Caller
 from grpo_pl.rewards.sandbox.worker_environment import worker_environment
 from grpo_pl.rewards.voting import answer_classes
 from serve.litserve_adapter import Worker
@@ -21,8 +22,8 @@ from serve.worker import Answer, Cancel, Failure, Mailbox, Refusal, end_with_par
 
 log = logging.getLogger(__name__)
 
-_THREADS = 8  # requests scored at the same time, so that a slow one does not hold up the others
-_SLICE = 64  # completions per call of the rewards, or one group; a request may be cancelled between calls
+_THREADS = 256  # requests scored at the same time, more than may wait: in the sandbox they take turns
+_SLICE = 64  # completions per call of the rewards, or one group; other rewards end between calls when a client has gone
 _SHOWN = 1000  # characters of an extracted answer
 
 
@@ -50,42 +51,47 @@ class ScoreWorker(Worker):
 
     def setup(self, device: str) -> None:
         end_with_parent()
+        CALLER.set(Caller())  # so that pools start with what several callers need
         self._rewards = build_rewards(self._specs, trust_rewards=self._trusted)
         for reward in self._rewards:
             reward.start()
 
     def work(self, mailbox: Mailbox) -> None:
-        cancelled: dict[int, Event] = {}
+        callers: dict[int, Caller] = {}
         try:
             with ThreadPoolExecutor(_THREADS, thread_name_prefix="score") as threads:
                 while True:
                     for uid, payload in mailbox.take(wait_for_one=True):
                         if not isinstance(payload, Cancel):
-                            cancelled[uid] = Event()
-                            threads.submit(self._answer, uid, payload, mailbox, cancelled)
-                        elif (event := cancelled.get(uid)) is not None:  # its thread may remove it at any time
-                            event.set()
+                            callers[uid] = Caller()
+                            threads.submit(copy_context().run, self._answer, uid, payload, mailbox, callers)
+                        elif (caller := callers.get(uid)) is not None:  # its thread may remove it at any time
+                            caller.leave()
         finally:
             for reward in self._rewards:
                 reward.close()
 
-    def _answer(self, uid: int, job: ScoreItems, mailbox: Mailbox, cancelled: dict[int, Event]) -> None:
+    def _answer(self, uid: int, job: ScoreItems, mailbox: Mailbox, callers: dict[int, Caller]) -> None:
+        caller = callers[uid]
+        CALLER.set(caller)
         try:
             items: list[dict[str, Any]] = []
             step = job.group_size or _SLICE
             for first in range(0, len(job.completions), step):
-                if cancelled[uid].is_set():
+                if caller.gone:
                     return
                 items += score_items(self._rewards, job, slice(first, first + step))
             mailbox.send(Answer(uid, items))
         except MissingColumn as error:  # a fault of the request
             mailbox.send(Failure(uid, Refusal(str(error))))
+        except CancelledError:  # nobody waits for an answer
+            pass
         except Exception as error:  # a reward may be a user's code: only this request fails
             log.exception("a reward failed")
             reason = f"a reward failed: {type(error).__name__}; the server's log has the details."
             mailbox.send(Failure(uid, reason))
         finally:
-            del cancelled[uid]
+            del callers[uid]
 
 
 def score_items(rewards: Sequence[Reward], job: ScoreItems, part: slice) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
@@ -11,8 +12,10 @@ from grpo_pl.rewards.mathematics import answer_text as text
 from grpo_pl.rewards.mathematics.answer_rules import AnswerRules, Job
 from grpo_pl.rewards.sandbox.pool import Verdict
 from grpo_pl.rewards.sandbox.sandboxed_reward import SandboxedReward
+from grpo_pl.rewards.sandbox.turns import looks_costly
 
 _COSTLY = frozenset({"timeout", "killed", "crashed"})
+_REMEMBERED, _REMEMBERED_S = 4096, 600.0  # gold answers that cost too much, and for how long: a machine may have hung
 
 
 def _shown(answer: str) -> str:
@@ -98,6 +101,8 @@ class MathReward(SandboxedReward):
     decimal places."""
 
     rules: AnswerRules = field(init=False, repr=False, compare=False)
+    _bad_golds: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Gold answers that cost too much, and until when (``time.monotonic``) that is believed."""
 
     def __post_init__(self) -> None:
         if self.percent not in ("hundredth", "unit"):
@@ -148,11 +153,26 @@ class MathReward(SandboxedReward):
                 verdicts[pair] = Verdict("bad_gold", faults[pair[0]])
 
     def _clear_of_bad_golds(self, jobs: list[tuple[str, str]]) -> list[Verdict]:
-        """The verdicts of the pool. Where a pair cost too much, the gold answer is compared with itself: if that costs
-        too much as well, the pair is ``bad_gold``."""
-        verdicts = self.pool.run(jobs)
-        suspects = [gold for (gold, _), v in zip(jobs, verdicts, strict=True) if v.status in _COSTLY]
-        alone = dict(zip(suspects, self.pool.run([(gold, gold) for gold in suspects]), strict=True))
-        bad = {gold for gold, verdict in alone.items() if verdict.status in _COSTLY}
+        """The verdicts of the pool; ``bad_gold`` for all pairs of a gold answer that is too costly to compare with
+        itself. So that such a gold answer costs little, however many answers there are, one pair of each goes first (a
+        gold answer that looks costly with itself, any other with its first answer), and bad ones are remembered."""
+        first: dict[str, tuple[str, str]] = {}
+        for gold, answer in jobs:
+            if not self._is_bad(gold):
+                first.setdefault(gold, (gold, gold if looks_costly(gold) else answer))
+        verdicts = dict(zip(first.values(), self.pool.run(list(first.values())), strict=True))
+        suspects = [job[0] for job in first.values() if verdicts[job].status in _COSTLY]
+        alone = [(gold, gold) for gold in suspects if (gold, gold) not in verdicts]
+        verdicts |= zip(alone, self.pool.run(alone), strict=True)
+        for gold in suspects:
+            if verdicts[gold, gold].status in _COSTLY:
+                self._bad_golds[gold] = time.monotonic() + _REMEMBERED_S
+        while len(self._bad_golds) > _REMEMBERED:
+            self._bad_golds.pop(next(iter(self._bad_golds)), None)  # another thread may be doing the same
+        later = [job for job in jobs if job not in verdicts and not self._is_bad(job[0])]
+        verdicts |= zip(later, self.pool.run(later), strict=True)
         fault = Verdict("bad_gold", "takes too long to compare with itself")
-        return [fault if gold in bad else verdict for (gold, _), verdict in zip(jobs, verdicts, strict=True)]
+        return [fault if self._is_bad(job[0]) else verdicts[job] for job in jobs]
+
+    def _is_bad(self, gold: str) -> bool:
+        return self._bad_golds.get(gold, 0.0) > time.monotonic()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import threading
 import time
 import weakref
@@ -13,14 +12,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from grpo_pl.rewards.sandbox.worker_threads import Job, SandboxSettings, Verdict, WorkerStartError, WorkerThreads
+from grpo_pl.rewards.sandbox.turns import CALLER, Job, Verdict, growth
+from grpo_pl.rewards.sandbox.worker_threads import SandboxSettings, WorkerStartError, WorkerThreads
 
 __all__ = ["Job", "SandboxSettings", "Verdict", "WorkerPool", "WorkerStartError"]
 
 CACHEABLE = frozenset({"ok", "wrong", "bad_gold", "crashed"})
 """Statuses that depend on the pair alone; a time-out may be due to a busy machine and is not cached."""
-
-_GROWING = re.compile(r"\^|!|\\[dt]?binom")
 
 
 class WorkerPool:
@@ -48,6 +46,8 @@ class WorkerPool:
         """
         with self._lock:
             threads = self._ensure_threads()
+        if CALLER.get() is not None:
+            threads.serve_callers()
         threads.wait_until_ready()
 
     def run(self, jobs: Sequence[Job], *, within_s: float = math.inf) -> list[Verdict]:
@@ -58,21 +58,24 @@ class WorkerPool:
 
         Raises:
             WorkerStartError: see `start`.
+            CancelledError: the caller (see ``CALLER``) has left.
         """
         if not jobs:
             return []
         self.start()
-        limit = {} if math.isinf(within_s) else {"deadline": time.monotonic() + within_s}
+        options: dict[str, Any] = {} if math.isinf(within_s) else {"deadline": time.monotonic() + within_s}
+        if (caller := CALLER.get()) is not None:
+            options["caller"] = caller
         waiting: dict[Job, Future[Verdict]] = {}
         verdicts: dict[Job, Verdict] = {}
         with self._lock:  # close() must not run between finding the threads and submitting a job to them
             # Jobs that may take long go first, so that none begins when the other workers have run out of jobs.
-            for job in sorted(dict.fromkeys(jobs), key=lambda job: len(_GROWING.findall(job[1])), reverse=True):
+            for job in sorted(dict.fromkeys(jobs), key=lambda job: growth(job[1]), reverse=True):
                 if job in self._cache:
                     self._cache.move_to_end(job)
                     verdicts[job] = self._cache[job]
                 else:
-                    waiting[job] = self._ensure_threads().submit(job, **limit)
+                    waiting[job] = self._ensure_threads().submit(job, **options)
         for job, future in waiting.items():
             verdicts[job] = future.result()
         with self._lock:

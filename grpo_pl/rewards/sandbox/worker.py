@@ -1,9 +1,9 @@
 """The process that runs math-verify, or another judge, on untrusted answers; started by ``sandbox``, never imported.
 
 It exchanges JSON with its parent over standard input, a socket. It receives an object of settings, sends
-``{"ready": true}``, and then sends one reply per job. A job is ``[gold, answer]``, both the text inside a box; a reply
-is ``{"status": …, "detail": …, "last": …}``, where ``last`` says that the process ends itself after this job because
-its memory has grown too much.
+``{"ready": true}``, and then sends one reply per job. A job is ``[gold, answer, soft, hard]``: both texts inside a box,
+and the limits in seconds; a reply is ``{"status": …, "detail": …, "last": …}``, where ``last`` says that the process
+ends itself after this job because its memory has grown too much.
 
 Both limits count CPU seconds, so that a busy machine does not turn right answers into time-outs. The soft limit raises
 an exception in Python code; the hard limit ends the process, also while C code runs that handles no signals.
@@ -86,20 +86,21 @@ def _limit_process(memory_bytes: int) -> None:
     signal.signal(signal.SIGVTALRM, signal.SIG_DFL)  # the kernel ends a worker stuck in C, with or without a parent
 
 
-def _run_job(judge: Any, job: list[str], settings: dict[str, Any]) -> dict[str, Any]:
+def _run_job(judge: Any, job: list[Any], settings: dict[str, Any]) -> dict[str, Any]:
     global _armed
+    gold, answer, soft, hard = job
     last = False
     try:
         try:
             _armed = True
-            signal.setitimer(signal.ITIMER_PROF, settings["soft_limit_s"], REPEAT_S)
-            signal.setitimer(signal.ITIMER_VIRTUAL, settings["hard_limit_s"])
-            status, detail = judge(*job, settings["relative_tolerance"])
+            signal.setitimer(signal.ITIMER_PROF, soft, REPEAT_S)
+            signal.setitimer(signal.ITIMER_VIRTUAL, hard)
+            status, detail = judge(gold, answer, settings["relative_tolerance"])
         finally:
             _disarm()
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     except SoftLimit:
-        status, detail = "timeout", f"over {settings['soft_limit_s']:g} s"
+        status, detail = "timeout", f"over {soft:g} s"
     except MemoryError:
         status, detail, last = "crashed", f"over {settings['memory_limit_mb']} MB", True
     except RecursionError:

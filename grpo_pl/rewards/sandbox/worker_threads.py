@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
-import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from grpo_pl.rewards.base import Status
+from grpo_pl.rewards.sandbox.turns import Caller, Job, Task, Turns, Verdict, looks_costly
 from grpo_pl.rewards.sandbox.worker_environment import worker_environment
 
 WORKER_FILE = Path(__file__).with_name("worker.py")
@@ -29,14 +29,8 @@ MAX_ATTEMPTS = 3
 of memory on it each time."""
 WALL_FACTOR = 6.0
 """``wall_factor`` of jobs that compute: on a busy machine CPU time takes longer by the clock."""
-Job = tuple[str, str]
-
-
-class Verdict(NamedTuple):
-    """What a worker found out about one (gold, answer) pair."""
-
-    status: Status
-    detail: str = ""
+SHORT_S, SHORT_HARD_S = 0.15, 0.4
+"""Soft and hard limit of the first attempt at a pair of one of several callers, in CPU seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +116,7 @@ class Worker:
             self.stop()
             raise WorkerStartError(f"the sandbox worker could not start {settings.judge}: {hello['error']}")
 
-    def ask(self, message: Job | dict[str, Any], limit_s: float) -> dict[str, Any]:
+    def ask(self, message: list[Any] | dict[str, Any], limit_s: float) -> dict[str, Any]:
         """Sends a message and returns the worker's reply.
 
         Raises:
@@ -153,36 +147,50 @@ class Worker:
 
 
 class WorkerThreads:
-    """The threads of a pool; each has its own worker, and all take their jobs from one queue."""
+    """The threads of a pool; each has its own worker, and all take their jobs from the same ``Turns``.
+
+    Where there are several callers, there is one worker more than the settings say. It takes only pairs that are not
+    known to be costly, so that these do not wait until a worker is done with a costly one.
+    """
 
     def __init__(self, settings: SandboxSettings) -> None:
         self.settings = settings
         self.kills = 0
-        self.workers: list[Worker | None] = [None] * settings.workers
-        self._tasks: queue.SimpleQueue[tuple[Job, float, Future[Verdict]] | None] = queue.SimpleQueue()
-        self._started: list[Future[None]] = [Future() for _ in range(settings.workers)]
-        self._threads = [
-            threading.Thread(target=self._serve, args=(i,), daemon=True, name=f"grpo_pl-sandbox-{i}")
-            for i in range(settings.workers)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self.workers: list[Worker | None] = []
+        self._turns = Turns()
+        self._started: list[Future[None]] = []
+        self._threads: list[threading.Thread] = []
+        self._growing = threading.Lock()
+        for _ in range(settings.workers):
+            self._add_thread()
+
+    def serve_callers(self) -> None:
+        """Starts the additional worker if there is none yet."""
+        with self._growing:
+            if len(self._threads) == self.settings.workers:
+                self._add_thread()
 
     def wait_until_ready(self) -> None:
         """Waits until all workers have started; raises what prevented one, such as ``WorkerStartError``."""
         for started in self._started:
             started.result()
 
-    def submit(self, job: Job, deadline: float = math.inf) -> Future[Verdict]:
+    def submit(self, job: Job, deadline: float = math.inf, caller: Caller | None = None) -> Future[Verdict]:
         """Adds a job to the queue; the future gets its verdict soon after ``deadline`` (monotonic) at the latest."""
-        future: Future[Verdict] = Future()
-        self._tasks.put((job, deadline, future))
-        return future
+        task = Task(job, deadline, caller)
+        if caller is not None:
+            task.slow = looks_costly(job[0]) or looks_costly(job[1])
+            with caller.lock:
+                if caller.gone:
+                    task.verdict.cancel()
+                else:
+                    caller.tasks.add(task)
+        self._turns.put(task)
+        return task.verdict
 
     def dismiss(self) -> None:
         """Makes the workers end once all submitted jobs are done; does not wait for that."""
-        for _ in self._threads:
-            self._tasks.put(None)
+        self._turns.close()
 
     def close(self) -> None:
         """Ends the workers once all submitted jobs are done, and waits for their threads."""
@@ -190,44 +198,68 @@ class WorkerThreads:
         for thread in self._threads:
             thread.join(timeout=self.settings.hard_limit_s * self.settings.wall_factor + 5.0)
 
+    def _add_thread(self) -> None:
+        slot = len(self._threads)
+        self.workers.append(None)
+        self._started.append(Future())
+        thread = threading.Thread(target=self._serve, args=(slot,), daemon=True, name=f"grpo_pl-sandbox-{slot}")
+        self._threads.append(thread)
+        thread.start()
+
     def _serve(self, slot: int) -> None:
         try:
             self.workers[slot] = Worker(self.settings)
             self._started[slot].set_result(None)
         except Exception as error:  # passed on to the thread that waits for the start
             self._started[slot].set_exception(error)
-        while (task := self._tasks.get()) is not None:
-            job, deadline, future = task
+        # the first thread begins with costly pairs, so that these get their turn however many others there are
+        turn = {"slow_first": slot == 0, "quick_only": slot >= self.settings.workers}
+        while (task := self._turns.take(**turn)) is not None:
             try:
-                future.set_result(self._answer(slot, job, deadline))
-            except BaseException as error:  # passed on to the caller, who waits for this future
-                future.set_exception(error)
+                verdict = self._answer(slot, task)
+                if verdict.status in ("timeout", "killed") and task.caller is not None and not task.slow:
+                    task.slow = True
+                    if time.monotonic() < task.deadline:
+                        self._turns.put(task)
+                        continue
+                with suppress(InvalidStateError):  # its caller has gone
+                    task.verdict.set_result(verdict)
+            except BaseException as error:  # passed on to the caller, who waits for this verdict
+                with suppress(InvalidStateError):
+                    task.verdict.set_exception(error)
+            if task.caller is not None:
+                with task.caller.lock:
+                    task.caller.tasks.discard(task)
         worker = self.workers[slot]
         if worker is not None:
             worker.stop()
             self.workers[slot] = None
 
-    def _answer(self, slot: int, job: Job, deadline: float) -> Verdict:
+    def _answer(self, slot: int, task: Task) -> Verdict:
         """The verdict on one job, from a new worker if the last one has ended; a job whose worker was ended from
         outside is tried again, ``MAX_ATTEMPTS`` times in all."""
+        soft, hard = self.settings.soft_limit_s, self.settings.hard_limit_s
+        if task.caller is not None and not task.slow:
+            soft, hard = min(soft, SHORT_S), min(hard, SHORT_HARD_S)
         for attempt in range(MAX_ATTEMPTS):
             worker = self.workers[slot]
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= task.deadline:
                 return Verdict("timeout", "no worker was free in time")
             try:
                 if worker is None:
                     worker = self.workers[slot] = Worker(self.settings)
-                left = max(0.0, deadline - time.monotonic())
-                reply = worker.ask(job, min(self.settings.hard_limit_s * self.settings.wall_factor, left))
+                left = max(0.0, task.deadline - time.monotonic())
+                reply = self._ask(worker, task, [*task.job, soft, hard], min(hard * self.settings.wall_factor, left))
             except (WorkerStartError, OSError) as error:
                 return Verdict("unavailable", str(error))
             except OverHardLimit:
                 self.kills += 1
                 self.workers[slot] = None
-                over = f"over {self.settings.hard_limit_s:g} s" if math.isinf(deadline) else "not done in time"
-                return Verdict("killed", over)
+                return Verdict("killed", f"over {hard:g} s" if math.isinf(task.deadline) else "not done in time")
             except WorkerDied as death:
                 self.workers[slot] = None
+                if task.verdict.cancelled():
+                    return Verdict("unavailable", "nobody waits for it any more")
                 if attempt + 1 < MAX_ATTEMPTS and -death.returncode in OUTSIDE_SIGNALS:
                     continue
                 return Verdict("crashed", f"worker ended with {_name_of(death.returncode)}")
@@ -236,6 +268,20 @@ class WorkerThreads:
                 worker.stop()
             return Verdict(reply["status"], reply["detail"])
         raise AssertionError("unreachable: the last attempt always returns")
+
+    def _ask(self, worker: Worker, task: Task, message: list[Any], limit_s: float) -> dict[str, Any]:
+        """The worker's reply; meanwhile the task's caller may kill the worker."""
+        if task.caller is None:
+            return worker.ask(message, limit_s)
+        with task.caller.lock:
+            if task.caller.gone:
+                return {"status": "unavailable", "detail": "nobody waits for it any more", "last": False}
+            task.kill = worker.process.kill
+        try:
+            return worker.ask(message, limit_s)
+        finally:
+            with task.caller.lock:
+                task.kill = None
 
 
 def _name_of(returncode: int) -> str:

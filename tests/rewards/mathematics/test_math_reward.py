@@ -288,6 +288,17 @@ def test_a_gold_answer_that_cannot_be_read_is_nobodys_fault(gold: str) -> None:
     assert (score.value, score.status) == (None, "bad_gold")
 
 
+def test_a_gold_answer_that_is_a_bomb_is_tried_once() -> None:
+    """It does not hear the soft limit, so that each attempt costs a worker."""
+    reward = MathReward(soft_limit_s=0.3, hard_limit_s=0.5)
+    texts = [f"\\boxed{{{i}+x}}" for i in range(12)]
+    for attempt in range(2):
+        scores = reward([*texts, "no box"], ["100000000!"] * 13, {})
+        assert {(score.value, score.status) for score in scores} == {(None, "bad_gold")}, attempt
+    assert reward.pool.kills == 1
+    reward.close()
+
+
 def test_unevaluated_work_is_an_option() -> None:
     reward = MathReward(allow_unevaluated=True)
     assert judge(reward, "56088", r"123\cdot456") == 1.0
