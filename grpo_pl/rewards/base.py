@@ -143,6 +143,13 @@ class Reward(ABC):
             MissingColumn: a column is missing, or holds a value that this reward cannot use.
         """
 
+    def stated_answers(self, completions: Sequence[str], columns: Columns) -> list[str]:
+        r"""The answer of each completion as it could stand in a gold answer's place, for majority votes: by default the
+        last ``\boxed{…}``, else the last ``<answer>``, else all of the text."""
+        from grpo_pl.rewards.format import stated_answer  # which imports this module
+
+        return list(map(stated_answer, completions))
+
     def check(self) -> None:
         """Refuses what this machine cannot do, before a run starts; by default, asks the rewards among its arguments.
 

@@ -66,6 +66,11 @@ def boxed_or_block(completion: str) -> str:
     return last_boxed(completion) or answer_block(completion) or ""
 
 
+def stated_answer(completion: str) -> str:
+    r"""The answer of a completion: its last ``\boxed{…}``, else its last ``<answer>``, else all of its text."""
+    return (boxed_or_block(completion) or completion).strip()
+
+
 def is_one_box(text: str) -> bool:
     r"""Whether ``text`` is a single ``\boxed{…}`` with balanced braces, and nothing but white space around it."""
     stripped = text.strip()

@@ -29,6 +29,13 @@ class PerSource(Reward):
         if not self.rewards:
             raise ValueError(f"reward {self.name!r} has no `rewards`: give one for each source.")
 
+    def stated_answers(self, completions: Sequence[str], columns: Columns) -> list[str]:
+        sources = columns.get("source", [""] * len(completions))
+        return [
+            self.rewards[source].stated_answers([text], {})[0]
+            for text, source in zip(completions, sources, strict=True)
+        ]
+
     def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         sources = columns.get("source", [""] * len(completions))
         unknown = sorted(set(sources) - self.rewards.keys())

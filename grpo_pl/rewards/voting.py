@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grpo_pl.rewards.base import Columns, Reward, Score
-from grpo_pl.rewards.format import boxed_or_block
 
 RIGHT, NO_ANSWER = 0, -1
 _COSTLY = frozenset({"timeout", "killed", "crashed", "too_long"})
@@ -37,7 +36,7 @@ def answer_classes(
     Returns:
         B integers: 0 for right, 1 … for wrong answers in order of appearance in their group, -1 for no answer.
     """
-    stated = [stated_answer(completion) for completion in completions]
+    stated = reward.stated_answers(completions, columns)
     classes = [  # None: a wrong answer whose class is not known yet
         RIGHT if score.correct else NO_ANSWER if score.status == "no_answer" else None for score in scores
     ]
@@ -62,8 +61,3 @@ def answer_classes(
         for i, score in zip(mine, same, strict=True):
             classes[i] = number if score.correct else None
     return [NO_ANSWER if answer is None else answer for answer in classes]
-
-
-def stated_answer(completion: str) -> str:
-    r"""The answer of a completion: its last ``\boxed{…}``, else its last ``<answer>``, else all of its text."""
-    return (boxed_or_block(completion) or completion).strip()

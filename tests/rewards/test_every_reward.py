@@ -42,6 +42,7 @@ from grpo_pl.rewards import (
     StrictAnswerReward,
     SubsetSumReward,
 )
+from grpo_pl.rewards.answer_reading import json_field, last_number, read_anywhere
 from grpo_pl.rewards.mathematics import answer_text
 from grpo_pl.rewards.mathematics.units import split_unit
 
@@ -117,6 +118,10 @@ def rewards(
     file.write_text("def length(completions, **columns):\n    return [float(len(text)) for text in completions]\n")
     made: list[tuple[str, Reward]] = [
         ("", MathReward(workers=1)),
+        ("last number", MathReward(workers=1, answer_in="last_number")),
+        ("auto", MathReward(workers=1, answer_in="auto")),
+        ("json", MathReward(workers=1, answer_in="json")),
+        ("pattern", ExactReward(answer_in="pattern", answer_pattern=".")),
         ("", CodeReward(workers=1, isolation="available")),
         ("", ExactReward()),
         ("", FormatReward()),
@@ -150,6 +155,7 @@ def rewards(
 
 
 NAMES = [
+    "MathReward last number", "MathReward auto", "MathReward json", "ExactReward pattern",
     "CodeReward", "MathReward", "ExactReward", "FormatReward", "FormatReward partial", "StrictAnswerReward",
     "StrictAnswerReward text", "LenientAnswerReward", "LengthReward", "LengthReward cosine", "RepetitionReward",
     "RepetitionReward character", "LanguageConsistencyReward", "LanguageConsistencyReward ru", "SortingReward",
@@ -301,6 +307,12 @@ def test_time_grows_with_the_length_of_a_text_and_not_with_its_square(
 def test_answers_are_read_in_linear_time_and_never_raise(read: Callable[[str], object], before: str) -> None:
     texts = [lambda n, p=p, e=e: f"{before}{(p * n)[:n]}{e}" for p in (" ", "7", "1 ", ",111") for e in ("", "x", "/3")]  # type: ignore[misc]
     assert [text(8) for text in texts if _grows_too_fast(lambda n, text=text: read(text(n)))] == []  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("read", [last_number, read_anywhere, lambda text: json_field(text, "a")])
+def test_answers_are_found_in_linear_time(read: Callable[[str], object]) -> None:
+    texts = [*PATTERNS, '{"', '{"a":', '{"a":[0,', '{"a":"', "{ ", "1,", "1.", "1^{", "1**", "-", "$", "²", "1e", "x.1"]
+    assert [p for p in texts if _grows_too_fast(lambda n, p=p: read("1" + (p * n)[:n]))] == []  # type: ignore[misc]
 
 
 def test_forms_take_linear_time() -> None:

@@ -1,4 +1,4 @@
-"""``MathReward`` and ``ExactReward``: compare the last boxed answer with the gold answer, by meaning or as text."""
+"""``MathReward`` and ``ExactReward``: compare the answer with the gold answer, by meaning or as text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from grpo_pl.rewards.answer_reading import AnswerReward, Found
 from grpo_pl.rewards.base import Columns, Score, TextAnswerReward
 from grpo_pl.rewards.mathematics import answer_text as text
 from grpo_pl.rewards.mathematics.answer_rules import AnswerRules, Job
@@ -24,16 +25,20 @@ def _shown(answer: str) -> str:
     return clean + "…" if len(answer) > 80 else clean
 
 
-def _score(verdict: Verdict, answer: str, beside: str) -> Score:
+def _score(verdict: Verdict, found: Found, beside: str) -> Score:
     """The score of a verdict: 1 for ``ok``, None where the completion is not to blame, else 0."""
-    status = verdict.status
+    status, answer = verdict.status, found.text
+    if found.late and status == "no_answer":
+        status = "timeout"
     value = 1.0 if status == "ok" else None if status == "unavailable" else 0.0
     if status == "bad_gold":
         return Score(None, status, verdict.detail)  # the fault is in the gold answer: do not show the answer
     notes = [verdict.detail] if verdict.detail else []
+    if found.note:
+        notes.append(found.note)
     if beside:
         notes.append(f"beside the box: {_shown(beside)}")
-    return Score(value, status, ": ".join([_shown(answer), "; ".join(notes)]) if notes else _shown(answer))
+    return Score(value, status, ": ".join(filter(None, [_shown(answer), "; ".join(notes)])))
 
 
 def text_beside_box(completion: str) -> str:
@@ -55,8 +60,8 @@ def _self_fault(verdict: Verdict) -> str:
 
 
 @dataclass(kw_only=True)
-class ExactReward(TextAnswerReward):
-    r"""1 if the last ``\boxed{…}`` equals the gold answer as a string, else 0; range {0, 1}.
+class ExactReward(AnswerReward, TextAnswerReward):
+    r"""1 if the answer, by default the last ``\boxed{…}``, equals the gold answer as a string, else 0; range {0, 1}.
 
     Both sides are stripped of white space and compared without any mathematics: ``0.5`` is not ``1/2``. This is the
     rule that the first open reproductions of R1 used; `MathReward` compares values.
@@ -65,17 +70,21 @@ class ExactReward(TextAnswerReward):
     name: str = "exact"
     """Key of this reward in metrics, tables and files."""
 
+    def __post_init__(self) -> None:
+        self.check_reading()
+
     def score(self, completion: str, gold: str) -> Score:
-        boxed = text.last_boxed(completion)
-        if boxed is None or not boxed.strip():
-            return Score(0.0, "no_answer")
-        same = boxed.strip() == gold.strip()
-        return Score(1.0 if same else 0.0, "ok" if same else "wrong", _shown(boxed))
+        found = self.read(completion)
+        if not found.text.strip():
+            return Score(0.0, "timeout" if found.late else "no_answer", found.note)
+        same = found.text.strip() == gold.strip()
+        shown = ": ".join(filter(None, [_shown(found.text), found.note]))
+        return Score(1.0 if same else 0.0, "ok" if same else "wrong", shown)
 
 
 @dataclass(kw_only=True)
-class MathReward(SandboxedReward):
-    r"""1 if the last ``\boxed{…}`` means the same as the gold answer, else 0; range {0, 1}.
+class MathReward(AnswerReward, SandboxedReward):
+    r"""1 if the answer, by default the last ``\boxed{…}``, means the same as the gold answer, else 0; range {0, 1}.
 
     ``1/2``, ``0.5`` and ``\frac12`` are the same. Written-out numbers and text answers are compared in this process;
     all else is compared by math-verify in worker processes that can be killed (see ``sandbox``), so that no answer can
@@ -105,6 +114,7 @@ class MathReward(SandboxedReward):
     """Gold answers that cost too much, and until when (``time.monotonic``) that is believed."""
 
     def __post_init__(self) -> None:
+        self.check_reading()
         if self.percent not in ("hundredth", "unit"):
             raise ValueError(f"percent must be 'hundredth' or 'unit', got {self.percent!r}.")
         if not 0 <= self.relative_tolerance < 1:
@@ -113,11 +123,12 @@ class MathReward(SandboxedReward):
         self.rules = AnswerRules(**{f.name: getattr(self, f.name) for f in fields(AnswerRules)})
 
     def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
-        found = [text.last_boxed(completion) or "" for completion in completions]
-        pairs = list(zip(answers, found, strict=True))
+        found = [self.read(completion) for completion in completions]
+        pairs = [(gold, one.text) for gold, one in zip(answers, found, strict=True)]
         verdicts = self._judge(pairs)
-        beside = map(text_beside_box, completions)
-        return [_score(verdicts[pair], pair[1], around) for pair, around in zip(pairs, beside, strict=True)]
+        boxed = self.answer_in in ("box", "auto")
+        beside = [text_beside_box(completion) if boxed else "" for completion in completions]
+        return [_score(verdicts[pair], one, around) for pair, one, around in zip(pairs, found, beside, strict=True)]
 
     def gold_faults(self, golds: Sequence[str]) -> list[str]:
         """Judges every gold answer against itself."""
