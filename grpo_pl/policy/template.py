@@ -32,7 +32,7 @@ class PromptTemplate:
     system: str = ""
     """System text; empty sends none. Tell the model here to think between tags and to box its answer."""
     user: str = "{question}"
-    """The user's turn; ``{question}`` is replaced."""
+    """The user's turn; ``{question}`` is replaced, and all other braces stay as they are: ``{{`` is refused."""
     prefill: str = ""
     """Text with which every completion begins, such as ``<think>``. Rewards see it; it is not part of the loss."""
     chat: bool | None = None
@@ -46,6 +46,15 @@ class PromptTemplate:
         object.__setattr__(self, "examples", read)
         if "{question}" not in self.user:
             raise ValueError(f"template.user must contain '{{question}}', got {self.user!r}.")
+        written = {"system": self.system, "user": self.user, "prefill": self.prefill}
+        shown = {f"examples[{i}].completion": example.completion for i, example in enumerate(read)}
+        for name, text in {**written, **shown}.items():
+            doubled = "{{" if name == "user" else r"\boxed{{"  # elsewhere nobody expects Python's format strings
+            if doubled in text:
+                raise ValueError(
+                    f"template.{name} has {doubled!r}, and the policy would read both braces, since this is no format "
+                    "string: write each brace once, such as \\boxed{} (or a space between two that are meant)."
+                )
 
     def render(
         self,

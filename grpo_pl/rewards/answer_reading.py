@@ -31,7 +31,7 @@ _NUMBER = regex.compile(
     )""",
     regex.VERBOSE,
 )
-_ORDINAL = regex.compile(r"\d(?:st|nd|rd|th)$", regex.IGNORECASE)
+_ORDINAL = regex.compile(r"\d(?:st|[nr]d|th)$", regex.IGNORECASE)
 _NO_MONEY = str.maketrans("", "", "$€£")
 _OBJECT = regex.compile(r'\{\s*+"')
 

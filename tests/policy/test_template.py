@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -63,6 +64,29 @@ def test_rewards_read_the_prefill_and_the_completion_without_special_tokens(toke
 def test_user_text_without_the_question_is_refused() -> None:
     with pytest.raises(ValueError, match=r"must contain '\{question\}', got 'Solve it'"):
         PromptTemplate(user="Solve it")
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("user", r"{question} Put the answer into \boxed{{}}."),
+        ("user", "{{question}}"),
+        ("user", '{question} {{"answer": 1}}'),
+        ("system", r"Use \boxed{{}}."),
+        ("prefill", r"\boxed{{"),
+        ("examples[0].completion", r"\boxed{{3}}"),
+    ],
+)
+def test_braces_written_twice_as_for_a_format_string_are_refused(field: str, text: str) -> None:
+    settings = {"examples": [Example(question="1+2", completion=text)]} if "[" in field else {field: text}
+    with pytest.raises(ValueError, match=rf"template\.{re.escape(field)} has '.*\{{\{{'.*write each brace once"):
+        PromptTemplate(**settings)  # type: ignore[arg-type]
+
+
+def test_single_braces_and_those_of_code_stay(tokenizer: PreTrainedTokenizerBase) -> None:
+    user = r'{question} Reply {"a": {"b": 1}}, with \boxed{} and x^{2}.'
+    template = PromptTemplate(user=user, system="int a[2][1] = {{1}, {2}};")
+    assert template.render("1+2", tokenizer) == f"{template.system}\n\n{user.replace('{question}', '1+2')}"
 
 
 def test_plain_values_rebuild_the_template() -> None:
