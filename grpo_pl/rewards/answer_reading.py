@@ -11,8 +11,8 @@ from typing import Any, Literal
 import regex
 
 from grpo_pl.rewards.base import Columns, Reward
-from grpo_pl.rewards.format import after_thinking, answer_block, stated_answer
 from grpo_pl.rewards.mathematics.answer_text import BOX, last_boxed
+from grpo_pl.rewards.places import after_thinking, answer_block, stated_answer
 
 Place = Literal["box", "last_number", "pattern", "json", "auto"]
 PATTERN_SECONDS = 1.0

@@ -10,6 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from grpo_pl.rewards.places import stated_answer
+
 Status = Literal[
     "ok",  # judged, full value
     "wrong",  # judged, less than full value
@@ -146,8 +148,6 @@ class Reward(ABC):
     def stated_answers(self, completions: Sequence[str], columns: Columns) -> list[str]:
         r"""The answer of each completion as it could stand in a gold answer's place, for majority votes: by default the
         last ``\boxed{…}``, else the last ``<answer>``, else all of the text."""
-        from grpo_pl.rewards.format import stated_answer  # which imports this module
-
         return list(map(stated_answer, completions))
 
     def check(self) -> None:

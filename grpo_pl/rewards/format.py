@@ -8,6 +8,7 @@ from typing import Literal
 
 from grpo_pl.rewards.base import PerCompletionReward, Score
 from grpo_pl.rewards.mathematics.answer_text import BOX, last_boxed
+from grpo_pl.rewards.places import answer_block
 
 Failure = Literal[
     "no think",
@@ -55,33 +56,12 @@ def format_failures(completion: str, *, require_box: bool = True, allow_text: bo
     return failures
 
 
-def answer_block(completion: str) -> str | None:
-    """The content of the last ``<answer>``, up to ``</answer>`` or else the end of the text; ``None`` without one."""
-    start = completion.rfind("<answer>")
-    return None if start < 0 else completion[start + len("<answer>") :].split("</answer>", 1)[0]
-
-
-def boxed_or_block(completion: str) -> str:
-    r"""The content of the last ``\boxed{…}``, else of the last ``<answer>``; ``""`` if there is neither."""
-    return last_boxed(completion) or answer_block(completion) or ""
-
-
-def stated_answer(completion: str) -> str:
-    r"""The answer of a completion: its last ``\boxed{…}``, else its last ``<answer>``, else all of its text."""
-    return (boxed_or_block(completion) or completion).strip()
-
-
 def is_one_box(text: str) -> bool:
     r"""Whether ``text`` is a single ``\boxed{…}`` with balanced braces, and nothing but white space around it."""
     stripped = text.strip()
     opening = BOX.match(stripped)
     content = last_boxed(stripped)
     return opening is not None and content is not None and stripped == f"{opening.group()}{content}}}"
-
-
-def after_thinking(completion: str) -> str:
-    """The text after the last ``</think>`` (the whole text if there is none), up to the next ``<think>``."""
-    return completion.rpartition("</think>")[2].partition("<think>")[0]
 
 
 def _answer_fault(block: str, *, require_box: bool, allow_text: bool) -> Failure | None:

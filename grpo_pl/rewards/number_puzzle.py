@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
-from grpo_pl.rewards.format import boxed_or_block
+from grpo_pl.rewards.places import boxed_or_block
 
 COLUMN = "numbers"
 """Column with the numbers of the problem, a list of integers."""

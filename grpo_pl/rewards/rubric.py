@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grpo_pl.files.cache import cache_root
 from grpo_pl.rewards.base import Columns, MissingColumn, Score
 from grpo_pl.rewards.endpoint import LOCK, AsksModel, Reply, tagged
-from grpo_pl.rewards.format import after_thinking
+from grpo_pl.rewards.places import after_thinking
 from grpo_pl.rewards.verdicts import Verdicts
 
 if TYPE_CHECKING:

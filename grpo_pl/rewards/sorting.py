@@ -11,8 +11,8 @@ from typing import Literal
 
 from grpo_pl.functional.choices import check_choice
 from grpo_pl.rewards.base import PerCompletionReward, Score
-from grpo_pl.rewards.format import after_thinking, answer_block
 from grpo_pl.rewards.mathematics.answer_text import MAX_DIGIT_RUN, last_boxed
+from grpo_pl.rewards.places import after_thinking, answer_block
 
 Credit = Literal["distance", "inclusion_order", "inclusion_order_simple"]
 _SEPARATORS = re.compile(

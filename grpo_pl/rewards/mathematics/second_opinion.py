@@ -9,8 +9,9 @@ from fractions import Fraction
 from itertools import pairwise
 
 from grpo_pl.rewards.base import Score, TextAnswerReward
-from grpo_pl.rewards.format import after_thinking, answer_block, has_proper_tags, is_one_box
+from grpo_pl.rewards.format import has_proper_tags, is_one_box
 from grpo_pl.rewards.mathematics import answer_text as text
+from grpo_pl.rewards.places import after_thinking, answer_block
 
 _NUMBER = re.compile(
     r"(?P<minus>-\s{0,3})?"
