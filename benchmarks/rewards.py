@@ -132,6 +132,25 @@ def measure(repeats: int) -> dict[str, Any]:
     }
 
 
+def distinct_pairs_by_workers(repeats: int) -> dict[str, float]:
+    """Medians of pairs per second where all pairs differ: math-verify alone, and pools of one and of two workers. Each
+    batch is judged by all three in an order that changes, so that the load of the machine is the same for them."""
+    pools = {f"workers_{count}": MathReward(soft_limit_s=SOFT_LIMIT_S, workers=count) for count in (1, 2)}
+    speeds: dict[str, list[float]] = {"math_verify": [], **{name: [] for name in pools}}
+    for reward in pools.values():
+        reward.start()
+    for seed in range(repeats):
+        texts, rows = batch(300 + seed, prompts=300, group=1)
+        for name in random.Random(seed).sample(sorted(speeds), len(speeds)):
+            if name in pools:
+                speeds[name].append(pairs_per_second(pools[name], texts, rows)[0])
+            else:
+                speeds[name].append(in_process_pairs_per_second(texts, rows))
+    for reward in pools.values():
+        reward.close()
+    return {name: round(statistics.median(found), 1) for name, found in speeds.items()}
+
+
 async def _nap(completions: list[str], **columns: Any) -> list[float]:
     await asyncio.sleep(0.5)
     return [1.0] * len(completions)
@@ -161,11 +180,37 @@ def share_of_quickstart() -> dict[str, float]:
     }
 
 
+def machine() -> dict[str, Any]:
+    """What the figures depend on beside the code."""
+    return {
+        "cores": os.cpu_count(),
+        "load_average_1min": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "math_verify": version("math-verify"),
+        "sympy": version("sympy"),
+    }
+
+
+def publish(result: dict[str, Any], date: str | None, name: str) -> None:
+    """Prints the result, and writes it to ``benchmarks/results`` if there is a date."""
+    if date:
+        path = Path(__file__).parent / "results" / f"{date}-{name}.json"
+        path.write_text(json.dumps({"date": date, **result}, indent=2) + "\n")
+    print(json.dumps(result))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="batches per figure; the median counts")
     parser.add_argument("--record", metavar="DATE", help="write the result to benchmarks/results/DATE-rewards.json")
+    parser.add_argument(
+        "--distinct", action="store_true", help="only math-verify, one and two workers on pairs that differ"
+    )
     options = parser.parse_args()
+    if options.distinct:
+        pairs = {"benchmark": "rewards-distinct", "distinct_pairs_per_s": distinct_pairs_by_workers(options.repeats)}
+        publish({**pairs, **machine()}, options.record, "rewards-distinct")
+        return
     figures: dict[str, dict[str, Any]] = {}
     quickstart = share_of_quickstart()
     if importlib.util.find_spec("gmpy2") is not None:
@@ -193,16 +238,9 @@ def main() -> None:
         "soft_limit_s": SOFT_LIMIT_S,
         "hard_limit_s": MathReward.hard_limit_s,
         "workers": 2,
-        "cores": os.cpu_count(),
-        "load_average_1min": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "math_verify": version("math-verify"),
-        "sympy": version("sympy"),
+        **machine(),
     }
-    if options.record:
-        path = Path(__file__).parent / "results" / f"{options.record}-rewards.json"
-        path.write_text(json.dumps({"date": options.record, **result}, indent=2) + "\n")
-    print(json.dumps(result))
+    publish(result, options.record, "rewards")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.sandbox.pool import SandboxSettings, WorkerPool, shared_pool
+
+
+def _default_workers() -> int:
+    """Two, or one where this process may use a single core."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(2, cores)
 
 
 @dataclass(kw_only=True)
@@ -15,8 +22,9 @@ class SandboxedReward(Reward):
 
     judge: ClassVar[str] = SandboxSettings.judge
     """File in ``sandbox`` that defines ``judge``."""
-    workers: int = 2
-    """Worker processes; rewards with the same limits share them."""
+    workers: int = field(default_factory=_default_workers)
+    """Worker processes, by default two, or one where a single core may be used; rewards with the same limits share
+    them."""
     soft_limit_s: float = 1.0
     """CPU seconds after which a comparison is interrupted (status ``timeout``)."""
     hard_limit_s: float = 1.5
