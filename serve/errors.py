@@ -14,7 +14,17 @@ from starlette.exceptions import HTTPException
 log = logging.getLogger(__name__)
 
 _LONGEST = 500  # characters of a message, which may quote the client
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_WITHOUT_CLASSES = {
+    **dict.fromkeys(("model_type", "dict_type"), "Input should be a JSON object"),
+    "is_instance_of": "Input should be a valid string",  # of `str`, the only class that is asked for
+}
+"""pydantic's error types whose messages name classes or types of Python."""
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    **dict.fromkeys((501, 505), "invalid_request_error"),
+}
 
 
 class ApiError(HTTPException):
@@ -78,9 +88,9 @@ def from_fault(fault: Mapping[str, Any]) -> ApiError:
     if named := fault.get("ctx", {}).get("field"):  # a rule for the whole object may still be about one field
         path.append(named)
     param = ".".join(path) or None
-    kinds = {"missing": "missing_field"} | {kind: kind for kind in ("unknown_parameter", "unsupported_parameter")}
-    code = kinds.get(fault["type"], "invalid_value")
-    message = fault["msg"].removeprefix("Value error, ")
+    codes = {"missing": "missing_field"} | {kind: kind for kind in ("unknown_parameter", "unsupported_parameter")}
+    code = codes.get(fault["type"], "invalid_value")
+    message = _WITHOUT_CLASSES.get(fault["type"]) or fault["msg"].removeprefix("Value error, ")
     return bad_request(f"{param}: {message}" if param else message, param=param, code=code)
 
 

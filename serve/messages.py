@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from grpo_pl.environments.tool_calls import Call
 from serve import fields
-from serve.bodies import Body, Short, Text, at
+from serve.bodies import Body, Short, Text, at, by_type
 from serve.errors import ApiError
 from serve.json_body import parse_object
 from serve.settings import MAX_ITEMS, MAX_TOOLS
@@ -138,10 +138,12 @@ class ToolCall(Body):
     @model_validator(mode="after")
     def _is_readable(self) -> Self:
         try:
-            arguments = parse_object(self.function.arguments.encode())
+            arguments = parse_object(self.function.arguments.encode(), name="the text")
             json.dumps(arguments, ensure_ascii=False).encode()
-        except (ApiError, UnicodeEncodeError):
-            raise at("arguments", "must be a JSON object") from None
+        except ApiError as error:
+            raise at("function.arguments", error.message) from None
+        except UnicodeEncodeError:
+            raise at("function.arguments", "half a character cannot be written") from None
         self._call = Call(self.function.name, arguments)
         return self
 
@@ -165,7 +167,11 @@ class Message(Body):
 
     passing = fields.MESSAGE
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[ContentPart], Field(max_length=MAX_ITEMS, fail_fast=True)] = ""
+    content: Annotated[
+        Annotated[Text, Tag("a text")]
+        | Annotated[list[ContentPart], Field(max_length=MAX_ITEMS, fail_fast=True), Tag("a list")],
+        by_type("a text or a list of parts", {str: "a text", list: "a list"}),
+    ] = ""
     """The text; may be left out in an assistant's message with tool_calls."""
     tool_calls: list[ToolCall] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
     """The calls in a message of the assistant."""

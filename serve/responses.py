@@ -13,12 +13,12 @@ from pydantic import Discriminator, Field, Tag, ValidationError
 from grpo_pl.rollout.native.continuous import ScoredToken
 from serve import fields
 from serve.answers import Choice, usage_of
-from serve.bodies import Body, Short, Text
+from serve.bodies import Body, Short, Text, by_type
 from serve.call_reader import MadeCall
 from serve.completions import CompletionRoutes
 from serve.errors import ApiError, from_fault, to_json
 from serve.messages import ContentPart, FunctionSchema, FunctionTool, Message
-from serve.schemas import Asked, ChatRequest, Seed, StreamOptions
+from serve.schemas import CHOICE, Asked, ChatRequest, Seed, StreamOptions
 from serve.settings import MAX_ITEMS, MAX_TOOLS
 
 
@@ -64,7 +64,11 @@ class FunctionResult(Body):
     passing = fields.RESPONSE_ITEM
     type: Literal["function_call_output"]
     call_id: Short
-    output: Text | Annotated[list[ResultPart], Field(max_length=MAX_ITEMS, fail_fast=True)]
+    output: Annotated[
+        Annotated[Text, Tag("a text")]
+        | Annotated[list[ResultPart], Field(max_length=MAX_ITEMS, fail_fast=True), Tag("a list")],
+        by_type("a text or a list of parts", {str: "a text", list: "a list"}),
+    ]
 
     @property
     def text(self) -> str:
@@ -120,7 +124,11 @@ class ResponsesRequest(Asked):
     """``POST /v1/responses``."""
 
     passing = fields.RESPONSES
-    input: Text | Annotated[list[_Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    input: Annotated[
+        Annotated[Text, Tag("a text")]
+        | Annotated[list[_Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True), Tag("a list")],
+        by_type("a text, or a list of messages, calls and results", {str: "a text", list: "a list"}),
+    ]
     instructions: Text | None = None
     """Replaces the template's system text."""
     max_output_tokens: int | None = Field(None, ge=1)
@@ -134,7 +142,9 @@ class ResponsesRequest(Asked):
     top_logprobs: Literal[0] | None = None
     tools: list[ResponseTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
     """Functions that an answer may call."""
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool = "auto"
+    tool_choice: Annotated[
+        Annotated[Literal["none", "auto", "required"], Tag("a word")] | Annotated[ChosenTool, Tag("a tool")], CHOICE
+    ] = "auto"
     """Whether an answer calls functions: never, as the model decides, always, or always this one."""
     parallel_tool_calls: bool = True
     """Whether an answer may hold several calls; else it ends with the first."""

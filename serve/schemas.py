@@ -11,12 +11,13 @@ from pydantic import (
     BeforeValidator,
     Field,
     InstanceOf,
+    Tag,
     field_validator,
     model_validator,
 )
 
 from serve import fields
-from serve.bodies import Body, Short, Text, at
+from serve.bodies import MAX_SHORT, Body, Short, Text, at, by_type, chosen
 from serve.errors import bad_request
 from serve.grammars import MAX_GRAMMAR, Grammar
 from serve.messages import FunctionTool, Message, NamedTool
@@ -28,6 +29,10 @@ _First = Field(fail_fast=True)  # one error for a list, not one per element: a b
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+CHOICE = by_type(
+    "none, auto, required, or an object that names a tool", {str: "a word", dict: "a tool", Body: "a tool"}
+)
+"""How ``tool_choice`` is read."""
 _TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 
 
@@ -35,6 +40,17 @@ def _at_most_1024(value: Any) -> Any:
     """Checked before a dictionary is read, because pydantic reports an error for each of its values."""
     if isinstance(value, dict) and len(value) > 1024:
         raise ValueError(f"give at most 1024 entries, not {len(value)}")
+    return value
+
+
+def _as_list(value: Any) -> Any:
+    """Checked before the list is, so that errors about one text have the name of the field."""
+    if isinstance(value, str):
+        if not 1 <= len(value) <= MAX_SHORT:
+            raise ValueError(f"give a text of 1 to {MAX_SHORT} characters")
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError("give a text or a list of texts")
     return value
 
 
@@ -131,7 +147,7 @@ class ResponseFormat(Body):
     @model_validator(mode="after")
     def _schema_belongs(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("give json_schema with type json_schema, and with no other")
+            raise at("json_schema", "give it with type json_schema, and with no other")
         return self
 
     @property
@@ -145,7 +161,13 @@ class StructuredOutputs(Body):
     """A grammar that a completion must match; exactly one field is given."""
 
     regex: Text | None = Field(None, min_length=1, max_length=MAX_GRAMMAR)
-    json_schema: dict[str, Any] | Text | None = Field(None, alias="json")
+    json_schema: (
+        Annotated[
+            Annotated[dict[str, Any], Tag("an object")] | Annotated[Text, Tag("a text")],
+            by_type("a schema: an object, or its text", {dict: "an object", str: "a text"}),
+        ]
+        | None
+    ) = Field(None, alias="json")
     json_object: bool = False
     choice: list[Annotated[Text, Field(min_length=1)]] | None = Field(
         None, min_length=1, max_length=1024, fail_fast=True
@@ -182,7 +204,7 @@ class _Completions(Sampling):
     stop: Annotated[
         list[Short],
         Field(max_length=16, fail_fast=True),
-        BeforeValidator(lambda v: [v] if isinstance(v, str) else v, json_schema_input_type=str | list[str]),
+        BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
     ] = Field([])
     """Up to 16 texts that end a completion and are not part of it."""
     stop_token_ids: list[TokenId] = Field([], max_length=128, fail_fast=True)
@@ -223,7 +245,9 @@ class ChatRequest(_Completions):
     """With logprobs: return this many likely tokens at every position."""
     tools: list[FunctionTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
     """Functions that an answer may call."""
-    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    tool_choice: Annotated[
+        Annotated[Literal["none", "auto", "required"], Tag("a word")] | Annotated[NamedTool, Tag("a tool")], CHOICE
+    ] = "auto"
     """Whether an answer calls tools: never, as the model decides, always, or always the named one."""
     parallel_tool_calls: bool = True
     """Whether an answer may hold several calls; otherwise it ends with the first."""
@@ -266,16 +290,26 @@ class ChatRequest(_Completions):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+def _kind_of_prompt(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "a text"
+    if not isinstance(value, list):
+        return None
+    first = {str: "several texts", int: "a list of tokens", list: "several lists of tokens"}
+    return first.get(type(value[0])) if value else "several texts"
+
+
 class CompletionRequest(_Completions):
     """``POST /v1/completions``: one prompt or several, as text or as tokens."""
 
     passing = fields.COMPLETION
-    prompt: (
-        Text
-        | Annotated[list[Text], _First]
-        | Annotated[list[int], _First]
-        | Annotated[list[Annotated[list[int], _First]], _First]
-    )
+    prompt: Annotated[
+        Annotated[Text, Tag("a text")]
+        | Annotated[list[Text], _First, Tag("several texts")]
+        | Annotated[list[int], _First, Tag("a list of tokens")]
+        | Annotated[list[Annotated[list[int], _First]], _First, Tag("several lists of tokens")],
+        chosen("a text, a list of texts, a list of token ids, or a list of such lists", _kind_of_prompt),
+    ]
     logprobs: int | None = Field(None, ge=0, le=20)
     """Return the log-probability of every token, and of this many likely tokens at its position."""
     max_tokens: int | None = Field(None, ge=0)
@@ -306,7 +340,13 @@ class EvalProblem(Body):
     passing = None
     problem: Text
     answer: Annotated[Text, Field(max_length=MAX_TEXT)]
-    id: Seed | Text | None = None
+    id: (
+        Annotated[
+            Annotated[Seed, Tag("a number")] | Annotated[Text, Tag("a text")],
+            by_type("an integer or a text", {int: "a number", str: "a text"}),
+        ]
+        | None
+    ) = None
 
     @model_validator(mode="after")
     def _few_columns(self) -> Self:

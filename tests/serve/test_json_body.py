@@ -98,3 +98,18 @@ def test_a_list_has_one_fault_not_one_per_element(kind: Any, value: Any) -> None
     assert caught.value.error_count() <= 5  # one for each kind that a field may be
     with pytest.raises(ApiError):
         parse(kind, json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("number", [b"9" * 641, b"-" + b"9" * 641, b"9" * 100_000, b"0." + b"9" * 9 + b"e999999"])
+@pytest.mark.parametrize("body", [b'{"n":%s}', b'{"a":[{"b":[1,%s]}]}', b"[%s]", b"%s"])
+def test_a_number_that_is_too_long_is_named_in_the_words_of_json(body: bytes, number: bytes) -> None:
+    with pytest.raises(ApiError, match=r"an integer has more than 640 digits|no finite 64-bit number") as caught:
+        parse_object(body % number)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+    assert "sys." not in caught.value.message
+    assert parse_object(b'{"n":-%s}' % (b"9" * 640)) == {"n": 1 - 10**640}
+
+
+def test_bytes_that_are_no_text_are_named() -> None:
+    with pytest.raises(ApiError, match="the body is not in UTF-8, see byte 6"):
+        parse_object(b'{"a":"\xff"}')
