@@ -29,7 +29,7 @@ from serve.evaluation import EvaluateRoute
 from serve.generate_worker import GenerateWorker
 from serve.guard import Guard
 from serve.json_body import JsonRoute
-from serve.logs import configure_logs, open_access_log
+from serve.logs import configure_logs, open_access_log, write_output
 from serve.metrics import ServerMetrics
 from serve.openapi import docs, openapi
 from serve.origins import CrossOrigin
@@ -209,7 +209,7 @@ class Application:
             *(f"  {r.method + ' ' + r.path.replace(':path', ''):<27} {r.summary}" for r in self._routes),
             f"curl {address}{CHAT}{key} -H 'Content-Type: application/json' -d '{json.dumps(message)}'",
         ]
-        print("\n".join(lines), flush=True)
+        write_output("\n".join(lines))
 
 
 def run_server(settings: ServeSettings) -> None:
@@ -231,5 +231,4 @@ def run_server(settings: ServeSettings) -> None:
     for reward in rewards:
         reward.close()
     sys.setswitchinterval(0.001)  # the event loop runs sooner while threads parse large bodies
-    sys.set_int_max_str_digits(640)  # a body may hold thousands of long numbers; converting one takes quadratic time
     Application(settings, model, needs=needs, began=began).run()

@@ -22,6 +22,7 @@ from grpo_pl.policy.trained import ServedModel, find_model, without_link
 from serve.bodies import Body, Text
 from serve.dispatch import Deadline, WorkerLine
 from serve.errors import ApiError, bad_request, json_response
+from serve.logs import write_output
 from serve.versions import DropWeights, LoadWeights
 
 log = logging.getLogger(__name__)
@@ -224,7 +225,7 @@ def first_checkpoint(folder: Path) -> Path:
     told = False
     while (found := newest_whole(run.checkpoints, log.warning)) is None:
         if not told:
-            print(f"waiting for the first checkpoint of {folder}", flush=True)
+            write_output(f"waiting for the first checkpoint of {folder}")
         told = True
         time.sleep(_LOOK_S)
     return found
