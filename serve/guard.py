@@ -7,7 +7,7 @@ import hmac
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -60,8 +60,14 @@ class Guard:
             return
         began, status = time.monotonic(), _CLIENT_GONE
         request_id, method = _request_id(scope), scope["method"]
+        expects, body_asked = "expect" in Headers(scope=scope), False
         if method == "HEAD":  # answered as GET; the HTTP layer leaves the body out
             scope = {**scope, "method": "GET"}
+
+        async def asking() -> Message:
+            nonlocal body_asked
+            body_asked = True
+            return await receive()
 
         async def watched(message: Message) -> None:
             nonlocal status
@@ -69,12 +75,14 @@ class Guard:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
+                if expects and not body_asked:  # whether the client sends its body all the same is not known
+                    headers["connection"] = "close"
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
         try:
-            await self._answer(scope, receive, watched)
+            await self._answer(scope, asking, watched)
         finally:
             seconds = time.monotonic() - began
             self._observe(getattr(scope.get("route"), "path", "other"), status, seconds)
@@ -90,31 +98,26 @@ class Guard:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         held = [0]
         try:
-            self._check_size(scope)
             logs_in = self._sessions is not None and (scope["method"], scope["path"]) == ("POST", LOGIN)
+            limit = LOGIN_BYTES if logs_in else self._max_body
+            _check_size(scope, limit)
             if not logs_in:
                 self._check_key(scope)
-            body = await self._read(scope, receive, LOGIN_BYTES if logs_in else self._max_body, held)
+            whole = _Whole(lambda: self._read(scope, receive, limit, held), receive)
+            if "expect" not in Headers(scope=scope):  # the client may not listen before it has sent its body
+                await whole.body()
             if scope["path"] not in _OPEN:
                 self._origins.check(scope)
             if self._sessions is not None and logs_in:
+                body = await whole.body()
                 await self._sessions.open(body, secure=scope["scheme"] == "https")(scope, receive, send)
                 return
-            await self._app(scope, _replay(body, receive), send)
-        except ClientDisconnect:
-            pass
+            await self._app(scope, whole.receive, send)
         except ApiError as error:
             page = error.status == 401 and _wants_page(scope)
             await (login_page() if page else error.response())(scope, receive, send)
         finally:
             self._bytes_left += held[0]
-
-    def _check_size(self, scope: Scope) -> None:
-        """Refuses a body whose ``Content-Length`` is too large, before any of it is read."""
-        headers = Headers(scope=scope)
-        if int(headers.get("content-length", "0")) > self._max_body:
-            # a client with `Expect: 100-continue` sends no body then; that of others the HTTP layer reads and drops
-            raise _too_large(self._max_body, close="expect" in headers)
 
     def _check_key(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -133,8 +136,8 @@ class Guard:
         """Reads the whole body; ``held[0]`` becomes the bytes that it takes from the budget of all large bodies.
 
         Raises:
-            ApiError: it is larger than ``limit`` (413) or did not arrive in time (408), or all large bodies together
-                exceed their budget (429).
+            ApiError: it is larger than ``limit`` (413) or did not arrive in time (408), the client hung up (499), or
+                all large bodies together exceed their budget (429).
         """
         parts: list[bytes] = []
         size = 0
@@ -154,6 +157,8 @@ class Guard:
                 code="body_timeout",
                 headers={"Connection": "close"},
             ) from None
+        except ClientDisconnect:
+            raise ApiError(_CLIENT_GONE, "the client hung up.", code="client_closed_request") from None
         return b"".join(parts)
 
     def _hold(self, size: int, held: list[int]) -> None:
@@ -162,6 +167,13 @@ class Guard:
         if self._bytes_left < 0:
             message = "too many large bodies at once; try again shortly."
             raise ApiError(429, message, code="too_many_bodies", headers={"Retry-After": "1"})
+
+
+def _check_size(scope: Scope, limit: int) -> None:
+    """Refuses a body whose ``Content-Length`` is too large, before any of it is read; the HTTP layer drops it."""
+    digits = Headers(scope=scope).get("content-length", "").strip().lstrip("0")
+    if len(digits) > len(str(limit)) or int(digits or "0") > limit:
+        raise _too_large(limit)
 
 
 def _check_bearer(headers: Headers, key: bytes, name: str) -> None:
@@ -177,9 +189,9 @@ def _check_bearer(headers: Headers, key: bytes, name: str) -> None:
         )
 
 
-def _too_large(limit: int, *, close: bool = False) -> ApiError:
-    message = f"the body is larger than {limit / (1 << 20):g} MiB: send less at once."
-    return ApiError(413, message, code="body_too_large", headers={"Connection": "close"} if close else None)
+def _too_large(limit: int) -> ApiError:
+    size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit:,} bytes"
+    return ApiError(413, f"the body is larger than {size}: send less at once.", code="body_too_large")
 
 
 def _wants_page(scope: Scope) -> bool:
@@ -192,11 +204,22 @@ def _request_id(scope: Scope) -> str:
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that returns ``body`` as one message and then calls the original, to notice a disconnect."""
-    whole: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
+class _Whole:
+    """The body of a request, read once, and so only when a route or a check asks for it."""
 
-    async def again() -> Message:
-        return next(whole, None) or await receive()
+    def __init__(self, read: Callable[[], Awaitable[bytes]], receive: Receive) -> None:
+        self._read, self._receive = read, receive
+        self._body: bytes | None = None
+        self._given = False
 
-    return again
+    async def body(self) -> bytes:
+        if self._body is None:
+            self._body = await self._read()
+        return self._body
+
+    async def receive(self) -> Message:
+        """The body as one message, and then what the original gives, to notice a disconnect."""
+        if self._given:
+            return await self._receive()
+        self._given = True
+        return {"type": "http.request", "body": await self.body(), "more_body": False}

@@ -41,6 +41,8 @@ class Origins:
         """
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
+        if not hosts and scope["http_version"] == "1.0":  # which has no such header; every browser sends it
+            hosts = ["localhost"]
         if len(hosts) != 1 or not (match := _HOST.fullmatch(hosts[0].strip().lower())):
             raise ApiError(400, "send one `Host` header with the server's name.", code="invalid_host")
         name = match[1].rstrip(".")

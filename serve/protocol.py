@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with limits on connections, headers and unread answers."""
+"""uvicorn's HTTP protocol with RFC 9112's checks of requests, and limits on connections, headers and unread answers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import resource
 from typing import Any
 from weakref import WeakSet
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from serve.errors import ApiError, shutting_down
@@ -17,11 +18,16 @@ HEAD_SECONDS = 10.0
 """Most seconds from the connection, or from the first byte of a later request, to the end of its headers."""
 HEAD_BYTES = 1 << 16
 """Most bytes of request line and headers."""
+FRAMING_BYTES = 1 << 13
+"""Most bytes around a chunked body (sizes, extensions, trailers) beyond what its chunks warrant, which are `_PER_CHUNK`
+for each and as many as it holds."""
 WRITE_SECONDS = 30.0
 """Most seconds for which a client may leave an answer unread; then the connection is closed."""
 ACCEPTED_AT_ONCE = 16
 """Connections accepted per turn of the event loop; others are closed only in the next turn, so that there must be file
 descriptors for all of these."""
+_PER_CHUNK = 32  # a size of 16 digits, two line ends, and some more
+_PIECE = 1 << 12  # bytes given to the parser at once: what is around a body is counted to this precision
 _PIPELINED = 8  # most requests that a client may send before it has their answers
 _MOST_CONNECTIONS = 1024
 _SPARE_DESCRIPTORS = 4 * ACCEPTED_AT_ONCE
@@ -103,9 +109,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._crowd = crowd
         self._head_timer: asyncio.TimerHandle | None = None  # runs until the headers are complete
         self._write_timer: asyncio.TimerHandle | None = None
-        self._overhead = 0  # bytes since the last request, head or piece of a body
-        self._in_message = False
-        self._fault: ApiError | None = None
+        self._framing = 0  # bytes of the head, or those around the body
+        self._in_message = self._in_body = False
+        self._fault: ApiError | None = None  # found in the message that the parser reads
+        self._refusal: ApiError | None = None  # sent once the requests before it are answered
         crowd.knock(self)
 
     # --- asyncio's hooks --------------------------------------------------------------------------------------------
@@ -126,19 +133,27 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        self._overhead += len(data)
-        super().data_received(data)
-        if self.transport.is_closing():
+        self._unset_keepalive_if_required()
+        rest = memoryview(data)
+        while rest and self._refusal is None and not self.transport.is_closing():
+            piece, rest = rest[:_PIECE], rest[_PIECE:]
+            self._framing += len(piece)
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as offer:
+                # the parser leaves out the body after an offer to change the protocol, which is ignored here (RFC 9110,
+                # 7.8): another one reads the request without the offer
+                rest = memoryview(b"".join([self._head_without_offer(), piece[offer.args[0] :], rest]))
+                self.parser = _new_parser(self)
+                self._framing = 0
+            except httptools.HttpParserError as error:
+                self._refuse(self._fault or _invalid_http(self.parser, error))
+            else:
+                self._check_framing()
+        if self.transport.is_closing() or self._refusal is not None:
             return
         if self._head_timer is None and not self._in_message and self.timeout_keep_alive_task is None and self._idle:
             self._await_head()  # blank lines stop the timer of an idle connection and begin no request
-        elif self._overhead > HEAD_BYTES:
-            if self._head_timer is None:  # chunk sizes, or headers after the body
-                self.transport.abort()
-            else:
-                self._refuse(_head_too_large())
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -162,39 +177,45 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._offers_another_protocol:
+            return
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > HEAD_BYTES:
-            self._fault = _head_too_large()
-            raise ValueError(self._fault.message)  # ends the parser, which comes back through `send_400_response`
+        self._fault = self._checked_head()
+        if self._fault is not None:
+            raise ValueError(self._fault.message)  # ends the parser
+        self._framing = 0
         super().on_headers_complete()
+        self._in_body = True
         if len(self.pipeline) > _PIPELINED:
             self.transport.abort()
             raise ValueError("too many requests ahead of their answers")
 
+    def on_chunk_header(self) -> None:
+        self._framing = max(0, self._framing - _PER_CHUNK)
+
     def on_body(self, body: bytes) -> None:
-        self._overhead = 0
+        self._framing = max(0, self._framing - 2 * len(body))
         self._crowd.is_sending(self)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._offers_another_protocol:
+            return
         super().on_message_complete()
-        self._in_message, self._overhead = False, 0
+        self._in_message = self._in_body = False
+        self._framing = 0
         if not self._idle:
             self._crowd.has_sent(self)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.pipeline:
-            self._crowd.was_answered(self)
-
-    def send_400_response(self, msg: str) -> None:
-        if not self.transport.is_closing():
-            self._refuse(self._fault or ApiError(400, "this is not an HTTP request.", code="invalid_http"))
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Logs nothing: a request for an upgrade is answered like any other."""
+        if not self._idle:
+            return
+        if self._refusal is not None and not self.transport.is_closing():
+            self._write(self._refusal)
+        self._crowd.was_answered(self)
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -202,8 +223,62 @@ class BoundedProtocol(HttpToolsProtocol):
     def _idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
+    @property
+    def _offers_another_protocol(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _head_without_offer(self) -> bytes:
+        """The head that was read, without its ``Upgrade``."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _checked_head(self) -> ApiError | None:
+        """Refuses heads that other programs could read in another way, and makes a whole URL a path and a `Host`."""
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > HEAD_BYTES:
+            return _head_too_large()
+        version = self.parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            return _wrong_version()
+        if self.parser.get_method() == b"CONNECT":
+            return _invalid("this server is no proxy")
+        codings = b",".join(value for name, value in self.headers if name == b"transfer-encoding").lower().split(b",")
+        if codings != [b""] and version == "1.0":
+            return _invalid("HTTP/1.0 has no `Transfer-Encoding`")
+        if codings != [b""] and codings[-1].strip() != b"chunked":
+            return _invalid("the last `Transfer-Encoding` must be `chunked`")
+        if len(codings) > 1:
+            message = (
+                "send the body with `Transfer-Encoding: chunked` or with `Content-Length`; no other coding is read."
+            )
+            return ApiError(501, message, code="unsupported_transfer_encoding")
+        if version == "1.0":
+            self.expect_100_continue = False  # RFC 9110, 10.1.1
+        return self._checked_target(version)
+
+    def _checked_target(self, version: str) -> ApiError | None:
+        """Takes the host of a whole URL for that of `Host` (RFC 9112, 3.2.2), which routes and checks read."""
+        try:
+            target = httptools.parse_url(self.url)
+        except httptools.HttpParserInvalidURLError:
+            return _invalid("its target is no valid URL")
+        if target.host is None:
+            return None
+        if target.schema.lower() not in (b"http", b"https") or target.userinfo is not None:
+            return _invalid("its target is no URL of this server")
+        host = b"[%s]" % target.host if b":" in target.host else target.host
+        host += b"" if target.port is None else b":%d" % target.port
+        given = [i for i, (name, _) in enumerate(self.headers) if name == b"host"]
+        if len(given) == 1:
+            self.headers[given[0]] = (b"host", host)
+        elif not given and version == "1.0":
+            self.headers.append((b"host", host))
+        self.url = (target.path or b"/") + (b"" if target.query is None else b"?" + target.query)
+        return None
+
     def _await_head(self) -> None:
-        self._overhead = 0
+        self._framing = 0
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
@@ -213,7 +288,35 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self.transport.close()
 
+    def _check_framing(self) -> None:
+        if self._head_timer is not None:
+            if self._framing > HEAD_BYTES:
+                self._refuse(_head_too_large())
+        elif self._in_body and self._framing > FRAMING_BYTES:
+            self._refuse(_invalid("the sizes, extensions or trailers around its chunks are too long"))
+
     def _refuse(self, error: ApiError) -> None:
+        """Answers the message that the parser reads with ``error``, once it is its turn, and closes the connection."""
+        if self.transport.is_closing():
+            return
+        self._refusal = error
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        if not self._in_body:
+            if self._idle:
+                self._write(error)  # else `on_response_complete` does
+        elif self.pipeline:
+            cycle, _ = self.pipeline.popleft()
+            cycle.keep_alive = False
+            self.pipeline.appendleft((cycle, error.response()))  # type: ignore[arg-type]  # Starlette's types of the same
+        elif self.cycle.response_started:
+            self.transport.close()
+        else:
+            self.cycle.disconnected = True  # its answer is this one
+            self._write(error)
+
+    def _write(self, error: ApiError) -> None:
         body = json.dumps(error.body()).encode()
         headers = {"Content-Type": "application/json", "Content-Length": len(body), "Connection": "close"}
         lines = [f"{name}: {value}\r\n".encode() for name, value in {**headers, **(error.headers or {})}.items()]
@@ -221,5 +324,24 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
+def _new_parser(protocol: BoundedProtocol) -> httptools.HttpRequestParser:
+    parser = httptools.HttpRequestParser(protocol)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn: it answers the first request
+    return parser
+
+
 def _head_too_large() -> ApiError:
     return ApiError(431, f"request line and headers are larger than {HEAD_BYTES >> 10} KiB.", code="head_too_large")
+
+
+def _wrong_version() -> ApiError:
+    return ApiError(505, "this server speaks HTTP/1.1 and HTTP/1.0.", code="http_version_not_supported")
+
+
+def _invalid(why: str) -> ApiError:
+    return ApiError(400, f"this is not a valid HTTP request: {why}.", code="invalid_http")
+
+
+def _invalid_http(parser: httptools.HttpRequestParser, error: httptools.HttpParserError) -> ApiError:
+    """What the parser's error means to the client."""
+    return _wrong_version() if parser.get_method() == b"PRI" else _invalid(str(error))

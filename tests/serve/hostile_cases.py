@@ -1,4 +1,4 @@
-"""A hundred requests that no honest client sends, each with the statuses that may answer it."""
+"""Some hundred requests that hardly any honest client sends, each with the statuses that may answer it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ FIELDS = {
 MANY = 8 << 20
 """Bytes of the largest body that is read."""
 REFUSED = frozenset({400})
+CUT = frozenset({0, 400})
+"""Refused; what was sent and not read may cost the client the answer."""
 
 
 class Case(NamedTuple):
@@ -41,7 +43,7 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
 
 def cases() -> list[Case]:
     """All of them."""
-    return [*_shapes(), *_parameters(), *_tools(), *_texts(), *_pages(), *_connections()]
+    return [*_shapes(), *_numbers(), *_parameters(), *_tools(), *_texts(), *_pages(), *_connections(), *_framings()]
 
 
 def _filled(before: bytes, unit: bytes, after: bytes) -> bytes:
@@ -78,6 +80,51 @@ def _shapes() -> Iterator[Case]:
     yield Case("content in content", post(CHAT, nested), REFUSED)
     columns = [{"completion": "1", "answer": "1", **{f"c{i}-{k}": 0 for k in range(50)}} for i in range(1000)]
     yield Case("50,000 columns", post(SCORE, json.dumps({"items": columns}).encode()), REFUSED)
+
+
+def _numbers() -> Iterator[Case]:
+    """Integers that take long to convert or fit no machine word, in every field of numbers and elsewhere."""
+    numbers = ("n", "seed", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+               "frequency_penalty", "min_tokens", "max_tokens", "max_completion_tokens", "max_completion_length",
+               "top_logprobs")  # fmt: skip
+    hello = b'{"messages":[{"role":"user","content":"1+1="}],'
+    for digits in (5000, 640):
+        long = b"9" * digits
+        for name in numbers:
+            request = post(
+                CHAT, hello + b'"%s":%s%s}' % (name.encode(), long, b"" if "max" in name else b',"max_tokens":2')
+            )
+            # a limit beyond all others is none
+            statuses = frozenset({200, 400}) if digits == 640 else REFUSED
+            yield Case(f"{name} of {digits} digits", request, statuses)
+        for name, value in (
+            ("logit_bias", b'{"5":%s}'),
+            ("logit_bias", b'{"%s":1}'),
+            ("stop_token_ids", b"[%s]"),
+            ("stop", b"[%s]"),
+            ("stop", b"-%s"),
+            ("bad_words", b"[%s]"),
+            ("model", b"%s"),
+            ("response_format", b'{"type":%s}'),
+            ("tool_choice", b"%s"),
+            ("tools", b'[{"type":"function","function":{"name":"f","parameters":{"minimum":%s,"properties":5}}}]'),
+            ("nothing", b"%s"),
+        ):
+            body = b'{"%s":%s,%s' % (name.encode(), value % long, hello[1:] + b'"max_tokens":2}')
+            yield Case(f"{name} {value.decode():.20} of {digits} digits", post(CHAT, body), REFUSED)
+        yield Case(f"a prompt of {digits} digits", post(COMPLETIONS, b'{"prompt":[%s],"max_tokens":1}' % long), REFUSED)
+        yield Case(f"a token of {digits} digits", post("/detokenize", b'{"tokens":[%s]}' % long), REFUSED)
+        yield Case(
+            f"an id of {digits} digits",
+            post(EVALUATE, b'{"items":[{"problem":"1+1=","answer":"2","id":%s}],"max_tokens":1}' % long),
+            REFUSED,
+        )
+        column = b'{"items":[{"completion":"1","answer":"1","x":[%s,-%s]}]}' % (long, long)
+        yield Case(f"a column of {digits} digits", post(SCORE, column), REFUSED if digits == 5000 else frozenset({200}))
+        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": f'{{"x":{"9" * digits}}}'}}
+        turns = [{"role": "user", "content": "1"}, {"role": "assistant", "tool_calls": [call]}]
+        body = json.dumps({"messages": turns}).encode()
+        yield Case(f"arguments of {digits} digits", post(CHAT, body), REFUSED)
 
 
 _HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 2}
@@ -270,7 +317,6 @@ def _connections() -> Iterator[Case]:
     for name, request in (
         ("binary", b"\0\1\2\3\r\n\r\n"),
         ("a TLS hello", bytes.fromhex("1603010200010001fc0303") + b"\0" * 200),
-        ("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
         ("no version", b"GET\r\n\r\n"),
         ("a tunnel", b"CONNECT evil.example:443 HTTP/1.1\r\nHost: evil.example\r\n\r\n"),
         ("two lengths", get + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nxx"),
@@ -294,9 +340,104 @@ def _connections() -> Iterator[Case]:
     ):
         request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
         yield Case(path, request, frozenset({404}))
+    version = frozenset({505})
+    yield Case("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", version)
+    yield Case("HTTP/2 in a request line", b"GET /health HTTP/2.0\r\nHost: localhost\r\n\r\n", version)
+    yield Case("HTTP/0.9 in a request line", b"GET /health HTTP/0.9\r\nHost: localhost\r\n\r\n", version)
     chunked = f"POST {SCORE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
     chunked += b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
-    yield Case("headers behind the body", chunked + b"0\r\n" + b"X: 1\r\n" * 500_000 + b"\r\n", frozenset({0}))
-    yield Case("one header behind the body", chunked + b"0\r\nX: " + b"a" * 4_000_000, frozenset({0}))
-    yield Case("a chunk with a long name", chunked + b"1;x=" + b"a" * 4_000_000, frozenset({0}))
+    yield Case("headers behind the body", chunked + b"0\r\n" + b"X: 1\r\n" * 500_000 + b"\r\n", CUT)
+    yield Case("one header behind the body", chunked + b"0\r\nX: " + b"a" * 4_000_000, CUT)
+    yield Case("a chunk with a long name", chunked + b"1;x=" + b"a" * 4_000_000, CUT)
+    yield Case("a size of 4 MB", chunked + b"0" * 4_000_000, CUT)
+    end = b"\r\n\r\n0\r\n\r\n"
+    yield Case("a size with 100,000 zeros", chunked + b"0" * 100_000 + b"1\r\n " + end[2:], CUT)
+    yield Case("an end with 100,000 zeros", chunked + b"0" * 100_000 + end[:4], CUT)
+    yield Case("many chunks with names", chunked + (b"1;" + b"x" * 2000 + b"\r\n \r\n") * 2000 + end[4:], CUT)
+    for name, chunk in (
+        ("in hexadecimal as in C", b"0x2\r\n{}"),
+        ("below nothing", b"-2\r\n{}"),
+        ("with a plus", b"+2\r\n{}"),
+        ("behind a blank", b" 2\r\n{}"),
+        ("before a blank", b"2 \r\n{}"),
+        ("that overflows", b"10000000000000002\r\n{}"),
+        ("before a bare line feed", b"2\n{}"),
+        ("before a bare carriage return", b"2\r{}"),
+        ("too small", b"1\r\n{}"),
+        ("of nothing", b"\r\n{}"),
+        ("with a NUL in its name", b"2;\0\r\n{}"),
+        ("with a line feed in its name", b"2;a\nb\r\n{}"),
+    ):
+        yield Case(f"a chunk size {name}", chunked + chunk + end, REFUSED)
+    for name, trailer in (
+        ("a length", b"Content-Length: 5"),
+        ("a coding", b"Transfer-Encoding: chunked"),
+        ("a NUL", b"X: \0"),
+        ("no colon", b"X"),
+    ):
+        yield Case(f"{name} behind the body", chunked + b"0\r\n" + trailer + b"\r\n\r\n", REFUSED)
+    yield Case("16 exabytes", chunked + b"fffffffffffffff0\r\n" + b" " * (9 << 20), frozenset({0, 413}))
     yield Case("500 requests ahead", (get + b"\r\n") * 500, frozenset({0}), "hung up on")
+
+
+def _framings() -> Iterator[Case]:
+    """Requests that two programs in a row could read in two ways (RFC 9112), and offers of other protocols."""
+    body = json.dumps(_HELLO).encode()
+    small = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    smuggled = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    def chat(*lines: str, version: str = "1.1", target: str = CHAT) -> bytes:
+        head = [f"POST {target} HTTP/{version}", "Host: localhost", "Content-Type: application/json", *lines]
+        return "\r\n".join([*head, "", ""]).encode("latin-1")
+
+    length = f"Content-Length: {len(body)}"
+    for name, lines in (
+        ("two equal lengths", (length, length)),
+        ("a list of lengths", (f"Content-Length: {len(body)}, {len(body)}",)),
+        ("a length with a plus", (f"Content-Length: +{len(body)}",)),
+        ("a length in hexadecimal", (f"Content-Length: {len(body):#x}",)),
+        ("a length with underscores", ("Content-Length: 1_0",)),
+        ("a length of nothing", ("Content-Length:",)),
+        ("a length that overflows", ("Content-Length: 18446744073709551617",)),
+        ("chunks and a length", ("Transfer-Encoding: chunked", length)),
+        ("a blank before the colon", ("Transfer-Encoding : chunked", length)),
+        ("a blank before a name", (" Transfer-Encoding: chunked", length)),
+        ("a bare line feed in a header", (f"X: 1\nTransfer-Encoding: chunked\r\n{length}",)),
+        ("a bare carriage return in a header", (f"X: 1\rTransfer-Encoding: chunked\r\n{length}",)),
+        ("a NUL in a header", ("X: \0", length)),
+        ("a NUL in a name", ("X\0: 1", length)),
+        ("a folded coding", ("Transfer-Encoding:\r\n chunked",)),
+        ("coded last by gzip", ("Transfer-Encoding: chunked, gzip",)),
+        ("coded twice", ("Transfer-Encoding: chunked, chunked",)),
+        ("coded by nothing", ("Transfer-Encoding: identity",)),
+        ("coded by a near name", ("Transfer-Encoding: xchunked",)),
+        ("coded by a vertical tab", ("Transfer-Encoding: \x0bchunked",)),
+    ):
+        yield Case(name, chat(*lines) + small + smuggled, REFUSED)
+    yield Case("packed chunks", chat("Transfer-Encoding: gzip, chunked") + small, frozenset({501}))
+    two = chat("Transfer-Encoding: gzip", "Transfer-Encoding: chunked")
+    yield Case("packed chunks in two headers", two + small, frozenset({501}))
+    yield Case("chunks in HTTP/1.0", chat("Transfer-Encoding: chunked", version="1.0") + small + smuggled, REFUSED)
+    yield Case(
+        "a length with 5,000 zeros", chat("Content-Length: " + "0" * 5000 + str(len(body))) + body, frozenset({200})
+    )
+    for target, status in (
+        (f"http://evil.example{CHAT}", 403),
+        (f"HTTPS://EVIL.example:8000{CHAT}?x", 403),
+        (f"http://localhost@evil.example{CHAT}", 400),
+        (f"http://evil.example@localhost{CHAT}", 400),
+        (f"ftp://localhost{CHAT}", 400),
+        ("http:///", 400),
+        (f"http://localhost{CHAT}", 200),
+        (f"http://127.0.0.1:1{CHAT}", 200),
+    ):
+        yield Case(f"to {target}", chat(length, "Connection: close", target=target) + body, frozenset({status}))
+    whole = b"GET http://evil.example/v1/models HTTP/1.0\r\n\r\n"
+    yield Case("to a foreign URL in HTTP/1.0", whole, frozenset({403}))
+    for offer in ("h2c", "websocket", "TLS/1.0, HTTP/2.0", "h2c\r\nUpgrade: websocket"):
+        lines = ("Connection: Upgrade, HTTP2-Settings", f"Upgrade: {offer}", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")
+        yield Case(f"an offer of {offer[:20]!r}", chat(*lines, length) + body, frozenset({200}), "RFC 9110, 7.8")
+        chunks = chat(*lines, "Transfer-Encoding: chunked") + small
+        yield Case(f"an offer of {offer[:20]!r} and chunks", chunks, frozenset({200}), "RFC 9110, 7.8")
+        both = chat(*lines, length, "Transfer-Encoding: chunked") + small + smuggled
+        yield Case(f"an offer of {offer[:20]!r}, chunks and a length", both, REFUSED)

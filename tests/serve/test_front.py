@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -203,6 +204,112 @@ def test_a_body_that_declares_itself_too_large_is_refused_before_it_is_sent(serv
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 413")
 
 
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (["Host: evil.example"], 403),
+        (["Host: localhost", "Host: localhost"], 400),
+        ([], 400),
+        (["Host: localhost", "Origin: http://evil.example"], 403),
+        (["Host: localhost", "Content-Type: text/plain"], 415),
+        (["Host: localhost", "Content-Encoding: gzip"], 415),
+        (["Host: localhost", f"Content-Length: {1 << 30}"], 413),
+        (["Host: localhost", "Transfer-Encoding: gzip, chunked"], 501),
+        (["Host: localhost", "Upgrade: h2c", "Connection: Upgrade", "Sec-Fetch-Site: cross-site"], 403),
+    ],
+)
+def test_what_the_headers_show_is_refused_before_a_body_is_asked_for(
+    server: Any, lines: list[str], status: int
+) -> None:
+    """And the connection is closed, because a client may send its body all the same."""
+    defaults = ["Content-Type: application/json", "Content-Length: 100"]
+    given = {line.partition(":")[0] for line in lines} | ({"Content-Length"} if status == 501 else set())
+    head = [*lines, *(line for line in defaults if line.partition(":")[0] not in given), "Expect: 100-continue", "", ""]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall("\r\n".join([f"POST {CHAT} HTTP/1.1", *head]).encode())
+        answer = b""
+        while part := connection.recv(1 << 16):  # ends because the server closes
+            answer += part
+    assert answer.startswith(f"HTTP/1.1 {status}".encode()), answer
+    assert b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/nothing", 404), ("/health", 405)])
+def test_no_body_is_asked_for_where_nothing_reads_it(server: Any, path: str, status: int) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(1 << 16).startswith(f"HTTP/1.1 {status}".encode())
+
+
+def test_a_body_that_is_welcome_is_asked_for(server: Any) -> None:
+    body = json.dumps({"messages": HELLO, "max_tokens": 1}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        for offer in ("", "Connection: Upgrade\r\nUpgrade: h2c\r\n"):
+            connection.sendall(f"{head}{offer}Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode())
+            assert connection.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            connection.sendall(body)
+            answer = connection.recv(1 << 16)
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert b"connection: close" not in answer.lower()
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models"])
+def test_http_1_0_needs_no_host(server: Any, path: str) -> None:
+    """As load balancers ask; no browser does."""
+    assert server.exchange(f"GET {path} HTTP/1.0\r\n\r\n".encode()).startswith(b"HTTP/1.1 200")
+    foreign = server.exchange(f"GET {path} HTTP/1.0\r\nHost: evil.example\r\n\r\n".encode())
+    page = server.exchange(f"GET {path} HTTP/1.0\r\nOrigin: http://evil.example\r\n\r\n".encode())
+    for answer in (foreign, page):
+        assert answer.startswith(b"HTTP/1.1 200" if path == "/health" else b"HTTP/1.1 403")
+
+
+def test_curl_may_offer_http_2(server: Any, tmp_path: Path) -> None:
+    """The same with bytes: `tests/serve/test_protocol.py`."""
+    curl = shutil.which("curl")
+    if curl is None or "HTTP2" not in subprocess.run([curl, "--version"], capture_output=True, text=True).stdout:
+        pytest.skip("there is no curl with HTTP/2 here")
+    body = {"messages": [{"role": "user", "content": "1+1=" + "1" * 2000}], "max_tokens": 1}
+    (tmp_path / "body.json").write_text(json.dumps(body))
+    send = ["-H", "Content-Type: application/json", "-d", f"@{tmp_path / 'body.json'}", f"{server.address}{CHAT}"]
+    options = ["-sS", "--http2", "-w", "%{http_code} %{http_version}\\n", "-o", str(tmp_path / "out")]
+    done = subprocess.run(
+        [curl, *options, *send, "--next", *options, *send], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout.split(), done.stderr) == (["200", "1.1"] * 2, "")
+
+
+JAVA = """
+import java.net.URI;
+import java.net.http.*;
+
+class Ask {
+    public static void main(String[] given) throws Exception {
+        HttpClient client = HttpClient.newHttpClient();  // offers HTTP/2
+        for (int i = 0; i < 3; i++) {
+            HttpRequest request = HttpRequest.newBuilder(URI.create(given[0]))
+                .header("Content-Type", "application/json").expectContinue(i == 2)
+                .POST(HttpRequest.BodyPublishers.ofString(given[1])).build();
+            HttpResponse<String> answer = client.send(request, HttpResponse.BodyHandlers.ofString());
+            System.out.println(answer.statusCode() + " " + answer.version());
+        }
+    }
+}
+"""
+
+
+def test_javas_client_may_offer_http_2(server: Any, tmp_path: Path) -> None:
+    if shutil.which("javac") is None:
+        pytest.skip("there is no Java compiler here")
+    (tmp_path / "Ask.java").write_text(JAVA)
+    body = json.dumps({"messages": HELLO, "max_tokens": 1})
+    done = subprocess.run(
+        ["java", tmp_path / "Ask.java", f"{server.address}{CHAT}", body], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.splitlines() == ["200 HTTP_1_1"] * 3, done.stderr
+
+
 @pytest.fixture(scope="module")
 def secured(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A server with a certificate, names, an access log and a model name of its own."""
@@ -270,3 +377,19 @@ def test_requests_have_ids_and_lines_in_the_log(secured: Any) -> None:
     assert by_id[made]["status"] == 404
     assert set(by_id[made]) == {"time", "request_id", "client", "method", "path", "status", "seconds"}
     assert secured.key not in secured.log
+
+
+def test_a_full_disk_stops_no_request(secured: Any) -> None:
+    """Here a log that may not grow."""
+    process = psutil.Process(secured.process.pid)
+    usual = process.rlimit(psutil.RLIMIT_FSIZE)
+    process.rlimit(psutil.RLIMIT_FSIZE, (len(secured.log.encode()), usual[1]))
+    try:
+        for _ in range(5):
+            assert _ask(secured, "/v1/models")[0] == 200
+    finally:
+        process.rlimit(psutil.RLIMIT_FSIZE, usual)
+    assert _ask(secured, "/v1/models", **{"X-Request-ID": "with-room"})[0] == 200
+    wait_until(lambda: "with-room" in secured.log and "lines were left out" in secured.log)
+    assert "Traceback" not in secured.log
+    assert '"path": "/v1/models"' in next(line for line in secured.log.splitlines() if "with-room" in line)

@@ -158,7 +158,8 @@ def test_a_body_of_100_megabytes_is_413(server: Any) -> None:
 def test_a_chunked_body_counts_as_well(server: Any) -> None:
     chunk = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
     answer = server.exchange(
-        f"POST {SCORE} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        f"POST {SCORE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
+        + b"Transfer-Encoding: chunked\r\n\r\n"
         + 9 * chunk
         + b"0\r\n\r\n",
     )

@@ -26,13 +26,14 @@ begun, may_end = threading.Semaphore(0), threading.Event()
 
 async def _app(scope: Any, receive: Any, send: Any) -> None:
     """Answers when the body is there; `/slow` once it may, `/large` with more than a socket holds, `/headers` with
-    the names of the headers."""
-    more = True
+    the names of the headers, `/host` with the host, `/echo` with the body, `/early` before the body is there."""
+    more, read = scope["path"] != "/early", b""
     while more:
         message = await receive()
         more = message.get("more_body", False)
         if body := message.get("body"):
             arrived.release(len(body))
+            read += body
     if scope["path"] == "/slow":
         begun.release()
         while not may_end.is_set():
@@ -40,24 +41,25 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
     body = b"x" * (32 << 20) if scope["path"] == "/large" else b"ok"
     if scope["path"] == "/headers":
         body = b" ".join(name for name, _ in scope["headers"])
+    if scope["path"] == "/host":
+        body = b" ".join(value for name, value in scope["headers"] if name == b"host")
+    if scope["path"] == "/echo":
+        body = read
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
     await send({"type": "http.response.body", "body": body})
 
 
-@pytest.fixture
-def listen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], socket.socket]]:
-    """Opens connections to a server with four places, 0.5 s for a head and 0.5 s for an unread answer."""
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
-    monkeypatch.setattr(protocol, "WRITE_SECONDS", 0.5)
+@contextlib.contextmanager
+def _listening(places: int) -> Iterator[Callable[[], socket.socket]]:
+    """Opens connections to a server."""
     config = uvicorn.Config(
         _app,
         lifespan="off",
         ws="none",
         log_config=None,
         backlog=protocol.ACCEPTED_AT_ONCE,
-        http=partial(BoundedProtocol, crowd=Crowd(LIMIT)),
+        http=partial(BoundedProtocol, crowd=Crowd(places)),
     )
-    may_end.clear()
     server, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
     address = listener.getsockname()
@@ -74,6 +76,25 @@ def listen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], socket.sock
         connection.close()
     server.should_exit = True
     thread.join(30)
+
+
+@pytest.fixture
+def listen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], socket.socket]]:
+    """Opens connections to a server with four places, 0.5 s for a head and 0.5 s for an unread answer."""
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(protocol, "WRITE_SECONDS", 0.5)
+    may_end.clear()
+    while begun.acquire(blocking=False):  # an earlier test's
+        pass
+    with _listening(LIMIT) as connect:
+        yield connect
+
+
+@pytest.fixture(scope="module")
+def connect() -> Iterator[Callable[[], socket.socket]]:
+    """Opens connections to one server that has the usual times and many places."""
+    with _listening(256) as connect:
+        yield connect
 
 
 def _all(connection: socket.socket) -> bytes:
@@ -164,8 +185,6 @@ def test_idle_connections_keep_nobody_out(listen: Any) -> None:
 
 
 def test_requests_at_work_keep_their_places(listen: Any) -> None:
-    while begun.acquire(blocking=False):  # an earlier test's
-        pass
     busy = [listen() for _ in range(LIMIT)]
     for connection in busy:
         connection.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -195,32 +214,209 @@ def test_requests_ahead_of_their_answers_are_few(listen: Any) -> None:
     assert _all(many) == b""
 
 
-def test_what_asks_for_another_protocol_is_answered_in_this_one(listen: Any) -> None:
+ECHO = b"POST /echo HTTP/1.1\r\nHost: localhost\r\n"
+LAST = b"GET /echo HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+OFFERS = {
+    "as Java's HttpClient": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n",
+    "of a websocket": b"Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n",
+    "of several": b"upgrade: TLS/1.0, h2c\r\nconnection: upgrade\r\n",
+    "in two lines": b"Upgrade: a\r\nUpgrade: b\r\nConnection: Upgrade\r\n",
+    "with Expect": b"Connection: Upgrade\r\nUpgrade: h2c\r\nExpect: 100-continue\r\n",
+}
+BODIES = {
+    "a length": (b'Content-Length: 7\r\n\r\n{"a":1}', b'{"a":1}'),
+    "chunks": (b'Transfer-Encoding: chunked\r\n\r\n3\r\n{"a\r\n4\r\n":1}\r\n0\r\n\r\n', b'{"a":1}'),
+    "a long body": (b"Content-Length: 300000\r\n\r\n" + b"x" * 300_000, b"x" * 300_000),
+    "no body": (b"\r\n", b""),
+}
+
+
+@pytest.mark.parametrize(
+    ("offer", "body", "bytewise"),
+    [(offer, body, False) for offer in OFFERS for body in BODIES] + [("with Expect", "chunks", True)],
+)
+def test_an_offer_of_another_protocol_is_ignored(connect: Any, offer: str, body: str, bytewise: bool) -> None:
+    """RFC 9110, 7.8: the request is answered with its body, also before and after others on the connection."""
+    sent, read = BODIES[body]
+    request = ECHO + OFFERS[offer] + sent
+    stream = ECHO + b"Content-Length: 1\r\n\r\na" + request + request + LAST
+    connection = connect()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for piece in [stream[i : i + 1] for i in range(len(stream))] if bytewise else [stream]:
+        connection.sendall(piece)
+    answers = _all(connection).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"").split(b"HTTP/1.1 200 OK\r\n")
+    assert [answer.partition(b"\r\n\r\n")[2] for answer in answers[1:]] == [b"a", read, read, b""]
+
+
+def test_an_offer_in_http_1_0_is_ignored(connect: Any) -> None:
+    connection = connect()
+    connection.sendall(b"POST /echo HTTP/1.0\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 2\r\n\r\n{}")
+    assert _all(connection).endswith(b"\r\n\r\n{}")
+
+
+def test_http_2_is_refused_in_one_answer(connect: Any) -> None:
+    connection = connect()
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+    assert _error(_all(connection)) == (505, "http_version_not_supported")
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"Transfer-Encoding: gzip, chunked", 501),
+        (b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked", 501),
+        (b"Transfer-Encoding: identity, chunked", 501),
+        (b"Transfer-Encoding: , chunked", 501),
+        (b"Transfer-Encoding: chunked;q=1", 400),
+        (b"Transfer-Encoding: gzip", 400),
+        (b"Transfer-Encoding: chunked, gzip", 400),
+        (b"Transfer-Encoding: chunked, chunked", 400),
+        (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", 400),
+        (b"Transfer-Encoding:", 400),
+        (b"Transfer-Encoding : chunked", 400),
+        (b"Transfer-Encoding: chunked\r\nContent-Length: 7", 400),
+        (b"Content-Length: 7\r\nTransfer-Encoding: chunked", 400),
+        (b"Content-Length: 7\r\nContent-Length: 7", 400),
+        (b"Content-Length: 7, 7", 400),
+        (b"Content-Length: +7", 400),
+        (b"Content-Length: 99999999999999999999", 400),
+        (b"Content-Length: ", 400),
+        (b"X: 1\r\n 2", 400),
+        (b"X: 1\nTransfer-Encoding: chunked", 400),
+        (b"X: 1\rTransfer-Encoding: chunked", 400),
+        (b"X: \0", 400),
+        (b"X\0: 1", 400),
+        (b"X", 400),
+    ],
+)
+def test_a_body_that_other_programs_could_read_in_another_way_is_refused(
+    connect: Any, head: bytes, status: int
+) -> None:
+    """RFC 9112, 2.2, 5 and 6; what follows on the connection is not read as a request."""
+    for upgrade in (b"", OFFERS["of a websocket"]):
+        connection = connect()
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(ECHO + upgrade + head + b"\r\n\r\n0\r\n\r\n" + LAST)
+        answer = _all(connection)
+        assert _error(answer)[0] == status
+        assert answer.count(b"HTTP/1.1") == 1
+        assert b"connection: close" in answer.lower()
+
+
+def test_chunks_in_http_1_0_are_refused(connect: Any) -> None:
+    """RFC 9112, 6.1."""
+    connection = connect()
+    connection.sendall(b"POST /echo HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n" + LAST)
+    answer = _all(connection)
+    assert _error(answer) == (400, "invalid_http")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("version", [b"0.9", b"2.0"])
+def test_another_version_is_505(connect: Any, version: bytes) -> None:
+    connection = connect()
+    connection.sendall(b"GET / HTTP/" + version + b"\r\nHost: localhost\r\n\r\n")
+    assert _error(_all(connection)) == (505, "http_version_not_supported")
+
+
+@pytest.mark.parametrize(
+    ("target", "host"),
+    [
+        (b"/host", b"localhost"),
+        (b"http://evil.example/host", b"evil.example"),
+        (b"HTTP://evil.example:99/host?x", b"evil.example:99"),
+        (b"https://[::2]/host", b"[::2]"),
+    ],
+)
+def test_the_host_of_a_whole_url_is_the_one_that_counts(connect: Any, target: bytes, host: bytes) -> None:
+    """RFC 9112, 3.2.2."""
+    for lines in (b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b" HTTP/1.0\r\n\r\n"):
+        connection = connect()
+        connection.sendall(b"GET " + target + lines)
+        named = host if b"Host" in lines or b"//" in target else b""
+        assert _all(connection).partition(b"\r\n\r\n")[2] == named
+
+
+@pytest.mark.parametrize(
+    "target", [b"ftp://localhost/", b"http://evil.example@localhost/", b"http:///", b"http://localhost:99999/"]
+)
+def test_a_url_that_is_not_of_this_server_is_refused(connect: Any, target: bytes) -> None:
+    connection = connect()
+    connection.sendall(b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert _error(_all(connection)) == (400, "invalid_http")
+
+
+def test_a_whole_url_without_a_path_means_the_root(connect: Any) -> None:
+    connection = connect()
+    connection.sendall(b"GET http://localhost HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert _all(connection).endswith(b"ok")
+
+
+@pytest.mark.parametrize("rest", [b"NOT HTTP\r\n\r\n", b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nx"])
+def test_a_request_behind_others_is_refused_in_its_turn(listen: Any, rest: bytes) -> None:
     connection = listen()
-    connection.sendall(GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n")
-    assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+    connection.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n" + LAST.replace(b": close", b": x") + rest)
+    assert begun.acquire(timeout=60)
+    may_end.set()
+    answers = _all(connection).split(b"HTTP/1.1 ")
+    assert [answer[:3] for answer in answers] == [b"", b"200", b"200", b"400"]
+    assert _error(answers[-1].replace(b"400", b"HTTP/1.1 400", 1)) == (400, "invalid_http")
+
+
+def test_half_a_head_behind_another_request_is_refused_in_its_turn(listen: Any) -> None:
+    connection = listen()
+    connection.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\nGET / HT")
+    assert begun.acquire(timeout=60)
+    time.sleep(1.0)  # longer than a head may take
+    may_end.set()
+    assert [answer[:3] for answer in _all(connection).split(b"HTTP/1.1 ")] == [b"", b"200", b"408"]
+
+
+def test_one_request_has_one_answer_whatever_its_body_holds(connect: Any) -> None:
+    """The answer came before the body, which turns out to be broken."""
+    connection = connect()
+    connection.sendall(b"POST /early HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+    assert connection.recv(1 << 16).endswith(b"ok")
+    connection.sendall(b"x\r\n")
+    assert _all(connection) == b""
 
 
 CHUNKED = b"POST /headers HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def test_headers_behind_the_body_change_nothing(listen: Any) -> None:
-    connection = listen()
+def test_headers_behind_the_body_change_nothing(connect: Any) -> None:
+    connection = connect()
     connection.sendall(CHUNKED + b"2\r\nab\r\n0\r\nOrigin: http://evil.example\r\nX: 1\r\n\r\n")
     assert _all(connection).endswith(b"\r\n\r\nhost connection transfer-encoding")
 
 
 @pytest.mark.parametrize(
-    "sent", [b"0\r\nX: " + b"a" * 2_000_000, b"0\r\n" + b"X: 1\r\n" * 300_000, b"1;" + b"x" * 2_000_000]
+    "sent",
+    [
+        b"0\r\nX: " + b"a" * 2_000_000,
+        b"0\r\n" + b"X: 1\r\n" * 300_000,
+        b"1;" + b"x" * 2_000_000,
+        b"1;" + b"x" * 20_000 + b"\r\na\r\n0\r\n\r\n",
+        b"0" * 100_000 + b"1\r\na\r\n0\r\n\r\n",
+        b"0" * 20_000 + b"1\r\na\r\n0\r\n\r\n",
+        b"0" * 20_000 + b"\r\n\r\n",
+        (b"1;" + b"x" * 1000 + b"\r\na\r\n") * 100 + b"0\r\n\r\n",
+    ],
+    ids=["trailer", "trailers", "extension", "whole extension", "100,000 zeros", "zeros", "zeros at the end", "sum"],
 )
-def test_what_is_neither_head_nor_body_has_a_size(listen: Any, sent: bytes) -> None:
-    connection = listen()
+def test_what_is_neither_head_nor_body_has_a_size(connect: Any, sent: bytes) -> None:
+    connection = connect()
     with contextlib.suppress(ConnectionError):
         connection.sendall(CHUNKED + b"2\r\nab\r\n" + sent)
-    assert _all(connection) == b""
+    answer = _all(connection)
+    assert answer == b"" or _error(answer) == (400, "invalid_http")  # what is not read yet may cost it the answer
 
 
-def test_many_small_chunks_are_one_body(listen: Any) -> None:
-    connection = listen()
-    connection.sendall(CHUNKED + b"1\r\na\r\n" * 100_000 + b"0\r\n\r\n")
+@pytest.mark.parametrize(
+    "chunk", [b"1\r\na\r\n", b"00000001\r\na\r\n", b"1000;chunk-signature=%064d\r\n%04096d\r\n" % (1, 2)]
+)
+def test_many_chunks_are_one_body(connect: Any, chunk: bytes) -> None:
+    """Small ones, and those of S3's clients, which sign each."""
+    connection = connect()
+    connection.sendall(CHUNKED + chunk * (700_000 // len(chunk)) + b"0\r\n\r\n")
     assert _all(connection).startswith(b"HTTP/1.1 200")
