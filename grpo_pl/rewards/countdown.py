@@ -13,7 +13,7 @@ from grpo_pl.rewards.base import Score
 from grpo_pl.rewards.number_puzzle import NumberPuzzleReward, listed
 
 _LEADING_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
-_SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})
+_BRACKETS = str.maketrans("[]{}", "()()")
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
@@ -21,9 +21,11 @@ _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.
 class CountdownReward(NumberPuzzleReward):
     r"""1 if the answer is an expression of the given numbers, each used exactly once, that equals the target; else 0.
 
-    The answer is the content of the last ``\boxed{…}``, else of the last ``<answer>``. It may hold whole numbers,
-    ``+ - * /`` and brackets, nothing else, ``07`` being 7, and is evaluated exactly, in fractions. The target is the
-    gold answer, the numbers are the column ``numbers``. An answer of more than 200 characters is ``too_long``.
+    The answer is read after the thoughts: the content of the last ``\boxed{…}``, else of the last ``<answer>``. It may
+    hold whole numbers, ``+ - * /`` and brackets, ``07`` being 7, their signs in LaTeX (``\times``, ``\cdot``, ``\div``,
+    ``\frac{a}{b}``), and at its end ``=`` and the target; nothing else. It is evaluated exactly, in fractions. The
+    target is the gold answer, the numbers are the column ``numbers``. An answer of more than 200 characters is
+    ``too_long``.
     """
 
     name: str = "countdown"
@@ -43,7 +45,7 @@ class CountdownReward(NumberPuzzleReward):
 
 def evaluate(text: str) -> tuple[Fraction, list[int]] | None:
     """The exact value of an expression and its numbers from left to right; None if it is none, or divides by 0."""
-    plain = text.translate(_SIGNS)
+    plain = text.translate(_BRACKETS)
     if not plain.isascii() or set(plain) - set("0123456789+-*/() "):
         return None
     try:

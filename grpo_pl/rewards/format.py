@@ -8,7 +8,10 @@ from typing import Literal
 
 from grpo_pl.rewards.base import PerCompletionReward, Score
 from grpo_pl.rewards.mathematics.answer_text import BOX, last_boxed
-from grpo_pl.rewards.places import answer_block
+from grpo_pl.rewards.places import answer_block, is_blank
+from grpo_pl.rewards.places import (
+    boxed_or_block as boxed_or_block,
+)  # where tasks of `grpo-pl new` looked for it at first
 
 Failure = Literal[
     "no think",
@@ -66,8 +69,8 @@ def is_one_box(text: str) -> bool:
 
 def _answer_fault(block: str, *, require_box: bool, allow_text: bool) -> Failure | None:
     if not require_box:
-        return None if block else "empty answer"
-    if not (last_boxed(block) or "").strip():
+        return "empty answer" if is_blank(block) else None
+    if is_blank(last_boxed(block) or ""):
         return "no box"
     if len(BOX.findall(block)) > 1:
         return "several boxes"
@@ -83,12 +86,14 @@ def has_proper_tags(completion: str) -> bool:
 
 def _tags_in_place(completion: str) -> int:
     """How many of the four tags occur exactly once, in order, and with only white space on their outer side: before an
-    opening tag or after a closing one, up to the neighbouring tag or the end of the text."""
+    opening tag or after a closing one, up to the neighbouring tag or the end of the text. The tags of an answer do not
+    count within a thought that is still open."""
     pieces = _TAG.split(completion)  # texts, and a tag between each two of them
     last, kept = 0, 0
     for tag in _TAGS:
         place = pieces.index(tag) if pieces.count(tag) == 1 else 0
-        if place > last:
+        thinks = "<think>" in pieces[:place] and "</think>" not in pieces[:place]
+        if place > last and not (thinks and "answer" in tag):
             last = place
             outside = pieces[place + 1 if tag.startswith("</") else place - 1]
             kept += not outside.strip()
@@ -105,7 +110,8 @@ class FormatReward(PerCompletionReward):
     any text that is not empty.
 
     Partial: ``max(0, (n − a) / 4)``. n counts the tags that occur exactly once, in order, and with only white space on
-    their outer side, so text between the blocks costs both tags next to it; a is 1 if there is an answer block that is
+    their outer side, so text between the blocks costs both tags next to it, and those of an answer only outside of the
+    thoughts; a is 1 if there is an answer block that is
     not as the strict form requires. A policy that does not know the format yet is rewarded for each tag, and the value
     is 1 exactly where the strict one is.
 
@@ -118,7 +124,7 @@ class FormatReward(PerCompletionReward):
     partial: bool = False
     """Give credit for each tag instead of all or nothing."""
     require_box: bool = True
-    r"""The answer must hold one ``\boxed{…}`` that is not empty."""
+    r"""The answer must hold one ``\boxed{…}`` in which something can be seen."""
     allow_text: bool = False
     """Text may stand beside the box in the answer."""
 

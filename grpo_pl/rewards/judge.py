@@ -34,10 +34,10 @@ def _question_text(question: str, gold: str, answer: str) -> str:
 class JudgeReward(AsksModel):
     r"""1 if a language model says that the answer and the gold answer are the same, else 0; range {0, 1}.
 
-    The judge sees the question (the ``question`` column, else ``prompt``), the gold answer, and the content of the last
-    ``\boxed{…}``, else of the last ``<answer>``. It never sees the reasoning, so the policy has little text with which
-    to influence it; text between tags is escaped, so that an answer cannot imitate a reference answer. Equal strings
-    are right without a call.
+    The judge sees the question (the ``question`` column, else ``prompt``), the gold answer, and, of the text after the
+    thoughts, the content of the last ``\boxed{…}``, else of the last ``<answer>``. It never sees the reasoning, so the
+    policy has little text with which to influence it; text between tags is escaped, so that an answer cannot imitate a
+    reference answer. Equal strings are right without a call.
 
     A completion without an answer is ``no_answer``, one whose answer is over ``max_answer_chars`` long ``too_long``;
     both are 0. If the last attempt fails (the endpoint refuses, times out, breaks off or sends no chat completion), the
@@ -66,7 +66,7 @@ class JudgeReward(AsksModel):
     def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         questions = columns.get("question", columns.get("prompt", [""] * len(completions)))
         rows = zip(questions, answers, completions, strict=True)
-        keys = [(str(question), gold, boxed_or_block(text).strip()) for question, gold, text in rows]
+        keys = [(str(question), gold, boxed_or_block(text)) for question, gold, text in rows]
         scores = {key: self._without_judge(key) for key in dict.fromkeys(keys)}
         open_keys = [key for key, score in scores.items() if score is None]
         if open_keys:

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from grpo_pl.rewards.mathematics.answer_text import last_boxed
+import re
+import unicodedata
+
+from grpo_pl.rewards.mathematics.answer_text import BOX, last_boxed
+
+_UNSEEN = re.compile(
+    r"\\(?:[hv]?phantom|[hv]space\*?|m?kern|[hm]skip|color|label)\s*\{[^{}]*\}"  # with what they hold
+    r"|\\(?:text(?:bf|it|rm|sf|sl|tt|up|normal)?|math(?:rm|bf|it|sf|tt|bb|cal|frak|scr|normal|ord|op|bin|rel|strut)"
+    r"|[mhf]?box|boxed|makebox|boldsymbol|bm|emph|ensuremath|operatorname\*?|smash|(?:under|over)line|bar|hat|vec|tilde"
+    r"|sqrt|[dtc]?frac|bf|rm|it|sf|tt|(?:display|text|scriptscript|script)style|normalsize|q?quad|en(?:space|skip)"
+    r"|(?:neg)?(?:thin|med|thick)space|nobreakspace|space|[hv]fill?|null|relax|empty|strut|noindent|allowbreak"
+    r"|newline|linebreak|par|centering|nonumber|notag|left\.|right\.)(?![A-Za-z])"
+    r"|\\[,;:!> /\\()\[\]\n]|\\$|[~$&{}_^\s]"
+)
+"""LaTeX that shows nothing by itself: spaces, groups, and commands that change how something else looks."""
+_BLANKS = frozenset("\u115f\u1160\u3164\uffa0\u2800\ufffc")
+"""Letters and symbols that show nothing: Hangul fillers, the Braille pattern without dots, a replaced object."""
 
 
 def answer_block(completion: str) -> str | None:
@@ -12,13 +28,22 @@ def answer_block(completion: str) -> str | None:
 
 
 def boxed_or_block(completion: str) -> str:
-    r"""The content of the last ``\boxed{…}``, else of the last ``<answer>``; ``""`` if there is neither."""
-    return last_boxed(completion) or answer_block(completion) or ""
+    r"""The answer of a completion, read after its thoughts: the content of the last ``\boxed{…}``, else of the last
+    ``<answer>``; ``""`` if there is neither, if that box is not closed, or if nothing can be seen in it."""
+    said = after_thinking(completion)
+    found = last_boxed(said) if BOX.search(said) else answer_block(said)
+    return "" if found is None or is_blank(found) else found.strip()
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing of ``text`` can be seen: LaTeX and Unicode have many ways to write nothing."""
+    return not any(unicodedata.category(c)[0] in "LNPS" and c not in _BLANKS for c in _UNSEEN.sub("", text))
 
 
 def stated_answer(completion: str) -> str:
-    r"""The answer of a completion: its last ``\boxed{…}``, else its last ``<answer>``, else all of its text."""
-    return (boxed_or_block(completion) or completion).strip()
+    r"""The answer of a completion: its last ``\boxed{…}``, else its last ``<answer>``, after its thoughts if one is
+    there; else all of its text."""
+    return (boxed_or_block(completion) or last_boxed(completion) or answer_block(completion) or completion).strip()
 
 
 def after_thinking(completion: str) -> str:

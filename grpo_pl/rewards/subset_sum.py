@@ -16,9 +16,9 @@ class SubsetSumReward(NumberPuzzleReward):
     r"""1 if the answer chooses some of the given numbers, none more often than it is there, that add up to the target;
     else 0.
 
-    The answer is the content of the last ``\boxed{…}``, else of the last ``<answer>``: whole numbers with ``+``, commas
-    or spaces between them. The target is the gold answer, the numbers are the column ``numbers``. An answer of more
-    than 200 characters is ``too_long``.
+    The answer is read after the thoughts: the content of the last ``\boxed{…}``, else of the last ``<answer>``: whole
+    numbers with ``+``, commas or spaces between them, and at its end maybe ``=`` and the target. The target is the gold
+    answer, the numbers are the column ``numbers``. An answer of more than 200 characters is ``too_long``.
     """
 
     name: str = "subset_sum"

@@ -1,5 +1,7 @@
 """The reward of Countdown: exact values, each number once, and nothing but an expression."""
 
+# ruff: noqa: E501
+
 from fractions import Fraction
 
 import pytest
@@ -15,8 +17,12 @@ def scored(answer: str, target: int = 46, numbers: tuple[int, ...] = (7, 7, 3)) 
 
 
 @pytest.mark.parametrize(
-    "answer", ["(7*7)-3", "7*7-3", " ( 7 * 7 ) - 3 ", "(7)*7-3", "7×7−3", "07*7-03", "\\boxed{7*7-3}"]
-)
+    "answer",
+    ["(7*7)-3", "7*7-3", " ( 7 * 7 ) - 3 ", "(7)*7-3", "7×7−3", "07*7-03", "\\boxed{7*7-3}", "7*7-3=46", "7*7-3 = 046",
+     "7 \\times 7 - 3", "7\\times7-3=46", "7\\cdot 7-3", "\\boxed{7 \\cdot 7 - 3 = 46}", "$7\\times 7-3$", "\\(7⋅7–3=46\\)",
+     "\\left(7\\times7\\right)-3", "\\bigl[7 \\ast 7\\bigr]\\,-\\,3", "{7}\\cdot{7}-3", "[7*7]-3", "\\boxed{\\boxed{7*7-3}}",
+     "\\displaystyle 7 \\times 7 \\quad - 3"],
+)  # fmt: skip
 def test_an_expression_of_all_numbers_that_reaches_the_target_is_right(answer: str) -> None:
     assert scored(answer) == Score(1.0, "ok", "46")
 
@@ -24,6 +30,11 @@ def test_an_expression_of_all_numbers_that_reaches_the_target_is_right(answer: s
 def test_division_is_exact() -> None:
     assert scored("(7-3)/(2/3)", 6, (2, 3, 3, 7)).value == 1.0  # 4 / (2/3)
     assert scored("1/49*49", 1, (1, 49, 49)).value == 1.0  # in floating point 0.9999999999999999
+    assert scored("\\frac{7-3}{\\frac{2}{3}}", 6, (2, 3, 3, 7)).value == 1.0
+    assert scored("(7-3)\\div\\left(\\dfrac23\\right)=6", 6, (2, 3, 3, 7)).value == 1.0
+    assert scored("(7-3)÷\\tfrac 2{3}", 6, (2, 3, 3, 7)).value == 1.0
+    assert scored("\\frac{7\\times 3}{3}-2=5", 5, (2, 3, 3, 7)).value == 1.0
+    assert scored("3-7=-4", -4, (3, 7)).value == 1.0
     assert evaluate("1/3+1/6") == (Fraction(1, 2), [1, 3, 1, 6])
 
 
@@ -35,7 +46,21 @@ def test_division_is_exact() -> None:
         ("49-3", "uses 49 3 of 7 7 3"),
         ("7*7-3+7-7", "uses 7 7 3 7 7 of 7 7 3"),
         ("46", "uses 46 of 7 7 3"),
-        ("7*7-3=46", "no expression of whole numbers"),
+        ("7*7-3=47", "says 47 instead of 46"),
+        ("7*7=49-3=46", "more than an equation with the target at its end"),
+        ("7*7-3=40+6", "more than an equation with the target at its end"),
+        ("46=7*7-3", "more than an equation with the target at its end"),
+        ("7*7-3=", "more than an equation with the target at its end"),
+        ("=46", "no expression of whole numbers"),
+        ("7*3=46", "uses 7 3 of 7 7 3"),
+        ("7\\times\\times 7-3", "no expression of whole numbers"),
+        ("7\\cdot\\cdot7-3", "no expression of whole numbers"),
+        ("7\\frac{7}{3}", "no expression of whole numbers"),  # a mixed number, or a product?
+        ("\\frac{7}7\\cdot", "no expression of whole numbers"),
+        ("7(7)-3", "no expression of whole numbers"),
+        ("\\text{7*7-3}", "no expression of whole numbers"),
+        ("7\\timesx 7-3", "no expression of whole numbers"),
+        ("7^{7}-3", "no expression of whole numbers"),
         ("7**7-3", "no expression of whole numbers"),
         ("7//7-3", "no expression of whole numbers"),
         ("-3+7*7", "no expression of whole numbers"),  # there is no number -3

@@ -1,9 +1,12 @@
+# ruff: noqa: E501
+
 import random
 
 import pytest
 
-from grpo_pl.rewards import FormatReward
+from grpo_pl.rewards import ExactReward, FormatReward
 from grpo_pl.rewards.format import format_failures, is_one_box
+from grpo_pl.rewards.places import boxed_or_block
 
 GOOD = "<think>2+2 is 4</think>\n<answer>\\boxed{4}</answer>"
 
@@ -94,8 +97,34 @@ def test_a_box_in_a_thought_that_never_ends_does_not_count() -> None:
         assert "no think" in format_failures(completion)
 
 
-def test_an_empty_box_does_not_count() -> None:
-    assert value("<think>x</think><answer>\\boxed{ }</answer>") == 0.0
+NOTHING = [
+    "", " ", "\u200b", "\u200c\u200d", "\ufeff", "\u2060", "\u00ad", "\u202e", "\u061c", "\u180e", "\ufe0f", "\u034f", "\u115f", "\u1160",
+    "\u3164", "\uffa0", "\u2800", "\u3000", "\u00a0", "\u2003", "\u2028", "\x00", "\x7f", "\ue000", "\ud800", "\U000e0041", "\u0301",
+    "\\,", "\\;", "\\:", "\\!", "\\ ", "\\>", "\\/", "~", "{}", "{{} {}}", "\\quad", "\\qquad\\quad", "\\text{}", "\\text{ }",
+    "\\text{\u200b}", "\\mathrm{\\,}", "\\mbox{}", "\\phantom{5}", "\\hphantom{x}", "\\vphantom{1}", "\\hspace{1cm}", "\\hspace*{2em}",
+    "\\enspace", "\\thinspace", "\\null", "\\relax", "\\strut", "$$", "$ $", "\\(\\)", "\\[ \\]", "\\\\", "\\textbf{\\textit{}}",
+    "\\color{red}", "^{}", "_{}^{}", "\\displaystyle", "\\operatorname{}", "\\sqrt{}", "\\frac{}{}", "\\,\u200b~\\text{ \\; }",
+]  # fmt: skip
+SOMETHING = [
+    "0", "x", "\\pi", "\\{\\}", "\\emptyset{}", "\\text{yes}", "\\frac{}{2}", "\\%", "-", "∅", "和", "е\u0301", "\u200b5", "\\sqrt{}3",
+    "\\quadx", "\\textit{no}", "\\infty", "()", "[]", ".", "½", "€",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("nothing", NOTHING)
+def test_a_box_in_which_nothing_can_be_seen_does_not_count(nothing: str) -> None:
+    block = answered(f"\\boxed{{{nothing}}}")
+    assert value(block) == value(block, allow_text=True) == 0.0
+    assert value(block, partial=True) == 0.75
+    assert value(answered(nothing), require_box=False) == 0.0
+    assert boxed_or_block(block) == boxed_or_block(answered(nothing)) == ""
+    assert ExactReward()([block], [nothing or "5"], {})[0].value in (0.0, None)
+
+
+@pytest.mark.parametrize("something", SOMETHING)
+def test_a_box_in_which_something_can_be_seen_counts(something: str) -> None:
+    assert value(answered(f"\\boxed{{{something}}}")) == 1.0
+    assert boxed_or_block(f"\\boxed{{{something}}}") == something
 
 
 def test_a_box_is_only_asked_for_on_demand_but_an_answer_always() -> None:
@@ -113,6 +142,9 @@ def test_a_box_is_only_asked_for_on_demand_but_an_answer_always() -> None:
         ("<think>x</think><answer>4</answer>", 0.75),
         ("<think><think></think><answer>\\boxed{4}</answer>", 0.75),
         ("</answer><answer>\\boxed{4}</think><think>", 0.25),
+        # an answer within a thought
+        ("<think><answer>\\boxed{4}</answer>", 0.25),
+        ("<think><answer>\\boxed{4}</answer></think>", 0.5),
         # junk
         ("a<think>x</think><answer>\\boxed{4}</answer>", 0.75),
         ("<think>x</think>a<answer>\\boxed{4}</answer>", 0.5),

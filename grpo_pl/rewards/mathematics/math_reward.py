@@ -11,6 +11,7 @@ from grpo_pl.rewards.answer_reading import AnswerReward, Found
 from grpo_pl.rewards.base import Columns, Score, TextAnswerReward
 from grpo_pl.rewards.mathematics import answer_text as text
 from grpo_pl.rewards.mathematics.answer_rules import AnswerRules, Job
+from grpo_pl.rewards.places import after_thinking, is_blank
 from grpo_pl.rewards.sandbox.pool import Verdict
 from grpo_pl.rewards.sandbox.sandboxed_reward import SandboxedReward
 from grpo_pl.rewards.sandbox.turns import looks_costly
@@ -63,8 +64,8 @@ def _self_fault(verdict: Verdict) -> str:
 class ExactReward(AnswerReward, TextAnswerReward):
     r"""1 if the answer, by default the last ``\boxed{…}``, equals the gold answer as a string, else 0; range {0, 1}.
 
-    Both sides are stripped of white space and compared without any mathematics: ``0.5`` is not ``1/2``. This is the
-    rule that the first open reproductions of R1 used; `MathReward` compares values.
+    Nothing within a thought is an answer. Both sides are stripped of white space and compared without any mathematics:
+    ``0.5`` is not ``1/2``. This is the rule that the first open reproductions of R1 used; `MathReward` compares values.
     """
 
     name: str = "exact"
@@ -74,8 +75,8 @@ class ExactReward(AnswerReward, TextAnswerReward):
         self.check_reading()
 
     def score(self, completion: str, gold: str) -> Score:
-        found = self.read(completion)
-        if not found.text.strip():
+        found = self.read(after_thinking(completion))
+        if is_blank(found.text):
             return Score(0.0, "timeout" if found.late else "no_answer", found.note)
         same = found.text.strip() == gold.strip()
         shown = ": ".join(filter(None, [_shown(found.text), found.note]))

@@ -1,0 +1,74 @@
+"""Rewards of answers read them after the thoughts: never within a thought, closed or not."""
+
+from collections.abc import Callable
+
+import pytest
+
+from grpo_pl.rewards import CountdownReward, ExactReward, FormatReward, Reward, Score, SortingReward, SubsetSumReward
+from grpo_pl.rewards.places import stated_answer
+
+JUDGES: dict[str, tuple[Reward, str, str]] = {
+    "countdown": (CountdownReward(), "7+5", "12"),
+    "subset sum": (SubsetSumReward(), "7, 5", "12"),
+    "sorting": (SortingReward(credit="distance"), "5, 7", "7 5"),
+    "exact": (ExactReward(), "12", "12"),
+}
+"""Name -> reward, a right answer, its gold answer; the numbers of the puzzles are 7 and 5."""
+RIGHT: dict[str, Callable[[str], str]] = {
+    "box": lambda answer: f"\\boxed{{{answer}}}",
+    "after thoughts": lambda answer: f"<think>\\boxed{{1}}</think>\\boxed{{{answer}}}",
+    "box in a block": lambda answer: f"<think>x</think><answer>\\boxed{{{answer}}}</answer>",
+    "before a thought": lambda answer: f"<think>x</think>\\boxed{{{answer}}}<think>\\boxed{{1}}",
+    "thoughts that were prefilled": lambda answer: f"x</think> \\boxed{{{answer}}}",
+    "the last of several": lambda answer: f"<think>x</think>\\boxed{{1}} \\boxed{{{answer}}}",
+}
+WRONG: dict[str, Callable[[str], str]] = {
+    "in a closed thought": lambda answer: f"<think>\\boxed{{{answer}}}</think>",
+    "in a thought that was cut off": lambda answer: f"<think>so \\boxed{{{answer}}}",
+    "a block in a closed thought": lambda answer: f"<think><answer>\\boxed{{{answer}}}</answer></think>",
+    "a block in a thought that was cut off": lambda answer: f"<think><answer>\\boxed{{{answer}}}</answer>",
+    "in the second thought": lambda answer: f"<think>x</think><think>\\boxed{{{answer}}}</think>",
+    "in a second thought that was cut off": lambda answer: f"<think>x</think> <think>\\boxed{{{answer}}}",
+    "another one after the thoughts": lambda answer: f"<think>\\boxed{{{answer}}}</think>\\boxed{{1}}",
+    "an empty one after it": lambda answer: f"\\boxed{{{answer}}}\\boxed{{}}",
+    "an empty one behind the thoughts": lambda answer: f"<think>\\boxed{{{answer}}}</think>\\boxed{{\\,}}",
+    "one that was cut off after it": lambda answer: f"\\boxed{{{answer}}} no, \\boxed{{1",
+    "a block before one that was cut off": lambda answer: f"<answer>{answer}</answer>\\boxed{{{answer}",
+    "thoughts that never begin": lambda answer: f"\\boxed{{{answer}}}</think>",
+}
+
+
+def scored(name: str, completion: str) -> Score:
+    reward, _, gold = JUDGES[name]
+    return reward([completion], [gold], {"numbers": [[7, 5]]})[0]
+
+
+@pytest.mark.parametrize("place", RIGHT)
+@pytest.mark.parametrize("name", JUDGES)
+def test_an_answer_after_the_thoughts_is_right(name: str, place: str) -> None:
+    assert scored(name, RIGHT[place](JUDGES[name][1])).value == 1.0
+
+
+@pytest.mark.parametrize("place", WRONG)
+@pytest.mark.parametrize("name", JUDGES)
+def test_an_answer_elsewhere_is_not(name: str, place: str) -> None:
+    assert scored(name, WRONG[place](JUDGES[name][1])).value == 0.0
+
+
+@pytest.mark.parametrize("place", WRONG)
+def test_no_form_is_paid_for_it(place: str) -> None:
+    assert FormatReward()([WRONG[place]("5")], [""], {})[0].value == 0.0
+
+
+def test_blocks_without_a_box_are_read_by_the_same_rule() -> None:
+    for name in ("countdown", "subset sum", "sorting"):
+        right = JUDGES[name][1]
+        assert scored(name, f"<think>x</think><answer>{right}</answer>").value == 1.0
+        for completion in (f"<think><answer>{right}</answer>", f"<think><answer>{right}</answer></think>"):
+            assert scored(name, completion).value == 0.0
+
+
+def test_votes_are_read_after_the_thoughts() -> None:
+    assert stated_answer("<think>\\boxed{3}</think>\\boxed{4}") == "4"
+    assert stated_answer("<think>\\boxed{3}</think><answer>4</answer>") == "4"
+    assert stated_answer("<think>so \\boxed{3}") == "3"  # some rewards read that; who does not, has no answer to count
