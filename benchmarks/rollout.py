@@ -38,6 +38,7 @@ from common import (
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
+from grpo_pl.functional.sampling import Noise
 from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.child.outline import Outline
 from grpo_pl.rollout.engine import DecodeMonitor, RolloutEngine
@@ -58,20 +59,20 @@ class ScriptedNative(NativeEngine):
     lengths: Sequence[int] = field(default_factory=list)
 
     def _choose(
-        self, logits: Tensor, uniform: Tensor, rows: Tensor, position: int, monitor: DecodeMonitor
+        self, logits: Tensor, noise: Noise, rows: Tensor, position: int, monitor: DecodeMonitor
     ) -> tuple[Tensor, Tensor]:
         lengths = torch.tensor(self.lengths, device=rows.device)[rows]
         forced = force_lengths(logits, lengths, position, limit=monitor.sampling.max_completion_length)
-        return super()._choose(forced, uniform, rows, position, monitor)
+        return super()._choose(forced, noise, rows, position, monitor)
 
 
 class ProvedNative(ScriptedNative):
     """Its log-probabilities are the policy's own, to which every step holds them; a forced end has another."""
 
     def _choose(
-        self, logits: Tensor, uniform: Tensor, rows: Tensor, position: int, monitor: DecodeMonitor
+        self, logits: Tensor, noise: Noise, rows: Tensor, position: int, monitor: DecodeMonitor
     ) -> tuple[Tensor, Tensor]:
-        tokens, _ = super()._choose(logits, uniform, rows, position, monitor)
+        tokens, _ = super()._choose(logits, noise, rows, position, monitor)
         own = torch.log_softmax(logits.float() / monitor.sampling.temperature, dim=-1)
         return tokens, own.gather(1, tokens.unsqueeze(1)).squeeze(1)
 

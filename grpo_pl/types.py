@@ -22,7 +22,7 @@ from torch import Tensor
 Split = Literal["train", "val", "predict"]
 """Which problems a completion answers: those of training, held-out ones, or those of a user."""
 Draw = Literal["sampled", "greedy"]
-"""How its tokens are drawn: each by a uniform number, or each the most likely one."""
+"""How its tokens are drawn: each by a race with keyed noise, or each the most likely one."""
 FinishReason = Literal[
     "stop",  # the policy ended the completion itself
     "length",  # it has as many tokens as a completion may have
@@ -81,7 +81,7 @@ class SampleKey:
     sample: int
     """0 … G-1 inside the group."""
     draw: Draw = "sampled"
-    """A greedy completion needs no uniform numbers; this tells it from the sample of that number."""
+    """A greedy completion needs no noise; this tells it from the sample of that number."""
     turn: int = 0
     """Which of the episode's actions this is, so that each can be drawn again from its context alone."""
     drawn: int = 0

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_pl.functional.sampling import draw_tokens, kept_tokens, likeliest_tokens, sample_key, truncate_logits
+from grpo_pl.functional.sampling import Noise, draw_tokens, kept_tokens, likeliest_tokens, sample_key, truncate_logits
 from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.texts import TextStream
 from grpo_pl.types import NO_TOKEN, Rollout, SampleKey, SamplingParams
@@ -158,19 +158,19 @@ class DecodeMonitor:
         if self._should_stop is not None and self._should_stop():
             raise RolloutInterrupted
 
-    def draw(self, logits: Tensor, uniform: Tensor, rows: Tensor, position: int) -> tuple[Tensor, Tensor]:
+    def draw(self, logits: Tensor, noise: Noise, rows: Tensor, position: int) -> tuple[Tensor, Tensor]:
         """Tokens and log-probabilities of ``rows`` at ``position``, as the parameters say; with ``sampling_mask``
         notes what truncation left of the logits (rows, V), with ``top_logprobs`` the likeliest of them."""
         sampling = self.sampling
         top_k, top_p = sampling.top_k, sampling.top_p
         if sampling.temperature == 0.0 or not (sampling.sampling_mask or sampling.top_logprobs):
-            return draw_tokens(logits, uniform, temperature=sampling.temperature, top_k=top_k, top_p=top_p)
+            return draw_tokens(logits, noise, temperature=sampling.temperature, top_k=top_k, top_p=top_p)
         cut = truncate_logits(logits.float() / sampling.temperature, top_k=top_k, top_p=top_p)
         if sampling.sampling_mask:
             self._supports.append((rows, position, kept_tokens(cut)))
         if sampling.top_logprobs:
             self.note_top(rows, position, *likeliest_tokens(cut, sampling.top_logprobs))
-        return draw_tokens(cut, uniform, temperature=1.0)
+        return draw_tokens(cut, noise, temperature=1.0)
 
     def support(self, completion_ids: Tensor) -> Tensor | None:
         """(B, T, K) int32 beside ``completion_ids`` (B, T), as `Rollout` has it; None where nothing was noted.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from grpo_pl.functional.sampling import uniforms
+from grpo_pl.functional.sampling import Noise, token_keys
 from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.engine import (
     DecodeMonitor,
@@ -122,7 +122,7 @@ class _KeyedChoice:
         self._monitor.check_stop()
         sampling, position = self._monitor.sampling, input_ids.shape[1] - self._prompt_width
         rows = torch.arange(len(scores), device=scores.device) + self._first_row
-        tokens, logprobs = self._monitor.draw(scores, uniforms(self._keys, position), rows, position)
+        tokens, logprobs = self._monitor.draw(scores, Noise(token_keys(self._keys, position)), rows, position)
         self.logprobs.append(logprobs)
         live = (~self._finished).nonzero().flatten()
         last = position + 1 == sampling.max_completion_length

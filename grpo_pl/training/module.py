@@ -24,6 +24,7 @@ from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.environments.base import Environment
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, Validation
+from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.teacher import PROMPTS_COMPARED, TeacherConfig
@@ -532,6 +533,7 @@ class GRPOModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["characters"] = self.policy_config.characters
+        checkpoint["draw_rule"] = DRAW_RULE
         checkpoint |= self._step_log.state_dict()
         checkpoint["token_budget"] = self.budget.state_dict()
         checkpoint["compute"] = self.chosen_precision.state_dict()
@@ -545,6 +547,10 @@ class GRPOModule(LightningModule):
         if checkpoint.get("characters", characters) != characters:
             raise ValueError(
                 "the checkpoint was trained with other policy.characters: give those of the config.yaml of its run."
+            )
+        if checkpoint.get("draw_rule") != DRAW_RULE:
+            rank_zero_warn(
+                "the checkpoint's run drew tokens by an earlier rule than this version's: samples differ from here on."
             )
         self._step_log.load_state_dict(checkpoint)
         self._entropy_control.load_state_dict(checkpoint.get("entropy_control", {}))

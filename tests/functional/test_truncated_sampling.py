@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo_pl.functional.logprobs import token_logprobs
-from grpo_pl.functional.sampling import draw_tokens, kept_tokens, truncate_logits
+from grpo_pl.functional.sampling import Noise, draw_tokens, kept_tokens, token_keys, truncate_logits
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 
 V, T = 4, 2
@@ -73,8 +73,8 @@ def test_the_expected_gradient_is_that_of_the_policy_that_draws(truncation):
 @pytest.mark.parametrize("truncation", TRUNCATIONS)
 def test_the_probabilities_drawn_with_are_those_over_the_support(truncation):
     table = _table().float()
-    uniform = torch.linspace(0.0, 0.999, 200, dtype=torch.float64)
+    noise = Noise(token_keys(torch.arange(200), 0))
     for state, support in enumerate(_supports(table, **truncation)):
-        tokens, logprobs = draw_tokens(table[state].expand(200, V), uniform, temperature=1.0, **truncation)
+        tokens, logprobs = draw_tokens(table[state].expand(200, V), noise, temperature=1.0, **truncation)
         want = token_logprobs(table[state].expand(200, V), tokens, support=support.expand(200, -1))
         torch.testing.assert_close(logprobs, want)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from grpo_pl.functional.sampling import draw_tokens, row_key, uniforms
+from grpo_pl.functional.sampling import Noise, draw_tokens, row_key, token_keys
 from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import Rollout, SamplingParams
@@ -33,7 +33,7 @@ def _replay(model, prompt, key, *, max_length, eos, temperature) -> tuple[list[i
     for position in range(max_length):
         with torch.no_grad():
             logits = model(torch.tensor([prompt + tokens])).logits[:, -1]
-        token, logprob = draw_tokens(logits, uniforms(hashed, position), temperature=temperature)
+        token, logprob = draw_tokens(logits, Noise(token_keys(hashed, position)), temperature=temperature)
         tokens.append(token.item())
         logprobs.append(logprob.item())
         if tokens[-1] in eos:

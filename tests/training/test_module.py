@@ -1,11 +1,13 @@
 """What flows through a real run: what rewards are told, what is logged, and when the engine hears of new weights."""
 
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 
@@ -143,7 +145,7 @@ def test_validations_of_equal_weights_are_equal(command_line: Any, read_metrics:
     )
     values = {(row["val/pass@1"], row["val/greedy"]) for row in rows}
     assert len(rows) == 3
-    assert len(values) == 1  # held-out samples are drawn with the same uniforms every time
+    assert len(values) == 1  # held-out samples are drawn with the same noise every time
 
 
 def test_micro_batches_change_neither_samples_nor_loss(command_line: Any, read_metrics: ReadMetrics) -> None:
@@ -165,3 +167,18 @@ def test_micro_batches_change_neither_samples_nor_loss(command_line: Any, read_m
         assert few["completions/mean_length"] == many["completions/mean_length"]
         assert float(few["loss"]) == pytest.approx(float(many["loss"]), abs=1e-5)
         assert float(few["grad_norm"]) == pytest.approx(float(many["grad_norm"]), rel=1e-3, abs=1e-6)
+
+
+def test_a_run_drawn_by_an_earlier_rule_goes_on_with_one_line_that_says_so(command_line: Any, tmp_path: Path) -> None:
+    """Checkpoints of version 0.2 do not say how tokens were drawn; those of this version resume without the line."""
+    checkpoints = _run(command_line, "former", data__steps=1, **SHORT).parent / "checkpoints"
+    checkpoint = torch.load(checkpoints / "last.ckpt", weights_only=True)
+    assert checkpoint.pop("draw_rule") == "keyed race"
+    torch.save(checkpoint, tmp_path / "former.ckpt")
+    for name, path, lines in (("same", checkpoints / "last.ckpt", 0), ("other", tmp_path / "former.ckpt", 1)):
+        config = command_line.config(name, data__steps=2, **SHORT)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            outcome = command_line("fit", "--config", config, f"--ckpt_path={path}")
+        assert outcome.status == 0, outcome.err
+        assert sum("samples differ from here on" in str(warning.message) for warning in caught) == lines

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from grpo_pl.functional.sampling import draw_tokens, truncate_logits, uniforms
+from grpo_pl.functional.sampling import Noise, draw_tokens, token_keys, truncate_logits
 from grpo_pl.policy.loading import eos_ids
 from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.native.slots import alike, slot_decoder
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from grpo_pl.policy.trained import ServedModel
 
-_BLOCK = 64  # positions whose random numbers are computed at once
+_BLOCK = 64  # positions whose keys are computed at once
 
 
 class Drawn(NamedTuple):
@@ -73,7 +73,7 @@ class _Row:
     processor: LogitProcessor | None
     text: TextStream | None = None  # where a stop string may end it
     drawn: int = 0
-    uniforms: list[float] = field(default_factory=list)  # one number per position, of the block that it is in
+    token_keys: list[int] = field(default_factory=list)  # one per position, of the block that it is in
 
     @property
     def kind(self) -> tuple[float, int, float]:
@@ -211,34 +211,34 @@ class ContinuousBatch:
         return drawn
 
     def _draw(self, logits: Tensor) -> list[Drawn]:
-        uniform, kinds = self._uniforms().to(logits.device), self._sort_rows()
+        noise, kinds = Noise(self._token_keys().to(logits.device)), self._sort_rows()
         if self._processed:
             logits = logits.float().clone()
             for i in self._processed:
                 logits[i] = self._rows[i].processor(logits[i])  # type: ignore[misc]  # that is why it is listed
         if len(kinds) == 1:
             ((kind, _),) = kinds.items()
-            tokens, logprobs = _draw_kind(kind, logits, uniform)
+            tokens, logprobs = _draw_kind(kind, logits, noise)
         else:
-            tokens, logprobs = (torch.empty_like(uniform, dtype=dtype) for dtype in (torch.int64, torch.float32))
+            tokens, logprobs = (logits.new_empty(len(logits), dtype=dtype) for dtype in (torch.int64, torch.float32))
             for kind, members in kinds.items():
                 index = torch.tensor(members, device=logits.device)
-                tokens[index], logprobs[index] = _draw_kind(kind, logits[index], uniform[index])
+                tokens[index], logprobs[index] = _draw_kind(kind, logits[index], noise[index])
         drawn = []
         for i, (row, token, logprob) in enumerate(zip(self._rows, tokens.tolist(), logprobs.tolist(), strict=True)):
             top = _most_likely(logits[i], row.options) if row.options.top_logprobs else ()
             drawn.append(Drawn(row.sequence, token, logprob, top, _advance(row, token)))
         return drawn
 
-    def _uniforms(self) -> Tensor:
-        """(rows,) float64: each row's number for its next position. They are computed for many positions at once."""
+    def _token_keys(self) -> Tensor:
+        """(rows,) int64: each row's key for its next position. They are computed for many positions at once."""
         if short := [row for row in self._rows if row.drawn % _BLOCK == 0]:
             keys, drawn = (
                 torch.tensor([(row.key, row.drawn) for row in short], dtype=torch.int64).unsqueeze(-1).unbind(1)
             )
-            for row, numbers in zip(short, uniforms(keys, drawn + torch.arange(_BLOCK)).tolist(), strict=True):
-                row.uniforms = numbers
-        return torch.tensor([row.uniforms[row.drawn % _BLOCK] for row in self._rows], dtype=torch.float64)
+            for row, following in zip(short, token_keys(keys, drawn + torch.arange(_BLOCK)).tolist(), strict=True):
+                row.token_keys = following
+        return torch.tensor([row.token_keys[row.drawn % _BLOCK] for row in self._rows])
 
     def _sort_rows(self) -> dict[tuple[float, int, float], list[int]]:
         """The rows by how they are drawn; sorted anew only when rows have come or gone."""
@@ -257,9 +257,9 @@ class ContinuousBatch:
             self._tokens = [self._tokens[i] for i in order]
 
 
-def _draw_kind(kind: tuple[float, int, float], logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def _draw_kind(kind: tuple[float, int, float], logits: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     temperature, top_k, top_p = kind
-    return draw_tokens(logits, uniform, temperature=temperature, top_k=top_k, top_p=top_p)
+    return draw_tokens(logits, noise, temperature=temperature, top_k=top_k, top_p=top_p)
 
 
 def _advance(row: _Row, token: int) -> FinishReason | None:

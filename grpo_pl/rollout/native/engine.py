@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from grpo_pl.functional.sampling import uniforms
+from grpo_pl.functional.sampling import Noise, NoiseAhead
 from grpo_pl.rollout.engine import DecodeMonitor, RolloutEngine
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 from grpo_pl.rollout.native.slots import TurnSlots
@@ -77,7 +77,7 @@ class NativeEngine(PlainEngine):
             order: the decoder's rows as numbers of the chunk's; by default they are in one order.
         """
         longest = monitor.sampling.max_completion_length
-        uniform = uniforms(keys.unsqueeze(1), torch.arange(longest, device=keys.device))  # (rows, T)
+        noise = NoiseAhead(keys, longest)
         completion_ids = keys.new_zeros(len(keys), longest)
         logprobs = torch.zeros(len(keys), longest, dtype=torch.float32, device=keys.device)  # whatever the default is
         rows = torch.tensor(
@@ -85,7 +85,8 @@ class NativeEngine(PlainEngine):
         )  # those still decoding, as the decoder has them
         for position in range(longest):
             monitor.check_stop()
-            tokens, chosen = self._choose(logits, uniform[rows, position], rows + first_row, position, monitor)
+            drawn = noise.at(rows, position, logits.shape[-1])
+            tokens, chosen = self._choose(logits, drawn, rows + first_row, position, monitor)
             completion_ids[rows, position], logprobs[rows, position] = tokens, chosen
             alive = monitor.alive(tokens, rows + first_row, last=position + 1 == longest)  # (rows,)
             if not any(alive):
@@ -97,10 +98,10 @@ class NativeEngine(PlainEngine):
         return completion_ids[:, : position + 1], logprobs[:, : position + 1]
 
     def _choose(
-        self, logits: Tensor, uniform: Tensor, rows: Tensor, position: int, monitor: DecodeMonitor
+        self, logits: Tensor, noise: Noise, rows: Tensor, position: int, monitor: DecodeMonitor
     ) -> tuple[Tensor, Tensor]:
         """Tokens and log-probabilities of the live ``rows`` at ``position``."""
-        return monitor.draw(logits, uniform, rows, position)
+        return monitor.draw(logits, noise, rows, position)
 
     def describe(self) -> str:
         return "; ".join([type(self).__name__, *(line.rstrip(".") for line in sorted(self._said))])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, process_dict_updates
 
-from grpo_pl.functional.sampling import draw_tokens, likeliest_tokens, truncate_logits, uniforms
+from grpo_pl.functional.sampling import Noise, draw_tokens, likeliest_tokens, token_keys, truncate_logits
 
 KEY = "grpo_pl_key"
 DRAW = "grpo_pl_draw"
@@ -41,7 +41,7 @@ class KeyedDraws(LogitsProcessor):
         positions = torch.tensor([len(row.drawn) for row in states], device=device)
         index = torch.tensor(rows, device=device)
         mine, how, top = logits[index], states[0].draw, states[0].top
-        tokens, logprobs = draw_tokens(mine, uniforms(keys, positions), **how)
+        tokens, logprobs = draw_tokens(mine, Noise(token_keys(keys, positions)), **how)
         told = torch.full_like(mine, -torch.inf)
         if top:
             scaled = mine.float() / how["temperature"]

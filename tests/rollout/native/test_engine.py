@@ -65,7 +65,7 @@ def test_draws_the_samples_of_the_plain_engine(build_model, make_keys, prompts, 
 
 
 def test_near_ties_are_the_only_difference_over_many_samples(build_model, make_keys, no_fallback):
-    """4,096 tokens: a draw differs only where its uniform falls within float32 rounding of a CDF boundary."""
+    """4,096 tokens: a draw differs only where rounding swaps the two best scores of its race."""
     model, keys = build_model("qwen2"), make_keys(16, 8)
     requests = [[p + 1, 2 * p % 37, 3] for p in range(16)]
     ours = _generate(NativeEngine(), model, requests, keys, eos=(), max_length=32)
