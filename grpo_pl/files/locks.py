@@ -1,4 +1,4 @@
-"""One process at a time writes in a run's folder, by a lock that the system releases however that process ends."""
+"""One process at a time writes in a folder, by a lock that the system releases however that process ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import os
 import socket
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -90,3 +91,14 @@ def _holder(file: IO[str]) -> str:
         return f"process {told['pid']} on {told['host']} since {told['since']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Processes that come with the same ``path`` wait until the one in the block is through, or has died. Where the
+    file system has no locks, nobody waits."""
+    with path.open("a", encoding="utf-8") as file:
+        if sys.platform != "win32":
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield

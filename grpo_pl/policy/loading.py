@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from grpo_pl.files.rows import read_object
+from grpo_pl.policy.gguf_files import as_folder
 from grpo_pl.policy.lora import Lora, add_adapters
 from grpo_pl.policy.quantization import keep_form, keep_out_of_checkpoints, nf4_config
 from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS
@@ -28,7 +29,8 @@ class PolicyConfig:
     """Which causal language model is trained. Give exactly one of ``path`` and ``from_scratch``."""
 
     path: str | None = None
-    """Hub name or local folder in the Hugging Face layout."""
+    """Hub name, local folder in the Hugging Face layout, or GGUF file, which may lie in an installed package:
+    ``package:NAME/FILE.gguf``."""
     from_scratch: dict[str, Any] | None = None
     """A ``transformers`` config with its ``model_type``; its vocabulary is ``characters`` and ``tags``."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
@@ -61,6 +63,11 @@ class PolicyConfig:
                 "policy.quantization null."
             )
 
+    @property
+    def source(self) -> str | None:
+        """What ``path`` is loaded from: itself, or the folder that a GGUF file was unpacked into."""
+        return None if self.path is None else as_folder(self.path)
+
 
 def load_tokenizer(policy: PolicyConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of ``policy``, with padding on the left; it always has a padding token.
@@ -68,7 +75,7 @@ def load_tokenizer(policy: PolicyConfig) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: it cannot be loaded, or has neither a padding nor an EOS token.
     """
-    source = policy.path
+    source = policy.source
     if source is None:
         assert policy.characters != FROM_DATA, "grpo_pl.training.vocabulary collects them first"
         return character_tokenizer(policy.tags, CHARACTERS if policy.characters is None else policy.characters)
@@ -108,7 +115,7 @@ def load_model(
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     options: dict[str, Any] = {"attn_implementation": policy.attn_implementation} if policy.attn_implementation else {}
-    source = path or policy.path
+    source = path or policy.source
     if source is None or not weights:
         config = model_config(policy, tokenizer, source)
         of_config = getattr(config, "dtype", None) or torch.float32
@@ -159,7 +166,7 @@ def model_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase, path:
     """The ``transformers`` config of ``policy``, or of the model saved under ``path``; loads no weights."""
     from transformers import AutoConfig
 
-    source = path or policy.path
+    source = path or policy.source
     if source is None:
         return _scratch_config(policy, tokenizer)
     with _one_clear_line(source, "model"):
@@ -208,7 +215,9 @@ def _one_clear_line(source: str, what: str) -> Iterator[None]:
     if folder.is_dir() and not any((folder / f"{kind}config.json").exists() for kind in ("", "adapter_", "tokenizer_")):
         raise ValueError(f"cannot load the {what}: {source!r} holds no config.json, so no model.")
     if folder.is_file():
-        raise ValueError(f"cannot load the {what}: {source!r} is a file; give the model's folder.")
+        raise ValueError(
+            f"cannot load the {what}: {source!r} is a file; give the model's folder, or a file that ends with .gguf."
+        )
     if not folder.exists() and source.startswith((".", "/", "~")):
         raise ValueError(f"cannot load the {what}: there is no folder {source!r}.")
     try:

@@ -109,7 +109,7 @@ class ColdStart:
         recipe = {
             "recipe": RECIPE,
             "cold_start": {**asdict(self), "demonstrations": _content_hash(self.demonstrations)},
-            "policy": {**asdict(policy), "folder": _folder_state(policy.path)},
+            "policy": {**asdict(policy), "folder": _folder_state(policy.source)},
             "template": template.to_dict(),
             "source": [f"{type(source).__module__}.{type(source).__qualname__}", source.init_args()],
             "data": [leaf.digests() for leaf in source.leaves().values()],

