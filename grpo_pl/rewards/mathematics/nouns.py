@@ -15,7 +15,7 @@ dessert drink beverage soda juice coffee tea milk milkshake water wine beer bott
 plate tray fork spoon knife pan pot kettle serving slice scoop bite sip drop grain seed crumb piece part portion share
 bar stick cone sundae sack bag box crate carton packet pack package bundle bunch basket bucket barrel bin container
 case chest drawer envelope parcel tank tub tube roll reel sheet stack pile heap row column line aisle level floor
-story storey tier layer shelf rack person human individual man woman child kid baby toddler infant boy girl teen
+story storey layer shelf rack person human individual man woman child kid baby toddler infant boy girl teen
 teenager adult senior student pupil scholar learner teacher professor instructor tutor principal coach trainer player
 athlete runner swimmer skater dancer singer musician drummer guitarist pianist actor artist painter writer author poet
 reader editor journalist reporter doctor nurse dentist patient surgeon vet pharmacist scientist engineer programmer
@@ -139,9 +139,11 @@ _IRREGULAR = {
     "tetrahedra": "tetrahedron", "cacti": "cactus", "pence": "penny", "formulae": "formula",
     "bookshelves": "bookshelf", "octahedra": "octahedron",
 }  # fmt: skip
-_HEADS = frozenset((_COUNTED + _FOREIGN).split())
+_HEADS = frozenset(_COUNTED.split())
 _BEFORE = _HEADS | frozenset(_WITH.split())
 _ANY = _BEFORE | frozenset(_MASSES.split())
+_OTHER_LANGUAGES = frozenset(_FOREIGN.split())
+"""Here every form is listed, so that no ending of English is taken off: ``tiers`` are thirds, not animals."""
 
 
 @lru_cache(maxsize=4096)
@@ -171,12 +173,12 @@ def same_noun(one: str, other: str) -> bool:
 
 def is_counted(phrase: str) -> bool:
     """True for a noun of the list, in singular or plural, with nouns, colours and the like before it."""
-    words = phrase.split()
-    if len(words) > 1 and not all(any(s in _BEFORE for s in stems(word)) for word in words[:-1]):
-        return False
-    return any(stem in _HEADS for stem in stems(words[-1]))
+    *before, noun = phrase.split()
+    if not before and noun.casefold() in _OTHER_LANGUAGES:
+        return True
+    return not stems(noun).isdisjoint(_HEADS) and not any(stems(word).isdisjoint(_BEFORE) for word in before)
 
 
 def is_substance(phrase: str) -> bool:
     """True for what a measure or a piece may be of: ``of water``, ``of pizza``, ``of red wine``."""
-    return all(any(stem in _ANY for stem in stems(word)) for word in phrase.split())
+    return not any(stems(word).isdisjoint(_ANY) for word in phrase.split())

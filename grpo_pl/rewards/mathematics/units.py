@@ -91,7 +91,7 @@ _ALSO_UNITS = frozenset({"in", "miles", "cent", "B"})
 
 
 _FACTOR = re.compile(
-    r"\s*(?:(?P<divide>/|\\div(?![a-zA-Z])|(?i:per\b|(?<=\s)an?\s)|\\frac)|(?P<times>\\cdot(?![a-zA-Z])|\\times(?![a-zA-Z])|\*|⋅)"
+    r"\s*(?:(?P<divide>/|\\div(?![a-zA-Z])|(?i:per)\b|(?<=\s)an?\s|\\frac)|(?P<times>\\cdot(?![a-zA-Z])|\\times(?![a-zA-Z])|\*|⋅)"
     r"|\^\s*\{?\s*(?P<power>[+-]?\d)\s*\}?|\^?\s*\{?\s*\\circ\s*\}?\s*(?P<circ>[CFcf]?)(?![a-zA-Z])"
     r"|(?P<word>[^\W\d_](?:\.[^\W\d_])+\.?|[^\W\d_]+(?:[-'’][^\W\d_]+)*|¢)\.?)\s*"
 )
