@@ -106,15 +106,9 @@ apfel äpfel birne birnen stück stücke mensch menschen person personen kind ki
 junge jungen mädchen mann männer frau frauen leute tier tiere buch bücher auto autos tag tage tagen stunde stunden
 woche wochen monat monate monaten jahr jahre jahren minute minuten sekunde sekunden meter euro möglichkeit
 möglichkeiten punkt punkte seite seiten kugel kugeln karte karten ei eier grad
-pomme poire personne homme femme enfant garçon fille élève étudiant étudiante gens animal animaux livre voiture jour
-heure semaine mois an ans année façon manière possibilité solution point côté boule bille carte œuf œufs degré mètre
-manzana pera persona hombre mujer niño niña alumno alumna estudiante animales libro coche día hora semana mes meses
-año manera forma posibilidad posibilidades solución soluciones punto lado bola carta huevo grado metro minuto segundo
 mela mele pera pere persona persone uomo uomini donna donne bambino bambini ragazzo ragazzi studente studenti animale
 animali libro libri giorno giorni ora ore settimana settimane mese mesi anno anni modo modi soluzione soluzioni punto
 punti lato lati carta carte uovo uova grado gradi metro metri
-maçã pessoa homem homens mulher mulheres criança aluno estudante livro carro dia semana mês mese ano maneira solução
-soluções ponto lado bola carta ovo grau
 appel appels peer peren mens mensen man mannen vrouw vrouwen kind kinderen leerling leerlingen dier dieren boek boeken
 dag dagen uur uren week weken maand maanden jaar jaren manier manieren punt punten kaart kaarten graden
 jabłko jabłka jabłek osoba osoby osób człowiek ludzi dziecko dzieci uczeń uczniów dzień dni godzina godziny godzin
@@ -129,6 +123,14 @@ elma kişi gün saat öğrenci kitap
 种类 種方法 种方法 次 回 條 条 支 件 朵 棵 顆 颗 杯 瓶 道 題 题 組 组 班 頁 页 명 개 마리 권 장 대 일 년 개월 주 시간
 분 초 살 원 가지 번 점 쪽 사람
 """
+_PLURAL_IN_S = """
+pomme poire personne homme femme enfant garçon fille élève étudiant étudiante gens animal animaux livre voiture jour
+heure semaine mois an ans année façon manière possibilité solution point côté boule bille carte œuf œufs degré mètre
+manzana pera persona hombre mujer niño niña alumno alumna estudiante animales libro coche día hora semana mes meses
+año manera forma posibilidad posibilidades solución soluciones punto lado bola carta huevo grado metro minuto segundo
+maçã pessoa homem homens mulher mulheres criança aluno estudante livro carro dia semana mês mese ano maneira solução
+soluções ponto lado bola carta ovo grau
+"""
 _IRREGULAR = {
     "people": "person", "children": "child", "grandchildren": "grandchild", "mice": "mouse", "geese": "goose",
     "feet": "foot", "teeth": "tooth", "oxen": "ox", "leaves": "leaf", "knives": "knife", "wolves": "wolf",
@@ -142,8 +144,9 @@ _IRREGULAR = {
 _HEADS = frozenset(_COUNTED.split())
 _BEFORE = _HEADS | frozenset(_WITH.split())
 _ANY = _BEFORE | frozenset(_MASSES.split())
-_OTHER_LANGUAGES = frozenset(_FOREIGN.split())
-"""Here every form is listed, so that no ending of English is taken off: ``tiers`` are thirds, not animals."""
+_OTHER_LANGUAGES = frozenset(_FOREIGN.split()) | {w + s for w in _PLURAL_IN_S.split() for s in ("", "s")}
+"""Beside French, Spanish and Portuguese every form is listed, and no ending is taken off: ``tiers`` are thirds, not
+animals."""
 
 
 @lru_cache(maxsize=4096)
