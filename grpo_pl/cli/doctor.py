@@ -16,9 +16,11 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from grpo_pl.callbacks.doctor.answers import answer_signs, end_chance, scored_again
 from grpo_pl.callbacks.doctor.callback import Doctor
 from grpo_pl.callbacks.doctor.finding import MIN_ROLLOUTS, Finding
+from grpo_pl.callbacks.doctor.fixes import with_fixes
 from grpo_pl.callbacks.doctor.problems import problem_signs
 from grpo_pl.callbacks.doctor.rollouts import RolloutMeter, settings_of
 from grpo_pl.callbacks.doctor.rules import findings
+from grpo_pl.callbacks.doctor.shown import ShownPrompt, lines_of, shown_prompts
 from grpo_pl.callbacks.doctor.signs import AnswerSigns, ProblemSigns, Signs
 from grpo_pl.callbacks.progress import StageProgress
 from grpo_pl.callbacks.run_folder import follow_launcher
@@ -61,6 +63,7 @@ class Probe(Doctor):
         self.found: ProblemSigns | None = None
         self.known: AnswerSigns | None = None
         self.result: Signs | None = None
+        self.shown: list[ShownPrompt] = []
         self.timed_out = False
         self._began: float | None = None
 
@@ -79,6 +82,8 @@ class Probe(Doctor):
     def step_metrics(self, trainer: Trainer, pl_module: LightningModule, experience: Experience) -> Mapping[str, float]:
         super().step_metrics(trainer, pl_module, experience)
         assert isinstance(pl_module, GRPOModule)
+        if not self.shown:
+            self.shown = shown_prompts(experience, pl_module.tokenizer)
         if len(self.measured) == 1 and self.known is not None:
             again = scored_again(self.known, experience, pl_module.rewards)
             self.known = replace(again, end_chance=end_chance(pl_module, experience))
@@ -193,6 +198,7 @@ class DoctorCLI(GRPOCLI):
             why = self._probe(subcommand) or why
         signs = probe.result or before
         found = [*([refused_start(why)] if why and not explained else []), *findings(signs)]
+        found = with_fixes(found, module, _training_problems(data), data.source)
         self._print(found, signs, probe.elapsed)
         if probe.timed_out and len(signs.rollouts) < MIN_ROLLOUTS:
             _say("The time was up before enough was seen: raise --seconds, or lower data.prompts_per_step.")
@@ -212,18 +218,27 @@ class DoctorCLI(GRPOCLI):
     def _print(self, found: list[Finding], signs: Signs | None, seconds: float) -> None:
         self.status = int(bool(found))
         rollouts = () if signs is None else signs.rollouts
+        shown = self.probe.shown if self.looking else []
         if not is_first_process():
             return
         if self._given.json:
             report = {"findings": list(map(asdict, found)), "signs": None if signs is None else asdict(signs)}
+            report["shown"] = list(map(asdict, shown))
             print(json.dumps({**report, "seconds": round(seconds, 1)}, indent=2))
         else:
             count = f"{len(found) or 'no'} finding{'s' * (len(found) != 1)}"
             looked = f"{len(rollouts)} rollouts with {sum(rollout.completions for rollout in rollouts)} completions"
-            print("\n".join([*map(str, found), f"{count}: {looked} in {seconds:.0f} s."]))
+            said = [f"{one}\n{_pasted(one.fix)}" if one.fix else str(one) for one in found]
+            print("\n".join([*lines_of(shown), *said, f"{count}: {looked} in {seconds:.0f} s."]))
 
     def _earlier_run(self) -> RunFolder | None:
         return None
+
+
+def _pasted(fix: str) -> str:
+    """What may mend a finding, below it."""
+    told = "  What may mend it, as a file of its own (fit --config yours.yaml --config it.yaml):"
+    return "\n".join([told, *(f"    {line}" for line in fix.splitlines())])
 
 
 def refused_start(line: str) -> Finding:

@@ -1,6 +1,7 @@
 """``grpo-pl doctor`` on real runs: silence on a healthy one, and each planted fault by its code."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from grpo_pl.policy.loading import PolicyConfig, load_model
+from grpo_pl.policy.tokenizer import character_tokenizer
 from tests.conftest import TINY_POLICY, CommandLine, Outcome
 
 SOURCE = "doctor_tasks.FirstLetters"
@@ -135,11 +138,57 @@ def test_where_nothing_can_be_looked_at_the_status_is_2(command_line: CommandLin
 def test_findings_are_lines_for_people(command_line: CommandLine) -> None:
     config = command_line.config("ill", **{**HEALTHY, "data__val_prompts": 12})
     outcome = command_line("doctor", "--config", config)
-    line, summary = outcome.out.splitlines()
+    *shown, line, summary = outcome.out.splitlines()
     assert line.startswith("D25 few held-out problems: 12 ") and line.endswith(
         "Change data.val_prompts, or data.source (val_share)."
     )
     assert summary.startswith("1 finding: 4 rollouts with 128 completions in ")
+    heads = [re.sub(r"'\w'|[\d.]+", "0", text) for text in shown if not text.startswith("  |")]
+    answer = re.compile("answer 0, reward 0, (ok|wrong|no_answer)(, cut off)?:")
+    assert [text for text in heads if not answer.fullmatch(text)] == ["prompt 0 of 0, gold answer 0:"] * 3
+    assert len(heads) == 3 + 9
+
+
+def test_prompts_are_shown_as_the_policy_reads_them(command_line: CommandLine) -> None:
+    _, report = _doctor(command_line, "--model.template.system=Take the first.")
+    assert [len(one["answers"]) for one in report["shown"]] == [3, 3, 3]
+    for one in report["shown"]:
+        assert one["prompt"].startswith("Take the first.\n\n") and one["gold"] in one["prompt"]
+        for answer in one["answers"]:
+            assert (answer["reward"] >= 1.0) == (answer["status"] == "ok")
+            assert (f"\\boxed{{{one['gold']}}}" in answer["text"]) == (answer["status"] == "ok")
+
+
+def _pretrained(command_line: CommandLine, folder: Path, **changed: Any) -> dict[str, Any]:
+    """A policy that is in a folder, and knows nothing."""
+    tokenizer = character_tokenizer(["<think>", "</think>", "<answer>", "</answer>"])
+    tokenizer.save_pretrained(folder)
+    policy = PolicyConfig(from_scratch={**TINY_POLICY, "max_position_embeddings": 256})
+    load_model(policy, tokenizer).save_pretrained(folder)
+    return {"model__policy": {"path": str(folder)}, "model__cold_start": None, **changed}
+
+
+def test_a_pretrained_policy_without_the_form_gets_yaml_to_paste(command_line: CommandLine, tmp_path: Path) -> None:
+    changed = _pretrained(command_line, tmp_path / "model")
+    _, report = _doctor(command_line, **changed)
+    (finding,) = [one for one in report["findings"] if one["code"] == "D11"]
+    fix, comment = finding["fix"].partition("# Or, instead")[::2]
+    assert "a cold start on 400 demonstrations of the data set" in comment
+    (command_line.folder / "fix.yaml").write_text(fix)
+    tree = yaml.safe_load(fix)["model"]
+    assert [len(example["completion"]) > 0 for example in tree["template"]["examples"]] == [True, True]
+    cold = yaml.safe_load("\n".join(line.removeprefix("# ") for line in comment.splitlines()[1:]))
+    assert cold == {"model": {"cold_start": {"steps": 50, "batch_size": 8}}}
+    _, again = _doctor(command_line, "--config", command_line.folder / "fix.yaml", **changed)
+    (shown, *_) = again["shown"]
+    assert all(example["completion"] in shown["prompt"] for example in tree["template"]["examples"])
+    text = command_line("doctor", "--config", command_line.config("ill", **{**HEALTHY, **changed})).out
+    assert "\n    model:\n      template:\n        examples:\n" in text
+
+
+def test_a_policy_from_scratch_gets_none(command_line: CommandLine) -> None:
+    _, report = _doctor(command_line, model__sampling={"max_completion_length": 6})
+    assert [one["fix"] for one in report["findings"] if one["code"] == "D10"] == [""]
 
 
 SHIPPED = [
@@ -158,7 +207,8 @@ SHIPPED = [
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_configuration_is_silent(command_line: CommandLine, name: str) -> None:
     outcome = command_line("doctor", "--config", f"configs/{name}.yaml")
-    assert (outcome.status, outcome.out.splitlines()[:-1]) == (0, []), outcome.err
+    said = [line for line in outcome.out.splitlines() if line.startswith("D")]
+    assert (outcome.status, said) == (0, []), outcome.err
 
 
 @pytest.mark.slow

@@ -54,12 +54,12 @@ def answer_signs(module: GRPOModule, problems: Sequence[Problem], source: Prompt
     few = _spread([p for p in problems if p.answer] or list(problems), _most(module.rewards))
     prefill = module.template.prefill
     texts = [[prefill, *(prefill + form.format(gold=problem.answer) for form in FORMS)] for problem in few]
-    scored = _scored(module, few, texts)
+    scored = scored_texts(module, few, texts)
     width = 1 + len(FORMS)
     paid = [[score.correct is True for score in part] for part in _parts(scored.judged(), width)]
     totals = [[total or 0.0 for total in part] for part in _parts(scored.totals(), width)]
     shown = _demonstrations(module, source, problems, few)
-    judged = _scored(module, [p for p, _ in shown], [[text] for _, text in shown]).judged() if shown else []
+    judged = scored_texts(module, [p for p, _ in shown], [[text] for _, text in shown]).judged() if shown else []
     shown_right = {p.id for (p, _), score in zip(shown, judged, strict=True) if score.correct}
     known = [i for i, problem in enumerate(few) if problem.answer]
     accepted = [any(paid[i][1:]) or few[i].id in shown_right for i in known]
@@ -111,7 +111,7 @@ def _demonstrations(
     return [(problem, text) for problem in few if (text := source.demonstration(problem, rng)) is not None]
 
 
-def _scored(module: GRPOModule, problems: Sequence[Problem], rows: Sequence[Sequence[str]]) -> ScoredBatch:
+def scored_texts(module: GRPOModule, problems: Sequence[Problem], rows: Sequence[Sequence[str]]) -> ScoredBatch:
     """Equally many texts for each problem, scored as completions of it are."""
     tokenizer, prefill = module.tokenizer, module.template.prefill
     texts = [text for row in rows for text in row]

@@ -24,6 +24,8 @@ class Finding:
     sentence: str
     field: str
     """What to change."""
+    fix: str = ""
+    """YAML that changes it, for a pretrained policy."""
 
     def __str__(self) -> str:
         return f"{self.code} {self.name}: {self.sentence} Change {self.field}."

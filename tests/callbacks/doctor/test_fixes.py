@@ -1,0 +1,100 @@
+"""The YAML under a finding: what it sets, from the run's own problems, rewards and tokenizer."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_pl.callbacks.doctor.finding import Finding
+from grpo_pl.callbacks.doctor.fixes import with_fixes
+from grpo_pl.data.tables import TablePrompts
+from grpo_pl.data.tasks.word_problems import WordProblems
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.tokenizer import character_tokenizer
+from grpo_pl.rewards import ExactReward, FormatReward, MathReward, Reward
+from grpo_pl.training.module import GRPOModule
+from grpo_pl.types import SamplingParams
+from tests.conftest import TINY_POLICY
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model with a context of 100 tokens, whose tokenizer knows another end than its own."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = character_tokenizer(["<think>", "</think>", "<answer>", "</answer>", "<|im_end|>"])
+    tokenizer.save_pretrained(folder)
+    load_model(PolicyConfig(from_scratch={**TINY_POLICY, "max_position_embeddings": 100}), tokenizer).save_pretrained(
+        folder
+    )
+    return folder
+
+
+def fix(code: str, folder: Path, rewards: Sequence[Reward], source: Any = None, **settings: Any) -> tuple[Any, str]:
+    """What YAML is under a finding, read, and the comment behind it."""
+    module = GRPOModule(policy=PolicyConfig(path=str(folder)), rewards=list(rewards), **settings)
+    module.tokenizer = load_tokenizer(module.policy_config)
+    finding = Finding(code=code, name="", figure=0.0, sentence="", field="")
+    source = source or WordProblems()
+    other = Finding(code="D40", name="", figure=0.0, sentence="", field="")
+    mended, untouched = with_fixes([finding, other], module, source.prompts(0, count=32), source)
+    assert untouched.fix == ""
+    read, comment = mended.fix.partition("# Or")[::2]
+    return yaml.safe_load(read), comment
+
+
+def test_a_form_that_is_never_reached_is_shown_and_read_elsewhere(folder: Path) -> None:
+    tree, comment = fix("D11", folder, [MathReward(), FormatReward(weight=0.3)])
+    first, second = tree["model"]["template"]["examples"]
+    for example in (first, second):  # the shortest questions, with the first form that boxes
+        assert example["completion"].startswith("\\boxed{") and example["question"][-1] in "?."
+    assert tree["model"]["rewards"] == [
+        {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True, "answer_in": "last_number"}},
+        {
+            "class_path": "grpo_pl.rewards.FormatReward",
+            "init_args": {"weight": 0.3, "correctness": False, "partial": True},
+        },
+    ]
+    assert "400 demonstrations of the data set" in comment
+
+
+def test_where_the_reward_takes_them_the_demonstrations_are_shown(folder: Path) -> None:
+    tree, _ = fix("D11", folder, [MathReward(answer_in="last_number")])
+    assert "rewards" not in tree["model"]
+    assert all("The answer is" in example["completion"] for example in tree["model"]["template"]["examples"])
+
+
+def test_text_answers_stay_in_boxes_and_a_file_is_asked_for(folder: Path, tmp_path: Path) -> None:
+    rows = "".join(f'{{"question": "what comes after {c}?", "answer": "{chr(ord(c) + 1)}"}}\n' for c in "abcdefgh" * 5)
+    (tmp_path / "rows.jsonl").write_text("".join(dict.fromkeys(rows.splitlines(keepends=True))))
+    source = TablePrompts(path=str(tmp_path / "rows.jsonl"), val_share=0.1)
+    module = GRPOModule(policy=PolicyConfig(path=str(folder)), rewards=[ExactReward(correctness=True)])
+    module.tokenizer = load_tokenizer(module.policy_config)
+    finding = Finding(code="D11", name="", figure=0.0, sentence="", field="")
+    (mended,) = with_fixes([finding], module, list(source.problems("train") or []), source)
+    active, comment = mended.fix.partition("# Or")[::2]
+    assert yaml.safe_load(active)["model"].keys() == {"template"}
+    assert "demonstrations: solved.jsonl" in comment and '{"prompt": …, "completion": …}' in comment
+
+
+def test_a_limit_is_doubled_as_far_as_the_context_goes(folder: Path) -> None:
+    for length, longer in ((20, 40), (30, 50), (50, None)):
+        sampling = SamplingParams(max_completion_length=length)
+        tree, _ = fix("D10", folder, [MathReward(answer_in="last_number")], sampling=sampling)
+        assert tree["model"].get("sampling") == (longer and {"max_completion_length": longer})
+        assert len(tree["model"]["template"]["examples"]) == 2
+
+
+def test_ends_that_the_tokenizer_knows_are_named(folder: Path) -> None:
+    tree, _ = fix("D12", folder, [MathReward()])
+    tokenizer = load_tokenizer(PolicyConfig(path=str(folder)))
+    assert tree["model"]["sampling"] == {"stop_token_ids": [tokenizer.convert_tokens_to_ids("<|im_end|>")]}
+
+
+def test_examples_that_are_there_are_left_alone(folder: Path) -> None:
+    shown = [{"question": "1 + 1", "completion": "\\boxed{2}"}]
+    template = PromptTemplate(examples=shown)  # type: ignore[arg-type]
+    tree, _ = fix("D10", folder, [MathReward()], template=template, sampling=SamplingParams(max_completion_length=20))
+    assert tree == {"model": {"sampling": {"max_completion_length": 40}}}
