@@ -29,8 +29,8 @@ _SPREAD = 0x9E3779B1 - (1 << 32)  # an odd number near 2**32 / golden ratio: nei
 _LOW_1 = 0x7FEB352D  # multipliers of the 32-bit hash
 _LOW_2 = 0x846CA68B - (1 << 32)
 _BLOCK = 1 << 20  # entries of (rows, V) that are raced at once: what fits into a cache
-_LARGE = 4096  # vocabularies from here on are searched in two levels
-_AHEAD = 1 << 18  # entries of noise that are computed ahead, 1 MiB
+_LARGE = 4096  # vocabularies from here on are searched in two levels, and summed once more
+_AHEAD = 1 << 19  # entries of noise that are computed ahead, 2 MiB
 _MOST_AHEAD = 16  # positions
 _WEIGHT_BITS = 44  # 2**19 weights of up to 1 sum to less than 2**63
 
@@ -206,7 +206,6 @@ def likeliest_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return best.indices.masked_fill(best.values == -torch.inf, NO_TOKEN).int(), logprobs
 
 
-@torch.no_grad()
 def draw_tokens(
     logits: Tensor, noise: Noise, *, temperature: float, top_k: int = 0, top_p: float = 1.0
 ) -> tuple[Tensor, Tensor]:
@@ -241,14 +240,18 @@ def _race(
     greedy = temperature == 0.0
     if not greedy:
         logits = truncate_logits(logits if temperature == 1.0 else logits / temperature, top_k=top_k, top_p=top_p)
-    times = None if greedy else noise.arrival_times(logits.shape[-1], scratch)
-    top = logits.amax(dim=-1, keepdim=True)  # (B, 1)
     room = None if scratch is None else scratch[0].view(torch.float32)
-    weights = torch.sub(logits, top, out=room).exp_()  # (B, V), the largest is 1
-    total = weights.sum(dim=-1, keepdim=True)
-    tokens = _argmax(logits if times is None else weights.div_(times))
-    chosen = logits.gather(-1, tokens) - top - total.log()
-    return tokens.squeeze(-1), chosen.squeeze(-1)
+    if greedy:
+        probabilities, scores = torch.softmax(logits, dim=-1, out=room), logits
+    else:
+        times = noise.arrival_times(logits.shape[-1], scratch)  # leaves the first half of the scratch free
+        probabilities = torch.softmax(logits, dim=-1, out=room)
+        scores = torch.div(probabilities, times, out=None if scratch is None else times)
+    tokens = _argmax(scores)
+    chosen = probabilities.gather(-1, tokens)
+    if logits.shape[-1] >= _LARGE:  # softmax's own sum is off by 1e-5 at 50,000 tokens
+        chosen = chosen / probabilities.sum(dim=-1, keepdim=True)
+    return tokens.squeeze(-1), chosen.log().squeeze(-1)
 
 
 def score_gaps(logits: Tensor, noise: Noise, *, temperature: float) -> Tensor:
