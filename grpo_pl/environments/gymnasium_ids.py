@@ -95,4 +95,4 @@ def number_or_text(action: str, space: Any) -> Any:
     if type(space).__name__ == "Text":
         return action
     found = _INTEGER.search(action)
-    return int(found.group()) if found else None
+    return int(found.group()) if found and len(found.group()) < 1000 else None  # int() refuses more than 4300 digits

@@ -68,6 +68,10 @@ class Score:
     turns: tuple[float, ...] | None = None
     """The part of each turn of an episode in ``value``, from a reward that scores turns; None credits the last turn."""
 
+    def __post_init__(self) -> None:
+        if not self.detail.isascii():  # it may quote a lone surrogate, which no file takes
+            object.__setattr__(self, "detail", self.detail.encode(errors="replace").decode())
+
     @property
     def correct(self) -> bool | None:
         """Whether ``value`` is 1 or more; None if it is None."""

@@ -130,12 +130,14 @@ class AsksModel(Reward):
                     model=self.model, messages=messages, temperature=0.0, max_tokens=max_tokens, **further
                 )
                 reply = response.choices[0].message.content or ""
+                if not isinstance(reply, str):
+                    raise TypeError(f"content is a {type(reply).__name__}")
             except APIStatusError as error:
                 problem, replied = f"{type(error).__name__} {error.status_code}", False
                 if error.status_code in (400, 401, 403, 404, 422):
                     break  # asking again will not help
                 wait = retry_after(error.response.headers.get("Retry-After"), 0.0)
-            except (OpenAIError, ValueError, AttributeError, TypeError, IndexError) as error:
+            except (OpenAIError, ValueError, AttributeError, TypeError, LookupError, RecursionError) as error:
                 problem, replied = type(error).__name__, False  # unreachable, too slow, or no chat completion
             else:
                 if (verdict := read(reply)) is not None:

@@ -56,12 +56,13 @@ class EnvironmentReward(Reward):
         try:
             value, status, detail = episode["return"], episode["status"], str(episode.get("detail", ""))
             turns = tuple(float(turn["reward"]) for turn in episode["turns"])
-            known = value is None or math.isfinite(value)
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            known = value is None or all(map(math.isfinite, (value, *turns)))
+        except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
             raise MissingColumn(f"reward {self.name!r}: {str(episode)[:80]!r} is no episode ({error!r}).") from error
         if not known:
             raise MissingColumn(
-                f"reward {self.name!r}: the return of an episode is {value}, which is no finite number."
+                f"reward {self.name!r}: the return of an episode is {value}, of turns {turns}"[:200]
+                + ": no finite numbers."
             )
         if value is None:
             return Score(None, "unavailable", detail)

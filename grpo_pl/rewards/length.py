@@ -107,7 +107,7 @@ class LengthReward(Reward):
             number = int(value)
         except (TypeError, ValueError, OverflowError):
             number = fewest - 1
-        if number < fewest:
+        if not fewest <= number < 2**53:
             shown = repr(value)[:40]
             raise MissingColumn(f"reward {self.name!r}: {column} must be a whole number >= {fewest}, got {shown}.")
         return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,6 +90,8 @@ class ReasoningGymReward(SandboxedReward):
         try:
             value = float(verdict.detail)
         except ValueError:  # the scorer raised an exception on the answer
+            value = math.nan
+        if not math.isfinite(value):
             return Score(0.0, "wrong", verdict.detail)
         return Score(value if self.partial or value >= 1.0 else 0.0, verdict.status)
 

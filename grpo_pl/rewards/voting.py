@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from grpo_pl.rewards.base import Columns, Reward, Score
@@ -23,8 +24,8 @@ def answer_classes(
     Right answers are all in class 0. For wrong answers, the first answer of each class takes the place of the gold
     answer, and an answer joins the first class against which ``reward`` calls it right; so ``1/2`` and ``0.5`` vote
     together. An answer that was too costly to judge (``timeout``, ``killed``, ``crashed``, ``too_long``) is compared
-    as text only. ``reward`` is called at most once per class of the group with the most classes; each call covers all
-    groups.
+    as text only, and so are all where ``reward`` raises. ``reward`` is called at most once per class of the group with
+    the most classes; each call covers all groups.
 
     Args:
         reward: the correctness reward.
@@ -57,7 +58,14 @@ def answer_classes(
                         pairs.append((i, first))
         mine = [i for i, _ in pairs]
         picked = {name: [column[i] for i in mine] for name, column in columns.items()}
-        same = reward([completions[i] for i in mine], [stated[j] for _, j in pairs], picked) if pairs else []
+        same: Sequence[Score | None] = [None] * len(pairs)
+        try:
+            same = reward([completions[i] for i in mine], [stated[j] for _, j in pairs], picked) if pairs else []
+        except Exception as error:  # a function of the user may expect more of a gold answer than of an answer
+            told = f"{type(error).__name__}: {error}"[:200]
+            warnings.warn(
+                f"reward {reward.name!r} cannot compare answers, votes go by their text: {told}", stacklevel=2
+            )
         for i, score in zip(mine, same, strict=True):
-            classes[i] = number if score.correct else None
+            classes[i] = number if score is not None and score.correct else None
     return [NO_ANSWER if answer is None else answer for answer in classes]

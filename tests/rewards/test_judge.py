@@ -184,8 +184,12 @@ def test_a_stall_ends_at_the_time_limit(endpoint: Endpoint) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    ["", "not json", "{}", '{"choices": []}', '{"choices": null}', '{"choices": [{"message": null}]}', "[1]", '"SAME"'],
-)
+    ["", "not json", "{}", '{"choices": []}', '{"choices": null}', '{"choices": [{"message": null}]}', "[1]", '"SAME"',
+     '{"choices": {"a": 1}}', '{"choices": [{"message": {"content": ["SAME"]}}]}', "[" * 100_000, "NaN",
+     '{"choices": [{"message": {"content": 5}}]}', '{"choices": ' + "9" * 5000 + "}",
+     '{"choices": [{"message": {"content": {"type": "text"}}}]}',
+     '{"choices": [{"message": 5}]}', '{"choices": "SAME"}'],
+)  # fmt: skip
 def test_nonsense_is_not_a_verdict(endpoint: Endpoint, body: str) -> None:
     endpoint.behave = lambda handler, request: handler.reply(200, body)
     (score,) = judge(endpoint)([r"\boxed{a}"], ["b"], {})

@@ -96,7 +96,8 @@ def test_a_row_may_bring_its_own_criteria(endpoint: Endpoint, rubric: Any) -> No
     reward = rubric(criteria={SHORT: 1.0}, column="rubric")
     assert _one(reward, rubric=own)[0] == 0.8
     assert _one(reward, rubric=json.dumps(own))[0] == 0.8
-    for cell in ("no json", [{"criterion": "x"}], [{"criterion": "x", "weight": "much"}], 3):
+    huge = [{"criterion": "x", "weight": 10**400}], [{"criterion": c, "weight": 1e308} for c in "xy"], "[" * 100_000
+    for cell in ("no json", [{"criterion": "x"}], [{"criterion": "x", "weight": "much"}], 3, *huge):
         with pytest.raises(MissingColumn, match="must hold a list of objects with criterion and weight"):
             _one(reward, rubric=cell)
     with pytest.raises(MissingColumn, match="no column 'rubric'"):
