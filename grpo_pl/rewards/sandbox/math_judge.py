@@ -94,18 +94,28 @@ def _with_plain_names(text: str) -> str:
     return _LETTER.sub(lambda letter: rf"\text{{{letter['gamma'] or letter[0]}}}", text)
 
 
+def _with_imaginary_unit(expr: Any) -> Any:
+    r"""``expr`` with the free symbol ``i`` as the imaginary unit, and others complex. In the library ``i`` is a symbol
+    that is real in ``0.5+0.5i`` and not in ``\frac{1+i}{2}``."""
+    if not (isinstance(expr, sympy.Basic) and any(symbol.name == "i" for symbol in expr.free_symbols)):
+        return expr
+    complex_ones = expr.subs({symbol: sympy.Symbol(symbol.name) for symbol in expr.free_symbols})
+    return complex_ones.subs(sympy.Symbol("i"), sympy.I)  # after z has become complex, else z = i is false at once
+
+
 @lru_cache(maxsize=64)
 def read(text: str) -> Any:
     """The SymPy object that the inside of a box denotes, or ``None``."""
     text = normalize_latex(_with_plain_names(text), _NORMALIZATION)
     for part in dict.fromkeys([text, get_last_eq(text)]):  # of a chain of equations, the last side may be readable
         try:
-            return latex2sympy(
+            expr = latex2sympy(
                 part,
                 is_real=not grader.should_treat_as_complex(part),
                 normalization_config=None,
                 conversion_config=_CONVERSION,
             )
+            return _with_imaginary_unit(expr)
         except (MemoryError, RecursionError):
             raise
         except Exception:  # the parser raises a plain Exception for what it cannot read, the conversion all kinds
@@ -113,7 +123,7 @@ def read(text: str) -> Any:
     return None
 
 
-_TAME = (sympy.Add, sympy.Mul, sympy.Number, sympy.Symbol, sympy.NumberSymbol)
+_TAME = (sympy.Add, sympy.Mul, sympy.Number, sympy.Symbol, sympy.NumberSymbol, type(sympy.I))
 
 
 def _is_tame(expr: Any) -> bool:
@@ -137,9 +147,9 @@ def plainly_different(gold: Any, answer: Any) -> bool:
     names = sorted({symbol.name for symbol in symbols})  # x may occur as a real and as a complex symbol
     point = {symbol: sympy.Rational(17 * names.index(symbol.name) + 23, 31) for symbol in symbols}
     g, a = (side.subs(point).evalf(15) for side in (gold, answer))
-    if not (g.is_Number and a.is_Number and g.is_finite and a.is_finite):
+    if not (g.is_number and a.is_number and g.is_finite and a.is_finite):
         return False
-    return bool(abs(g - a) > sympy.Rational(1, 1000) * (1 + abs(g)))
+    return bool(abs(complex(g) - complex(a)) > 1e-3 * (1 + abs(complex(g))))
 
 
 def equal(gold: Any, answer: Any) -> bool:
