@@ -132,6 +132,8 @@ class AnswerRules:
             return Verdict("wrong", "no approximation")
         if "=" not in gold and (assigned := _ASSIGNED.fullmatch(mine)):
             mine = assigned[1]
+        if r"\text" in gold and units.in_one_spelling(gold) == units.in_one_spelling(mine):
+            return self._repeated(gold)  # 1 hour 30 minutes
         (gold, gold_unit), (mine, unit) = units.split_unit(gold), units.split_unit(mine)
         if gold_unit and unit and not units.same_unit(gold_unit, unit):
             return Verdict("wrong", f"unit {unit}, expected {gold_unit}")

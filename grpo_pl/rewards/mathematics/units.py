@@ -45,6 +45,12 @@ _UNIT_ENDINGS = {
     "words": re.compile(r"(?P<core>.*\d)\s+(?P<unit>[^\W\d_]{2,}(?: [^\W\d_]{2,}){0,3})"),
     "counter": re.compile("(?P<core>.*\\d)\\s*(?P<unit>[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]{1,4})"),
 }
+_CURRENCY_NAMES = frozenset(["dollar", "franc", "yuan", "peso", *CURRENCIES.values()])
+_CURRENCY_FIRST = re.compile(
+    r"(?P<sign>[+-]?)\s*(?:(?:US\s*)?\\text\s*\{\s*(?P<name>\w+)\s*\}|(?P<code>[A-Z]{3}))"
+    r"\s*(?P<number>[+-]?\s*[\d.].*|\\frac.*)"
+)
+_OHMS = re.compile(r"(?<=[\d\s}])(?:\\text\s*\{\s*(?P<prefix>[kMmμ])\s*\}\s*)?\\Omega\s*$")
 _MAGNITUDES = {
     "dozen": 12,
     "hundred": 10**2,
@@ -95,6 +101,9 @@ _FACTOR = re.compile(
     r"|\^\s*\{?\s*(?P<power>[+-]?\d)\s*\}?|\^?\s*\{?\s*\\circ\s*\}?\s*(?P<circ>[CFcf]?)(?![a-zA-Z])"
     r"|(?P<word>[^\W\d_](?:\.[^\W\d_])+\.?|[^\W\d_]+(?:[-'’][^\W\d_]+)*|¢)\.?)\s*"
 )
+_UPRIGHT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_BELOW = re.compile(r"/\s*\(([^()/]*)\)")
+_BETWEEN = re.compile(r"\s*(?:\\cdot(?![a-zA-Z])|\s|\*|⋅)\s*")
 _FRACTION_OF_UNITS = re.compile(
     r"\\frac\s*\{\s*\\text\s*\{([^{}]*)\}\s*\}\s*\{\s*\\text\s*\{([^{}]*)\}(\s*\^\s*\{?\s*[23]\s*\}?)?\s*\}"
 )
@@ -113,13 +122,15 @@ def split_unit(text: str) -> tuple[str, str]:
     negation or a remark, is no unit and stays in the quantity.
     """
     text = " ".join(text.split())  # the regular expressions would try every split of a run of white space
-    sign = re.match(r"([+-]?)\s*\\text\s*\{\s*(\w+)\s*\}\s*([+-]?\s*[\d.].*|\\frac.*)", text)
-    if sign and sign[2] in {"dollar", *CURRENCIES.values()}:
-        quantity, unit = split_unit((sign[1] + sign[3]).strip())
-        if unit in ("", sign[2]):
-            return quantity, sign[2]
+    currency = _CURRENCY_FIRST.fullmatch(text)
+    name = read_measure(currency["name"] or currency["code"]) if currency else None
+    if currency and name in _CURRENCY_NAMES:
+        quantity, unit = split_unit((currency["sign"] + currency["number"]).strip())
+        if unit in ("", name):
+            return quantity, name
         if unit.startswith("1/"):
-            return quantity, sign[2] + unit[1:]
+            return quantity, name + unit[1:]
+    text = _OHMS.sub(lambda ohms: rf"\text{{ {ohms['prefix'] or ''}Ω}}", text)
     if text.count(r"\text") > 1 or r"\mu" in text or "^" in text:
         text = _join_units(text)
     for kind, ending in _UNIT_ENDINGS.items():
@@ -132,6 +143,8 @@ def split_unit(text: str) -> tuple[str, str]:
         ):
             continue
         core, written = match["core"].strip(), match["unit"].strip()
+        if kind in ("symbol", "letter", "words") and re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", core)):
+            continue  # c^2 m
         if kind == "temperature":
             return core, f"degree {written.upper()}"
         if kind == "symbol" and not _is_symbol(written, bool(match["gap"])):
@@ -166,11 +179,16 @@ def _join_units(text: str) -> str:
         units = [_unit_name(part) for part in (first, second)]
         if not all(units) or not all(is_measure(unit or "") for unit in units):
             return match.group()
-        return rf"\text{{{first}{(power or '').replace('{', '').replace('}', '')}{between}{second}}}"
+        return rf"\text{{{first}{(power or '').replace('{', '').replace('}', '')}{between} {second}}}"
 
     while (joined := _JOINED.sub(join, text)) != text:
         text = joined
     return text
+
+
+def in_one_spelling(text: str) -> str:
+    r"""Canonical ``text`` without spaces, with the units in ``\text{…}`` in one spelling."""
+    return "".join(_UPRIGHT.sub(lambda upright: rf"\text{{{_unit_name(upright[1]) or upright[1]}}}", text).split())
 
 
 def _is_symbol(written: str, spaced: bool) -> bool:
@@ -188,7 +206,8 @@ def _is_symbol(written: str, spaced: bool) -> bool:
 @lru_cache(maxsize=8192)
 def _unit_name(text: str) -> str | None:
     """The unit or noun in one spelling, such as ``kg·m/s^2``; ``None`` for words that are neither, ``""`` for none."""
-    tokens = list(_FACTOR.finditer(text := text.strip(" .!,")))
+    text = _BELOW.sub(lambda below: "/" + "/".join(_BETWEEN.split(below[1].strip())), text.strip(" .!,"))
+    tokens = list(_FACTOR.finditer(text))
     if "".join(token.group() for token in tokens) != text:
         return None
     words = [re.sub(r"\.", "", token["word"] or "") for token in tokens]
