@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,9 +16,14 @@ from typing import Any
 
 from fastapi import Response
 
+from grpo_pl.config.environments import build_environment
+from grpo_pl.config.objects import build
+from grpo_pl.config.rewards import build_rewards
 from grpo_pl.files.checkpoints import PATTERN, broken, facts_of, newest_whole, rollouts_of
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.policy.trained import ServedModel, find_model, without_link
+from grpo_pl.rewards.base import Reward
+from grpo_pl.rollout.episode_settings import EpisodeSettings
 from serve.bodies import Body, Text
 from serve.dispatch import Deadline, WorkerLine
 from serve.errors import ApiError, bad_request, json_response
@@ -119,7 +124,8 @@ def version_id(model: ServedModel) -> str:
     """A name that differs from that of other weights: the checkpoint's or folder's, and a digest of the names, sizes
     and times of its files."""
     files = [*model.source.glob("*")] if model.source.is_dir() else [model.source]
-    facts = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    found = [(file.name, file.stat(follow_symlinks=file.exists())) for file in files]  # a link may lead nowhere
+    facts = sorted((name, facts.st_size, facts.st_mtime_ns) for name, facts in found)
     return f"{model.source.name.removesuffix('.ckpt')}-{hashlib.blake2b(repr(facts).encode()).hexdigest()[:_DIGITS]}"
 
 
@@ -171,8 +177,13 @@ def weights_of(path: Path, served: ServedModel) -> ServedModel:
     run, its_run = run_of(served), run_of(model)
     if model.checkpoint is not None and (run is None or its_run is None or run.path != its_run.path):
         raise ValueError(f"{path} is a checkpoint of another run than the served model: export it, or start a server.")
-    for name in ("template", "rewards", "environment", "episodes"):
-        if getattr(model, name) != getattr(served, name):
+    for name, built in _BUILT.items():
+        ours, its = getattr(served, name), getattr(model, name)
+        try:
+            same = its == ours or built(model) == built(served)
+        except ValueError as error:
+            raise ValueError(f"{path} has another {name} than the served model: {error}") from error
+        if not same:
             raise ValueError(f"{path} has another {name} than the served model: start a server for it.")
     if model.policy != served.policy and (
         model.tokenizer.get_vocab() != served.tokenizer.get_vocab()
@@ -181,6 +192,36 @@ def weights_of(path: Path, served: ServedModel) -> ServedModel:
     ):
         raise ValueError(f"{path} has another tokenizer or context than the served model: start a server for it.")
     return replace(model, name=served.name)
+
+
+def _rewards(model: ServedModel) -> dict[str, Mapping[str, Any]]:
+    """The rewards by name, each with its class and all arguments, whichever way they are spelt: an export names a class
+    by its module and every argument, a run's configuration as its author did."""
+    rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)
+    for reward in rewards:
+        reward.close()
+    return {reward.name: _spec(reward, given) for reward, given in zip(rewards, model.rewards, strict=True)}
+
+
+def _spec(reward: Reward, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return reward.spec()
+    except TypeError:  # of a class that cannot tell its arguments
+        kind = type(reward)
+        return {**given, "class_path": f"{kind.__module__}.{kind.__qualname__}"}
+
+
+def _environment(model: ServedModel) -> Mapping[str, Any] | None:
+    return model.environment and build_environment(model.environment, trust=model.trust_rewards).spec()
+
+
+_BUILT: Mapping[str, Callable[[ServedModel], Any]] = {
+    "template": lambda model: model.template,
+    "rewards": _rewards,
+    "environment": _environment,
+    "episodes": lambda model: build(EpisodeSettings, dict(model.episodes), "episodes"),
+}
+"""What must be the same in another version of the weights, as its settings build it."""
 
 
 def run_of(model: ServedModel) -> RunFolder | None:

@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from safetensors.torch import load_file, save_file
 
 from grpo_pl.cli.commands.serve import serve
 from grpo_pl.cli.main import main
+from grpo_pl.config.environments import build_environment
 from grpo_pl.files.checkpoints import seal
 from grpo_pl.policy.trained import find_model
+from grpo_pl.rollout.episode_settings import EpisodeSettings
 from serve.settings import ServeSettings
 from serve.weights import Follower, newest_sealed, run_of, version_id, weights_of
 from tests.forked import Forked
@@ -395,3 +398,88 @@ def test_a_run_in_training_is_followed_within_one_checkpoint_and_no_request_fail
     assert {status for status, _ in answers} == {200}
     assert {version.rpartition("-")[0] for _, version in answers} >= {f"rollout-{k:06d}" for k in range(1, 4)}
     wait_until(lambda: server.metric("weights_versions") == 1)
+
+
+# --- a run that has ended ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ended(command_line: Any) -> Path:
+    """A run whose configuration spells its rewards as the quickstart does, with its export."""
+    rewards = [
+        {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True}},
+        {"class_path": "grpo_pl.rewards.FormatReward", "init_args": {"weight": 0.1}},
+    ]
+    config = command_line.config("ended", model__rewards=rewards, data__steps=2)
+    outcome = command_line("fit", f"--config={config}", "--name=ended")
+    assert outcome.status == 0, outcome.err
+    return Path(command_line.runs / "ended")
+
+
+def test_the_server_of_an_export_takes_the_checkpoints_of_its_run(start: Callable[..., Any], ended: Path) -> None:
+    assert "class_path: grpo_pl.rewards.MathReward" in (ended / "config.yaml").read_text()  # the export has the module
+    server = start("--weights-key", KEY, model=ended)
+    assert server.call("GET", "/v1/weights")[1]["id"].startswith("export-")
+    status, answer = _change(server, None)
+    assert (status, answer["changed"]) == (200, True), answer
+    assert answer["id"].startswith("rollout-000002-")
+    for path in sorted((ended / "checkpoints").glob("*.ckpt")):
+        status, answer = _change(server, path)
+        assert status == 200, answer
+    assert _change(server, ended / "export")[0] == 200
+
+
+SPELT = [
+    {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True}},
+    {"class_path": "grpo_pl.rewards.FormatReward", "init_args": {"weight": 0.5, "partial": True}},
+]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "same"),
+    [
+        (SPELT, True),
+        (SPELT[::-1], True),  # each has its name: their order means nothing
+        ([{**SPELT[0], "class_path": "grpo_pl.rewards.mathematics.math_reward.MathReward"}, SPELT[1]], True),
+        ([SPELT[0], {**SPELT[1], "init_args": {"partial": True, "weight": 0.5, "name": "format"}}], True),
+        ([SPELT[0], {**SPELT[1], "init_args": {"partial": True, "weight": 0.4}}], False),
+        ([SPELT[0], {**SPELT[1], "init_args": {"partial": True}}], False),
+        ([{**SPELT[0], "class_path": "grpo_pl.rewards.ExactReward"}, SPELT[1]], False),
+        (SPELT[:1], False),
+    ],
+)
+def test_rewards_are_compared_by_what_they_are_and_not_by_how_they_are_spelt(
+    run: Path, export: Path, rewards: list[dict[str, Any]], same: bool
+) -> None:
+    tree = yaml.safe_load((run / "config.yaml").read_text())
+    tree["model"]["rewards"] = rewards
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    shutil.copytree(export, run / "export")
+    served = find_model(run / "export")
+    if same:
+        assert weights_of(run / "checkpoints" / "last.ckpt", served).checkpoint is not None
+    else:
+        with pytest.raises(ValueError, match="another rewards"):
+            weights_of(run / "checkpoints" / "last.ckpt", served)
+
+
+def test_environments_and_episodes_are_compared_alike(run: Path, export: Path) -> None:
+    short = {
+        "class_path": "grpo_pl.environments.tools.ToolEnvironment",
+        "init_args": {"tools": ["grpo_pl.environments.calculator:calc"]},
+    }
+    whole = build_environment(short).spec()
+    tree = yaml.safe_load((run / "config.yaml").read_text())
+    tree["model"] |= {"environment": short, "episodes": {"max_turns": 3}}
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    shutil.copytree(export, run / "export")
+    manifest = json.loads((run / "export" / "grpo_pl.json").read_text())
+    for turns, same in ((3, True), (4, False)):
+        manifest |= {"environment": whole, "episodes": asdict(EpisodeSettings(max_turns=turns))}
+        (run / "export" / "grpo_pl.json").write_text(json.dumps(manifest))
+        served = find_model(run / "export")
+        if same:
+            assert weights_of(run / "checkpoints" / "last.ckpt", served).environment == short
+        else:
+            with pytest.raises(ValueError, match="another episodes"):
+                weights_of(run / "checkpoints" / "last.ckpt", served)
