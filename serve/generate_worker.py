@@ -81,7 +81,7 @@ class GenerateWorker(Worker):
     def environment(self) -> dict[str, str]:
         return worker_environment(MODEL)
 
-    def setup(self, device: str) -> None:
+    def prepare(self) -> None:
         import torch
 
         from grpo_pl.policy.loading import eos_ids

@@ -15,8 +15,11 @@ from litserve import LitAPI, LitServer
 from litserve.loops import LitLoop
 from litserve.utils import WorkerSetupStatus
 
+from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.rewards.sandbox.worker_environment import reduced_to
 from serve.worker import Mailbox
+
+_LONGEST = 2000  # bytes of a complaint
 
 
 class Worker(LitAPI):
@@ -28,6 +31,24 @@ class Worker(LitAPI):
             stream=True,  # or LitServe would compress every answer
             loop=_WholeProcess(),
         )
+        self._complaint = multiprocessing.get_context("spawn").Array("c", _LONGEST, lock=False)
+
+    @property
+    def complaint(self) -> str:
+        """Why the process ended before it was ready, where its user can put that right; read by the front process."""
+        return self._complaint.value.decode(errors="ignore")
+
+    def setup(self, device: str) -> None:
+        try:
+            self.prepare()
+        except (ValueError, OSError, ImportError, CheckpointError) as error:  # LitServe would print a traceback
+            self._complaint.value = " ".join(str(error).split()).encode()[: _LONGEST - 1]
+            os._exit(1)
+
+    def prepare(self) -> None:
+        """Sets up the process. What its user can put right is a ``ValueError``, ``OSError``, ``ImportError`` or
+        ``CheckpointError``, of which the front process tells in one line."""
+        raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
         """The environment variables of the process."""

@@ -37,8 +37,10 @@ def evaluate_locally(
         waiting = deque(enumerate(asyncio.run(evaluations)))
     except ApiError as error:
         raise ValueError(error.message) from error
-    batch = batch_of(model, model.load_policy(device), max(max_rows, sampling.n))
     rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)
+    for reward in rewards:
+        reward.check()
+    batch = batch_of(model, model.load_policy(device), max(max_rows, sampling.n))
     owner: dict[int, tuple[int, list[Chunk], Chunk]] = {}  # by sequence: problem, its completions, the sequence's own
     try:
         while waiting or len(batch):

@@ -49,11 +49,12 @@ class ScoreWorker(Worker):
         """The environment variables of the process; trusted rewards get all, as they may need the key of a judge."""
         return dict(os.environ) if self._trusted else worker_environment()
 
-    def setup(self, device: str) -> None:
+    def prepare(self) -> None:
         end_with_parent()
         CALLER.set(Caller())  # so that pools start with what several callers need
         self._rewards = build_rewards(self._specs, trust_rewards=self._trusted)
         for reward in self._rewards:
+            reward.check()
             reward.start()
 
     def work(self, mailbox: Mailbox) -> None:

@@ -50,7 +50,8 @@ class Server:
         on_ready: Callable[[int], None],
         on_stop: Callable[[Callable[[], ApiError]], None],
     ) -> None:
-        self._launcher = Launcher([worker for worker, _ in workers])
+        self._workers = [worker for worker, _ in workers]
+        self._launcher = Launcher(self._workers)
         self._lines = [line for _, line in workers]
         refusals: dict[int | str, dict[str, Any]] = {"4XX": {"model": Refusal}}
         self.app = FastAPI(title="grpo_pl", openapi_url="", redirect_slashes=False, responses=refusals)
@@ -84,6 +85,7 @@ class Server:
         """Starts the workers, serves on ``sockets`` until told to stop, and ends the workers.
 
         Raises:
+            ValueError: a worker did not start, for a reason that its user can put right.
             ChildProcessError: a worker did not start or was lost, or requests were refused at the end.
         """
         self._told_to_stop = threading.Event()
@@ -102,7 +104,10 @@ class Server:
     def _await_workers(self, told_to_stop: threading.Event) -> None:
         status = self._launcher.workers_setup_status
         while status.states != {WorkerSetupStatus.READY}:
-            if WorkerSetupStatus.ERROR in status.states or not all(process.is_alive() for process in self._processes):
+            failed = WorkerSetupStatus.ERROR in status.states or not all(p.is_alive() for p in self._processes)
+            if complaint := next((worker.complaint for worker in self._workers if worker.complaint), ""):
+                raise ValueError(complaint)
+            if failed:
                 raise ChildProcessError("a worker could not start; its message is above.")
             if told_to_stop.wait(0.02):
                 raise KeyboardInterrupt

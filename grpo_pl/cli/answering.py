@@ -105,6 +105,9 @@ def load_answerer(trained: ServedModel, device: str, sampling: SamplingParams) -
     episodes, pool = build(EpisodeSettings, dict(trained.episodes), "episodes"), None
     if trained.environment is not None:
         pool = EnvironmentPool(build_environment(trained.environment, trust=trained.trust_rewards), episodes)
+    rewards = build_rewards(trained.rewards, trust_rewards=trained.trust_rewards)
+    for reward in rewards:
+        reward.check()
     model = trained.load_policy(choose_device(device))
     return Answerer(
         computing=partial(trained.computing, model),
@@ -117,7 +120,7 @@ def load_answerer(trained: ServedModel, device: str, sampling: SamplingParams) -
         ),
         model=model,
         sampling=sampling,
-        rewards=build_rewards(trained.rewards, trust_rewards=trained.trust_rewards),
+        rewards=rewards,
     )
 
 

@@ -20,7 +20,7 @@ from grpo_pl.environments.base import Environment
 from grpo_pl.evaluation.held_out import HeldOutMetrics
 from grpo_pl.files.cache import cache_root
 from grpo_pl.policy.dialogue import Dialogue
-from grpo_pl.policy.loading import context_length, load_tokenizer, model_config
+from grpo_pl.policy.loading import check_weights, context_length, load_tokenizer, model_config
 from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.policy.template import Fits
 from grpo_pl.rewards.base import Reward, correctness_index
@@ -40,19 +40,30 @@ if TYPE_CHECKING:
 SPLITS: tuple[Literal["train", "val"], ...] = ("train", "val")
 
 
-def check_start(module: GRPOModule, data: RolloutDataModule, say: Callable[[str], None]) -> None:
+def check_start(
+    module: GRPOModule, data: RolloutDataModule, say: Callable[[str], None], *, resumes: bool = False
+) -> None:
     """Loads tokenizer, model config and prompts; leaves out problems that cannot be trained on, and derives the fields
     that are null; says so.
 
+    Args:
+        resumes: the weights of the policy come from a checkpoint.
+
     Raises:
-        ValueError: a model or data set that cannot be loaded, too few problems, none that fits the context, characters
-            that the vocabulary lacks, held-out problems that are trained on or demonstrated, an engine that is not
-            installed, or a reward that this machine cannot compute.
+        ValueError: a model or data set that cannot be loaded, a policy or teacher without all of its weights, too few
+            problems, none that fits the context, characters that the vocabulary lacks, held-out problems that are
+            trained on or demonstrated, an engine that is not installed, or a reward that this machine cannot compute.
     """
     module.prepare_staleness(data.staleness)
     module.engine.check()
     for reward in module.rewards:
         reward.check()
+    if not resumes:
+        check_weights(module.policy_config)
+    if module.algorithm.needs_teacher:
+        for teacher in module.teacher_configs.values():
+            if teacher.url is None:
+                check_weights(teacher.model)
     derived = module.derive_defaults(data)
     tokenizer = load_tokenizer(module.policy_config)
     StopStrings.of(module.sampling, tokenizer, module.template.prefill)  # refuses those that no text can hold

@@ -196,7 +196,8 @@ class GRPOCLI(LightningCLI):
         self._resolve_characters()
         if self.model.pool is not None:
             self._end.enter_context(self.model.pool)  # which the check starts
-        check_start(self.model, self.datamodule, _say)  # before a run folder is claimed
+        resumes = bool(self._given.ckpt_path or self._given.get("resume"))
+        check_start(self.model, self.datamodule, _say, resumes=resumes)  # before a run folder is claimed
         if self._given.ckpt_path:
             if self._given.get("resume"):
                 raise ValueError("give --resume or --ckpt_path, not both: --resume finds the checkpoint itself.")

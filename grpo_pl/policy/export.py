@@ -13,13 +13,11 @@ from grpo_pl.policy.loading import eos_ids
 from grpo_pl.policy.lora import has_adapters, merged
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.pretrained import MANIFEST
 from grpo_pl.types import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-MANIFEST = "grpo_pl.json"
-"""File in the folder with what Hugging Face files do not hold: template, rewards and limits of sampling."""
 
 CARD = "README.md"
 """File in the folder with the model card, which the hub shows."""

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from grpo_pl.files.cache import cache_root
 from grpo_pl.files.locks import one_at_a_time
 from grpo_pl.files.writing import staged_folder
+from grpo_pl.rewards.pretrained import report_kept, shapes_of, unlike
 
 PACKAGE = "package:"
 ENDING = ".gguf"
@@ -87,12 +88,20 @@ def _unpack(file: Path, folder: Path) -> None:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
-        read = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
-        )
+        with report_kept():
+            read, found = AutoModelForCausalLM.from_pretrained(
+                file.parent,
+                gguf_file=file.name,
+                dtype=torch.float32,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+            )
     except Exception as error:  # whatever the readers of a format of others raise
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ValueError(f"cannot read {str(file)!r} as a GGUF model: {reason}") from error
+    if fault := unlike(found["missing_keys"], (), shapes_of(found)):
+        raise ValueError(f"cannot load the model {str(file)!r}: it does not hold a {type(read).__name__}: {fault}.")
     config = read.config
     del config.quantization_config  # the weights are whole now; with it save_pretrained refuses them
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -33,11 +33,6 @@ def attends_by_interface(model: PreTrainedModel) -> bool:
     return bool(getattr(model, "_supports_attention_backend", False))
 
 
-def tied_names(model: PreTrainedModel) -> set[str]:
-    """Names of weights that a checkpoint may lack because they are tied to others."""
-    return set(model._tied_weights_keys or ())
-
-
 def persistent_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers that a checkpoint holds, tied ones once. Not by ``state_dict()``, which drops what FSDP2
     has gathered."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,11 +16,10 @@ from grpo_pl.policy.lora import Lora, add_adapters
 from grpo_pl.policy.quantization import keep_form, keep_out_of_checkpoints, nf4_config
 from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS
 from grpo_pl.policy.tokenizer import CHARACTERS, FROM_DATA, character_tokenizer
+from grpo_pl.rewards.pretrained import MANIFEST, check_pretrained, load_pretrained, one_clear_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-OFFLINE = "; without a network, HF_HUB_OFFLINE=1 takes cached copies at once"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,15 +77,48 @@ def load_tokenizer(policy: PolicyConfig) -> PreTrainedTokenizerBase:
     if source is None:
         assert policy.characters != FROM_DATA, "grpo_pl.training.vocabulary collects them first"
         return character_tokenizer(policy.tags, CHARACTERS if policy.characters is None else policy.characters)
-    with _one_clear_line(source, "tokenizer"):
+    with one_clear_line(source, "tokenizer"):
+        _check_tokens(Path(source) / "tokenizer.json")
         kind = _tokenizer_class(source)
         no_code = {"trust_remote_code": False} if kind.__name__ == "AutoTokenizer" else {}  # the other runs no code
         tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(source, padding_side="left", **no_code)
+    _check_tokenizer(tokenizer, Path(source))
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ValueError(f"the tokenizer of {source!r} has neither a padding nor an EOS token.")
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _check_tokens(file: Path) -> None:
+    """Refuses a ``tokenizer.json`` that holds none; transformers would fail on it without naming it."""
+    if file.is_file():
+        from tokenizers import Tokenizer
+
+        try:
+            Tokenizer.from_file(str(file))
+        except Exception as error:  # the library has no type of its own
+            raise ValueError(f"{file} holds no tokenizer: {error}") from error
+
+
+def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Refuses a tokenizer that transformers made up because its files are missing, and a chat template that is none."""
+    from jinja2 import TemplateSyntaxError
+
+    vocabulary = set(tokenizer.vocab_files_names.values())
+    if folder.is_dir() and vocabulary and not any((folder / name).is_file() for name in vocabulary):
+        raise ValueError(f"cannot load the tokenizer: {folder} has no {' or '.join(sorted(vocabulary))}.")
+    if tokenizer.chat_template:
+        files = [file for name in ("chat_template.jinja", "tokenizer_config.json") if (file := folder / name).is_file()]
+        where = next(iter(files), f"the tokenizer of {str(folder)!r}")
+        if not isinstance(tokenizer.chat_template, str | dict):
+            raise ValueError(f"{where}: the chat template must be a text, got {tokenizer.chat_template!r:.60}.")
+        try:
+            tokenizer.apply_chat_template([{"role": "user", "content": "1"}], tokenize=False)
+        except TemplateSyntaxError as error:
+            raise ValueError(f"{where}: the chat template is no Jinja, line {error.lineno}: {error.message}") from error
+        except Exception:  # one that wants other messages: it raises whatever its author chose
+            pass
 
 
 def _tokenizer_class(source: str) -> Any:
@@ -98,19 +129,22 @@ def _tokenizer_class(source: str) -> Any:
 
     file = Path(source).expanduser() / "tokenizer_config.json"
     declared = read_object(file).get("tokenizer_class") if file.is_file() else None
+    if declared is None and (file.parent / MANIFEST).is_file():  # as an export always has it
+        raise ValueError(f"{file} {'has no tokenizer_class' if file.is_file() else 'is missing'}.")
     return PreTrainedTokenizerFast if declared in ("TokenizersBackend", "PreTrainedTokenizerFast") else AutoTokenizer
 
 
 def load_model(
     policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase, path: str | None = None, *, weights: bool = True
 ) -> PreTrainedModel:
-    """The model of ``policy``, or the one saved under ``path``, in training mode with dropout set to zero.
+    """The model of ``policy``, or the one saved under ``path``, in training mode with dropout set to zero. See
+    `load_pretrained`: no weight of a saved one is left at random.
 
     Args:
         weights: false builds the architecture only, if weights are loaded from a checkpoint later.
 
     Raises:
-        ValueError: no such model, or its config cannot be built.
+        ValueError: no such model, or its config cannot be built, or its files lack a part of its weights.
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -127,19 +161,13 @@ def load_model(
             except Exception as error:  # as for the config
                 raise ValueError(f"no {config.model_type} model can be built from this config: {error!r}") from error
         if source is not None:
-            with suppress(OSError):  # a model may lack a generation config
+            with one_clear_line(source, "generation settings"), suppress(OSError):  # a model may lack them
                 model.generation_config = GenerationConfig.from_pretrained(source)  # names the end tokens
     else:
         if policy.quantization is not None:
             options["quantization_config"] = nf4_config(getattr(torch, policy.dtype, torch.float32))
-        with _one_clear_line(source, "model"):
-            model = AutoModelForCausalLM.from_pretrained(
-                source,
-                dtype="auto" if policy.dtype == "auto" else getattr(torch, policy.dtype),
-                trust_remote_code=False,  # a model is data: no code and no pickles of its folder are run
-                use_safetensors=True,
-                **options,
-            )
+        dtype = "auto" if policy.dtype == "auto" else getattr(torch, policy.dtype)
+        model = load_pretrained(AutoModelForCausalLM, source, dtype=dtype, **options)
     _disable_dropout(model)
     if policy.lora is not None:
         add_adapters(model, policy.lora, seed=policy.init_seed)
@@ -147,6 +175,15 @@ def load_model(
         keep_form(model)
         keep_out_of_checkpoints(model)
     return model.train()  # from_pretrained leaves it in eval mode
+
+
+def check_weights(policy: PolicyConfig) -> None:
+    """Refuses what `load_model` would refuse of the files of a saved model, long before it is loaded."""
+    source = policy.source
+    if source is not None:
+        from transformers import AutoModelForCausalLM
+
+        check_pretrained(AutoModelForCausalLM, source)
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -169,7 +206,7 @@ def model_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase, path:
     source = path or policy.source
     if source is None:
         return _scratch_config(policy, tokenizer)
-    with _one_clear_line(source, "model"):
+    with one_clear_line(source, "model"):
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
 
 
@@ -206,27 +243,6 @@ def _disable_dropout(model: PreTrainedModel) -> None:
         for name in ("attention_dropout", "dropout_p"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
-
-
-@contextmanager
-def _one_clear_line(source: str, what: str) -> Iterator[None]:
-    """Turns every error of loading ``source`` into a ``ValueError`` with one line."""
-    folder = Path(source)
-    if folder.is_dir() and not any((folder / f"{kind}config.json").exists() for kind in ("", "adapter_", "tokenizer_")):
-        raise ValueError(f"cannot load the {what}: {source!r} holds no config.json, so no model.")
-    if folder.is_file():
-        raise ValueError(
-            f"cannot load the {what}: {source!r} is a file; give the model's folder, or a file that ends with .gguf."
-        )
-    if not folder.exists() and source.startswith((".", "/", "~")):
-        raise ValueError(f"cannot load the {what}: there is no folder {source!r}.")
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        where = "that folder" if folder.is_dir() else f"no such folder here, and the hub has no answer{OFFLINE}"
-        reason = " ".join(str(error).split())
-        reason = reason if len(reason) <= 300 else f"{reason[:300]} …"
-        raise ValueError(f"cannot load the {what} {source!r} ({where}): {reason}") from error
 
 
 def choose_device(wanted: str) -> str:

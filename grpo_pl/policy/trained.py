@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_pl.files.rows import read_object
-from grpo_pl.policy.export import MANIFEST, SAMPLING
-from grpo_pl.policy.library_internals import tied_names
+from grpo_pl.policy.export import SAMPLING
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer, model_config
 from grpo_pl.policy.plain_config import ATTENTION
 from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tool_form import ToolForm
+from grpo_pl.rewards.pretrained import MANIFEST
 from grpo_pl.rewards.trust import FLAG, Untrusted, check_rewards_trusted
 from grpo_pl.types import SamplingParams
 
@@ -92,15 +92,13 @@ class ServedModel:
         if self.checkpoint is not None:
             from grpo_pl.files.checkpoints import policy_weights
             from grpo_pl.files.sharded_checkpoints import read_checkpoint
+            from grpo_pl.policy.weights import load_whole
 
             weights = policy_weights(read_checkpoint(self.checkpoint))
-            missing, unexpected = model.load_state_dict(weights, strict=False)
-            lost = sorted(set(missing) - tied_names(model))
-            if lost or unexpected:
-                raise ValueError(
-                    f"{self.checkpoint} does not fit the policy of its run: {(lost or unexpected)[0]} is "
-                    f"{'missing' if lost else 'not part of it'}. Serve the run's export folder instead."
-                )
+            try:
+                load_whole(model, weights)
+            except ValueError as error:
+                raise ValueError(f"{self.checkpoint} does not fit the policy of its run: {error}") from error
         return model.to(device).eval()  # type: ignore[arg-type]
 
 

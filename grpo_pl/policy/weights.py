@@ -1,10 +1,10 @@
-"""Yields a policy's weights one by one with their names in checkpoints, gathered if sharded, with adapters merged."""
+"""A policy's weights: yielded one by one with their names in checkpoints, and loaded whole or not at all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from grpo_pl.policy.library_internals import checkpoint_names, persistent_tensors, unwrap
 from grpo_pl.policy.lora import merged_weights
 from grpo_pl.policy.quantization import plain
+from grpo_pl.rewards.pretrained import report_kept, shapes_of, unlike
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,3 +42,49 @@ def checkpoint_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     weights = merged_weights(model, ((name, plain(weight).detach()) for name, weight in persistent_tensors(model)))
     for _, module in groupby(weights, key=lambda named: named[0].rpartition(".")[0]):
         yield from checkpoint_names(model, {name: whole(weight) for name, weight in module}).items()
+
+
+def from_weights(kind: Any, weights: Mapping[str, Tensor], **options: Any) -> Any:
+    """A model of transformers with weights that have the names of its checkpoints, all of which must be there.
+
+    Raises:
+        ValueError: see `load_whole`.
+    """
+    with report_kept():
+        model, found = kind.from_pretrained(
+            None,
+            state_dict=weights,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
+            **options,
+        )
+    if fault := unlike(found["missing_keys"], found["unexpected_keys"], shapes_of(found)):
+        raise ValueError(f"these are not the weights of a {kind.__name__}: {fault}.")
+    return model
+
+
+def lacking(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """The tensors of ``model`` that a checkpoint of these ``names`` lacks; of tied weights it needs one name only, and
+    buffers that are not persistent are in no checkpoint."""
+    own, given = model.state_dict(keep_vars=True), set(names)
+    there = {id(tensor) for name, tensor in own.items() if name in given}
+    return [name for name, tensor in own.items() if id(tensor) not in there]
+
+
+def load_whole(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """``model.load_state_dict`` for weights that must be all there, but for further names of tied ones.
+
+    Raises:
+        ValueError: one line that names what is missing, has another shape, or has no place in the model.
+    """
+    own = model.state_dict()
+    shapes = {
+        name: (tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__, tuple(own[name].shape))
+        for name, given in weights.items()
+        if name in own
+    }
+    different = {name: (theirs, ours) for name, (theirs, ours) in shapes.items() if theirs != ours}
+    if fault := unlike(lacking(model, weights), [name for name in weights if name not in own], different):
+        raise ValueError(f"these are not the weights of a {type(model).__name__}: {fault}.")
+    model.load_state_dict(weights, strict=False)

@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from grpo_pl.rewards.base import Columns, Reward, Score
+from grpo_pl.rewards.pretrained import check_pretrained, load_pretrained, one_clear_line
+
+_HEAD = "score"
+"""The one module that may be new: what transformers calls the head that it puts on a causal language model."""
 
 
 @dataclass(kw_only=True)
@@ -16,7 +20,8 @@ class LoadsModel(Reward):
     """A reward that loads a model on first use and may be called from several threads, as the server does.
 
     The model's folder cannot run code: weights are read from safetensors files only, and model classes that the folder
-    defines are refused.
+    defines are refused. So is a model whose files lack a part of its weights, but for the head of one that is made of a
+    causal language model: its values are random, the same at each load, and a warning says so.
     """
 
     model_class: ClassVar[str]
@@ -41,6 +46,17 @@ class LoadsModel(Reward):
                 f"batch_size and max_length must be at least 1, got {self.batch_size} and {self.max_length}."
             )
 
+    def check(self) -> None:
+        """Refuses a model whose files lack a part of its weights, by their headers.
+
+        Raises:
+            ValueError: names it.
+        """
+        import transformers
+
+        with _LOCK:
+            check_pretrained(getattr(transformers, self.model_class), self.model, head=_HEAD)
+
     def close(self) -> None:
         self._loaded = None
 
@@ -54,11 +70,11 @@ class LoadsModel(Reward):
         """Loads (model, tokenizer) from the hub or folder; the model is in evaluation mode on ``device``."""
         import transformers
 
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            self.model, trust_remote_code=False, **self.tokenizer_options
-        )
-        kind = getattr(transformers, self.model_class)
-        model = kind.from_pretrained(self.model, trust_remote_code=False, use_safetensors=True)
+        with one_clear_line(self.model, "tokenizer"):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                self.model, trust_remote_code=False, **self.tokenizer_options
+            )
+        model = load_pretrained(getattr(transformers, self.model_class), self.model, head=_HEAD)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         if model.config.pad_token_id is None:  # decoder models find the last token by it

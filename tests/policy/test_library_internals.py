@@ -12,7 +12,6 @@ from grpo_pl.policy.library_internals import (
     changes_more_than_weights,
     has_hooks,
     is_adapted,
-    tied_names,
     unmerged_adapters,
     unwrap,
 )
@@ -49,10 +48,6 @@ def test_models_say_whether_they_attend_through_the_interface(model: LlamaForCau
     bloom = BloomForCausalLM(BloomConfig(vocab_size=11, hidden_size=8, n_layer=1, n_head=2))
     assert attends_by_interface(model)
     assert not attends_by_interface(bloom)
-
-
-def test_tied_weights_are_named_as_in_the_state_dict(model: LlamaForCausalLM) -> None:
-    assert tied_names(model) == {"lm_head.weight"} <= model.state_dict().keys()
 
 
 def test_hooks_of_both_kinds_are_seen() -> None:

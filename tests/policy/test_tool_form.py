@@ -10,9 +10,9 @@ from grpo_pl.environments.calculator import calc
 from grpo_pl.environments.tool_calls import HermesCalls, TagCalls
 from grpo_pl.environments.tools import ToolEnvironment
 from grpo_pl.policy.dialogue import PlainTurns
-from grpo_pl.policy.export import MANIFEST
 from grpo_pl.policy.tool_form import ToolForm
 from grpo_pl.policy.trained import find_model
+from grpo_pl.rewards.pretrained import MANIFEST
 from grpo_pl.rewards.trust import Untrusted
 
 PLAIN = {"observation": "[{observation}]", "tools": "{tools}"}

@@ -85,7 +85,7 @@ def test_weights_in_a_pickle_are_refused(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "pickled")
     (tmp_path / "pickled" / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pickled" / "pytorch_model.bin")
-    with pytest.raises(OSError, match=r"model\.safetensors"):
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
         ModelReward(model=str(tmp_path / "pickled"))(["a"], [""], {})
 
 

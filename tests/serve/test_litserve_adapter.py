@@ -64,8 +64,10 @@ def test_a_launched_worker_answers_and_leaves_when_its_line_is_closed() -> None:
     assert process.exitcode == 0
 
 
-def test_a_worker_that_cannot_be_set_up_says_so(capfd: pytest.CaptureFixture[str]) -> None:
-    process, end = _launched([{"class_path": "grpo_pl.rewards.NoSuchReward"}], WorkerSetupStatus.ERROR)
-    process.join(30)
+def test_a_worker_that_cannot_be_set_up_says_so_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    worker = ScoreWorker([{"class_path": "grpo_pl.rewards.NoSuchReward"}])
+    ((process,), (end,)) = Launcher([worker]).launch()
+    process.join(START_S)
     end.close()
-    assert "NoSuchReward" in "".join(capfd.readouterr())
+    assert "NoSuchReward" in worker.complaint and "\n" not in worker.complaint
+    assert "Traceback" not in "".join(capfd.readouterr())  # the front process tells

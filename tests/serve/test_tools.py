@@ -15,10 +15,11 @@ from grpo_pl.environments.calculator import calc
 from grpo_pl.environments.tool_calls import Result, TagCalls
 from grpo_pl.environments.tools import ToolEnvironment, schema
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns
-from grpo_pl.policy.export import MANIFEST, export_policy
+from grpo_pl.policy.export import export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import MathReward
+from grpo_pl.rewards.pretrained import MANIFEST
 from grpo_pl.types import SamplingParams
 from tests.serve.conftest import ROOT, SHAPE
 

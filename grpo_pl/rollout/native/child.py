@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.choices import check_at_least
-from grpo_pl.policy.library_internals import tied_names
+from grpo_pl.policy.weights import from_weights, lacking, load_whole
 from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.child.outline import Outline
 from grpo_pl.rollout.engine import ProgressFn
@@ -65,12 +65,11 @@ class NativeWorker:
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         whole = dict(weights)
-        missing = self.model.state_dict().keys() - whole.keys() - tied_names(self.model)
-        if missing:  # a model that keeps fused what its checkpoints hold apart
-            loaded = type(self.model).from_pretrained(None, **self._settings, state_dict=whole, trust_remote_code=False)
+        if lacking(self.model, whole):  # a model that keeps fused what its checkpoints hold apart
+            loaded = from_weights(type(self.model), whole, **self._settings)
             self.model = loaded.to(self._device)
         else:
-            self.model.load_state_dict(whole, strict=False)
+            load_whole(self.model, whole)
 
     def generate(self, *, progress: ProgressFn, should_stop: Callable[[], bool], **request: Any) -> Rollout:
         rollout = self._engine.generate(self.model, progress=progress, should_stop=should_stop, **request)

@@ -1,0 +1,298 @@
+"""Models in folders: loaded whole or refused by name, and folders whose files are broken."""
+
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+)
+
+from grpo_pl.rewards import pretrained
+from grpo_pl.rewards.pretrained import MANIFEST, check_folder, check_pretrained, load_pretrained
+
+LAYER = "model.layers.0.self_attn.q_proj.weight"
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def saved(tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Path:
+    folder = tmp_path / "saved"
+    tiny_policy.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def change(folder: Path, changed: Callable[[Tensors], Any], name: str = "model.safetensors") -> None:
+    tensors = load_file(folder / name)
+    changed(tensors)
+    save_file(tensors, folder / name, {"format": "pt"})
+
+
+def refusal(folder: Path, kind: Any = AutoModelForCausalLM, head: str = "") -> str:
+    """The one line with which both the check and the load refuse a folder."""
+    found = []
+    for refuse in (check_pretrained, load_pretrained):
+        with pytest.raises(ValueError) as caught:
+            refuse(kind, str(folder), head=head)
+        found.append(str(caught.value))
+    assert found[0] == found[1] and "\n" not in found[0]
+    return found[0]
+
+
+def test_what_was_saved_is_loaded_without_a_word(
+    saved: Path, tiny_policy: PreTrainedModel, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        check_pretrained(AutoModelForCausalLM, str(saved))
+        model = load_pretrained(AutoModelForCausalLM, str(saved))
+    for name, weight in tiny_policy.state_dict().items():
+        assert torch.equal(model.state_dict()[name], weight)
+    assert "LOAD REPORT" not in "".join(capfd.readouterr())
+
+
+def test_a_missing_tensor_is_named(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    change(saved, lambda tensors: tensors.pop(LAYER))
+    assert refusal(saved) == (
+        f"cannot load the model '{saved}': its files are not those of a Qwen2ForCausalLM: {LAYER} is missing."
+    )
+    assert "MISSING" not in "".join(capfd.readouterr())  # transformers' table
+
+
+def test_a_tensor_of_another_shape_is_named(saved: Path) -> None:
+    change(saved, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(3)}))
+    assert "model.norm.weight is [3] and should be [32]." in refusal(saved)
+
+
+def test_the_tensors_of_another_architecture_are_refused(saved: Path) -> None:
+    other = {"model_type": "gpt2", "vocab_size": 99, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    (saved / "config.json").write_text(json.dumps(other))
+    assert re.search(r"GPT2LMHeadModel: lm_head\.weight, \S+, \S+ and 14 more tensors are missing", refusal(saved))
+
+
+def test_a_config_of_a_model_that_no_memory_holds_is_refused(saved: Path) -> None:
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**config, "hidden_size": 1 << 20, "intermediate_size": 1 << 22}))
+    assert "should be" in refusal(saved)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_an_unexpected_tensor_is_refused_in_an_export_and_named_in_another_folder(saved: Path, ours: bool) -> None:
+    change(saved, lambda tensors: tensors.update({"model.layers.7.extra": torch.zeros(2)}))
+    if ours:
+        (saved / MANIFEST).write_text("{}")
+        assert "model.layers.7.extra is not part of the model." in refusal(saved)
+        return
+    with pytest.warns(UserWarning, match=r"model\.layers\.7\.extra is in its files, but not part") as told:
+        load_pretrained(AutoModelForCausalLM, str(saved))
+    assert len(told) == 1
+
+
+def test_tied_weights_and_passing_buffers_are_not_missing(saved: Path) -> None:
+    names = set(load_file(saved / "model.safetensors"))
+    assert "lm_head.weight" not in names and not any("rotary" in name for name in names)
+    load_pretrained(AutoModelForCausalLM, str(saved))
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    assert "lm_head.weight is missing" in refusal(saved)
+
+
+def test_tied_weights_that_are_both_missing_are_refused(saved: Path) -> None:
+    change(saved, lambda tensors: tensors.pop("model.embed_tokens.weight"))
+    assert "lm_head.weight, model.embed_tokens.weight are missing" in refusal(saved)
+
+
+def test_parts_of_an_index_must_be_there_and_whole(tiny_policy: PreTrainedModel, tmp_path: Path) -> None:
+    tiny_policy.save_pretrained(tmp_path, max_shard_size="10KB")
+    load_pretrained(AutoModelForCausalLM, str(tmp_path))
+    index = tmp_path / "model.safetensors.index.json"
+    parts = json.loads(index.read_text())["weight_map"]
+    change(tmp_path, lambda tensors: tensors.pop(LAYER), parts[LAYER])
+    assert f"{LAYER} is missing" in refusal(tmp_path)
+    (tmp_path / parts[LAYER]).unlink()
+    assert f"{tmp_path / parts[LAYER]} is missing, which model.safetensors.index.json names" in refusal(tmp_path)
+    index.write_text('{"weight_map": 5}')
+    assert "has no weight_map" in refusal(tmp_path)
+
+
+def test_experts_that_are_fused_while_they_are_loaded_are_looked_for_as_well(tmp_path: Path) -> None:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    MixtralForCausalLM(config).save_pretrained(tmp_path)
+    load_pretrained(AutoModelForCausalLM, str(tmp_path))
+    experts = [name for name in load_file(tmp_path / "model.safetensors") if ".experts.1." in name]
+    change(tmp_path, lambda tensors: tensors.pop(experts[0]))
+    assert "experts" in refusal(tmp_path)
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def adapters(saved: Path, tmp_path: Path) -> Path:
+    """A folder of adapters beside the name of their base."""
+    pytest.importorskip("peft")
+    from peft import LoraConfig
+
+    model = Qwen2ForCausalLM.from_pretrained(saved)
+    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    model.peft_config["default"].base_model_name_or_path = str(saved)
+    model.save_pretrained(tmp_path / "adapters")
+    return tmp_path / "adapters"
+
+
+def test_adapters_must_be_whole_and_no_others(adapters: Path) -> None:
+    load_pretrained(AutoModelForCausalLM, str(adapters))
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    whole = load_file(adapters / "adapter_model.safetensors")
+    change(adapters, lambda tensors: tensors.pop(name), "adapter_model.safetensors")
+    assert "q_proj.lora_A.default.weight is missing" in refusal(adapters)
+    save_file({**whole, name: torch.zeros(3, 32)}, adapters / "adapter_model.safetensors", {"format": "pt"})
+    assert "q_proj.lora_A.default.weight is [3, 32] and should be [2, 32]" in refusal(adapters)
+    save_file({**whole, "further": torch.zeros(1)}, adapters / "adapter_model.safetensors", {"format": "pt"})
+    with pytest.warns(UserWarning, match="further is in its files"):
+        load_pretrained(AutoModelForCausalLM, str(adapters))
+    (adapters / MANIFEST).write_text("{}")
+    (adapters / "generation_config.json").write_text("{}")
+    assert "further is not part of the model" in refusal(adapters)
+
+
+def test_the_base_of_adapters_must_be_whole(adapters: Path, saved: Path) -> None:
+    change(saved, lambda tensors: tensors.pop(LAYER))
+    assert f"cannot load the model '{saved}'" in refusal(adapters)
+
+
+# --- the one exemption ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
+def test_the_head_that_a_causal_model_gets_may_be_new_and_is_the_same_each_time(saved: Path, kind: Any) -> None:
+    heads = []
+    for _ in range(2):
+        before = torch.get_rng_state()
+        with pytest.warns(UserWarning, match=r"is a causal language model: score\.(weight|bias).* new and random"):
+            heads.append(load_pretrained(kind, str(saved), head="score").score.weight)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(*heads) and heads[0].std() > 0
+    assert "score." in refusal(saved, kind)  # which the caller has to name
+    change(saved, lambda tensors: tensors.pop(LAYER))
+    assert f": {LAYER} is missing." in refusal(saved, kind, head="score")
+
+
+def test_a_classifier_that_has_lost_its_head_is_refused(tmp_path: Path) -> None:
+    config = Qwen2Config(
+        vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    Qwen2ForSequenceClassification(config).save_pretrained(tmp_path)
+    load_pretrained(AutoModelForSequenceClassification, str(tmp_path), head="score")
+    change(tmp_path, lambda tensors: tensors.pop("score.weight"))
+    assert "score.weight is missing" in refusal(tmp_path, AutoModelForSequenceClassification, head="score")
+
+
+def test_without_accelerate_the_check_loads_the_model(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained, "_NOWHERE", {})
+    check_pretrained(AutoModelForCausalLM, str(saved))
+    change(saved, lambda tensors: tensors.pop(LAYER))
+    assert f"{LAYER} is missing" in refusal(saved)
+
+
+# --- broken files -----------------------------------------------------------------------------------------------------
+
+SMALL = ["config.json", "generation_config.json", "tokenizer_config.json", MANIFEST]
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("", "is not JSON"), ("{", "is not JSON"), ("[]", "no(t a)? JSON object"), ("\xff", "UTF-8")],
+)
+def test_a_small_file_must_be_a_json_object(saved: Path, name: str, content: str, reason: str) -> None:
+    (saved / name).write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match=f"{re.escape(str(saved / name))}.*{reason}"):
+        check_folder(saved)
+
+
+@pytest.mark.parametrize("name", [*SMALL, "tokenizer.json", "model.safetensors", "chat_template.jinja"])
+def test_what_is_no_file_is_said(saved: Path, name: str) -> None:
+    file = saved / name
+    file.unlink(missing_ok=True)
+    file.symlink_to("nowhere")
+    with pytest.raises(ValueError, match=f"{re.escape(str(file))} is a link to nowhere, which is missing"):
+        check_folder(saved)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(ValueError, match=f"{re.escape(str(file))} is a folder; a file belongs there"):
+        check_folder(saved)
+    file.rmdir()
+    os.mkfifo(file)
+    with pytest.raises(ValueError, match=f"{re.escape(str(file))} is no regular file"):
+        check_folder(saved)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"version https://git-lfs.github.com/spec/v1\n", b"\x08\0\0\0\0\0\0\0{}      ", None]
+)
+def test_a_truncated_file_of_weights_is_named(saved: Path, content: bytes | None) -> None:
+    file = saved / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] if content is None else content)
+    if content is not None and content.endswith(b"{}      "):
+        assert "missing" in refusal(saved)  # a whole file that holds nothing
+        return
+    with pytest.raises(ValueError, match=f"{re.escape(str(file))} cannot be loaded: it is truncated"):
+        check_folder(saved)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
+        ({"temperature": True}, "temperature must be a number, got True"),
+        ({"eos_token_id": "1"}, "eos_token_id must be the number of a token, got '1'"),
+        ({"eos_token_id": [1, None]}, r"eos_token_id must be the number of a token, got \[1, None\]"),
+        ({"pad_token_id": 1.5}, "pad_token_id must be the number of a token, got 1.5"),
+        ({"pad_token_id": [0]}, r"pad_token_id must be the number of a token, got \[0\]"),
+    ],
+)
+def test_settings_of_generation_must_mean_something(saved: Path, settings: dict[str, Any], reason: str) -> None:
+    (saved / "generation_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=rf"generation_config\.json: {reason}"):
+        check_folder(saved)
+
+
+def test_an_export_without_its_settings_of_generation_is_refused(saved: Path) -> None:
+    (saved / MANIFEST).write_text("{}")
+    load_pretrained(AutoModelForCausalLM, str(saved))
+    (saved / "generation_config.json").unlink()
+    assert "generation_config.json is missing" in refusal(saved)
+
+
+def test_a_whole_folder_passes(saved: Path, tmp_path: Path) -> None:
+    check_folder(saved)
+    linked = tmp_path / "linked"  # as in the hub's cache
+    linked.mkdir()
+    for file in saved.iterdir():
+        (linked / file.name).symlink_to(file)
+    check_folder(linked)
+    check_pretrained(AutoModelForCausalLM, str(linked))
+    shutil.rmtree(linked)
