@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
+from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.native.continuous import ContinuousBatch, batch_of
 from serve.worker import Answer, Failure, Refusal
@@ -85,8 +86,9 @@ class Versions:
             try:
                 self._held[number] = loading.result()
             except Exception as error:  # a library may raise anything on a broken file; the loaded versions go on
-                log.warning("weights could not be loaded", exc_info=error)
-                reason = f"{type(error).__name__}: {error}"
+                told = isinstance(error, ValueError | OSError | CheckpointError)
+                log.warning("weights could not be loaded: %s", error, exc_info=None if told else error)
+                reason = str(error) if told else f"{type(error).__name__}: {error}"
                 yield Failure(uid, Refusal(f"path: the weights cannot be loaded: {reason}", "path", "invalid_value"))
             else:
                 yield Answer(uid, None)

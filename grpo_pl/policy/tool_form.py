@@ -54,4 +54,5 @@ class ToolForm:
             return cls()  # its environment may have actions that are no calls
         from grpo_pl.config.objects import build
 
-        return cls(parser=build(CallParser, dict(parser), "parser"), plain=PlainTurns(**used), learnt=True)
+        plain = build(PlainTurns, dict(used), "episodes.plain_turns")
+        return cls(parser=build(CallParser, dict(parser), "parser"), plain=plain, learnt=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from grpo_pl.files.rows import read_object
 from grpo_pl.policy.export import SAMPLING
@@ -16,12 +16,14 @@ from grpo_pl.policy.plain_config import ATTENTION
 from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tool_form import ToolForm
-from grpo_pl.rewards.pretrained import MANIFEST
+from grpo_pl.rewards.pretrained import MANIFEST, check_folder, is_there
 from grpo_pl.rewards.trust import FLAG, Untrusted, check_rewards_trusted
 from grpo_pl.types import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +131,8 @@ def without_link(model: ServedModel) -> ServedModel:
 
 
 def _found(path: Path) -> ServedModel:
+    if path.is_dir():
+        is_there(path / MANIFEST)  # refuses a link that leads nowhere
     if not path.exists():
         raise ValueError(f"no such model: {path}. Give an exported folder, a run folder or a checkpoint.")
     if path.is_file() or path.suffix == ".ckpt":
@@ -146,26 +150,22 @@ def _found(path: Path) -> ServedModel:
 
 
 def _from_export(folder: Path) -> ServedModel:
-    manifest = read_object(folder / MANIFEST)
-    generation = folder / "generation_config.json"
-    settings = read_object(generation) if generation.is_file() else {}
+    check_folder(folder)
+    file, generation = folder / MANIFEST, folder / "generation_config.json"
+    manifest = read_object(file)
+    temperature = read_object(generation).get("temperature") if generation.is_file() else None
+    sampling = {name: manifest[name] for name in SAMPLING if name in manifest}
     where = folder.resolve()
     return ServedModel(
         name=where.parent.name if where.name == "export" else where.name,
         source=folder,
         policy=PolicyConfig(path=str(folder), dtype="auto"),
         checkpoint=None,
-        template=PromptTemplate(**manifest["template"]),
-        rewards=manifest["rewards"],
-        environment=manifest.get("environment"),
-        episodes=manifest.get("episodes") or {},
-        algorithm=manifest.get("algorithm") or {},
-        precision=manifest.get("precision") or "",
+        template=_built(PromptTemplate, _part(manifest, "template", dict, file), "template", file),
+        **_settings(manifest, file),
+        precision=_part(manifest, "precision", str, file, default=""),
         examples=_examples(where.parent),
-        sampling=SamplingParams(
-            temperature=settings.get("temperature") or 1.0,
-            **{name: manifest[name] for name in SAMPLING if name in manifest},
-        ),
+        sampling=_built(SamplingParams, {"temperature": temperature or 1.0, **sampling}, "sampling", file),
     )
 
 
@@ -176,40 +176,107 @@ def _from_checkpoint(file: Path) -> ServedModel:
     run = RunFolder(file.absolute().parent.parent)
     if not run.config.is_file():
         raise ValueError(f"{file} lies in no run folder ({run.config} is missing), so its rewards are unknown.")
-    model = read_tree(run.config)["model"]
+    model = _part(read_tree(run.config), "model", dict, run.config)
+    parts = {name: _part(model, name, dict, run.config, default={}) for name in ("template", "sampling")}
     return ServedModel(
         name=run.path.name,
         source=file,
-        policy=PolicyConfig(**model["policy"]),
+        policy=_built(PolicyConfig, _part(model, "policy", dict, run.config), "policy", run.config),
         checkpoint=file,
-        template=PromptTemplate(**(model.get("template") or {})),
-        rewards=model["rewards"],
-        environment=model.get("environment"),
-        episodes=model.get("episodes") or {},
-        algorithm=model.get("algorithm") or {},
+        template=_built(PromptTemplate, parts["template"], "template", run.config),
+        **_settings(model, run.config),
         precision=_precision(run.path),
         examples=_examples(run.path),
-        sampling=SamplingParams(**(model.get("sampling") or {})),
+        sampling=_built(SamplingParams, parts["sampling"], "sampling", run.config),
     )
+
+
+def _settings(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """What an export and the configuration of a run say alike about the training."""
+    rewards = _part(tree, "rewards", list, file)
+    environment = _part(tree, "environment", dict, file, default={})
+    for spec in [*rewards, *([environment] if environment else [])]:
+        if not isinstance(spec, dict) or not isinstance(spec.get("init_args") or {}, dict):
+            raise ValueError(f"{file}: {spec!r:.60} is no class_path with its init_args.")
+    return {
+        "rewards": rewards,
+        "environment": environment or None,
+        "episodes": _part(tree, "episodes", dict, file, default={}),
+        "algorithm": _part(tree, "algorithm", dict, file, default={}),
+    }
+
+
+_KINDS: Mapping[type, str] = {dict: "an object with fields", list: "a list", str: "a text"}
+
+
+def _part(tree: Mapping[str, Any], name: str, kind: type, file: Path, *, default: Any = None) -> Any:
+    """``tree[name]``, or ``default`` where there is nothing.
+
+    Raises:
+        ValueError: it is of another kind, or needed and not there.
+    """
+    value = tree.get(name, default)
+    value = default if value is None else value
+    if value is None:
+        raise ValueError(f"{file} has no {name}, which must be {_KINDS[kind]}.")
+    if not isinstance(value, kind):
+        raise ValueError(f"{file}: {name} must be {_KINDS[kind]}, got {value!r:.60}.")
+    return value
+
+
+def _built(kind: Callable[..., T], given: Mapping[str, Any], name: str, file: Path) -> T:
+    """An object of ``kind`` from fields in a file, which may be a stranger's.
+
+    Raises:
+        ValueError: names the file, the field and its value.
+    """
+    from grpo_pl.config.objects import build
+
+    for key, value in given.items():
+        parts = value if isinstance(value, list) and key == "examples" else [value] if key in _NESTED else []
+        if key == "class_path" or any(not isinstance(p, dict | None) or "class_path" in (p or {}) for p in parts):
+            # a text would be read as the name of a file with the fields
+            raise ValueError(f"{file}: {name}.{key} must hold fields alone, got {value!r:.60}.")
+    try:
+        return build(kind, given, name)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    except TypeError as error:  # of null, which the parser lets pass everywhere
+        empty = [key for key, value in given.items() if value is None]
+        raise ValueError(f"{file}: {name}: {error}" + (f"; null is {', '.join(empty)}." if empty else ".")) from error
+
+
+_NESTED = ("examples", "lora", "from_scratch")
+"""Fields that hold fields in turn."""
 
 
 def _examples(run: Path) -> Sequence[Mapping[str, Any]]:
     """Those of the run of an export or a checkpoint; an export that was moved away has none, because problems of
     others' data are not ours to publish with it."""
-    return tuple(_noted(run).get("examples") or ())
+    found = _part(_noted(run), "examples", list, run / RECORD, default=[])
+    for example in found:
+        if not isinstance(example, dict) or not isinstance(example.get("problem"), str):
+            raise ValueError(f"{run / RECORD}: an example needs a problem, got {example!r:.60}.")
+    return tuple(found)
 
 
 def _precision(run: Path) -> str:
     """What a run computed in since it last began or was resumed."""
-    noted = _noted(run)
-    begun = [noted, *(noted.get("resumed") or [])]
-    return str(next((each["compute"]["precision"] for each in reversed(begun) if "compute" in each), ""))
+    noted, file = _noted(run), run / RECORD
+    for begun in reversed([noted, *_part(noted, "resumed", list, file, default=[])]):
+        if isinstance(begun, dict) and begun.get("compute"):
+            return str(_part(_part(begun, "compute", dict, file), "precision", str, file))
+    return ""
 
 
 def _noted(run: Path) -> Mapping[str, Any]:
     """What a run notes in its folder; nothing where there is no run."""
-    record = run / "run.json"  # of RunFolder, which imports torch
+    record = run / RECORD
     return read_object(record) if record.is_file() else {}
+
+
+RECORD = "run.json"
+"""As in ``RunFolder``, which imports torch."""
 
 
 def _refuse_code(model: ServedModel) -> None:
