@@ -6,9 +6,10 @@ Each guard corrects one fault of a scorer. ``tests/rewards/test_gym_constants.py
 from __future__ import annotations
 
 import ast
+import json
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -52,8 +53,26 @@ def objection(task: str, answer: str, entry: dict[str, Any]) -> str:
         return "nan and inf are no answers"  # scorers that compare distances accept them
     if task in _ONE_ANSWER and _parts(answer, gold) > _parts(gold, gold):
         return "more than one answer"  # the scorer reads only the beginning
+    if task in _FORMS and not _FORMS[task].fullmatch(answer.strip()):
+        return "text beside the answer"  # the scorer passes over it
     guard = _GUARDS.get(task)
     return "" if guard is None else guard(answer, entry)
+
+
+def enough(task: str, answer: str) -> Iterator[str]:
+    """Parts of an answer that must not be right by themselves: what it consists of if it is the same words, or the same
+    characters, two or more times; and of moves all but the last ones."""
+    if task in _MOVES:
+        moves = _MOVES[task].findall(answer)
+        yield from (" ".join(moves[:count]) for count in range(1, min(len(moves), MOST_MOVES)))
+    for pieces, glue in ((re.findall(r"[^\s,;|]+", answer), " "), (list("".join(answer.split())), "")):
+        for length in range(1, len(pieces) // 2 + 1):
+            if len(pieces) % length == 0 and pieces == pieces[:length] * (len(pieces) // length):
+                yield glue.join(pieces[:length])
+
+
+MOST_MOVES = 300
+"""How many moves are looked at one after another."""
 
 
 def calculate(text: str, *, exact: bool = False) -> Any:
@@ -154,16 +173,91 @@ def _antiderivative(answer: str, entry: dict[str, Any]) -> str:
     return f"names {min(unknown)}, which is not in the question" if unknown else ""
 
 
+def _statement(answer: str, entry: dict[str, Any]) -> str:
+    """The scorer takes any word for a name and forgets those without a role: ``It is not true that Ann is a knave``."""
+    words, right = ([w for w in re.findall(r"\w+", t.lower()) if w not in _FILLERS] for t in (answer, entry["answer"]))
+    plain = re.fullmatch(r"[A-Za-z\s.,()]*", answer) is not None
+    return "" if plain and len(words) == len(right) else "text beside the answer"
+
+
+def _spelled(answer: str, entry: dict[str, Any]) -> str:
+    """The scorer adds up what each letter is worth, which may come to 1.0000000000000002 for the first letters."""
+    return "text beside the answer" if len(answer.strip()) > len(entry["answer"]) else ""
+
+
+def _gsm(answer: str, entry: dict[str, Any]) -> str:
+    """The scorer takes the digits of the first number that it finds, without the sign."""
+    return "" if Fraction(answer.strip().removeprefix("$")) == Fraction(entry["answer"]) else "another number"
+
+
+def _colours(answer: str, entry: dict[str, Any]) -> str:
+    """The scorer looks up the vertices of the puzzle and passes over all else."""
+    puzzle = entry["metadata"]["puzzle"]
+    try:
+        colours = json.loads(answer)
+    except (ValueError, RecursionError):
+        return "no JSON"
+    named = isinstance(colours, dict) and len(colours) == answer.count(":")  # a key given twice is there once
+    return "" if named and sorted(colours) == sorted(map(str, puzzle["vertices"])) else "other vertices"
+
+
+def _boxes(answer: str, entry: dict[str, Any]) -> str:
+    """The scorer passes over agents and moves that do not exist."""
+    try:
+        rounds = json.loads(answer)
+        orders = [order for one in rounds for order in one.items()]
+    except (ValueError, RecursionError, TypeError, AttributeError):
+        return "no list of orders in JSON"
+    if all(_AGENT.fullmatch(key) and isinstance(move, str) and _MOVE.fullmatch(move) for key, move in orders):
+        return ""
+    return "no order to an agent"
+
+
+_MOVES = {
+    "rubiks_cube": re.compile(r"\S+"),
+    "rush_hour": re.compile(r"[A-Z][+-]\d+"),
+    "sokoban": re.compile(r"[LURD]"),
+}
+"""Task -> a move; its scorer looks at the end alone, also where the puzzle was solved long before."""
+_FILLERS = frozenset({"is", "a", "an", "and"})
+_AGENT = re.compile(r"Agent\[\d+\.?\d*, ?\d+\.?\d*\]")
+_MOVE = re.compile(r"move\(box_\w+, (?:target_\w+|square\[\d+\.?\d*, ?\d+\.?\d*\])\)")
+_REAL = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
+_FORMS: dict[str, re.Pattern[str]] = {
+    task: re.compile(pattern, re.ASCII)
+    for task, pattern in {
+        "fraction_simplification": (
+            r"\$*\s*(?:\\[dt]?frac\s*\{\s*-?\d+\s*\}\s*\{\s*-?\d+\s*\}|-?\d+\s*/\s*-?\d+|-?\d+)\s*\$*"
+        ),
+        "gsm_symbolic": r"\$?-?\d+(?:\.\d+)?",
+        "kakurasu": r"[01]+(?:\s+[01]+)*",
+        "polynomial_equations": rf"{_REAL}(?:\s*,\s*{_REAL})*",
+        "pool_matrix": rf"{_REAL}(?:\s+{_REAL})*",
+        "quantum_lock": r"[A-Ca-c](?:[\s,]*(?:→|->|,|\s)[\s,]*[A-Ca-c])*|[A-Ca-c]+",
+        "rubiks_cube": r"\d*[A-Za-z]w?'?\d*(?:\s+\d*[A-Za-z]w?'?\d*)*",
+        "rush_hour": r"[A-Z][+-]\d+(?:[\s,]+[A-Z][+-]\d+)*",
+        "sokoban": r"[LURD]+(?:[\s,]+[LURD]+)*",
+        "time_intervals": r"\d+ days?|(?:\d+ days?, *)?\d+:\d+(?::\d+(?:\.\d+)?)?",
+        "survo": r"-?\d+(?:\s+-?\d+)*",
+        "tower_of_hanoi": r"Move disk \d+ from Peg \d+ to Peg \d+(?:\s*\n\s*Move disk \d+ from Peg \d+ to Peg \d+)*",
+    }.items()
+}
+"""Task -> all that an answer may hold. These scorers pick what they look for out of any text."""
 _ONE_ANSWER = frozenset(
-    {"advanced_geometry", "fraction_simplification", "gsm_symbolic", "letter_jumble", "spell_backward"}
-    | {"time_intervals", "word_sorting"}
+    {"advanced_geometry", "cryptarithm", "fraction_simplification", "gsm_symbolic", "letter_jumble"}
+    | {"polynomial_equations", "spell_backward", "time_intervals", "word_sorting"}
 )
 _GUARDS: dict[str, Callable[[str, dict[str, Any]], str]] = {
+    "boxnet": _boxes,
     "coin_flip": _coin_flip,
     "countdown": _numbers_used(lambda entry: int(entry["metadata"]["target"])),
     "game_of_life_halting": _halting,
+    "graph_color": _colours,
+    "gsm_symbolic": _gsm,
     "intermediate_integration": _antiderivative,
+    "knights_knaves": _statement,
     "propositional_logic": _conclusion,
     "puzzle24": _numbers_used(lambda entry: 24),
     "simple_integration": _antiderivative,
+    "spell_backward": _spelled,
 }

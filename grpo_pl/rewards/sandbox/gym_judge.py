@@ -24,7 +24,7 @@ LONGEST_EXPRESSION = 2000
 CALLABLE = frozenset({"sqrt", "exp", "log", "ln", "abs", "Abs", "sin", "cos", "tan", "asin", "acos", "atan"})
 """Functions that an expression may call; any other name is a symbol, which must not be followed by a bracket."""
 _HARMFUL = re.compile(
-    r"[^\x20-\x7e\n\t]|__|[\"'`\\:;=@\[\]{}<>&|~]|\.\s*[A-Za-z_]|\)\s*\(|"
+    r"[^\x20-\x7e\n\t]|__|[\"'`\\:;=@#\[\]{}<>&|~]|\.\s*[A-Za-z_]|\)\s*\(|"
     r"\b(?:lambda|for|if|else|import|or|and|not|is|in)\b"  # `x or y` is x: two answers in one
 )
 _CALL = re.compile(r"([A-Za-z_]\w*)\s*\(")
@@ -62,6 +62,9 @@ def judge(gold: str, answer: str, relative_tolerance: float) -> tuple[str, str]:
     if not math.isfinite(value):
         return "wrong", f"scored {value}"
     if value >= 1.0:
+        for part in _guards["enough"](problem.task, answer):
+            if float(dataset.score_answer(part, copy.deepcopy(problem.entry))) >= 1.0:
+                return "wrong", "more than the answer"
         return "ok", "1.0"
     return "wrong", repr(value if value > 0.0 and value > _thoughtless(gold) else 0.0)
 

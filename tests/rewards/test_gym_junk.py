@@ -1,0 +1,99 @@
+"""No scorer of reasoning-gym pays in full for its own answer with text around it, for several answers, or for none."""
+
+# ruff: noqa: E501
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("reasoning_gym")
+
+import reasoning_gym
+from reasoning_gym.factory import DATASETS
+
+from grpo_pl.rewards.reasoning_gym import COLUMN, ReasoningGymReward
+from grpo_pl.rewards.sandbox.gym_entry import REFUSED, GymProblem, pack
+from grpo_pl.rewards.sandbox.gym_guards import enough, objection
+
+QUICK = ["knights_knaves", "sokoban", "kakurasu", "survo", "gsm_symbolic", "quantum_lock", "pool_matrix", "cryptarithm"]
+OTHERS = sorted(set(DATASETS) - REFUSED.keys() - set(QUICK))
+JUNK = [
+    "junk {a}", "{a} junk", "junk {a} junk", "junk\n{a}", "{a}\njunk", "The answer is {a}.", "not {a}", "It is not true that {a}",
+    "{a} or not", "{a} # junk", "{a} // junk", "{a}; junk", "junk: {a}", "{a} (junk)", "{a}zq", "zq{a}", "{a} !?", "({a})?", "{a} #@",
+    "```\n{a}\n``` junk", "{a} = junk", "junk = {a}", "<b>{a}</b>", "{a} \u200bjunk", "{a} 7", "7 {a}", "{a}\n7", "7\n{a}", "{a} -1 0",
+    "{a} {a}", "{a}\n{a}", "{a}, {a}", "{a}{a}", "{a} or {a}", "{a} {a} {a}", "{a} or {o}", "{o} or {a}", "{a} {o}", "{o} {a}", "{a}, {o}",
+    "{o}, {a}", "{a}\n{o}", "{o}\n{a}", "{o} {a} {o}", "{q}\n{a}", "{a}\n{q}", "{a} junk junk junk junk", "{a}\n\n\njunk\n\njunk",
+    "1 2 3 4 5 6 7 8 9 {a}", "{a} 0 1 2 3 4 5 6 7 8 9", "a b c d e f {a}", "yes no {a}", "{a} True False", "-{a}", "--{a}", "~{a}",
+]  # fmt: skip
+"""Answers made of the right one ``a``, that of another problem ``o`` and the question ``q``."""
+MEANT: dict[str, set[str]] = {
+    **{task: {"--{a}"} for task in ("countdown", "polynomial_multiplication", "puzzle24")},
+    **{task: {"--{a}", "7 {a}"} for task in ("simple_integration", "intermediate_integration")},  # 7 -x, for -x
+    "polynomial_equations": {"-{a}"},  # where it is 0.0
+}
+"""Task -> forms that a person would accept as the same answer."""
+
+
+@pytest.fixture(scope="module")
+def reward() -> Iterator[ReasoningGymReward]:
+    reward = ReasoningGymReward(workers=1)
+    yield reward
+    reward.close()
+
+
+def _right(entry: dict[str, Any]) -> str | None:
+    """An answer that is right: the gold one, or that of the metadata."""
+    possible = entry["metadata"].get("possible_answer")
+    return json.dumps(possible) if entry["answer"] is None and possible else entry["answer"]
+
+
+def _paid(reward: ReasoningGymReward, task: str) -> list[tuple[str, str]]:
+    problems = [reasoning_gym.create_dataset(task, size=12, seed=99)[i] for i in range(4)]
+    golds = [_right(entry) for entry in problems]
+    found = []
+    for i in range(3):
+        gold, other = golds[i], next((g for g in golds if g != golds[i]), None) or "12"
+        if not gold:
+            continue
+        packed = pack(GymProblem(task, {}, problems[i]))
+        answers = {
+            f: f.replace("{q}", problems[i]["question"]).replace("{o}", other).replace("{a}", gold) for f in JUNK
+        }
+        completions = [f"<answer>{text}</answer>" for text in (gold, *answers.values())]
+        right, *scores = reward(completions, [""] * len(completions), {COLUMN: [packed] * len(completions)})
+        if right.value != 1.0:  # an integral that the generator could not solve is the question again
+            assert "Integral" in gold, (gold, right)
+            continue
+        found += [(f, gold) for f, s in zip(answers, scores, strict=True) if s.value is None or s.value >= 1.0]
+    return found
+
+
+@pytest.mark.parametrize("task", [*QUICK, *(pytest.param(task, marks=pytest.mark.slow) for task in OTHERS)])
+def test_the_right_answer_is_not_paid_with_anything_around_it(reward: ReasoningGymReward, task: str) -> None:
+    assert [(form, gold) for form, gold in _paid(reward, task) if form not in MEANT.get(task, set())] == []
+
+
+@pytest.mark.parametrize(
+    ("task", "answer", "fault"),
+    [
+        ("rush_hour", "F+1 K+1 M-1", ""),
+        ("rush_hour", "I move F+1 K+1", "text beside the answer"),
+        ("rubiks_cube", "F R' U2 Lw", ""),
+        ("rubiks_cube", "F a1b R'", "text beside the answer"),
+        ("boxnet", '[{"Agent[0.5, 0.5]": "move(box_blue, square[0.5, 1.5])"}]', ""),
+        ("boxnet", '[{"Agent[0.5, 0.5]": "move(box_blue, target_blue)", "junk": "junk"}]', "no order to an agent"),
+        ("boxnet", '{"a": 1}', "no list of orders in JSON"),
+        ("boxnet", "[" * 100_000, "no list of orders in JSON"),
+    ],
+)
+def test_tasks_without_an_answer_of_their_own_are_guarded_by_form(task: str, answer: str, fault: str) -> None:
+    assert objection(task, answer, {"answer": None, "metadata": {}}) == fault
+
+
+def test_parts_that_must_not_be_right_alone() -> None:
+    assert list(enough("chain_sum", "12")) == []
+    assert list(enough("chain_sum", "12, 12")) == ["12"]
+    assert list(enough("chain_sum", "77")) == ["7"]
+    assert list(enough("sokoban", "LUR")) == ["L", "L U"]
