@@ -4,21 +4,22 @@ The suite is not part of this repository. Fetch it first, then pass its folder o
 
     git clone https://github.com/huggingface/Math-Verify && python benchmarks/math_verify_suite.py Math-Verify/tests
 
-A pair is taken from every ``pytest.mark.parametrize`` with a ``gold``, a ``pred`` and an expected outcome. Both sides
-are reduced to one answer in the same way, and both verifiers get the same text, ``\boxed{gold}`` and
-``\boxed{answer}``. The answer of a text is the first of these that exists:
+A pair is taken from every ``pytest.mark.parametrize`` with a ``gold``, a ``pred`` and an expected outcome. Both
+verifiers get the same two texts. A text with a ``\boxed{…}`` is handed over as it stands, gold answers and predictions
+alike. A text without one states its answer in a way that ``MathReward`` does not read, so a box is put around the first
+of these that exists:
 
-1. the content of its last closed ``\boxed{…}``, with braces matched, together with those of the boxes before it, as one
-   list, as long as only ``and``, ``or``, punctuation and formula delimiters are between them;
-2. the whole text without its formula delimiters, if it begins with a formula and has at most 100 characters
+1. the whole text without its formula delimiters, if it begins with a formula and has at most 100 characters
    (``$28$ percent``), or if it holds no word;
-3. the content of the last formula or number after the last ``answer is``, else of the last one in the text. A formula
-   is ``$…$``, ``$$…$$``, ``\(…\)`` or ``\[…\]``, on one line if it has single delimiters; a number includes the
-   currency or percent sign or unit next to it;
-4. the whole text.
+2. the content of the last formula or number after the last ``answer is``, else of the last one in the text. A formula
+   is ``$…$``, ``$$…$$``, ``\(…\)`` or ``\[…\]``; one with single delimiters that is broken over lines is none, nor is a
+   number in it, because the suite expects so; a number includes the currency or percent sign or unit next to it;
+3. the whole text.
 
 ``math_verify_policies.jsonl`` lists the pairs on which ``MathReward`` differs from the suite on purpose, by test and
-place, with the policy. The exit status is 1 if agreement is below the floors.
+place, with the policy. ``--common`` takes a file of another suite with the same pairs, such as lighteval's
+``tests/unit/metrics/test_extractive_match.py``, and counts agreement on those that both have. ``--record`` writes the
+figures to a file. The exit status is 1 if agreement is below the floors.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ import ast
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -40,11 +42,10 @@ from grpo_pl.rewards import MathReward
 from grpo_pl.rewards.mathematics.answer_text import last_boxed
 
 POLICIES = Path(__file__).with_name("math_verify_policies.jsonl")
-FLOOR_OVERALL, FLOOR_OUTSIDE_POLICIES = 0.88, 0.99
+FLOOR_OVERALL, FLOOR_OUTSIDE_POLICIES = 0.92, 0.99
 _DELIMITER = re.compile(r"(?<!\\)\$|\\\(|\\\)|\\\[|\\\]")
-_BETWEEN_BOXES = re.compile(r"(?:[\s$.,;]|\\[()\[\]]|\\quad|and|or|\\text\{\s*(?:and|or)\s*\})*")
-_BOX = re.compile(r"\\boxed\s*\{")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_BROKEN = re.compile(r"(?<![\\$])\$[ \t]*\n[^$]*\$(?!\$)|\\\([ \t]*\n(?s:.*?)\\\)")
 _PIECE = re.compile(
     r"\$\$(?P<display>.+?)\$\$|(?<!\\)\$(?P<inline>(?:[^$\n\\]|\\.)+)\$|\\\((?P<paren>.+?)\\\)|\\\[(?P<bracket>(?s:.+?))\\\]"
     r"|(?P<number>(?<![A-Za-z\d])[$€£]?\s?-?(?:\d+(?:[ ,.]\d+)*|\.\d+)(?:/\d+)?(?:\s?(?:\\?%|[$€£]|percent|pct|m²))?)"
@@ -63,9 +64,9 @@ class Pair:
     right: bool
 
 
-def read_suite(folder: Path) -> Iterator[Pair]:
-    """The pairs of all tests in ``folder``, without running any of them."""
-    for file in sorted(folder.glob("test_*.py")):
+def read_suite(files: Iterable[Path]) -> Iterator[Pair]:
+    """The pairs of all tests in ``files``, without running any of them; tables that name objects are left out."""
+    for file in files:
         functions = (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef))
         for function in functions:
             for decorator in function.decorator_list:
@@ -75,10 +76,14 @@ def read_suite(folder: Path) -> Iterator[Pair]:
                 outcome = next((n for n in ("expected", "result") if n in names), "")
                 if not ({"gold", "pred"} <= set(names) and outcome):
                     continue
-                for place, values in enumerate(_rows(decorator.args[1])):
-                    row = dict(zip(names, values, strict=True))
-                    key = f"{file.stem}::{function.name}::{place}"
-                    yield Pair(key, row["gold"], row["pred"], bool(row[outcome]))
+                with suppress(NameError):
+                    yield from _pairs(f"{file.stem}::{function.name}", names, outcome, _rows(decorator.args[1]))
+
+
+def _pairs(test: str, names: list[str], outcome: str, rows: list[tuple]) -> Iterator[Pair]:
+    for place, values in enumerate(rows):
+        row = dict(zip(names, values, strict=True))
+        yield Pair(f"{test}::{place}", row["gold"], row["pred"], bool(row[outcome]))
 
 
 def _rows(table: ast.expr) -> list[tuple]:
@@ -86,51 +91,38 @@ def _rows(table: ast.expr) -> list[tuple]:
     return eval(compile(ast.Expression(table), "table", "eval"), {"__builtins__": {}, "math": math})
 
 
-def one_answer(text: str) -> str:
-    """The answer of a text, by the rules at the top of this file."""
+def boxed(text: str) -> str:
+    """``text`` with a box around its answer, by the rules at the top of this file."""
     if last_boxed(text) is not None:
-        return _joined_boxes(text).strip()
+        return text
     text = text.strip()
     if not _WORD.search(text) or (_DELIMITER.match(text) and len(text) <= 100 and "\n" not in text):
-        return _DELIMITER.sub(" ", text).strip()
+        return f"\\boxed{{{_DELIMITER.sub(' ', text).strip()}}}"
+    text = _BROKEN.sub(" ", text)
     pieces = list(_PIECE.finditer(text, max(text.rfind("answer is"), 0))) or list(_PIECE.finditer(text))
-    return (next(g for g in pieces[-1].groups() if g is not None) if pieces else text).strip()
-
-
-def _joined_boxes(text: str) -> str:
-    """The contents of the last box and of its neighbours before it, as one list."""
-    starts = [match.start() for match in _BOX.finditer(text)]
-    parts: list[str] = []
-    end = len(text)
-    for start in reversed(starts):
-        content = last_boxed(text[start:end])
-        if content is None:
-            continue
-        close = text.index(content, start) + len(content) + 1
-        if parts and not _BETWEEN_BOXES.fullmatch(text[close:end]):
-            break
-        parts.append(content)
-        end = start
-    return ", ".join(reversed(parts))
+    answer = next(g for g in pieces[-1].groups() if g is not None) if pieces else text
+    return f"\\boxed{{{answer.strip()}}}"
 
 
 def plain_verdict(gold: str, answer: str) -> bool:
     """The verdict of math-verify with its default settings."""
-    return bool(verify(parse(f"\\boxed{{{gold}}}"), parse(f"\\boxed{{{answer}}}")))
+    return bool(verify(parse(gold), parse(answer)))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tests", type=Path, help="folder of Math-Verify's tests")
+    parser.add_argument("--common", type=Path, help="file of another suite, such as lighteval's")
+    parser.add_argument("--record", type=Path, help="file for the figures")
     parser.add_argument("--show", action="store_true", help="print the text of the pairs that differ")
     options = parser.parse_args()
     policies = {row["pair"]: row["policy"] for row in map(json.loads, POLICIES.read_text().splitlines())}
-    pairs = list(read_suite(options.tests))
+    pairs = list(read_suite(sorted(options.tests.glob("test_*.py"))))
     if not pairs:
         parser.error(f"{options.tests} holds no test_*.py with gold, pred and an expected outcome")
-    texts = [(one_answer(pair.gold), one_answer(pair.prediction)) for pair in pairs]
+    texts = [(boxed(pair.gold), boxed(pair.prediction)) for pair in pairs]
     reward = MathReward(soft_limit_s=5.0, hard_limit_s=20.0)
-    scores = reward([f"\\boxed{{{answer}}}" for _, answer in texts], [gold for gold, _ in texts], {})
+    scores = reward([answer for _, answer in texts], [gold for gold, _ in texts], {})
     reward.close()
     ours = [(score.value == 1.0) == pair.right for pair, score in zip(pairs, scores, strict=True)]
     plain = [plain_verdict(*text) == pair.right for pair, text in zip(pairs, texts, strict=True)]
@@ -139,7 +131,7 @@ def main() -> int:
             said = f"suite {int(pair.right)}, here {score.value} {score.status}"
             print(f"{pair.key}: {said}; {policies.get(pair.key, 'NO POLICY')}")
             if options.show:
-                print(f"    gold {text[0][:150]!r}\n    answer {text[1][:150]!r}\n    {score.detail!r}")
+                print(f"    gold {text[0][-150:]!r}\n    answer {text[1][-150:]!r}\n    {score.detail!r}")
     outside = [agree for pair, agree in zip(pairs, ours, strict=True) if pair.key not in policies]
     idle = sorted(policies.keys() - {pair.key for pair, agree in zip(pairs, ours, strict=True) if not agree})
     result: dict[str, Any] = {
@@ -151,7 +143,15 @@ def main() -> int:
         "plain_math_verify": round(sum(plain) / len(pairs), 4),
         "math_verify": version("math-verify"),
     }
+    if options.common:
+        places = {(pair.gold, pair.prediction, pair.right): i for i, pair in enumerate(pairs)}
+        others = [(pair.gold, pair.prediction, pair.right) for pair in read_suite([options.common])]
+        common = [places[other] for other in others if other in places]
+        result |= {"common_pairs": len(common), "common_agreement": sum(ours[i] for i in common)}
+        result["common_plain_math_verify"] = sum(plain[i] for i in common)
     print(json.dumps(result))
+    if options.record:
+        options.record.write_text(json.dumps({"benchmark": "math_verify_suite", **result}, indent=2) + "\n")
     good = result["agreement"] >= FLOOR_OVERALL and result["agreement_outside_policies"] >= FLOOR_OUTSIDE_POLICIES
     return 0 if good and not idle else 1
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from grpo_pl.config.rewards import build_rewards
 from grpo_pl.rewards.base import MissingColumn, Reward, correctness_index
 from grpo_pl.rewards.batch import score_completions
-from grpo_pl.rewards.mathematics.answer_text import last_boxed
+from grpo_pl.rewards.mathematics.boxes import boxed_answer
 from grpo_pl.rewards.sandbox.turns import CALLER, Caller
 from grpo_pl.rewards.sandbox.worker_environment import worker_environment
 from grpo_pl.rewards.voting import answer_classes
@@ -112,9 +112,9 @@ def score_items(rewards: Sequence[Reward], job: ScoreItems, part: slice) -> list
     scored = score_completions(rewards, completions=completions, answers=job.answers[part], columns=columns)
     items = []
     for row, (score, total) in enumerate(zip(scored.judged(), scored.totals(), strict=True)):
-        answer = last_boxed(completions[row])
+        boxed = boxed_answer(completions[row])
         item = {"value": total, "status": score.status, "correct": score.correct, "rewards": scored.described(row)}
-        items.append({**item, "extracted": None if answer is None else answer.strip()[:_SHOWN]})
+        items.append({**item, "extracted": None if boxed is None else boxed.answer.strip()[:_SHOWN]})
     if job.group_size:
         classes = answer_classes(
             rewards[correctness_index(rewards)],

@@ -9,16 +9,26 @@ from typing import Literal
 
 from grpo_pl.rewards.mathematics import answer_text as text
 from grpo_pl.rewards.mathematics import notation, units
+from grpo_pl.rewards.mathematics.names import split_name
 from grpo_pl.rewards.mathematics.number_lists import NumberList, read_number_list, same_list
 from grpo_pl.rewards.sandbox.pool import Verdict
 
-_ASSIGNED = re.compile(
-    r"\s*(?:[A-Za-z](?:_\{?\w+\}?)?|[A-Za-z]{2,}|\\text\s*\{\s*(?!not\b)[^\W\d_][^{}\d,]*\})\s*=(?!=)\s*([^=]+)"
-)
+LIST, TUPLE, SET = "\1", "\2", "\3"
+"""Marks between the items of lists for the worker; answers that hold control characters do not get there."""
 _NOT_A_NUMBER = re.compile(r"\s*(?:\\text\s*\{\s*nan\s*\}|nan)\s*", re.IGNORECASE)
 _NUMBER_AS_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[\d.,/]+)\s*\}")
 _INNER_UNIT = re.compile(r"(?<=[\d}])\s*\\text\s*\{([^{}]*)\}(?:\s*\^\s*\{?[23]\}?)?")
 _MEMBERS = re.compile(r"\s*([A-Za-z](?:_\{?\w+\}?)?|\([A-Za-z](?:\s*,\s*[A-Za-z])+\))\s*(=|\\in)\s*(\(.*|\\\{.*|\[.*)")
+_CONDITION = re.compile(r"\\(?:land|lor)(?![a-zA-Z])")
+_RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![a-zA-Z])")
+_CHOICE = re.compile(r"(?:\\text\s*\{\s*)?(?:\(\s*([A-J])\s*\)|([A-J])[).:])\s*\}?\s*(?![-+*/^_=<>,;:!|])(\S.*)")
+_LONG_DECIMAL = re.compile(r"-?\d*\.\d{6,}")
+_IRRATIONAL = re.compile(
+    r"-?\s*(?:\d+\s*)?(?:\\sqrt\s*(?:\[\d\]\s*)?(?:\{\d+\}|\d)|\\pi)(?:\s*/\s*\d+)?"
+    r"|-?\s*\\frac\s*\{\s*(?:\d+\s*)?(?:\\sqrt\s*(?:\{\d+\}|\d)|\\pi)\s*\}\s*\{\s*\d+\s*\}"
+)
+"""Numbers without a last digit: a root or a multiple of π, which needs no more work where a decimal is asked for."""
+_PERIODIC = re.compile(r"(\d*\.\d*)\\overline\s*\{(\d+)\}")
 _NEARBY = Fraction(1, 20)
 """Largest relative error of the approximation that an answer adds to its exact value (``exact ≈ approximation``)."""
 _UNREADABLE = ("cannot be parsed", "not equal to itself", "cannot be compared")
@@ -32,6 +42,8 @@ class Job:
     answer: str
     repeated: bool = False
     """The answer has the same symbols as the gold one; the worker only checks that they have a meaning."""
+    mark: str = ""
+    """What separates the items of two lists, one of the marks that the worker knows; ``""`` if they are no lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +54,7 @@ class AnswerRules:
     allow_unevaluated: bool
     max_answer_chars: int
     relative_tolerance: float
+    ordered: bool = False
 
     def gold_fault(self, gold: str) -> str:
         """What is wrong with the text of a gold answer, or ``""``; does not parse it as mathematics."""
@@ -99,7 +112,8 @@ class AnswerRules:
         if verdict.status != "ok" or self.allow_unevaluated or job.repeated:
             return verdict
         plain_numbers = text.is_worked_out(job.gold) and re.search(r"\d", job.gold)
-        undone = plain_numbers and not text.is_worked_out(job.answer)
+        exact = _LONG_DECIMAL.fullmatch(job.gold) and _IRRATIONAL.fullmatch(job.answer)
+        undone = plain_numbers and not exact and not text.is_worked_out(job.answer)
         if undone or notation.leaves_work(job.gold, job.answer):
             return Verdict("wrong", "not worked out")
         return verdict
@@ -127,11 +141,16 @@ class AnswerRules:
             return Verdict("ok")
         if verdict := self._compare_notation(gold, mine):
             return verdict
+        if choice := self._compare_choices(gold, mine):
+            return choice
         (gold, _), (mine, near) = notation.exact_side(gold), notation.exact_side(mine)
         if near and not self._is_near(mine, near):
             return Verdict("wrong", "no approximation")
-        if "=" not in gold and (assigned := _ASSIGNED.fullmatch(mine)):
-            mine = assigned[1]
+        if _CONDITION.search(gold + mine):
+            return self._compare_conditions(gold, mine)
+        (name, gold), (other, mine) = self._without_names(gold, mine)
+        if name and other and name != other:
+            return Verdict("wrong", f"{other} where {name} was asked for")
         if r"\text" in gold and units.in_one_spelling(gold) == units.in_one_spelling(mine):
             return self._repeated(gold)  # 1 hour 30 minutes
         (gold, gold_unit), (mine, unit) = units.split_unit(gold), units.split_unit(mine)
@@ -149,9 +168,73 @@ class AnswerRules:
         elif (named := _MEMBERS.fullmatch(mine)) and not _MEMBERS.fullmatch(gold) and "=" not in gold + named[3]:
             mine = named[3]
         verdict = self._compare_text(gold, mine) or self._objection(gold, mine)
-        if verdict:
-            return verdict
-        return Job(self._for_worker(gold), self._for_worker(mine))
+        return verdict or self._compare_lists(gold, mine) or Job(self._for_worker(gold), self._for_worker(mine))
+
+    def _compare_choices(self, gold: str, mine: str) -> Verdict | Job | None:
+        """The verdict where one side is a choice with its text, ``(C) 7``, and the other the letter, or both are;
+        ``None`` for anything else."""
+        ours, theirs = _read_choice(gold), _read_choice(mine)
+        letters = [text.as_words(side) or side for side in (gold, mine)]
+        if theirs and re.fullmatch("[A-J]", letters[0]):
+            return Verdict("ok" if theirs[0] == letters[0] else "wrong")
+        if ours and re.fullmatch("[A-J]", letters[1]):
+            return Verdict("ok" if ours[0] == letters[1] else "wrong")
+        if ours and theirs and ours[0] != theirs[0]:
+            return Verdict("wrong", "another choice")
+        return self._compare(ours[1], theirs[1]) if ours and theirs else None
+
+    def _compare_conditions(self, gold: str, mine: str) -> Verdict | Job:
+        r"""The verdict where one side joins conditions with "and" or "or": ``x<1 \lor x>3``. Commas between conditions
+        mean what the other side says."""
+        sides = []
+        for side, other in ((gold, mine), (mine, gold)):
+            words = set(_CONDITION.findall(other))
+            if not _CONDITION.search(side) and len(words) == 1:
+                parts = notation.split_top(side)
+                if len(parts) > 1 and all(_RELATION.search(part) for part in parts):
+                    side = f" {words.pop()} ".join(parts)
+            sides.append(side)
+        return self._objection(*sides) or Job(self._for_worker(sides[0]), self._for_worker(sides[1]))
+
+    def _without_names(self, gold: str, mine: str) -> tuple[tuple[str, str], tuple[str, str]]:
+        """``(name, value)`` of both sides, where at least one is ``name = value`` and the other the same or a value;
+        names are ``""`` where the sides are to be compared as they stand."""
+        ours, theirs = split_name(gold), split_name(mine)
+        if ours[0] and theirs[0]:
+            # other letters, and y for f(x), are for the worker
+            plain = all(re.fullmatch(r"[A-Za-z](?:\([a-z]\))?", name) for name, _ in (ours, theirs))
+            return (("", gold), ("", mine)) if plain and ours[0] != theirs[0] else (ours, theirs)
+        if (ours[0] and "=" in mine) or (theirs[0] and "=" in gold):
+            return ("", gold), ("", mine)
+        return ours, theirs
+
+    def _compare_lists(self, gold: str, mine: str) -> Verdict | Job | None:
+        """The verdict on two lists, or the job that compares them item by item; ``None`` if one side is no list.
+
+        Sets are written with braces. A list without brackets is a set that keeps its duplicates, or with ``ordered`` a
+        tuple. Thousands and lists are both written with commas: ``2,100`` is what the other side is.
+        """
+        (kind, items, unsure), (other, others, unsure_too) = notation.read_list(gold), notation.read_list(mine)
+        if {kind, other} not in ({""}, {"{}"}, {"", "{}"}, {"", "()"}) or "" in (*items, *others):
+            return None
+        if (unsure and unsure_too) or (unsure and len(others) == 1) or (unsure_too and len(items) == 1):
+            return None
+        if (len(items) == 1 and kind != "{}") and (len(others) == 1 and other != "{}"):
+            return None
+        if (len(items) == 1 and other == "()") or (len(others) == 1 and kind == "()"):
+            return None
+        ours, theirs = (self._items(side) for side in (items, others))
+        if {kind, other} == {"{}"}:
+            mark = SET
+        else:
+            mark = TUPLE if kind == "()" or (self.ordered and "{}" not in (kind, other)) else LIST
+            if len(ours) != len(theirs):
+                return Verdict("wrong", f"{len(theirs)} answers, expected {len(ours)}")
+        return Job(mark.join(ours), mark.join(theirs), mark=mark)
+
+    def _items(self, items: tuple[str, ...]) -> list[str]:
+        r"""The items of a list for the worker, each ``\pm`` written out as two."""
+        return [part for item in items for part in notation.split_top(self._for_worker(item))]
 
     def _compare_notation(self, gold: str, mine: str) -> Verdict | None:
         """The verdict on times of day, dates, numbers in other bases and chains of inequalities, which are compared by
@@ -202,22 +285,38 @@ class AnswerRules:
         gold_number, number = self._number(gold), self._number(answer)
         if gold_number is not None and number is not None:
             return Verdict("ok" if self._same_number(gold_number, number) else "wrong")
+        if gold_number is not None and gold_number.decimal and (pointed := notation.decimal_comma(answer)) is not None:
+            number = self._number(pointed)
+            if number is not None and self._same_number(gold_number, number):
+                return Verdict("ok")
         gold_list, numbers = self._list(gold), self._list(answer)
         if gold_list is not None and numbers is not None:
-            same = same_list(gold_list, numbers, self._same_number)
+            same = same_list(gold_list, numbers, self._same_number, ordered=self.ordered)
             return None if same is None else Verdict("ok" if same else "wrong")
         gold_words, words = text.as_words(gold), text.as_words(answer)
+        if gold_words is not None and number is not None and (named := text.number_in_words(gold_words)):
+            return Verdict("ok" if self._same_number(named, number) else "wrong")
         if gold_words is not None:
-            if gold_words == (words if words is not None else answer.strip()):
+            if gold_words == (words if words is not None else answer.strip()) or self._same_word_list(
+                gold_words, words
+            ):
                 return Verdict("ok")
             return Verdict("wrong") if words is not None or len(gold_words) > 1 else None
         if gold_number is not None and words is not None:
+            if (named := text.number_in_words(words)) and self._same_number(gold_number, named):
+                return Verdict("ok")
             return Verdict("wrong", "words where a number was asked for")
-        if gold_number is not None and numbers is not None and numbers.brackets:
+        if gold_number is not None and numbers is not None and not notation.read_list(gold)[2]:
             return Verdict("wrong", "several numbers where one was asked for")  # [5,5]
         if gold_number is not None and gold_number.value.denominator == 1 and ":" in answer:
             return None if self.allow_unevaluated else Verdict("wrong", "not worked out")  # 8:2
         return None
+
+    def _same_word_list(self, gold: str, words: str | None) -> bool:
+        """Whether both are the same words with commas between them, in any order unless ``ordered``."""
+        if words is None or self.ordered or "," not in gold:
+            return False
+        return sorted(map(str.strip, gold.split(","))) == sorted(map(str.strip, words.split(",")))
 
     def _same_number(self, gold: text.Number, answer: text.Number) -> bool:
         """Whether the numbers are equal and the answer is worked out: 84/7 is no answer where 12 is asked for."""
@@ -227,12 +326,28 @@ class AnswerRules:
         return text.same_number(gold, answer, self.relative_tolerance)
 
     def _for_worker(self, side: str) -> str:
-        r"""``side`` with percent signs and ``\pm`` written out, which math-verify reads in more than one way."""
+        r"""``side`` with percent signs, ``\pm`` and periods of decimals written out, which math-verify reads in several
+        ways or not at all."""
         replacement = r"\\frac{\1}{100}" if self.percent == "hundredth" else r"\1"
         side = re.sub(r"(\d+(?:\.\d+)?)\s*\\%", replacement, side)
+        side = _PERIODIC.sub(_as_fraction, side)
         if side.count(r"\pm") == 1:
             side = ",".join(side.replace(r"\pm", sign) for sign in "+-")
         return side
+
+
+def _as_fraction(decimal: re.Match[str]) -> str:
+    r"""``\frac{1}{6}`` for ``0.1\overline{6}``."""
+    number = text.read_number(decimal.group())
+    return decimal.group() if number is None else rf"\frac{{{number.value.numerator}}}{{{number.value.denominator}}}"
+
+
+def _read_choice(side: str) -> tuple[str, str] | None:
+    r"""``(letter, text)`` of a choice with a number or formula behind it, such as ``(C) 7`` and ``\text{C. } x+1``."""
+    match = _CHOICE.fullmatch(side)
+    if match is None or r"\text" in match[3] or not re.search(r"\d", match[3]) or re.search(r"\([A-J]\)", match[3]):
+        return None
+    return match[1] or match[2], match[3]
 
 
 def without_inner_units(gold: str, answer: str) -> str:

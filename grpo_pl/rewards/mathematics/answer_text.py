@@ -10,9 +10,11 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
+from grpo_pl.rewards.mathematics.latex import group_end, plain_latex, without_double_brackets
+
 ABSOLUTE_TOLERANCE = Fraction(5, 10**7)
 """Decimals are compared to six places, as in math-verify."""
-MAX_NESTING = 40
+MAX_NESTING = 12
 MAX_DIGIT_RUN = 400
 MAX_EXPONENT = 400
 MAX_NUMBER_CHARS = 2000
@@ -69,6 +71,7 @@ def oversize(text: str, max_chars: int) -> str:
     if len(text) > max_chars:
         return f"{len(text)} characters, at most {max_chars} are judged"
     deepest = max(accumulate((char in "([{") - (char in ")]}") for char in text), default=0)
+    deepest = max([deepest, *(run.count("|") for run in re.findall(r"\|[|\s]*", text))])
     if deepest > MAX_NESTING:
         return f"nested {deepest} deep, at most {MAX_NESTING} is judged"
     if re.search(rf"\d{{{MAX_DIGIT_RUN + 1}}}", text):
@@ -78,7 +81,7 @@ def oversize(text: str, max_chars: int) -> str:
 
 def has_control_characters(text: str) -> bool:
     """True for NUL, direction marks, zero-width characters and lone surrogates, which ordinary answers do not hold."""
-    return any(unicodedata.category(c) in _CONTROL and c not in "\n\t\r" for c in text)
+    return any(unicodedata.category(c) in _CONTROL and c not in "\n\t\r\f" for c in text)
 
 
 CURRENCIES = {
@@ -89,12 +92,21 @@ _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _RAISED_UNIT = re.compile("(?<=\\d)[ \u00a0]?([ckdm]?m|ft|in|yd|mi)([²³])(?=[\\s.$]*$)")
 _RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
 _LOWERED_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
+_CAPITALS = ("gamma", "delta", "theta", "lambd", "xi", "pi", "sigma", "phi", "psi")
 _SYMBOLS = {
     "π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "−": "-", "–": "-",
     "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
     "°": r"^\circ", "∪": r"\cup ", "∩": r"\cap ",
-    "∈": r"\in ", "∅": r"\emptyset ", "⁄": "/", "，": ",", "′": "'",
+    "∈": r"\in ", "∅": r"\emptyset ", "⁄": "/", "，": ",", "′": "'", "’": "'", "⩽": r"\le ", "⩾": r"\ge ", "≦": r"\le ",
+    "≧": r"\ge ", "∖": r"\setminus ", "∧": r"\land ", "∨": r"\lor ", "∠": r"\angle ", "△": r"\triangle ", "→": r"\to ",
+    "≡": r"\equiv ", "∣": "|", "∗": "*", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",
+    "ℂ": r"\mathbb{C}",
 }  # fmt: skip
+_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda  nu xi  pi rho  sigma tau  phi chi psi omega"
+_SYMBOLS |= {chr(ord("α") + i): f"\\{name} " for i, name in enumerate(_GREEK.split(" ")) if name}
+_SYMBOLS |= {
+    chr(ord("α") + i - 32): f"\\{name.title()} " for i, name in enumerate(_GREEK.split(" ")) if name[:5] in _CAPITALS
+}
 _REWRITES: list[tuple[re.Pattern[str], Any]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -112,7 +124,18 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
         (r"\\(?:mathrm|rm|mathit|text|operatorname)\s*(?:\{\s*([ei])\s*\}|\s([ei])(?![a-zA-Z]))", r"\1\2"),
         (r"\\mathrm\s*([ei])(?![a-zA-Z])", r" \1"),
         (r"\\(?:textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|mathsf)(?=\s*\{)", r"\\text"),
-        (r"\\([lg]e)q(?:slant)?(?![a-zA-Z])", r"\\\1"),
+        (r"\\([lg]e)q(?:slant|q)?(?![a-zA-Z])", r"\\\1"),
+        (r"\\lt(?![a-zA-Z])", "<"),
+        (r"\\gt(?![a-zA-Z])", ">"),
+        (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset"),
+        (r"\\lbrace(?![a-zA-Z])", r"\\{"),
+        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+        (r"\\(?:R|Reals|reals)(?![a-zA-Z])|\\mathbb\s*R(?![a-zA-Z])", r"\\mathbb{R}"),
+        (r"\\(?:backslash|smallsetminus)(?![a-zA-Z])", r"\\setminus "),
+        (r"(\\mathbb\s*\{[A-Z]\})\s*[-\\]\s*(?=\\\{)", r"\1\\setminus "),
+        (r"(\d\.\d*)\\(?:bar|dot)\s*\{?(\d)\}?", r"\1\\overline{\2}"),
+        (r"(\d\.\d*)\\bar\s*(\{\d+\})", r"\1\\overline\2"),
+        (r"^([+-]?\d+\.\d*)\((\d+)\)$", r"\1\\overline{\2}"),
         (r"\s+", " "),  # before the next ones, which would try every length of a run of white space
         (r"\\(?:neq|not\s*=)(?![a-zA-Z])|(?<![\d)!])!=|(?<=\s)!=", r"\\ne "),
         (r"\\(?:thickapprox|approxeq|simeq|doteq)(?![a-zA-Z])", r"\\approx"),
@@ -125,17 +148,26 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
         (r"^\s*\$(?=\s*[\d.,]+\s*$)", r"\\text{dollar} "),
         (r"([€£¥₹₽₩₪฿])", lambda sign: rf"\text{{ {CURRENCIES[sign[0]]}}} "),
         (r"\$|\\\(|\\\)|\\\[|\\\]", " "),
+        (r"^\s*\\text\{\s*([-+]?[\d.,/]+)\s+([^{}]*)\}\s*$", r"\1\\text{ \2}"),
         (
             r"(?<![\\a-zA-Z])(?:percent(?:age)?|per cent|pct)(?![a-zA-Z])"
             r"|\\text\{\s*(?:percent(?:age)?|per cent|pct)\.?\s*\}",
             r"\\%",
         ),
         (r"(?<!\\)%", r"\\%"),
-        (r"(?<=\S),?\s*(?:\\text\{\s*(?:and|or)\s*\}|(?<![\\a-zA-Z{])(?:and|or)(?![a-zA-Z}]))(?=\s*\S)", ","),
         (r"(?<![\\a-zA-Z])(?:infinity|inf)(?![a-zA-Z])", r"\\infty"),
         (r"\s+", " "),
     ]
 ]
+
+
+_IN_WORDS = re.compile(r"(?<=\S),?\s*(?:\\text\{\s*,?\s*(and|or)\s*\}|(?<![\\a-zA-Z{])(and|or)(?![a-zA-Z}]))(?=\s*\S)")
+_LOGICAL = re.compile(r"\s*\\(land|wedge|lor|vee)(?![a-zA-Z])\s*")
+_CONDITION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![a-zA-Z])")
+
+
+def _connective(match: re.Match[str]) -> str:
+    return r" \land " if match[match.lastindex or 0] in ("and", "land", "wedge") else r" \lor "
 
 
 @lru_cache(maxsize=8192)
@@ -153,10 +185,16 @@ def canonical(text: str) -> str:
     result = "".join(_SYMBOLS.get(char, char) for char in result)
     pieces = (result[i : i + _PIECE] for i in range(0, len(result), _PIECE))  # NFKC orders marks in quadratic time
     result = "".join(_SYMBOLS.get(char, char) for piece in pieces for char in unicodedata.normalize("NFKC", piece))
+    result = plain_latex(result)
     for pattern, replacement in _REWRITES:
         result = pattern.sub(replacement, result)
-    result = re.sub(r"(?<=[\w})])\s*[.,;]+$", "", result.strip())
-    return result.strip()
+    in_words = _connective if _CONDITION.search(result) else ","  # 1 or 2 is a list
+    result = _LOGICAL.sub(_connective, _IN_WORDS.sub(in_words, result))
+    result = re.sub(r"(?<=[\w})])\s*[.,;]+$", "", result.strip()).strip()
+    result = without_double_brackets(result)
+    if result.startswith("{") and group_end(result, 0) == len(result):
+        result = result[1:-1].strip()
+    return result
 
 
 _PIECE = 1000
@@ -168,6 +206,7 @@ _NUMBER = re.compile(
     rf"\s*(?P<sign>[+-]?)\s*(?:"
     rf"(?P<whole>\d+\s+|\d+(?=\\frac))?{_FRAC}"
     rf"|(?:(?P<mantissa>{_DEC})\s*(?:\\times|\\cdot|\*)\s*)?{_POWER}"
+    r"|(?P<before>\d*\.\d*)\\overline\s*\{(?P<period>\d+)\}"
     rf"|(?P<decimal>{_DEC})(?:[eE](?P<exponent>[+-]?\d+))?"
     rf")\s*(?P<percent>\\%)?\s*"
 )
@@ -189,14 +228,14 @@ def read_number(text: str, *, percent_is_hundredth: bool = True) -> Number | Non
     """The number that canonical ``text`` spells out, or ``None`` if it is anything else.
 
     Reads integers, decimals, thousands separators, ``a/b``, ``\\frac{a}{b}``, mixed numbers, ``1.5e3``,
-    ``1.5 \\times 10^{3}`` and a percent sign after any of them. Texts over ``MAX_NUMBER_CHARS`` characters and powers
-    of ten beyond ±``MAX_EXPONENT`` are not read.
+    ``1.5 \\times 10^{3}``, ``0.\\overline{3}`` and a percent sign after any of them. Texts over
+    ``MAX_NUMBER_CHARS`` characters and powers of ten beyond ±``MAX_EXPONENT`` are not read.
     """
     text = " ".join(text.split())  # the regular expression would try every split of a run of white space
     match = _NUMBER.fullmatch(text) if len(text) <= MAX_NUMBER_CHARS else None
     if match is None:
         return None
-    sign, whole, a1, a2, b1, b2, c1, c2, mantissa, p1, p2, decimal, exponent, percent = match.groups()
+    sign, whole, a1, a2, b1, b2, c1, c2, mantissa, p1, p2, before, period, decimal, exponent, percent = match.groups()
     quotient = False
     power = int(p1 or p2 or exponent or 0) if len(p1 or p2 or exponent or "") <= 5 else MAX_EXPONENT + 1
     if abs(power) > MAX_EXPONENT:
@@ -207,6 +246,9 @@ def read_number(text: str, *, percent_is_hundredth: bool = True) -> Number | Non
             return None
         value = Fraction(numerator, denominator) + int(whole or 0)
         quotient = not whole
+    elif period:  # 0.1\overline{6} is 0.1 + 6/90
+        places = len(before.partition(".")[2])
+        value = Fraction(before.rstrip(".") or "0") + Fraction(int(period), (10 ** len(period) - 1) * 10**places)
     else:
         digits = re.sub(r"[, ]", "", decimal or mantissa or "1")
         value = Fraction(digits.rstrip(".") or "0") * Fraction(10) ** power
@@ -267,14 +309,45 @@ def as_words(text: str) -> str | None:
     return words.casefold() if any(is_word(part.casefold()) for part in re.findall(r"[^\W\d_]+", words)) else words
 
 
+_UNITS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+)
+_TENS_IN_WORDS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_SMALL = {word: i for i, word in enumerate(f"{_UNITS} eighteen nineteen".split())}
+_TENS = {word: 10 * i for i, word in enumerate(_TENS_IN_WORDS.split(), 2)}
+_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
+
+
+def number_in_words(words: str) -> Number | None:
+    """The number that a text such as ``two``, ``minus twenty-one`` or ``three hundred five`` is, or ``None``."""
+    parts = re.findall("[a-z]+", words.casefold()) if re.fullmatch(r"[A-Za-z][A-Za-z\s-]*", words) else []
+    negative = parts[:1] in (["minus"], ["negative"])
+    total, group, last = 0, -1, 10**12
+    for part in parts[negative:]:
+        if (scale := _SCALES.get(part)) is not None:
+            if group < 1 or (scale == 100 and group > 9) or (scale > 100 and scale >= last):
+                return None
+            total, group, last = (total, group * 100, last) if scale == 100 else (total + group * scale, -1, scale)
+            continue
+        value = _SMALL.get(part, _TENS.get(part, -1))
+        fits = group < 0 or (group % 100 == 0 and group > 0) or (group % 100 in _TENS.values() and 0 < value < 10)
+        if value < 0 or not fits:
+            return None
+        group = max(group, 0) + value
+    if not parts[negative:] or (group < 0 and total == 0):
+        return None
+    value = total + max(group, 0)
+    return Number(Fraction(-value if negative else value), decimal=False, quotient=False)
+
+
 _TOKENS = re.compile(
     rf"(?P<number>[+-]?\s*(?:\d+\s+|\d+(?=\\frac))?(?:\\frac\s*\{{\s*-?\d+\s*\}}\s*\{{\s*\d+\s*\}}|\\frac\s*\d\s*\d|\d+\s*/\s*\d+)"
     rf"|[+-]?\s*(?:{_DEC}\s*(?:\\times|\\cdot|\*)\s*)?{_POWER}|[+-]?\s*{_DEC}(?:[eE][+-]?\d+)?)"
     r"|(?P<gap>\s+|\\%|\^\s*\{?\s*\\circ\s*\}?)"
     r"|(?P<open>\\begin\s*\{[a-z]+\}(?:\s*\{[lcr|\s]*\})?|\\?[{(\[])|(?P<close>\\end\s*\{[a-z]+\}|\\?[})\]])"
-    r"|(?P<listed>[,;&=<>|]|\\\\|[+-]?\\infty|\\(?:le|ge|ne|lt|gt|cup|cap|in|emptyset)(?![a-zA-Z])|:)"
+    r"|(?P<listed>[,;&=<>|\1-\3]|\\\\|[+-]?\\infty|\\(?:le|ge|ne|cup|cap|in|emptyset|setminus|land|lor|mid)(?![a-zA-Z])|:)"
     r"|(?P<sign>[+-](?=\s*[A-Za-z\\]))"
-    r"|(?P<word>\\text\s*\{[^{}]*\}|[A-Za-z]+(?:_\{?\w+\}?)?)"
+    r"|(?P<word>\\mathbb\s*\{[A-Z]\}|\\text\s*\{[^{}]*\}|[A-Za-z]+(?:_\{?\w+\}?)?)"
 )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 from grpo_pl.rewards.answer_reading import AnswerReward, Found
-from grpo_pl.rewards.base import Columns, Score, TextAnswerReward
+from grpo_pl.rewards.base import Columns, MissingColumn, Score, TextAnswerReward
 from grpo_pl.rewards.mathematics import answer_text as text
 from grpo_pl.rewards.mathematics.answer_rules import AnswerRules, Job
+from grpo_pl.rewards.mathematics.boxes import boxed_answer
 from grpo_pl.rewards.places import after_thinking, is_blank
 from grpo_pl.rewards.sandbox.pool import Verdict
 from grpo_pl.rewards.sandbox.sandboxed_reward import SandboxedReward
@@ -43,14 +44,34 @@ def _score(verdict: Verdict, found: Found, beside: str) -> Score:
 
 
 def text_beside_box(completion: str) -> str:
-    r"""The text of the last ``<answer>`` block around its last box; ``""`` if there is no such text, block or box."""
+    r"""The text of the last ``<answer>`` block around its answer; ``""`` if there is no such text, block or box."""
     _, opened, block = completion.rpartition("<answer>")
-    content = text.last_boxed(block := block.partition("</answer>")[0]) if opened else None
-    if content is None:
-        return ""
-    end = block.rfind(content) + len(content)
-    start = block.rfind(r"\boxed", 0, block.rfind(content))
-    return (block[:start] + block[block.find("}", end) + 1 :]).strip()
+    boxed = boxed_answer(block.partition("</answer>")[0]) if opened else None
+    return boxed.beside if boxed is not None else ""
+
+
+def _pair(gold: str, found: Found, completion: str) -> tuple[str, str]:
+    """The gold answer and the answer as they are compared. A box in the gold answer is read like one in a completion;
+    a percent sign behind a box belongs to it where the other side has one."""
+    of_gold, answer = boxed_answer(gold, adjacent=True) if r"\boxed" in gold else None, found.text
+    if of_gold is None and "%" not in gold and "per" not in gold and "pct" not in gold:
+        return gold, answer
+    boxed = boxed_answer(completion)
+    behind = boxed is not None and boxed.percent
+    if of_gold is not None:
+        gold = of_gold.answer + (r"\%" if of_gold.percent and (behind or _has_percent(answer)) else "")
+    return gold, answer + (r"\%" if behind and _has_percent(gold) and not _has_percent(answer) else "")
+
+
+def _flag(value: Any) -> bool:
+    """A value of the column ``ordered``."""
+    if not (isinstance(value, bool | int) and value in (True, False)):
+        raise MissingColumn(f"the column 'ordered' must hold true or false, got {str(value)[:40]!r}.")
+    return bool(value)
+
+
+def _has_percent(answer: str) -> bool:
+    return answer.strip() != "" and r"\%" in text.canonical(answer[:2000])
 
 
 def _self_fault(verdict: Verdict) -> str:
@@ -109,6 +130,9 @@ class MathReward(AnswerReward, SandboxedReward):
     relative_tolerance: float = 1e-4
     """Largest |answer − gold| / |gold| of equal numbers where a decimal is involved; they must also agree to six
     decimal places."""
+    ordered: bool = False
+    """Lists without brackets keep their order: ``2, 1`` is not ``1, 2``. A column ``ordered`` of the data, if there is
+    one, decides for each problem."""
 
     rules: AnswerRules = field(init=False, repr=False, compare=False)
     _bad_golds: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -125,20 +149,38 @@ class MathReward(AnswerReward, SandboxedReward):
 
     def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         found = [self.read(completion) for completion in completions]
-        pairs = [(gold, one.text) for gold, one in zip(answers, found, strict=True)]
-        verdicts = self._judge(pairs)
+        pairs = list(map(_pair, answers, found, completions))
+        flags = columns.get("ordered", [None] * len(pairs))
+        ordered = [self.ordered if flag is None else _flag(flag) for flag in flags]
+        verdicts = {
+            flag: self._judge([pair for pair, own in zip(pairs, ordered, strict=True) if own == flag], ordered=flag)
+            for flag in set(ordered)
+        }
         boxed = self.answer_in in ("box", "auto")
         beside = [text_beside_box(completion) if boxed else "" for completion in completions]
-        return [_score(verdicts[pair], one, around) for pair, one, around in zip(pairs, found, beside, strict=True)]
+        return [
+            _score(verdicts[flag][pair], replace(one, text=pair[1]), around)
+            for pair, flag, one, around in zip(pairs, ordered, found, beside, strict=True)
+        ]
+
+    def read(self, completion: str) -> Found:
+        """The answer of a completion; neighbouring boxes are one answer."""
+        found = super().read(completion)
+        if self.answer_in == "box" or (self.answer_in == "auto" and r"\boxed" in completion):
+            boxed = boxed_answer(completion)
+            return replace(found, text=boxed.answer if boxed is not None else "")
+        return found
 
     def gold_faults(self, golds: Sequence[str]) -> list[str]:
         """Judges every gold answer against itself."""
+        golds = [_pair(gold, Found(""), "")[0] for gold in golds]
         verdicts = self._judge([(gold, gold) for gold in golds])
         return [self.rules.gold_fault(gold) or _self_fault(verdicts[gold, gold]) for gold in golds]
 
-    def _judge(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Verdict]:
+    def _judge(self, pairs: Sequence[tuple[str, str]], *, ordered: bool = False) -> dict[tuple[str, str], Verdict]:
         """The verdict on every distinct (gold, answer) pair."""
-        plans = {pair: self.rules.plan(*pair) for pair in dict.fromkeys(pairs)}
+        rules = replace(self.rules, ordered=ordered)
+        plans = {pair: rules.plan(*pair) for pair in dict.fromkeys(pairs)}
         hard = {pair: plan for pair, plan in plans.items() if isinstance(plan, Job)}
         verdicts = {pair: plan for pair, plan in plans.items() if isinstance(plan, Verdict)}
         judged = self._clear_of_bad_golds([(job.gold, job.answer) for job in hard.values()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import accumulate
 
 _SPACES = re.compile(r"(?<![A-Za-z\d])\s+|\s+(?![A-Za-z\d])")
 _CLOCK = re.compile(r"0?(\d{1,2}):([0-5]\d)(?::([0-5]\d))?")
@@ -141,24 +142,62 @@ def split_top(text: str, separators: str = ",;") -> list[str]:
     return [*parts, text[start:]]
 
 
+_WRAPPED = re.compile(r"(?s)\s*(\\\{|[(\[])(.*?)(\\\}|[)\]])\s*")
+_THOUSANDS_COMMA = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_INDEXED = re.compile(rf"\s*({_NAME}|[A-Za-z]'*)\s*=\s*([^=]+)")
+
+
+@lru_cache(maxsize=8192)
+def read_list(text: str) -> tuple[str, tuple[str, ...], bool]:
+    """``(brackets, items, whether a comma in it may be that of thousands)`` of canonical ``text``.
+
+    The brackets are ``{}`` for a set, ``()`` or ``[]``, and ``""`` without brackets around the whole text. Equations
+    that give one name several values, as ``x=1, x=2`` and ``x_1=1, x_2=2``, are read as these values.
+    """
+    wrapped = _WRAPPED.fullmatch(text)
+    brackets = ""
+    if wrapped and (kind := (wrapped[1] + wrapped[3]).replace("\\", "")) in ("{}", "()", "[]"):
+        inside = wrapped[2]
+        depths = list(accumulate((char in "([{") - (char in ")]}") for char in inside))
+        if min(depths, default=0) >= 0:
+            brackets, text = kind, inside
+    groups = split_top(text, ";")
+    if len(groups) > 1 and not brackets and any(len(split_top(group)) > 1 for group in groups):  # x=1, y=2; x=3, y=4
+        assigned = [read_assignments(group) for group in groups]
+        tuples = [_tuple(v for _, v in a) if a else f"({g})" for a, g in zip(assigned, groups, strict=True)]
+        return "", tuple(tuples), False
+    parts = [part.strip() for part in split_top(text)]
+    merged = [part.strip() for part in split_top(_THOUSANDS_COMMA.sub("", text))] if not brackets else parts
+    if len(merged) > 1 and ", " in text:  # 1,000, 2,000
+        parts = merged
+    named = [_INDEXED.fullmatch(part) for part in parts]
+    if len(parts) > 1 and all(named) and len({m[1].split("_")[0] for m in named if m}) == 1:
+        parts = merged = [m[2].strip() for m in named if m]
+    return brackets, tuple(parts), len(merged) < len(parts)
+
+
 @lru_cache(maxsize=8192)
 def read_assignments(text: str) -> tuple[tuple[str, str], ...] | None:
     """(name, value) pairs of ``x=1, y=2`` or ``(x,y)=(1,2)``; ``None`` for anything else, such as a name that occurs
     twice."""
     named = _NAMED_TUPLE.fullmatch(text)
     if named:
-        names = [symbols(name.strip()) for name in named[1].split(",")]
+        names = [_plain_name(name) for name in named[1].split(",")]
         tuples = split_top(named[2])
         values = split_top(tuples[0].strip()[1:-1]) if len(tuples) == 1 else []
         pairs = list(zip(names, values, strict=True)) if len(names) == len(values) else []
     else:
         matches = [_ASSIGNMENT.fullmatch(part) for part in split_top(text)]
-        pairs = [(symbols(m[1]), m[2]) for m in matches if m is not None]
+        pairs = [(_plain_name(m[1]), m[2]) for m in matches if m is not None]
         if len(pairs) < len(matches):
             return None
     if len(pairs) < 2 or len({name for name, _ in pairs}) < len(pairs):
         return None
     return tuple((name, value.strip()) for name, value in pairs)
+
+
+def _plain_name(name: str) -> str:
+    return re.sub("[{}]", "", symbols(name.strip()))
 
 
 def align_assignments(gold: str, answer: str) -> tuple[str, str] | None:

@@ -20,7 +20,7 @@ class NumberList:
     """Two or more numbers with commas between them, in brackets or without."""
 
     brackets: str
-    """``()``, ``[]``, ``(]`` or ``[)``; ``""`` for a set, which has braces or no brackets."""
+    """``()``, ``[]``, ``(]`` or ``[)``; ``{}`` for a set, ``""`` for a list without brackets."""
     numbers: tuple[Number, ...]
 
 
@@ -38,17 +38,26 @@ def read_number_list(text: str, *, percent_is_hundredth: bool = True) -> NumberL
         if number is None:
             return None
         numbers.append(number)
-    brackets = ((match["open"] or "") + (match["close"] or "")).replace("\\{\\}", "")
+    brackets = ((match["open"] or "") + (match["close"] or "")).replace("\\{\\}", "{}")
     if "\\" in brackets:
         return None
     return NumberList(brackets, tuple(numbers)) if len(numbers) > 1 else None
 
 
-def same_list(gold: NumberList, answer: NumberList, same: Callable[[Number, Number], bool]) -> bool | None:
-    """Whether two lists agree by ``same``, sets in any order, without duplicates; ``None`` if their brackets differ."""
-    if gold.brackets != answer.brackets:
+def same_list(
+    gold: NumberList, answer: NumberList, same: Callable[[Number, Number], bool], *, ordered: bool = False
+) -> bool | None:
+    """Whether two lists agree by ``same``; ``None`` if their brackets say different things.
+
+    Sets have neither order nor duplicates. A list without brackets, which may stand for a set, has duplicates but no
+    order, unless ``ordered``.
+    """
+    kinds = {gold.brackets, answer.brackets}
+    if len(kinds) > 1 and kinds != {"", "{}"}:
         return None
     ours, theirs = gold.numbers, answer.numbers
-    if not gold.brackets:
-        ours, theirs = (tuple({n.value: n for n in sorted(s, key=lambda n: n.value)}.values()) for s in (ours, theirs))
+    if kinds == {"{}"}:
+        ours, theirs = (tuple({n.value: n for n in side}.values()) for side in (ours, theirs))
+    if "{}" in kinds or (kinds == {""} and not ordered):
+        ours, theirs = (tuple(sorted(side, key=lambda n: n.value)) for side in (ours, theirs))
     return len(ours) == len(theirs) and all(same(g, a) for g, a in zip(ours, theirs, strict=True))

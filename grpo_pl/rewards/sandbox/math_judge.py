@@ -170,6 +170,70 @@ def is_undefined(expr: Any) -> bool:
     return isinstance(expr, sympy.Basic) and expr.has(sympy.nan, sympy.zoo)
 
 
+_OR = re.compile(r"\\lor(?![a-zA-Z])")
+_AND = re.compile(r"\\land(?![a-zA-Z])")
+_BUILDER = re.compile(
+    r"\\\{\s*(?P<variable>(?:[^{}|:]|\{[A-Z]\})*?)\s*(?:\\mid(?![a-zA-Z])|[|:])(?P<condition>.*)\\\}", re.DOTALL
+)
+_SET_SIGN = re.compile(r"\\(?:lor|land|cup|cap|setminus|in|mathbb|infty|ne|le|ge|emptyset|mid)(?![a-zA-Z])|[<>]")
+
+
+def real_set(text: str) -> tuple[Any, str] | None:
+    """``(set of real numbers, name of its variable or "")`` that a condition or a set denotes, or ``None``."""
+    text = text.strip()
+    if builder := _BUILDER.fullmatch(text):  # {x in R | x > 2}
+        found = real_set(builder["condition"])
+        domain = real_set(builder["variable"]) if r"\in" in builder["variable"] else (sympy.S.Reals, "")
+        return (found[0].intersect(domain[0]), "") if found and domain else None
+    for word, join in ((_OR, sympy.Union), (_AND, sympy.Intersection)):
+        parts = word.split(text)
+        if len(parts) > 1:
+            found_parts = [real_set(_without_parentheses(part)) for part in parts]
+            names = {part[1] for part in found_parts if part}
+            if None in found_parts or len(names - {""}) > 1:
+                return None
+            return join(*(part[0] for part in found_parts if part)), max(names)
+    expr = read(text)
+    if isinstance(expr, sympy.Set):
+        return expr.doit(), ""
+    symbols_in: set[Any] = getattr(expr, "free_symbols", set())
+    if len(symbols_in) != 1 or not _is_relation(expr):
+        return None
+    (symbol,) = symbols_in
+    if isinstance(expr, sympy.Eq) and isinstance(expr.rhs, sympy.Set):
+        return (expr.rhs.doit(), symbol.name) if expr.lhs == symbol else None
+    links = expr._unsorted_args if isinstance(expr, LazyAnd) else expr.args if isinstance(expr, sympy.And) else [expr]
+    real = sympy.Symbol(symbol.name, real=True)
+    return sympy.Intersection(*(link.doit().subs(symbol, real).as_set() for link in links)), symbol.name
+
+
+def _without_parentheses(text: str) -> str:
+    inner = text.strip()
+    return inner[1:-1] if re.fullmatch(r"\([^()]*[<>=\\][^()]*\)", inner) and "," not in inner else inner
+
+
+def _is_condition(text: str) -> bool:
+    return any(sign.search(text) for sign in (_OR, _AND, _BUILDER))
+
+
+def same_real_set(gold_text: str, answer_text: str) -> bool:
+    """Whether both texts denote one set of real numbers, as conditions on one variable or as sets, where at least one
+    of them cannot be anything else: ``(1, 2)`` may be a point."""
+    if not all(_SET_SIGN.search(text) for text in (gold_text, answer_text)) and not _is_condition(
+        gold_text + answer_text
+    ):
+        return False
+    try:
+        gold, answer = real_set(gold_text), real_set(answer_text)
+        if gold is None or answer is None or (gold[1] and answer[1] and gold[1] != answer[1]):
+            return False
+        return bool(gold[0] == answer[0] or gold[0].symmetric_difference(answer[0]).doit() == sympy.S.EmptySet)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:  # SymPy cannot solve the condition, or compare the sets
+        return False
+
+
 def _is_relation(expr: Any) -> bool:
     return isinstance(expr, (Relational, LazyAnd, sympy.And))
 
@@ -221,8 +285,56 @@ def read_gold(text: str) -> tuple[Any, str]:
     return gold, ""
 
 
+_LIST, _TUPLE, _SET = "\1", "\2", "\3"
+"""Marks between the items of lists: any order, the given order, any order and no duplicates."""
+
+
 def judge(gold_text: str, answer_text: str, tolerance: float) -> tuple[str, str]:
-    """(status, detail) of one pair; both sides are the content of a box."""
+    """(status, detail) of one pair; both sides are the content of a box, or the items of lists with a mark between."""
+    for mark in (_LIST, _TUPLE, _SET):
+        if mark in gold_text + answer_text:
+            return _judge_lists(gold_text.split(mark), answer_text.split(mark), mark, tolerance)
+    return _judge_one(gold_text, answer_text, tolerance)
+
+
+def _judge_lists(golds: list[str], answers: list[str], mark: str, tolerance: float) -> tuple[str, str]:
+    """Judges lists item by item: with ``_TUPLE`` in order, else each gold item takes the first answer that is right for
+    it; in a set several items may take the same."""
+    for gold in golds:
+        if fault := read_gold(gold)[1]:
+            return "bad_gold", fault
+    if mark == _TUPLE:
+        verdicts = [_judge_one(g, a, tolerance) for g, a in zip(golds, answers, strict=True)]
+        return next((verdict for verdict in verdicts if verdict[0] != "ok"), ("ok", ""))
+    left = list(answers)
+    for gold in sorted(golds, key=lambda item: item not in left):  # equal texts first
+        found = next(
+            (a for a in sorted(left, key=lambda a: a != gold) if _judge_one(gold, a, tolerance)[0] == "ok"), None
+        )
+        if found is None:
+            return "wrong", ""
+        if mark == _LIST:
+            left.remove(found)
+    if mark == _SET and not all(any(_judge_one(g, a, tolerance)[0] == "ok" for g in golds) for a in answers):
+        return "wrong", ""
+    return "ok", ""
+
+
+def _judge_conditions(gold_text: str, answer_text: str, tolerance: float) -> tuple[str, str]:
+    """Judges conditions on one variable by the sets that they denote, others part by part."""
+    if same_real_set(gold_text, answer_text):
+        return "ok", ""
+    for word, other in ((_OR, _AND), (_AND, _OR)):
+        golds, answers = word.split(gold_text), word.split(answer_text)
+        if len(golds) == len(answers) > 1 and not other.search(gold_text + answer_text):
+            return _judge_lists([part.strip() for part in golds], [part.strip() for part in answers], _LIST, tolerance)
+    readable = same_real_set(gold_text, gold_text) or all(read(part) is not None for part in _AND.split(gold_text))
+    return ("wrong", "") if readable else ("bad_gold", "cannot be parsed")
+
+
+def _judge_one(gold_text: str, answer_text: str, tolerance: float) -> tuple[str, str]:
+    if _is_condition(gold_text + answer_text):
+        return _judge_conditions(gold_text, answer_text, tolerance)
     gold, fault = read_gold(gold_text)
     answer = read(answer_text)
     if gold is None:
@@ -231,7 +343,7 @@ def judge(gold_text: str, answer_text: str, tolerance: float) -> tuple[str, str]
         return "wrong", "cannot be parsed"
     if fault := objection(gold, answer):
         return "wrong", fault
-    if not equal(gold, answer):
+    if not equal(gold, answer) and not same_real_set(gold_text, answer_text):
         return "wrong", ""
     if far_apart(gold, answer, tolerance):
         return "wrong", "tiny numbers that differ"

@@ -1,0 +1,86 @@
+"""Finds the answer of a text: the content of its last box, with that of neighbouring boxes as one list."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from grpo_pl.rewards.mathematics.answer_text import BOX, last_boxed
+from grpo_pl.rewards.mathematics.latex import group_end
+from grpo_pl.rewards.mathematics.units import is_noun
+
+_BARE = re.compile(
+    r"\\boxed\s*(?P<content>[+-]?\d+(?:[.,]\d+)*|[A-Za-z](?![A-Za-z])|\\[A-Za-z]+(?![\s{\[A-Za-z]))(?!\s*[_^])"
+)
+_GAP = r"(?:[\s$]|\\[()\[\],;:!]|\\q?quad(?![a-zA-Z])|~)*"
+_NAME = r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:\{\w+\}|\w))?"
+_BETWEEN = re.compile(
+    rf"{_GAP}(?:(?P<noun>(?!(?:\\text\s*\{{)?[\s,]*(?:and|or)\b)(?:[a-z]{{2,}}|\\text\s*\{{[^{{}}]{{1,20}}\}})){_GAP})?"
+    rf"(?:(?P<comma>[,;]){_GAP})?(?:(?:\\text\s*\{{\s*,?\s*)?(?P<word>and|or)(?:\s*\}})?{_GAP})?"
+    rf"(?:(?P<name>{_NAME}){_GAP}={_GAP})?"
+)
+_NAME_BEFORE = re.compile(rf"(?<![A-Za-z\\^])({_NAME}){_GAP}={_GAP}$")
+_PERCENT = re.compile(rf"{_GAP}(?:\\text\s*\{{\s*)?(?:\\?%|per ?cent(?:age)?(?![a-zA-Z])|pct(?![a-zA-Z]))")
+_FARTHEST = 60
+"""Most characters between two boxes of one answer."""
+_MOST = 50
+"""Most boxes of one answer."""
+
+
+@dataclass(frozen=True)
+class Boxed:
+    """The answer of a text, and what stands around it."""
+
+    answer: str
+    beside: str
+    """The text before the first and behind the last of its boxes."""
+    percent: bool
+    """A percent sign follows the last box."""
+
+
+def boxed_answer(text: str, *, adjacent: bool = False) -> Boxed | None:
+    r"""The content of the last ``\boxed{…}`` of ``text``, or of ``\boxed 7``; ``None`` if there is none, or if the last
+    one is not closed.
+
+    Boxes with nothing but a comma, "and" or "or" between them are one list: ``\boxed{1} and \boxed{2}`` is ``1, 2``. A
+    noun may stand behind a box and a name before it: ``x=\boxed{1}, y=\boxed{2}`` is ``x=1, y=2``. With ``adjacent``,
+    for gold answers, boxes with nothing between them are one list as well.
+    """
+    text = _BARE.sub(lambda box: f"\\boxed{{{box['content']}}}", text)
+    last = last_boxed(text)
+    if last is None:
+        return None
+    spans = [(box.end(), group_end(text, box.end() - 1)) for box in list(BOX.finditer(text))[-_MOST:]]
+    closed = [(start, end) for start, end in spans if end > 0]
+    # of boxes in a box the outermost counts
+    spans = [span for span in closed if not any(start < span[0] and span[1] < end for start, end in closed)]
+    at = len(spans) - 1
+    parts, words, names = [last], list[str](), list[str]()
+    while (
+        at > 0
+        and parts[0].strip()
+        and (match := _joins(text[spans[at - 1][1] : text.rindex("\\boxed", 0, spans[at][0])], adjacent))
+    ):
+        start, end = spans[at - 1]
+        if not text[start : end - 1].strip():
+            break
+        at -= 1
+        parts.insert(0, text[start : end - 1])
+        words.insert(0, match["word"] or "")
+        names.insert(0, match["name"])
+    first = text.rindex("\\boxed", 0, spans[at][0])
+    if len(parts) > 1 and all(names) and (before := _NAME_BEFORE.search(text, max(first - _FARTHEST, 0), first)):
+        parts = [f"{name}={part}" for name, part in zip([before[1], *names], parts, strict=True)]
+    links = [rf" \text{{ {word} }} " if word else ", " for word in words]
+    answer = "".join(f"{part}{link}" for part, link in zip(parts, [*links, ""], strict=True))
+    end = spans[-1][1]
+    return Boxed(answer, (text[:first] + text[end:]).strip(), percent=_PERCENT.match(text, end) is not None)
+
+
+def _joins(between: str, adjacent: bool) -> re.Match[str] | None:
+    """The match of the text between two boxes if it makes one answer of them."""
+    match = _BETWEEN.fullmatch(between) if len(between) <= _FARTHEST else None
+    if match is None or not (match["comma"] or match["word"] or (adjacent and not between.strip())):
+        return None
+    noun = (match["noun"] or "").removeprefix(r"\text").strip("{} \t.,")
+    return match if not noun or is_noun(noun) else None
