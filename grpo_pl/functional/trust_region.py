@@ -55,7 +55,8 @@ def top_divergence(logprobs: Tensor, sampling_logprobs: Tensor, likely: LikelyTo
     float64; what rounding of the log-probabilities leaves to "any other" counts as 1e-12 at least.
 
     Args:
-        logprobs, sampling_logprobs: (B, T), of the drawn token.
+        logprobs: (B, T), of the drawn token.
+        sampling_logprobs: Likewise.
 
     Raises:
         ValueError: there is no kind of that name.

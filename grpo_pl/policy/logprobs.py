@@ -80,8 +80,10 @@ def completion_logprobs(
     scored tokens only; what a model allows is tried once, on a few tokens.
 
     Args:
-        prompt_ids, prompt_mask: (B, S), left-padded.
-        completion_ids, completion_mask: (B, T), right-padded.
+        prompt_ids: (B, S), left-padded.
+        prompt_mask: Likewise.
+        completion_ids: (B, T), right-padded.
+        completion_mask: Likewise.
         action_mask: (B, T), the completion tokens that are scored; the others are only attended to. None: all.
         support: (B, T, K) tokens that each softmax is over, see ``functional.logprobs.restricted``; None: all.
         temperature: divides the logits, as in sampling.

@@ -53,8 +53,10 @@ def pack(
     """Packs a micro-batch; neighbouring rows with equal prompts share one copy of it.
 
     Args:
-        prompt_ids, prompt_mask: (B, S), left-padded.
-        completion_ids, completion_mask: (B, T), right-padded.
+        prompt_ids: (B, S), left-padded.
+        prompt_mask: Likewise.
+        completion_ids: (B, T), right-padded.
+        completion_mask: Likewise.
         action_mask: (B, T), the completion tokens that are scored; None: all.
         share: false repeats the prompt for every row.
     """

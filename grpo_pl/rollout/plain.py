@@ -76,7 +76,8 @@ class PlainEngine(RolloutEngine):
         """Tokens and log-probabilities, both (rows, T), of one chunk of rows after the other.
 
         Args:
-            ids, mask: (P, S), left-padded prompts.
+            ids: (P, S), left-padded prompts.
+            mask: Likewise.
             owners: (B,) index of each row's prompt, ascending.
             keys: (B,) sampling keys.
         """

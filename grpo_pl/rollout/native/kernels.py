@@ -68,7 +68,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, *
 
     Args:
         queries: (rows, key heads, group, D); the query heads of a group share their key head.
-        keys, values: (rows, key heads, columns, D), where rows and key heads can be viewed as one dimension.
+        keys: (rows, key heads, columns, D), where rows and key heads can be viewed as one dimension.
+        values: Likewise.
         bias: (rows, 1, 1, columns), 0 or -inf.
 
     Returns:

@@ -119,7 +119,8 @@ class LlamaFamilyDecoder:
         """Prefills every prompt once and hands its keys and values to the rows that continue it.
 
         Args:
-            prompt_ids, prompt_mask: (P, S), left-padded.
+            prompt_ids: (P, S), left-padded.
+            prompt_mask: Likewise.
             owners: (B,) index of each row's prompt, ascending.
             room: most tokens that will be fed to `step` for any row.
 

@@ -67,7 +67,8 @@ class SharedPrompts:
 
         Args:
             queries: (rows, key heads, heads of a group of query heads, D).
-            keys, values: (rows, key heads, columns, D), the row's own.
+            keys: (rows, key heads, columns, D), the row's own.
+            values: Likewise.
 
         Returns:
             (rows, query heads · D).
