@@ -76,8 +76,9 @@ EXTRA_OF = {
 
 @pytest.mark.parametrize("folder", sorted(OWN))
 def test_every_import_is_declared(folder: str) -> None:
-    always = _declared()
-    for name, files in _imported(folder).items():
+    always, imported = _declared(), _imported(folder)
+    assert imported
+    for name, files in imported.items():
         for file in files:
             extras = [EXTRA_OF[file]] if file in EXTRA_OF else []
             assert name in always or name in _declared(*extras), f"{file} imports {name}, which is not declared"
@@ -90,7 +91,9 @@ def test_every_declared_package_is_used() -> None:
 
 
 def test_every_declared_package_has_a_lower_bound() -> None:
-    for requirement in _declared(*set(EXTRA_OF.values())).values():
+    declared = _declared(*set(EXTRA_OF.values())).values()
+    assert declared
+    for requirement in declared:
         operators = {bound.operator for bound in requirement.specifier}
         assert operators & {">=", "=="}, f"{requirement} has no lower bound"
 
