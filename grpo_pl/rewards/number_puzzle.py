@@ -18,13 +18,25 @@ MOST_CHARACTERS = 200
 _PLAIN = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
-        (r"\\(?:left|right|[bB]ig+[lr]?|displaystyle|textstyle)(?![A-Za-z])|\\[()\[\]]|\$", ""),
+        (r"\\(?:left|right|[bB]ig+[lr]?|displaystyle|textstyle)(?![A-Za-z])|\\[()\[\]]|\$|\{\s*\}", ""),
         (r"\\(?:times|cdot|ast)(?![A-Za-z])", "*"),
         (r"\\div(?![A-Za-z])", "/"),
         (r"\\[,;:! ]|\\q?quad(?![A-Za-z])|~|\s", " "),
     ]
 ]
-_SIGNS = {"×": "*", "·": "*", "⋅": "*", "∙": "*", "∗": "*", "÷": "/", "∕": "/", "−": "-", "–": "-", "＝": "="}
+_SIGNS = {
+    "×": "*",
+    "·": "*",
+    "⋅": "*",
+    "∙": "*",
+    "∗": "*",
+    "÷": "/",
+    "∕": "/",
+    "−": "-",
+    "–": "-",
+    "＝": "=",
+    **dict(zip("＋＊／（）", "+*/()", strict=True)),
+}
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(\{[^{}]*\}|\d)\s*(\{[^{}]*\}|\d)", re.ASCII)
 
 

@@ -21,7 +21,7 @@ def scored(answer: str, target: int = 46, numbers: tuple[int, ...] = (7, 7, 3)) 
     ["(7*7)-3", "7*7-3", " ( 7 * 7 ) - 3 ", "(7)*7-3", "7×7−3", "07*7-03", "\\boxed{7*7-3}", "7*7-3=46", "7*7-3 = 046",
      "7 \\times 7 - 3", "7\\times7-3=46", "7\\cdot 7-3", "\\boxed{7 \\cdot 7 - 3 = 46}", "$7\\times 7-3$", "\\(7⋅7–3=46\\)",
      "\\left(7\\times7\\right)-3", "\\bigl[7 \\ast 7\\bigr]\\,-\\,3", "{7}\\cdot{7}-3", "[7*7]-3", "\\boxed{\\boxed{7*7-3}}",
-     "\\displaystyle 7 \\times 7 \\quad - 3"],
+     "\\displaystyle 7 \\times 7 \\quad - 3", "（7＊7）-3", "7\\times{}7-3 \\,=\\, 46", "$$7 \\times 7 - 3 = 46$$"],
 )  # fmt: skip
 def test_an_expression_of_all_numbers_that_reaches_the_target_is_right(answer: str) -> None:
     assert scored(answer) == Score(1.0, "ok", "46")

@@ -71,7 +71,7 @@ def enough(task: str, answer: str) -> Iterator[str]:
                 yield glue.join(pieces[:length])
 
 
-MOST_MOVES = 300
+MOST_MOVES = 100
 """How many moves are looked at one after another."""
 
 
@@ -233,13 +233,13 @@ _FORMS: dict[str, re.Pattern[str]] = {
         "kakurasu": r"[01]+(?:\s+[01]+)*",
         "polynomial_equations": rf"{_REAL}(?:\s*,\s*{_REAL})*",
         "pool_matrix": rf"{_REAL}(?:\s+{_REAL})*",
-        "quantum_lock": r"[A-Ca-c](?:[\s,]*(?:→|->|,|\s)[\s,]*[A-Ca-c])*|[A-Ca-c]+",
+        "quantum_lock": r"[A-Ca-c](?:(?:[\s,]|→|->)+[A-Ca-c])*|[A-Ca-c]+",
         "rubiks_cube": r"\d*[A-Za-z]w?'?\d*(?:\s+\d*[A-Za-z]w?'?\d*)*",
         "rush_hour": r"[A-Z][+-]\d+(?:[\s,]+[A-Z][+-]\d+)*",
         "sokoban": r"[LURD]+(?:[\s,]+[LURD]+)*",
         "time_intervals": r"\d+ days?|(?:\d+ days?, *)?\d+:\d+(?::\d+(?:\.\d+)?)?",
         "survo": r"-?\d+(?:\s+-?\d+)*",
-        "tower_of_hanoi": r"Move disk \d+ from Peg \d+ to Peg \d+(?:\s*\n\s*Move disk \d+ from Peg \d+ to Peg \d+)*",
+        "tower_of_hanoi": r"Move disk \d+ from Peg \d+ to Peg \d+(?:[ \t]*\n\s*Move disk \d+ from Peg \d+ to Peg \d+)*",
     }.items()
 }
 """Task -> all that an answer may hold. These scorers pick what they look for out of any text."""
