@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from grpo_pl.functional.retry_after import retry_after
 from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.retry_after import retry_after
 
 if TYPE_CHECKING:
     from openai import OpenAI
