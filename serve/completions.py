@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence, Set
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fastapi import Request, Response
 
@@ -14,9 +16,9 @@ from grpo_pl.rollout.texts import TextStream
 from serve import grammars
 from serve.answers import ChatShape, Choice, CompletionShape, Shape
 from serve.call_reader import CallReader
-from serve.connection import EventStream, merged, while_connected
+from serve.connection import EventStream, in_turns, merged, while_connected
 from serve.dispatch import Chunk, Deadline, Generator
-from serve.errors import ApiError, bad_request, check_model, json_response
+from serve.errors import ApiError, bad_request, check_model, large_json_response
 from serve.generate_worker import Generate, ScorePrompt
 from serve.grammars import Grammar
 from serve.metrics import ServerMetrics
@@ -50,6 +52,7 @@ class CompletionRoutes:
     ) -> None:
         self._generator, self._weights, self._prompts = generator, weights, prompts
         self._metrics, self._deadline_s = metrics, deadline_s
+        self._gate = asyncio.Lock()  # see `in_turns`
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         return await self.answer_chat(body, request, ChatShape(self._prompts.model, body))
@@ -61,7 +64,10 @@ class CompletionRoutes:
         free = body.grammar is None and not body.must_call
         ids = await self._prompts.from_messages(body.messages, body.offered, prefill=free)
         prefill = model.template.prefill if free else ""
-        return await self._answer(request, self._job(body, [ids], [prefill], shape, deadline))
+        (job,) = await in_turns(
+            self._gate, [prefill], lambda prefill: self._job(body, [ids], [prefill], shape, deadline)
+        )
+        return await self._answer(request, job)
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         deadline, model = Deadline(self._deadline_s), self._prompts.model
@@ -142,7 +148,7 @@ class CompletionRoutes:
             async with aclosing(self._grow(job)) as steps:
                 async for _ in steps:
                     pass
-        return json_response(job.shape.whole(job.choices))
+        return await large_json_response(lambda: job.shape.whole(job.choices))
 
     async def _events(self, job: Job) -> AsyncGenerator[str, None]:
         """The events of a stream. A failure before the first event is raised, a later one becomes the last event."""
@@ -155,8 +161,8 @@ class CompletionRoutes:
                         if not started:
                             started = True
                             self._metrics.first_token.observe(job.deadline.spent())
-                            events += map(shape.opening, choices)
-                        events += [shape.chunk(*growth, choices) for growth in grown]
+                            events += await in_turns(self._gate, choices, shape.opening)
+                        events += await in_turns(self._gate, grown, lambda growth: shape.chunk(*growth, choices))
                         finished = all(choice.finish is not None for choice in choices)
                         if finished:
                             events.append(shape.closing(choices))
@@ -195,17 +201,17 @@ class CompletionRoutes:
         streams = [self._one_prompt(job, p, stopped[p]) for p in range(len(job.draws))]
         async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as parts:
             async for p, chunks in parts:
-                grown: list[Growth] = []
-                for chunk in chunks:
-                    choice = choices[p * body.n + chunk.index]
-                    if choice.finish is not None:
-                        continue  # drawn after a stop string, before the worker was told to stop
-                    grown.append((choice, *choice.push(chunk)))
-                    if choice.stream.stopped:
-                        stopped[p].add(chunk.index)
+                # what was drawn after a stop string, before the worker was told to stop, is left out
+                going = [chunk for chunk in chunks if choices[p * body.n + chunk.index].finish is None]
+                grown = await in_turns(self._gate, going, partial(self._push, choices[p * body.n :]))
+                stopped[p].update(choice.index - p * body.n for choice, _, _ in grown if choice.stream.stopped)
                 self._metrics.count_tokens(sum(len(tokens) for _, _, tokens in grown))
                 if grown:
                     yield grown
+
+    def _push(self, choices: Sequence[Choice], chunk: Chunk) -> Growth:
+        choice = choices[chunk.index]
+        return choice, *choice.push(chunk)
 
     async def _one_prompt(self, job: Job, p: int, stopped: Set[int]) -> AsyncGenerator[tuple[int, list[Chunk]], None]:
         chunks = self._generator.generate(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ from starlette.types import Receive, Scope, Send
 from serve.errors import ApiError
 
 T = TypeVar("T")
+R = TypeVar("R")
+_AT_A_TIME_S = 0.004  # that one request keeps the event loop
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -69,6 +72,23 @@ class EventStream(Response):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": events.encode(), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+async def in_turns(gate: asyncio.Lock, items: Iterable[T], handle: Callable[[T], R]) -> list[R]:
+    """The results of ``handle`` for all items. Requests pass the gate one at a time and for a few milliseconds, so that
+    the event loop serves others in between, however many have work for it at once."""
+    results: list[R] = []
+    left = iter(items)
+    while True:
+        async with gate:
+            until = time.monotonic() + _AT_A_TIME_S
+            for item in left:
+                results.append(handle(item))
+                if time.monotonic() > until:
+                    break
+            else:
+                return results
+        await asyncio.sleep(0)
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:

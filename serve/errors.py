@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -14,6 +15,7 @@ from starlette.exceptions import HTTPException
 log = logging.getLogger(__name__)
 
 _LONGEST = 500  # characters of a message, which may quote the client
+_MANY = 64  # items of a list that are encoded at once; no other thread runs meanwhile
 _WITHOUT_CLASSES = {
     **dict.fromkeys(("model_type", "dict_type"), "Input should be a JSON object"),
     "is_instance_of": "Input should be a valid string",  # of `str`, the only class that is asked for
@@ -77,6 +79,48 @@ def shutting_down() -> ApiError:
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """``value`` as a JSON response in ASCII, so that texts with lone surrogates are valid JSON as well."""
     return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")
+
+
+async def large_json_response(make: Callable[[], Any]) -> Response:
+    """The response for ``make()``, which may be large; both are made in a thread, and the text piece by piece, because
+    other requests are answered only between pieces."""
+
+    def encode() -> Response:
+        pieces: list[str] = []
+        _encode(make(), pieces)
+        return Response("".join(pieces), media_type="application/json")
+
+    return await asyncio.to_thread(encode)
+
+
+def _encode(value: Any, pieces: list[str]) -> None:
+    """Adds the JSON of a value to ``pieces``, in pieces that the encoder makes in about a millisecond."""
+    if not _is_large(value):
+        pieces.append(to_json(value))
+    elif isinstance(value, dict):
+        for i, (name, each) in enumerate(value.items()):
+            pieces.append(f"{',' if i else '{'}{to_json(name)}:")
+            _encode(each, pieces)
+        pieces.append("}")
+    else:
+        pieces.append("[")
+        for first in range(0, len(value), _MANY):
+            some = value[first : first + _MANY]
+            pieces.append("," if first else "")
+            if not any(map(_is_large, some)):
+                pieces.append(to_json(some)[1:-1])
+                continue
+            for i, each in enumerate(some):
+                pieces.append("," if i else "")
+                _encode(each, pieces)
+        pieces.append("]")
+
+
+def _is_large(value: Any) -> bool:
+    """Whether a value holds a list of many items."""
+    if isinstance(value, dict):
+        return any(map(_is_large, value.values()))
+    return isinstance(value, list) and (len(value) > _MANY or any(map(_is_large, value)))
 
 
 to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # `json.dumps` makes one at each call

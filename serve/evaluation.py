@@ -13,7 +13,7 @@ from fastapi import Request, Response
 from grpo_pl.policy.trained import ServedModel
 from serve.connection import while_connected
 from serve.dispatch import Chunk, Deadline, Generator, Scorer
-from serve.errors import bad_request, check_model, json_response
+from serve.errors import bad_request, check_model, large_json_response
 from serve.generate_worker import Generate
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts
@@ -56,11 +56,8 @@ class EvaluateRoute:
         with self._weights.lease() as version:
             jobs = [replace(job, version=version.number) for job in jobs]
             results = await while_connected(request, self._all(body.items, jobs))
-        # there may be thousands of samples: in a thread, so that other requests are answered meanwhile
-        return await asyncio.to_thread(
-            lambda: json_response(
-                {"items": results, "summary": summarise(results, n=body.n), "system_fingerprint": version.id}
-            )
+        return await large_json_response(
+            lambda: {"items": results, "summary": summarise(results, n=body.n), "system_fingerprint": version.id}
         )
 
     async def _all(self, problems: Sequence[EvalProblem], jobs: Sequence[Generate]) -> list[dict[str, Any]]:
@@ -88,7 +85,8 @@ class EvaluateRoute:
                 finished += part
         finished.sort(key=lambda chunk: chunk.index)
         self._metrics.count_tokens(sum(len(chunk.drawn) for chunk in finished))
-        items = items_of(problem, finished, self._prompts.model)
+        # there may be many long texts: in a thread, so that other requests are answered meanwhile
+        items = await asyncio.to_thread(items_of, problem, finished, self._prompts.model)
         async with self._judging:
             scored = await self._scorer.score(items, deadline=deadline, bounded=False)
         self._metrics.count_scores(scored)

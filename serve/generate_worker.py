@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from grpo_pl.policy.trained import ServedModel
@@ -27,7 +27,8 @@ _DIVERGED = "the policy's logits are not finite: its weights have diverged."
 
 @dataclass(frozen=True)
 class Generate:
-    """Request to draw one completion per key."""
+    """Request to draw one completion per key. Completions may leave the batch and come back, so that there may be
+    several messages of one request; each begins a stay of some of its completions."""
 
     prompt_ids: list[int]
     keys: list[int]
@@ -39,6 +40,12 @@ class Generate:
     evaluation: bool = False
     """Whether it belongs to an evaluation: such prompts join the batch one per decoding step, because many at once
     would delay the next token of all running completions."""
+    stay: int = 0
+    """Number of the stay."""
+    indices: tuple[int, ...] = ()
+    """Which completions of the request the keys are."""
+    drawn: tuple[int, ...] = ()
+    """Tokens that its one completion has drawn in earlier stays."""
 
 
 class ScorePrompt(NamedTuple):
@@ -50,9 +57,11 @@ class ScorePrompt(NamedTuple):
 
 
 class Started(NamedTuple):
-    """Reply when a request's completions have joined the batch, with their sequence numbers there."""
+    """Reply when completions of a request have joined the batch, with their sequence numbers there."""
 
     uid: int
+    stay: int
+    indices: tuple[int, ...]
     sequences: list[int]
 
 
@@ -66,8 +75,15 @@ class Step(NamedTuple):
 class _Request:
     uid: int
     job: Generate
-    sequences: list[int]
     masks: Sequence[GrammarMask]
+
+
+class _Waiting(NamedTuple):
+    """Work that is done one at a time."""
+
+    uid: int
+    job: Generate | ScorePrompt
+    masks: Sequence[GrammarMask] = ()
 
 
 class GenerateWorker(Worker):
@@ -95,8 +111,9 @@ class GenerateWorker(Worker):
     def work(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._owner: dict[int, _Request] = {}  # by sequence
-        self._aside: deque[tuple[int, Generate | ScorePrompt]] = deque()  # one is handled per decoding step
-        self._compiling: dict[int, tuple[Generate, Future[Any]]] = {}
+        self._places: dict[tuple[int, int], int] = {}  # sequences by request and index of the completion
+        self._aside: deque[_Waiting] = deque()  # one is handled per decoding step
+        self._compiling: list[tuple[int, Generate, Future[Any]]] = []
         while True:
             busy = self._versions.decoding or self._versions.is_loading or self._aside or self._compiling
             for uid, payload in mailbox.take(wait_for_one=not busy):
@@ -115,7 +132,7 @@ class GenerateWorker(Worker):
             for uid in set(lost.values()):
                 self._fail(uid, "decoding failed; the server's log has the details.")
             for sequence in lost:
-                del self._owner[sequence]
+                self._forget(sequence)
             self._versions.empty(number)
         else:
             self._hand_out(drawn)
@@ -127,10 +144,10 @@ class GenerateWorker(Worker):
             self._versions.load(uid, payload)
         elif isinstance(payload, DropWeights):
             self._versions.drop(payload.number)
-        elif isinstance(payload, ScorePrompt) or payload.evaluation:
-            self._aside.append((uid, payload))
-        elif payload.grammar is not None:
-            self._compiling[uid] = (payload, self._grammars.compile(payload.grammar))
+        elif isinstance(payload, Generate) and payload.grammar is not None:
+            self._compiling.append((uid, payload, self._grammars.compile(payload.grammar)))
+        elif isinstance(payload, ScorePrompt) or payload.evaluation or payload.drawn:
+            self._aside.append(_Waiting(uid, payload))
         else:
             self._start(uid, payload)
 
@@ -139,9 +156,10 @@ class GenerateWorker(Worker):
         weights that have been loaded."""
         for answer in self._versions.answers():
             self._mailbox.send(answer)
-        for uid, (job, compiled) in list(self._compiling.items()):
-            if compiled.done():
-                del self._compiling[uid]
+        compiled_now = [item for item in self._compiling if item[2].done()]
+        self._compiling = [item for item in self._compiling if item not in compiled_now]
+        for uid, job, compiled in compiled_now:
+            if job.keys:
                 try:
                     masks = [GrammarMask(compiled.result().deep_copy()) for _ in job.keys]
                 except GrammarError as error:
@@ -150,13 +168,16 @@ class GenerateWorker(Worker):
                     log.exception("a grammar failed; its request is answered with 500")
                     self._fail(uid, "compiling the grammar failed; the server's log has the details.")
                 else:
-                    self._start(uid, job, masks)
+                    if job.drawn:
+                        self._aside.append(_Waiting(uid, job, masks))
+                    else:
+                        self._start(uid, job, masks)
         if self._aside:
-            uid, payload = self._aside.popleft()
-            if isinstance(payload, ScorePrompt):
-                self._score(uid, payload)
-            else:
-                self._start(uid, payload)
+            next_one = self._aside.popleft()
+            if isinstance(next_one.job, ScorePrompt):
+                self._score(next_one.uid, next_one.job)
+            elif next_one.job.keys:
+                self._start(next_one.uid, next_one.job, next_one.masks)
         elif (self._compiling or self._versions.is_loading) and not self._versions.decoding:
             time.sleep(0.001)
 
@@ -174,28 +195,50 @@ class GenerateWorker(Worker):
 
     def _start(self, uid: int, job: Generate, masks: Sequence[GrammarMask] = ()) -> None:
         try:
-            sequences = self._versions[job.version].batch.add(job.prompt_ids, job.keys, job.options, masks or None)
+            sequences = self._versions[job.version].batch.add(
+                job.prompt_ids, job.keys, job.options, masks or None, drawn=job.drawn
+            )
         except ValueError as error:
             self._fail(uid, str(error))
             return
-        self._owner.update(dict.fromkeys(sequences, _Request(uid, job, sequences, masks)))
-        self._mailbox.send(Started(uid, sequences))
+        self._owner.update(dict.fromkeys(sequences, _Request(uid, job, masks)))
+        self._places.update(zip([(uid, i) for i in job.indices], sequences, strict=True))
+        self._mailbox.send(Started(uid, job.stay, job.indices, sequences))
 
     def _cancel(self, uid: int, indices: frozenset[int] | None) -> None:
-        self._compiling.pop(uid, None)
-        self._aside = deque(item for item in self._aside if item[0] != uid)
-        mine = {s: r for s, r in self._owner.items() if r.uid == uid}
-        sequences = [s for s, r in mine.items() if indices is None or r.sequences.index(s) in indices]
+        """Ends all completions of a request, or some, wherever they are."""
+        if indices is None:
+            self._compiling = [item for item in self._compiling if item[0] != uid]
+            self._aside = deque(item for item in self._aside if item.uid != uid)
+            sequences = [sequence for sequence, request in self._owner.items() if request.uid == uid]
+        else:
+            self._compiling = [
+                (each, _without(job, indices) if each == uid else job, compiled)
+                for each, job, compiled in self._compiling
+            ]
+            self._aside = deque(
+                item._replace(job=_without(item.job, indices))
+                if item.uid == uid and isinstance(item.job, Generate)
+                else item
+                for item in self._aside
+            )
+            sequences = [self._places[uid, i] for i in indices if (uid, i) in self._places]
         if sequences:
-            self._versions[mine[sequences[0]].job.version].batch.remove(sequences)
+            self._versions[self._owner[sequences[0]].job.version].batch.remove(sequences)
         for sequence in sequences:
-            del self._owner[sequence]
+            self._forget(sequence)
+
+    def _forget(self, sequence: int) -> None:
+        request = self._owner.pop(sequence)
+        for i in request.job.indices:
+            if self._places.get((request.uid, i)) == sequence:
+                del self._places[request.uid, i]
 
     def _hand_out(self, drawn: list[Drawn]) -> None:
         broken = {r.uid: r for d in drawn if not math.isfinite(d.logprob) and (r := self._owner[d.sequence])}
         for d in drawn:
             if d.finish is not None:
-                del self._owner[d.sequence]
+                self._forget(d.sequence)
         for uid, request in broken.items():
             self._cancel(uid, None)
             self._fail(uid, _why_nothing_is_left(request))
@@ -203,6 +246,12 @@ class GenerateWorker(Worker):
 
     def _fail(self, uid: int, reason: str | Refusal) -> None:
         self._mailbox.send(Failure(uid, reason))
+
+
+def _without(job: Generate, indices: frozenset[int]) -> Generate:
+    """The same for the other completions, which may be none."""
+    kept = [(i, key) for i, key in zip(job.indices, job.keys, strict=True) if i not in indices]
+    return replace(job, indices=tuple(i for i, _ in kept), keys=[key for _, key in kept])
 
 
 def _asked_by(job: Generate) -> str:

@@ -13,7 +13,7 @@ from grpo_pl.policy.trained import ServedModel
 from serve.advantages import group_objective
 from serve.connection import while_connected
 from serve.dispatch import Deadline, Scorer
-from serve.errors import bad_request, check_model, json_response
+from serve.errors import bad_request, check_model, large_json_response
 from serve.metrics import ServerMetrics
 from serve.places import Places
 from serve.schemas import ScoreRequest
@@ -42,15 +42,15 @@ class ScoreRoute:
         check_model(body.model, self.model.name)
         scored = await while_connected(request, self._scored(body))
         self.metrics.count_scores(scored)
-        return json_response(self._objective.group(scored) if body.group else {"items": scored})
+        return await large_json_response(lambda: self._objective.group(scored) if body.group else {"items": scored})
 
     async def _scored(self, body: ScoreRequest) -> list[Any]:
         deadline = Deadline(self.deadline_s)
         async with deadline.limit():
-            await self._preparing.take(1, bounded=True)
+            place = await self._preparing.take(bounded=True)
         items = [{**item.__dict__, **(item.model_extra or {})} for item in body.items]
         preparing = asyncio.ensure_future(asyncio.to_thread(self._columns, items))
-        preparing.add_done_callback(lambda _: self._preparing.give_back(1))
+        preparing.add_done_callback(lambda _: self._preparing.leave(place))
         columns = await asyncio.shield(preparing)  # if the client disconnects, the thread goes on and keeps its place
         completions, answers = ([item[name] for item in items] for name in ("completion", "answer"))
         return await self.scorer.score(ScoreItems(completions, answers, columns), deadline=deadline, bounded=True)

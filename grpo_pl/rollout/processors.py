@@ -98,6 +98,9 @@ class LogitProcessor:
 
     def _start_counting(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         seen = torch.zeros_like(logits, dtype=torch.bool)
-        seen[torch.as_tensor(self._prompt, device=logits.device)] = True
-        self._tally = torch.zeros_like(logits), seen
+        seen[torch.as_tensor([*self._prompt, *self._drawn], device=logits.device)] = True
+        counts = torch.zeros_like(logits)
+        for token in self._drawn:  # before the sequence came back to the batch
+            counts[token] += 1.0
+        self._tally = counts, seen
         return self._tally

@@ -2,13 +2,17 @@
 
 import asyncio
 import socket
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from grpo_pl.rollout.native.continuous import SequenceOptions
+from grpo_pl.types import SamplingParams
 from serve.dispatch import Call, Deadline, WorkerLine
 from serve.errors import ApiError
-from serve.generate_worker import Started, Step
+from serve.generate_worker import Generate, Started, Step
+from serve.places import Places
 from serve.worker import Cancel, Failure, Frames, packed
 
 
@@ -42,21 +46,31 @@ async def _next(call: Call) -> list[tuple[int, list[int]]]:
         return [(chunk.index, chunk.tokens) for chunk in await anext(call)]
 
 
+def _job(n: int) -> Generate:
+    return Generate([7, 8], list(range(100, 100 + n)), SequenceOptions(sampling=SamplingParams()))
+
+
+def _stay(job: Generate, number: int, *indices: int, drawn: tuple[int, ...] = ()) -> Generate:
+    """What the worker is sent when some completions join."""
+    return replace(job, stay=number, indices=indices, keys=[job.keys[i] for i in indices], drawn=drawn)
+
+
 def test_the_first_token_of_a_stream_comes_at_once_and_later_ones_together() -> None:
     async def scenario() -> None:
-        worker, ended = Worker(), []
+        worker, places, job = Worker(), Places(8, max_waiting=1), _job(2)
         await worker.connect()
-        options: dict[str, Any] = {"deadline": Deadline(60), "completions": 2, "live": True}
-        with worker.line.ask("draw", **options, on_end=lambda: ended.append(True)) as call:
-            assert await worker.hears() == [(call.uid, "draw")]
-            await worker.says(Started(call.uid, [4, 9]), _step((4, 11, None), (9, 12, None), (5, 99, None)))
+        options: dict[str, Any] = {"deadline": Deadline(60), "places": places, "live": True, "bounded": True}
+        with worker.line.draw(job, **options) as call:
+            assert await worker.hears() == [(call.uid, _stay(job, 0, 0, 1))]
+            await worker.says(Started(call.uid, 0, (0, 1), [4, 9]), _step((4, 11, None), (9, 12, None), (5, 99, None)))
             assert await _next(call) == [(0, [11]), (1, [12])]
             await worker.says(_step((4, 13, None), (9, 14, "stop")), _step((4, 15, None)))
             assert await _next(call) == [(0, [13, 15]), (1, [14])]
+            assert places.free == 7
             worker.line.stop(call, {0, 1})  # of the second nothing more was to come
             assert await worker.hears() == [(call.uid, Cancel(frozenset({0})))]
             await worker.says(_step((4, 16, None)))
-            assert ended == [True]
+            assert places.free == 8
             with pytest.raises(StopAsyncIteration):
                 await anext(call)
         assert not worker.line.calls
@@ -68,12 +82,53 @@ def test_who_reads_only_at_the_end_is_woken_once() -> None:
     async def scenario() -> None:
         worker = Worker()
         await worker.connect()
-        with worker.line.ask("draw", deadline=Deadline(60), completions=1) as call:
+        options: dict[str, Any] = {"deadline": Deadline(60), "places": Places(8, max_waiting=1), "bounded": True}
+        with worker.line.draw(_job(1), live=False, **options) as call:
             reading = asyncio.ensure_future(_next(call))
-            await worker.says(Started(call.uid, [0]), _step((0, 1, None)), _step((0, 2, None)))
+            await worker.says(Started(call.uid, 0, (0,), [0]), _step((0, 1, None)), _step((0, 2, None)))
             assert not reading.done()
             await worker.says(_step((0, 3, "length")))
             assert await reading == [(0, [1, 2, 3])]
+
+    asyncio.run(scenario())
+
+
+def test_completions_make_way_and_come_back_where_they_were() -> None:
+    async def scenario() -> None:
+        worker, places, large, small = Worker(), Places(2, max_waiting=1), _job(2), _job(1)
+        await worker.connect()
+        options: dict[str, Any] = {"deadline": Deadline(60), "places": places, "live": False, "bounded": True}
+        with worker.line.draw(large, **options) as call:
+            await worker.hears()
+            await worker.says(Started(call.uid, 0, (0, 1), [4, 5]), _step((4, 11, None), (5, 12, None)))
+            await worker.says(_step((4, 13, None)))
+            with worker.line.draw(small, **options) as other:
+                assert await worker.hears() == [(call.uid, Cancel(frozenset({1}))), (other.uid, _stay(small, 0, 0))]
+                await worker.says(_step((4, 14, None), (5, 99, None)))  # the second was drawn before it was told
+            assert await worker.hears() == [(other.uid, Cancel()), (call.uid, _stay(large, 1, 1, drawn=(12,)))]
+            await worker.says(Started(other.uid, 0, (0,), [6]), Started(call.uid, 1, (1,), [7]))  # the first is late
+            await worker.says(_step((4, 15, "stop"), (5, 98, None), (6, 97, None), (7, 16, "stop")))
+            assert await _next(call) == [(0, [11, 13, 14, 15]), (1, [12, 16])]
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_nobody_reads_leaves_the_batch_until_somebody_does() -> None:
+    async def scenario() -> None:
+        worker, places, job = Worker(), Places(2, max_waiting=1), _job(1)
+        await worker.connect()
+        options: dict[str, Any] = {"deadline": Deadline(60), "places": places, "live": True, "bounded": True}
+        with worker.line.draw(job, **options) as call:
+            await worker.hears()
+            await worker.says(Started(call.uid, 0, (0,), [4]), *(_step((4, i, None)) for i in range(255)))
+            assert places.free == 1
+            await worker.says(*(_step((4, i, None)) for i in range(255, 300)))
+            assert await worker.hears() == [(call.uid, Cancel(frozenset({0})))]
+            assert (places.free, places.waiting) == (2, 0)
+            assert await _next(call) == [(0, list(range(256)))]
+            assert await worker.hears() == [(call.uid, _stay(job, 1, 0, drawn=tuple(range(256))))]
+            assert places.free == 1
+        assert places.free == 2
 
     asyncio.run(scenario())
 
@@ -82,11 +137,11 @@ def test_leaving_a_call_cancels_it_and_a_late_one_ends_with_its_reason() -> None
     async def scenario() -> None:
         worker = Worker()
         await worker.connect()
-        with worker.line.ask("draw", deadline=Deadline(60), completions=1, live=True) as call:
+        with worker.line.ask("draw", deadline=Deadline(60)) as call:
             pass
         assert await worker.hears() == [(call.uid, "draw"), (call.uid, Cancel())]
         too_late = pytest.raises(ApiError, match="not finished within")
-        with too_late, worker.line.ask("draw", deadline=Deadline(0.01), completions=1) as late:
+        with too_late, worker.line.ask("draw", deadline=Deadline(0.01)) as late:
             await _next(late)
         with worker.line.ask("score", deadline=Deadline(60)) as failing:
             await worker.says(Failure(failing.uid, "it broke"))
@@ -101,13 +156,14 @@ def test_leaving_a_call_cancels_it_and_a_late_one_ends_with_its_reason() -> None
 
 def test_a_late_call_that_nobody_reads_is_cancelled_and_gives_its_place_back() -> None:
     async def scenario() -> None:
-        worker, ended = Worker(), asyncio.Event()
+        worker, places, job = Worker(), Places(1, max_waiting=1), _job(1)
         await worker.connect()
-        with worker.line.ask("draw", deadline=Deadline(0.01), completions=1, live=True, on_end=ended.set) as call:
+        with worker.line.draw(job, deadline=Deadline(0.01), places=places, live=True, bounded=True) as call:
             async with asyncio.timeout(20):
-                await ended.wait()
-            assert await worker.hears() == [(call.uid, "draw"), (call.uid, Cancel())]
-            await worker.says(Started(call.uid, [0]), _step((0, 1, None)))  # what was on its way is passed over
+                while not places.free:
+                    await asyncio.sleep(0.01)
+            assert await worker.hears() == [(call.uid, _stay(job, 0, 0)), (call.uid, Cancel())]
+            await worker.says(Started(call.uid, 0, (0,), [0]), _step((0, 1, None)))  # it was on its way: passed over
             with pytest.raises(ApiError, match="not finished within"):
                 await _next(call)
 

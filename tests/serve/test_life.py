@@ -50,16 +50,20 @@ def test_a_client_that_hangs_up_frees_its_places(server: Any, stream: bool) -> N
 
 def test_a_full_queue_is_429_and_a_waiting_request_gets_its_turn(start: Callable[..., Any]) -> None:
     narrow = start("--max-batch-size", "2", "--max-queue", "1", "--deadline", "120")
-    first = _post(narrow, {**LONG, "n": 2, "stream": True})
+    connections = [_post(narrow, {**LONG, "n": 2, "stream": True})]
     wait_until(lambda: narrow.metric("running_sequences") == 2)
-    with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(narrow.post, "/v1/chat/completions", {"messages": HELLO, "max_tokens": 2})
-        wait_until(lambda: narrow.metric("waiting_requests") == 1)
-        status, answer, headers = narrow.call("POST", "/v1/chat/completions", {"messages": HELLO})
-        assert (status, answer["error"]["code"]) == (429, "queue_full")
-        assert int(headers["retry-after"]) >= 1
-        first.close()
-        assert waiting.result()[0] == 200
+    began = time.monotonic()
+    assert narrow.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 2})[0] == 200
+    connections += [_post(narrow, {**LONG, "stream": True}) for _ in range(2)]
+    wait_until(lambda: narrow.metric("waiting_requests") == 1)
+    status, answer, headers = narrow.call("POST", "/v1/chat/completions", {"messages": HELLO})
+    assert (status, answer["error"]["code"]) == (429, "queue_full")
+    assert int(headers["retry-after"]) >= 1
+    for connection in connections:
+        assert connection.getresponse().readline().startswith(b"data:")
+    assert time.monotonic() - began < 60
+    for connection in connections:
+        connection.close()
     wait_until(narrow.is_idle)
 
 

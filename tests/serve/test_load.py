@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.serve.hostile_cases import SCORE, post
+from tests.serve.hostile_cases import CHAT, SCORE, post
 
-SOON_S = 5.0
-"""Generous for a busy machine; what this file keeps from coming back took ten seconds to minutes."""
+SOON_S = 10.0
+"""Generous for a busy machine; what this file keeps from coming back took twenty seconds to minutes."""
 BOMBS = (r"9^{9^{9^{%d}}}+1", r"((%d!)!)!", r"(x+y+%d)^{2000}", r"\binom{10^9}{5\cdot10^8}+%d")
 GOLDS = (r"\prod_{i=1}^{10^9} i", r"\sum_{i=1}^{10^9} \frac{1}{i^2+i+1}", "99999999!", r"\binom{10^{10}}{5\cdot10^9}")
 
@@ -65,12 +65,12 @@ def test_nor_for_those_of_clients_who_have_gone(busy: Any) -> None:
         assert time.monotonic() - began < SOON_S
 
 
+@pytest.mark.slow
 def test_nor_for_a_request_of_a_thousand_items(busy: Any) -> None:
     items = [{"completion": rf"\boxed{{x^{{{i}}}+{i}}}", "answer": "x+1"} for i in range(1000)]
-    large = _send(busy, SCORE, {"items": items})
-    time.sleep(0.5)
-    assert max(_honest_score(busy) for _ in range(3)) < SOON_S
-    large.close()
+    with _send(busy, SCORE, {"items": items}):
+        time.sleep(0.5)
+        assert max(_honest_score(busy) for _ in range(3)) < SOON_S
 
 
 @pytest.mark.parametrize("gold", [GOLDS[0], *(pytest.param(gold, marks=pytest.mark.slow) for gold in GOLDS[1:])])
@@ -85,3 +85,98 @@ def test_a_gold_answer_that_is_a_bomb_costs_one_time_limit(busy: Any, gold: str)
 
     assert score(0) < 20.0  # there are 49 answers, each of which took a second or more
     assert score(100) < 1.0  # it is known
+
+
+HELLO = [{"role": "user", "content": "1+1="}]
+
+
+def _large(n: int, **more: Any) -> dict[str, Any]:
+    return {"messages": HELLO, "n": n, "max_tokens": 4000, "ignore_eos": True, **more}
+
+
+def _first_token(server: Any) -> float:
+    """Seconds until an honest client has its first token."""
+    began = time.monotonic()
+    body = {"messages": HELLO, "max_tokens": 8, "ignore_eos": True, "stream": True}
+    with _send(server, CHAT, body) as connection:
+        answer = b""
+        while b"data:" not in answer:
+            part = connection.recv(1 << 16)
+            assert part, answer
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 200")
+    return time.monotonic() - began
+
+
+def _health(server: Any) -> float:
+    began = time.monotonic()
+    assert server.call("GET", "/health")[0] == 200
+    return time.monotonic() - began
+
+
+def _meanwhile(server: Any, seconds: float) -> tuple[float, float]:
+    """The longest wait for a first token and for ``/health`` in this time."""
+    end, first, health = time.monotonic() + seconds, [_first_token(server)], [_health(server)]
+    while time.monotonic() < end:
+        health += [_health(server) for _ in range(5)]
+        first.append(_first_token(server))
+        time.sleep(0.1)
+    return max(first), max(health)
+
+
+@pytest.mark.parametrize("body", [_large(64), _large(64, stream=True)], ids=["whole", "stream"])
+def test_a_chat_does_not_wait_for_a_request_that_fills_the_batch(busy: Any, body: dict[str, Any]) -> None:
+    large = _send(busy, CHAT, body)
+    time.sleep(0.5)
+    first, health = _meanwhile(busy, 2)
+    large.close()
+    assert first < SOON_S
+    assert health < 2.0
+
+
+def test_what_made_way_is_drawn_as_if_it_had_not(start: Callable[..., Any]) -> None:
+    narrow = start("--max-batch-size", "4", "--deadline", "120")
+    body = {"messages": HELLO, "n": 6, "max_tokens": 400, "seed": 3, "ignore_eos": True}
+    alone = [choice["message"]["content"] for choice in narrow.post(CHAT, body)[1]["choices"]]
+    large = _send(narrow, CHAT, body)
+    while narrow.metric("running_sequences") < 4:
+        time.sleep(0.01)
+    assert max(_first_token(narrow) for _ in range(4)) < SOON_S
+    answer = b""
+    while part := large.recv(1 << 16):
+        answer += part
+    choices = json.loads(answer.partition(b"\r\n\r\n")[2])["choices"]
+    texts = [choice["message"]["content"] for choice in choices]
+    same = sum(a == b for a, b in zip(alone, texts, strict=True))
+    assert same >= 5  # near-ties of floating point may differ
+    assert narrow.is_idle()
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_chat_does_not_wait_for_readers_that_never_read(busy: Any, count: int) -> None:
+    readers = [_send(busy, CHAT, _large(64, stream=True)) for _ in range(count)]
+    time.sleep(1)
+    first, health = _meanwhile(busy, 3 if count < 60 else 40)
+    for reader in readers:
+        reader.close()
+    assert first < SOON_S
+    assert health < 5.0
+    end = time.monotonic() + 30
+    while not busy.is_idle():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_who_never_reads_is_dropped_after_half_a_minute(busy: Any) -> None:
+    reader = _send(busy, CHAT, _large(64, stream=True))
+    while busy.metric("running_sequences") == 0:
+        time.sleep(0.1)
+    began = time.monotonic()
+    while busy.metric("running_sequences"):  # what nobody reads leaves the batch
+        time.sleep(0.1)
+    assert busy.metric("open_buffers") == 1
+    while not busy.is_idle():
+        assert time.monotonic() - began < 60
+        time.sleep(0.5)
+    reader.close()

@@ -134,6 +134,8 @@ class ContinuousBatch:
         keys: Sequence[int],
         options: SequenceOptions,
         masks: Sequence[TokenMask] | None = None,
+        *,
+        drawn: Sequence[int] = (),
     ) -> list[int]:
         """Lets one sequence per key continue the prompt from the next step on, and returns their numbers.
 
@@ -141,6 +143,8 @@ class ContinuousBatch:
             prompt_ids: token ids; computed once for all keys.
             keys: sampling keys, from ``functional.sampling.row_key``.
             masks: one per key, where a grammar says what may come next.
+            drawn: tokens that the sequences have drawn already, in an earlier stay in the batch; they go on behind
+                them, as if they had never left.
 
         Raises:
             ValueError: an empty prompt, or more sequences than the batch has room for.
@@ -163,7 +167,10 @@ class ContinuousBatch:
             least = 0 if options.logits is None else options.logits.min_tokens
             for row in rows:
                 row.text = TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix, min_tokens=least)
-        self._joining.append(_Joining(prompt_ids, rows))
+        for row in rows:
+            for token in drawn:
+                _advance(row, token)
+        self._joining.append(_Joining([*prompt_ids, *drawn], rows))
         return [row.sequence for row in rows]
 
     def remove(self, sequences: Sequence[int]) -> None:
@@ -232,10 +239,9 @@ class ContinuousBatch:
 
     def _token_keys(self) -> Tensor:
         """(rows,) int64: each row's key for its next position. They are computed for many positions at once."""
-        if short := [row for row in self._rows if row.drawn % _BLOCK == 0]:
-            keys, drawn = (
-                torch.tensor([(row.key, row.drawn) for row in short], dtype=torch.int64).unsqueeze(-1).unbind(1)
-            )
+        if short := [row for row in self._rows if row.drawn % _BLOCK == 0 or not row.token_keys]:
+            blocks = [(row.key, row.drawn - row.drawn % _BLOCK) for row in short]
+            keys, drawn = torch.tensor(blocks, dtype=torch.int64).unsqueeze(-1).unbind(1)
             for row, following in zip(short, token_keys(keys, drawn + torch.arange(_BLOCK)).tolist(), strict=True):
                 row.token_keys = following
         return torch.tensor([row.token_keys[row.drawn % _BLOCK] for row in self._rows])

@@ -17,6 +17,7 @@ from grpo_pl.rollout.native import slots
 from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions, batch_of
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
+from grpo_pl.rollout.processors import LogitOptions
 from grpo_pl.types import Rollout, SampleKey, SamplingParams
 
 EOS = [0, 1]
@@ -119,6 +120,31 @@ def test_a_batch_computes_in_the_precision_of_the_training(
     exact, rounded = logprobs("32-true"), logprobs("bf16-mixed")
     torch.testing.assert_close(rounded, expected.sampling_logprobs.flatten(), atol=1e-2, rtol=0.0)
     assert not torch.allclose(rounded, exact, atol=1e-4) and torch.equal(exact, logprobs(""))
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gpt2"])
+@pytest.mark.parametrize("stay", [1, 7, 64, 65])
+def test_a_sequence_that_left_goes_on_where_it_was(
+    family: str, stay: int, build_model: Callable, make_keys: Callable, prompts: list[list[int]]
+) -> None:
+    """Its penalties and random numbers, too: 64 of these are made at once."""
+    model, ((key, other),) = build_model(family), make_keys(1, 2)
+    penalised = LogitOptions(repetition_penalty=1.3, frequency_penalty=0.2, min_tokens=80)
+    options = SequenceOptions(sampling=SamplingParams(max_completion_length=90), ignore_eos=True, logits=penalised)
+    whole = Collector(ContinuousBatch(model, eos_token_ids=EOS, max_rows=2))
+    (expected,) = whole.batch.add(prompts[0], [sample_key(key)], options)
+    whole.drain()
+    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, max_rows=2))
+    (first,) = run.batch.add(prompts[0], [sample_key(key)], options)
+    for _ in range(stay):
+        run.step()
+    run.batch.remove([first])
+    run.batch.add(prompts[1], [sample_key(other)], options)  # takes its place
+    run.step()
+    (again,) = run.batch.add(prompts[0], [sample_key(key)], options, drawn=run.tokens(first))
+    run.drain()
+    assert run.tokens(first) + run.tokens(again) == whole.tokens(expected)
+    assert len(whole.tokens(expected)) == 90
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
