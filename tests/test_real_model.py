@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo_pl.cli.main import main
 from grpo_pl.data.tasks.word_problems import WordProblems
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.gguf_files import as_folder
@@ -189,14 +190,10 @@ def test_a_run_of_two_steps_is_trained_evaluated_and_exported(command_line: Comm
     file = tmp_path / "problems.jsonl"
     file.write_text("".join(json.dumps({"problem": p.question, "answer": p.answer}) + "\n" for p in problems))
     results = tmp_path / "results.jsonl"
-    evaluated = command_line(
-        "evaluate",
-        *("--data", file, "--model", run, "--n", 2, "--max_completion_length", 8, "--output", results),
-    )
-    assert evaluated.status == 0, evaluated.err
+    options = ["--data", file, "--model", run, "--n", 2, "--max-completion-length", 8, "--output", results]
+    assert main(["evaluate", *map(str, options)]) == 0
     assert len(results.read_text().splitlines()) >= 2
-    exported = command_line("export", run, tmp_path / "out")
-    assert exported.status == 0, exported.err
+    assert main(["export", str(run), str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 

@@ -127,6 +127,11 @@ def last_number(text: str) -> str:
     return found.translate(_NO_MONEY)
 
 
+def is_plain_number(gold: str) -> bool:
+    """Whether a gold answer is a number that `last_number` finds: digits with a sign and a decimal point at most."""
+    return regex.fullmatch(r"-?\d+(?:\.\d+)?", gold.strip()) is not None
+
+
 def read_anywhere(completion: str) -> Found:
     """The answer in the most explicit of the places that the completion has."""
     if BOX.search(completion):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from grpo_pl.rewards import ExactReward, MathReward, PerSource
-from grpo_pl.rewards.answer_reading import MOST_OBJECTS, json_field, last_number
+from grpo_pl.rewards.answer_reading import MOST_OBJECTS, is_plain_number, json_field, last_number
 from grpo_pl.rewards.base import Score
 from grpo_pl.rewards.voting import answer_classes
 
@@ -218,6 +218,12 @@ def test_a_majority_votes_over_the_answers_that_were_read(reward: MathReward) ->
     assert answer_classes(reward, **same) == [1, 1, 0, -1, 1, 2]  # type: ignore[arg-type]
     sources = {**same, "columns": {"source": ["a"] * 6}}
     assert answer_classes(PerSource(rewards={"a": reward}), **sources) == [1, 1, 0, -1, 1, 2]  # type: ignore[arg-type]
+
+
+def test_plain_numbers_are_found_as_they_are() -> None:
+    for gold in ("5", "-5", "0.5", "1000"):
+        assert is_plain_number(gold) and last_number(f"It is {gold}.") == gold
+    assert not any(map(is_plain_number, ("15:25", "1/2", "1,000", "5 m", "five", "", "x", "1e5", "(1, 2)")))
 
 
 def test_the_settings_are_part_of_an_export() -> None:

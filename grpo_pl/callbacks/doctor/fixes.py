@@ -15,7 +15,7 @@ from grpo_pl.callbacks.doctor.finding import Finding
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.loading import context_length, model_config
-from grpo_pl.rewards.answer_reading import AnswerReward, last_number
+from grpo_pl.rewards.answer_reading import AnswerReward, is_plain_number
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.format import FormatReward, format_failures
 from grpo_pl.training.module import GRPOModule
@@ -102,7 +102,7 @@ def _rewards(module: GRPOModule, examples: list[dict[str, str]], problems: Seque
     except TypeError:  # a reward that cannot be described
         return {}
     before = [dict(spec["init_args"]) for spec in specs]
-    numbers = all(last_number(problem.answer) == problem.answer for problem in problems[:64])
+    numbers = all(is_plain_number(problem.answer) for problem in problems[:64])
     form = None
     for reward, spec in zip(module.rewards, specs, strict=True):
         if isinstance(reward, AnswerReward) and reward.correctness and reward.answer_in == "box" and numbers:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def new(name: str, from_: str | None = None, question: str | None = None, answer: str | None = None) -> None:
+def new(
+    name: str,
+    from_: str | None = None,
+    question: str | None = None,
+    answer: str | None = None,
+    policy: str | None = None,
+    lora: bool | None = None,
+) -> None:
     """Writes a folder with a task of your own: its source of problems, reward, configuration and tests.
 
     `pytest NAME` and `grpo-pl fit --config NAME/config.yaml` work at once. Nothing is ever overwritten.
@@ -16,13 +23,22 @@ def new(name: str, from_: str | None = None, question: str | None = None, answer
             by default.
         question: column of a file that holds the questions; by default one with a usual name.
         answer: column of a file that holds the gold answers; likewise.
+        policy: a pretrained model for config.yaml, by hub name, folder or GGUF file; by default a small one from
+            nothing.
+        lora: train adapters of the pretrained model, or all of its weights (false); by default adapters from a billion
+            parameters on.
     """
     from grpo_pl.cli.scaffold.kinds import draft
+    from grpo_pl.cli.scaffold.pretrained import Pretrained
     from grpo_pl.cli.scaffold.writing import check_folder, write_task
     from grpo_pl.policy.quiet import quiet_libraries
 
+    if lora is not None and policy is None:
+        raise ValueError("--lora is about a pretrained model: name it by --policy.")
     quiet_libraries()
     folder = Path(name)
     check_folder(folder)
-    write_task(draft(from_, question, answer), folder, print)
+    write_task(
+        draft(from_, question, answer), folder, print, None if policy is None else Pretrained(path=policy, lora=lora)
+    )
     print(f"{folder} is written. Next:\n  pytest {folder}\n  grpo-pl fit --config {folder / 'config.yaml'}")

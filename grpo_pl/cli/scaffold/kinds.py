@@ -143,7 +143,7 @@ def _reasoning_gym(task: str) -> Draft:
     told = ", ".join(f"{name} {value}" for name, value in settings.items())
     return Draft(
         kind="reasoning_gym",
-        title=f"reasoning-gym's {task}, by a policy from nothing.",
+        title=f"reasoning-gym's {task}.",
         values={"task": task},
         settings=settings,
         notes=[f"easier than {task}'s own ranges: {told}; raise them in config.yaml."] if settings else [],

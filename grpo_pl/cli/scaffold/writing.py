@@ -16,6 +16,7 @@ from typing import Any
 
 from grpo_pl.cli.scaffold.draft import Draft, copy_data
 from grpo_pl.cli.scaffold.fitting import fit_to
+from grpo_pl.cli.scaffold.pretrained import Pretrained, of_pretrained
 from grpo_pl.cli.scaffold.shapes import shape_for
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.files.writing import staged_folder
@@ -47,13 +48,18 @@ def check_folder(folder: Path) -> str:
     return name
 
 
-def write_task(drafted: Draft, folder: Path, say: Callable[[str], None]) -> None:
+def write_task(drafted: Draft, folder: Path, say: Callable[[str], None], pretrained: Pretrained | None = None) -> None:
     """Writes the folder, all of it or nothing.
+
+    Args:
+        pretrained: the policy, where it is not a small one from nothing.
 
     Raises:
         ValueError: the source that comes of it cannot be trained on.
     """
     name = check_folder(folder)
+    if pretrained is not None and drafted.config is not None:
+        raise ValueError(f"--policy: a task of kind {drafted.kind!r} is played by a small policy from nothing.")
     shown: dict[str, object] = {"name": name, "folder": folder.as_posix(), "title": drafted.title, **drafted.values}
     for note in drafted.notes:
         say(note)
@@ -61,17 +67,22 @@ def write_task(drafted: Draft, folder: Path, say: Callable[[str], None]) -> None
         copy_data(drafted, staging)
         _fill(drafted.kind, "task.py", staging, shown)
         with _loaded(staging / "task.py") as task:
-            config = _measured(task, drafted, say) if drafted.config is None else _shape_of_episodes(drafted.config)
-        _fill(drafted.kind, "config.yaml", staging, {**shown, **config})
+            if pretrained is not None:
+                config = of_pretrained(pretrained, task, name, drafted.settings, say)
+                config |= {"init_args": _init_args(drafted.settings), "held_out": check_source(task, drafted)}
+            else:
+                config = _measured(task, drafted, say) if drafted.config is None else _shape_of_episodes(drafted.config)
+        written = "config.yaml" if pretrained is None else "config_pretrained.yaml"
+        _fill(drafted.kind, written, staging, {**shown, **config}, name="config.yaml")
         _fill(drafted.kind, "test_task.py", staging, shown)
         _fill(drafted.kind, "README.md", staging, {**shown, **_told(drafted)})
 
 
-def _fill(kind: str, file: str, folder: Path, values: dict[str, object]) -> None:
-    """The template of a kind, or else the one that all kinds share."""
+def _fill(kind: str, file: str, folder: Path, values: dict[str, object], *, name: str = "") -> None:
+    """The template of a kind, or else the one that all kinds share, under its own name or another."""
     own = TEMPLATES / kind / f"{file}.tmpl"
     template = Template((own if own.is_file() else TEMPLATES / f"{file}.tmpl").read_text(encoding="utf-8"))
-    (folder / file).write_text(template.substitute(values), encoding="utf-8")
+    (folder / (name or file)).write_text(template.substitute(values), encoding="utf-8")
 
 
 @contextmanager
@@ -97,11 +108,7 @@ def _measured(task: ModuleType, drafted: Draft, say: Callable[[str], None]) -> d
     fit = fit_to(source)
     for line in getattr(source, "notes", ()):
         say(line)
-    held_out = min(HELD_OUT, len(source.validation()))
-    if not held_out:
-        raise ValueError("no problem is held out: give more rows with different questions.")
-    with closing(task.Right(correctness=True)) as reward:
-        _check_demonstrations(source, reward)
+    held_out = check_source(task, drafted)
     say(f"prompts of up to {fit.prompt} tokens, completions of up to {fit.completion}, {held_out} held-out problems.")
     return {
         **_shape(fit.row),
@@ -113,6 +120,21 @@ def _measured(task: ModuleType, drafted: Draft, say: Callable[[str], None]) -> d
         "shown": "task.py",
         "init_args": _init_args(drafted.settings),
     }
+
+
+def check_source(task: ModuleType, drafted: Draft) -> int:
+    """How many held-out problems a validation has.
+
+    Raises:
+        ValueError: none, or demonstrations that the task's own reward finds wrong.
+    """
+    source: PromptSource = task.Problems(settings=dict(drafted.settings)) if drafted.settings else task.Problems()
+    held_out = min(HELD_OUT, len(source.validation()))
+    if not held_out:
+        raise ValueError("no problem is held out: give more rows with different questions.")
+    with closing(task.Right(correctness=True)) as reward:
+        _check_demonstrations(source, reward)
+    return held_out
 
 
 def _init_args(settings: Mapping[str, object]) -> str:

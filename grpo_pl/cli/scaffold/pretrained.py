@@ -1,0 +1,123 @@
+"""The configuration of a task for a pretrained policy: lengths in its tokens, examples, the reward, which weights."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import yaml
+
+from grpo_pl.data.sources import PromptSource
+from grpo_pl.functional.sampling import row_key
+from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
+from grpo_pl.policy.template import Example, PromptTemplate
+from grpo_pl.rewards.answer_reading import is_plain_number
+from grpo_pl.training.defaults import peak_rate
+from grpo_pl.types import Problem
+
+EXAMPLES = 2
+LOOKED_AT = 64
+"""Problems whose lengths are measured."""
+SHORTEST = 32
+"""Tokens of a completion that are always allowed: a model that was not taught to be brief needs some."""
+LARGE = 10**9
+"""From so many parameters on, adapters are trained if nobody says: AdamW needs 16 bytes for each weight it moves."""
+SYSTEM = "Give the final answer between <answer> and </answer>."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """What ``--policy`` and ``--lora`` say."""
+
+    path: str
+    lora: bool | None = None
+    """Train adapters; None goes by the size of the model."""
+
+
+def of_pretrained(
+    wanted: Pretrained, task: ModuleType, name: str, settings: Mapping[str, object], say: Callable[[str], None]
+) -> dict[str, object]:
+    """What fills the configuration.
+
+    Raises:
+        ValueError: the model cannot be loaded, or its context is too short for prompts and answers.
+    """
+    policy = PolicyConfig(path=wanted.path)
+    tokenizer = load_tokenizer(policy)
+    with torch.device("meta"):
+        model = load_model(policy, tokenizer, weights=False)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    adapters = parameters >= LARGE if wanted.lora is None else wanted.lora
+    source: PromptSource = task.Problems(settings=dict(settings)) if settings else task.Problems()
+    problems = list(source.problems("train") or source.prompts(0, count=LOOKED_AT))[:LOOKED_AT]
+    examples = _examples(problems, source)
+    template = PromptTemplate(system=SYSTEM, examples=examples)
+    prompt = max(len(template.encode(problem.asked, tokenizer)) for problem in problems)
+    shown = [_demonstration(problem, source) for problem in problems]
+    longest = max(len(tokenizer(text, add_special_tokens=False).input_ids) for text in shown) + 1
+    completion = -(-max(SHORTEST, 2 * longest) // 8) * 8
+    context = context_length(model.config)
+    if context is not None and prompt + completion > context:
+        raise ValueError(
+            f"{wanted.path!r} reads {context} tokens, fewer than a prompt of {prompt} and a completion of {completion}."
+        )
+    numbers = all(is_plain_number(problem.answer) for problem in problems)
+    kind = "adapters" if adapters else "trained before"
+    chat = (
+        "its own chat template" if getattr(tokenizer, "chat_template", None) else "plain text: it has no chat template"
+    )
+    say(
+        f"{parameters / 1e6:.3g}M parameters, {'of which adapters are trained' if adapters else 'all trained'}; {chat}."
+    )
+    say(
+        f"prompts of up to {prompt} tokens, completions of up to {completion}; answers are "
+        f"{'numbers, read wherever they stand last' if numbers else 'texts, read between <answer> and </answer>'}."
+    )
+    return {
+        "policy": json.dumps(str(here.resolve()) if (here := Path(wanted.path)).exists() else wanted.path),
+        "lora": _LORA if adapters else "",
+        "chat": chat,
+        "system": json.dumps(SYSTEM),
+        "examples": _indented([{"question": one.question, "completion": one.completion} for one in examples], 6),
+        "reward": _NUMBER if numbers else f"    - class_path: {name}.task.Right\n      init_args:\n",
+        "completion": completion,
+        "lr": f"{peak_rate(parameters, kind):.1e}",  # type: ignore[arg-type]
+        "rate_of": f"{parameters / 1e6:.3g}M parameters, {kind}",
+        "held_out": min(200, len(source.validation())),
+    }
+
+
+def _examples(problems: list[Problem], source: PromptSource) -> list[Example]:
+    """The shortest questions, with the work written out where the source knows any."""
+    few = sorted(problems, key=lambda problem: len(problem.question))[:EXAMPLES]
+    return [Example(question=problem.question, completion=_demonstration(problem, source)) for problem in few]
+
+
+def _demonstration(problem: Problem, source: PromptSource) -> str:
+    """The longest of some: with its work."""
+    shown = [source.demonstration(problem, random.Random(row_key("new", problem.id, n))) for n in range(8)]
+    known = [text for text in shown if text is not None]
+    if not known:
+        raise ValueError(f"{problem.question[:60]!r} has no answer, so nothing to show the policy as an example.")
+    return max(known, key=len)
+
+
+def _indented(value: Any, spaces: int) -> str:
+    lines = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=10**6).rstrip().splitlines()
+    return "\n".join(" " * spaces + line for line in lines)
+
+
+_LORA = """    lora:  # low-rank adapters are trained, and all else is frozen; leave `lora` out to train all weights
+      rank: 16
+      alpha: 32.0
+"""
+_NUMBER = """    - class_path: grpo_pl.rewards.MathReward
+      init_args:
+        answer_in: last_number  # wherever it stands; `Right` of task.py reads <answer> only
+"""
