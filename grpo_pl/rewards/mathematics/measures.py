@@ -125,6 +125,8 @@ def _tables() -> tuple[dict[str, str], dict[str, str], dict[str, set[str]]]:
     symbols["B"] = "B"
     for unit, words in _OTHERS.items():
         symbols[unit] = unit
+        if unit.islower():  # Ft, LB
+            names[unit] = unit
         for word in words.split():
             for spelling in {word, word.replace("-", " ")}:
                 names[spelling.casefold()] = names[spelling.casefold() + "s"] = unit

@@ -74,7 +74,7 @@ _NO_NOUN = frozenset(
     nineteen twenty thirty forty fifty sixty seventy eighty ninety dozen dozens score gross hundred thousand million
     billion trillion quadrillion quintillion sextillion googol lakh lakhs crore crores myriad k M B bn mn tn mln mld
     bln mio mrd tsd mil bil tril hundreds thousands millions billions trillions tenth tenths hundredth hundredths
-    thousandth thousandths millionth millionths negative positive imaginary complex binary octal decimal hexadecimal
+    thousandth thousandths millionth millionths negative imaginary binary octal decimal hexadecimal
     hex bin oct dec kilo mega giga tera hecto deca deci centi milli micro nano pico doubled tripled quadrupled halved
     multiplied fold power powers exponent ppm ppb percent percentage pct permille oder und nicht kein keine nein nie
     falsch richtig vielleicht etwa hundert tausend millionen milliarde milliarden billionen dutzend ou et pas non ne

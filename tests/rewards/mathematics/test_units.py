@@ -12,6 +12,7 @@ ONE_UNIT = [
     ["cm", "CM", "Cm", "centimeter", "Centimetres", "CENTIMETERS"],
     ["km", "KM", "Km", "kms", "kilometers"],
     ["kg", "KG", "Kg", "Kilograms"],
+    ["ft", "Ft", "FT", "feet"],
     ["mW", "milliwatts"],
     ["MW", "megawatt"],
     ["kHz", "khz", "KHZ", "kilohertz"],
