@@ -28,6 +28,7 @@ _IRRATIONAL = re.compile(
     r"|-?\s*\\frac\s*\{\s*(?:\d+\s*)?(?:\\sqrt\s*(?:\{\d+\}|\d)|\\pi)\s*\}\s*\{\s*\d+\s*\}"
 )
 """Numbers without a last digit: a root or a multiple of π, which needs no more work where a decimal is asked for."""
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))")
 _PERIODIC = re.compile(r"(\d*\.\d*)\\overline\s*\{(\d+)\}")
 _NEARBY = Fraction(1, 20)
 """Largest relative error of the approximation that an answer adds to its exact value (``exact ≈ approximation``)."""
@@ -158,7 +159,7 @@ class AnswerRules:
             return Verdict("wrong", f"unit {unit}, expected {gold_unit}")
         if not gold_unit and not units.is_known(unit):
             return Verdict("wrong", f"{unit!r} is neither a unit nor a noun that may follow a number")
-        mine = without_inner_units(gold, mine)
+        gold, mine = without_inner_units(mine, gold), without_inner_units(gold, mine)
         if match := _NUMBER_AS_TEXT.fullmatch(mine):
             mine = match[1]
         if (aligned := notation.align_assignments(gold, mine)) is not None:
@@ -215,6 +216,8 @@ class AnswerRules:
         tuple. Thousands and lists are both written with commas: ``2,100`` is what the other side is.
         """
         (kind, items, unsure), (other, others, unsure_too) = notation.read_list(gold), notation.read_list(mine)
+        if {kind, other} == {"()", "{}"} and min(len(items), len(others)) > 1:
+            return Verdict("wrong", "a tuple or interval is no set of its numbers")
         if {kind, other} not in ({""}, {"{}"}, {"", "{}"}, {"", "()"}) or "" in (*items, *others):
             return None
         if (unsure and unsure_too) or (unsure and len(others) == 1) or (unsure_too and len(items) == 1):
@@ -245,6 +248,9 @@ class AnswerRules:
             return Verdict("ok")
         if ":" in mine and notation.is_clock(gold):
             return Verdict("wrong", "another time")
+        same_points, same_parts = notation.same_points(gold, mine), notation.same_ratio(gold, mine)
+        if same_points is not None or same_parts is not None:
+            return Verdict("ok" if same_points or same_parts else "wrong")
         ours, theirs = notation.read_base(gold), notation.read_base(mine)
         if ours or theirs:
             return self._compare_bases(gold, mine)
@@ -331,6 +337,8 @@ class AnswerRules:
         replacement = r"\\frac{\1}{100}" if self.percent == "hundredth" else r"\1"
         side = re.sub(r"(\d+(?:\.\d+)?)\s*\\%", replacement, side)
         side = _PERIODIC.sub(_as_fraction, side)
+        if units.ANGLE_OF.search(side):
+            side = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", side)
         if side.count(r"\pm") == 1:
             side = ",".join(side.replace(r"\pm", sign) for sign in "+-")
         return side
@@ -351,7 +359,8 @@ def _read_choice(side: str) -> tuple[str, str] | None:
 
 
 def without_inner_units(gold: str, answer: str) -> str:
-    r"""``answer`` without the units of measure in its parts if ``gold`` has none: ``3, 4`` for ``3\text{ cm}, 4``."""
+    r"""``answer`` without the units of measure in its parts if the other side, ``gold``, has none: ``3, 4`` for
+    ``3\text{ cm}, 4``."""
     if r"\text" in gold or len(notation.split_top(answer)) < len(notation.remarks(answer)) or "," not in answer:
         return answer
 

@@ -156,12 +156,15 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
         ),
         (r"(?<!\\)%", r"\\%"),
         (r"(?<![\\a-zA-Z])(?:infinity|inf)(?![a-zA-Z])", r"\\infty"),
+        (r"\\text\s*\{\s*(-?\s*\\infty)\s*\}", r"\1"),
         (r"\s+", " "),
     ]
 ]
 
 
-_IN_WORDS = re.compile(r"(?<=\S),?\s*(?:\\text\{\s*,?\s*(and|or)\s*\}|(?<![\\a-zA-Z{])(and|or)(?![a-zA-Z}]))(?=\s*\S)")
+_IN_WORDS = re.compile(
+    r"(?<=\S),?\s*(?:\\text\{\s*,?\s*(and|or)\s*\}|(?<![\\a-zA-Z{])(and|or)(?![a-zA-Z}]))(?=\s*[^\s}.,;:!?])"
+)
 _LOGICAL = re.compile(r"\s*\\(land|wedge|lor|vee)(?![a-zA-Z])\s*")
 _CONDITION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![a-zA-Z])")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from grpo_pl.rewards.mathematics.measures import read_measure
+
 _FONTS = (
     "boldsymbol|bm|pmb|mathbf|mathsf|mathtt|mathit|mathnormal|mathrm|textbf|textit|textsf|texttt|textrm|textnormal|text"
     "|emph|underline|ensuremath"
@@ -83,6 +85,10 @@ def _is_mathematics(font: str, content: str) -> bool:
     words = re.sub(r"\\[A-Za-z]+", " ", content)
     if font == "text":  # \text{5 cm} and \text{5 or 6} are read as they stand
         return re.fullmatch(r"[\d\s.,+*/=^-]*\d[\d\s.,+*/=^-]*", words) is not None and content == words
+    if font == "mathrm" and not re.search(r"^\s*\d|[+=]", content):  # m/s^2
+        names = re.findall(r"[^\W\d_]+", words)
+        if names and all(read_measure(name) for name in names):
+            return False
     return re.search(r"[A-Za-z]{2}|[^\x00-\x7f]", words) is None and re.search(r"[\d+=^/\\-]", content) is not None
 
 

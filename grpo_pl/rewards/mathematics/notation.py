@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
 
@@ -64,6 +65,38 @@ def same_clock(one: str, other: str) -> bool:
 def is_date(text: str) -> bool:
     """True for dates in digits, such as ``2024-01-31``, which must not be read as subtractions or quotients."""
     return _DATE.fullmatch(text) is not None
+
+
+def same_ratio(one: str, other: str) -> bool | None:
+    """Whether two ratios of three or more terms are the same one, as ``1:2:3`` and ``2:4:6`` are; ``None`` if one side
+    is no such ratio. math-verify would divide the terms one after another."""
+    ours, theirs = (split_top(symbols(side), ":") for side in (one, other))
+    if len(ours) != len(theirs) or len(ours) < 3 or "" in ours + theirs:
+        return None
+    if ours == theirs:
+        return True
+    if not all(re.fullmatch(r"\d{1,20}(?:\.\d{1,20})?", term) for term in ours + theirs):
+        return False
+    a, b = ([Fraction(term) for term in terms] for terms in (ours, theirs))
+    return all(x * b[0] == y * a[0] for x, y in zip(a, b, strict=True)) and bool(a[0] and b[0])
+
+
+_POINTS = re.compile(
+    r"(?:m\s*)?\\(?P<figure>angle|triangle|overline|overrightarrow|overleftrightarrow|vec)\s*\{?\s*(?P<points>[A-Z]{2,3})\s*\}?"
+)
+
+
+def same_points(one: str, other: str) -> bool | None:
+    r"""Whether two angles, triangles, segments, lines or rays named by their points are the same; ``None`` if one side
+    is something else. ``\angle ABC`` is ``\angle CBA`` and not ``\angle ACB``; math-verify multiplies the letters."""
+    ours, theirs = _POINTS.fullmatch(one), _POINTS.fullmatch(other)
+    if ours is None or theirs is None:
+        return None
+    points, others, figure = ours["points"], theirs["points"], ours["figure"]
+    if figure == "triangle":
+        return figure == theirs["figure"] and sorted(points) == sorted(others)
+    turned = {others, others[::-1]} if figure in ("angle", "overline", "overleftrightarrow") else {others}
+    return figure == theirs["figure"] and points in turned
 
 
 @lru_cache(maxsize=8192)

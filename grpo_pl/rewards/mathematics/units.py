@@ -50,6 +50,7 @@ _CURRENCY_FIRST = re.compile(
     r"(?P<sign>[+-]?)\s*(?:(?:US\s*)?\\text\s*\{\s*(?P<name>\w+)\s*\}|(?P<code>[A-Z]{3}))"
     r"\s*(?P<number>[+-]?\s*[\d.].*|\\frac.*)"
 )
+ANGLE_OF = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _OHMS = re.compile(r"(?<=[\d\s}])(?:\\text\s*\{\s*(?P<prefix>[kMmμ])\s*\}\s*)?\\Omega\s*$")
 _MAGNITUDES = {
     "dozen": 12,
@@ -143,8 +144,12 @@ def split_unit(text: str) -> tuple[str, str]:
         ):
             continue
         core, written = match["core"].strip(), match["unit"].strip()
-        if kind in ("symbol", "letter", "words") and re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", core)):
+        if kind in ("symbol", "letter", "words") and re.search(
+            r"[A-Za-z]", re.sub(r"\\[A-Za-z]+|\d[eE][+-]?\d", "", core)
+        ):
             continue  # c^2 m
+        if kind == "degree" and ANGLE_OF.search(core):
+            continue  # of an angle, not of the answer
         if kind == "temperature":
             return core, f"degree {written.upper()}"
         if kind == "symbol" and not _is_symbol(written, bool(match["gap"])):

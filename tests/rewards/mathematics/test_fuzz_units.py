@@ -46,7 +46,7 @@ CHANGING = re.findall(
     twentieths hundredths thousandths pair pairs couple couples dozen dozens score scores gross hundred thousands
     million billions trio quartets kilo mega giga milli micro double doubled triple tripled squared cubed halved
     negative minus plus imaginary complex binary octal hexadecimal factorial root log percent ppm mod times fold
-    million more less fewer not maybe wrong approximately Hälfte Drittel Viertel Dutzend Paar tiers demi doble
+    million more less fewer not or maybe wrong approximately Hälfte Drittel Viertel Dutzend Paar tiers demi doble
     mitad tercios половина треть пара 半 倍 対 双
     """,
 )
