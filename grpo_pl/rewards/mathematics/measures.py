@@ -160,6 +160,11 @@ def is_unit(name: str) -> bool:
     return name in _UNITS
 
 
+def is_written_so(symbol: str) -> bool:
+    """True for a symbol of a unit in its own case."""
+    return symbol in _SYMBOLS
+
+
 def has_meaningful_case(word: str) -> bool:
     """True if ``word`` is a symbol of a unit in some case."""
     return word.casefold() in _FOLDED

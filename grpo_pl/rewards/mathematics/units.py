@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from grpo_pl.rewards.mathematics.answer_text import CURRENCIES, is_word, read_number
-from grpo_pl.rewards.mathematics.measures import has_meaningful_case, is_unit, read_measure, same_measure
+from grpo_pl.rewards.mathematics.measures import has_meaningful_case, is_unit, is_written_so, read_measure, same_measure
 from grpo_pl.rewards.mathematics.nouns import is_counted, is_substance, same_noun
 
 _AREA = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
@@ -150,6 +150,8 @@ def split_unit(text: str) -> tuple[str, str]:
             continue  # c^2 m
         if kind == "degree" and ANGLE_OF.search(core):
             continue  # of an angle, not of the answer
+        if kind == "letter" and not re.search(r"\d", core):
+            continue  # \pi s^2
         if kind == "temperature":
             return core, f"degree {written.upper()}"
         if kind == "symbol" and not _is_symbol(written, bool(match["gap"])):
@@ -205,6 +207,8 @@ def _is_symbol(written: str, spaced: bool) -> bool:
         return True
     if (word.islower() and len(word) < 4) or (word.isupper() and not spaced and word not in _CAPITALS):
         return False
+    if not spaced and len(word) == 2 and not is_written_so(word):
+        return False  # 4tW^2
     return read_measure(word) is not None
 
 

@@ -150,6 +150,8 @@ RIGHT = [
     ("R-r", "-r+R"),
     (r"\frac{M}{m+M}", r"\frac{M}{M+m}"),
     (r"\pi R^2", r"R^2\pi"),
+    (r"\pi s^2", r"s^2\pi"),
+    ("4tW^2", r"4\cdot W^2 t"),
     ("E=mc^2", "E=c^2m"),
     ("V/I", r"\frac{V}{I}"),
     ("I_1+I_2", "I_2+I_1"),
