@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OWN = {"grpo_pl", "serve"}
 LOADED_BY_OTHERS = {
-    "httptools": "uvicorn.protocols.http.httptools_impl, of which serve/protocol.py is a subclass",
     "tensorboard": "Lightning's TensorBoardLogger",
 }
 """Declared, though no line of ours imports it -> what does."""
