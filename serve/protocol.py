@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import resource
-import socket
 from typing import Any
 from weakref import WeakSet
 
@@ -22,8 +21,6 @@ HEAD_BYTES = 1 << 16
 FRAMING_BYTES = 1 << 13
 """Most bytes around a chunked body (sizes, extensions, trailers) beyond what its chunks warrant, which are `_PER_CHUNK`
 for each and as many as it holds."""
-UNREAD_BYTES = 1 << 18
-"""Bytes of an answer that the kernel may hold for a client that does not read; it doubles the number."""
 WRITE_SECONDS = 30.0
 """Most seconds for which a client may leave an answer unread; then the connection is closed."""
 ACCEPTED_AT_ONCE = 16
@@ -122,7 +119,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES)
         refusal = self._crowd.enter(self)
         if refusal is None:
             self._await_head()
