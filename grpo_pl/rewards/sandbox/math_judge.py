@@ -104,10 +104,11 @@ def _with_imaginary_unit(expr: Any) -> Any:
 
 
 @lru_cache(maxsize=64)
-def read(text: str) -> Any:
-    """The SymPy object that the inside of a box denotes, or ``None``."""
+def read(text: str, *, last_side: bool = False) -> Any:
+    """The SymPy object that the inside of a box denotes, or ``None``; with ``last_side``, the last side of a chain of
+    equations that cannot be read as a whole."""
     text = normalize_latex(_with_plain_names(text), _NORMALIZATION)
-    for part in dict.fromkeys([text, get_last_eq(text)]):  # of a chain of equations, the last side may be readable
+    for part in dict.fromkeys([text, get_last_eq(text)] if last_side else [text]):
         try:
             expr = latex2sympy(
                 part,
@@ -270,7 +271,7 @@ def far_apart(gold: Any, answer: Any, tolerance: float) -> bool:
 def read_gold(text: str) -> tuple[Any, str]:
     """(SymPy object, "") of a gold answer, or (None, what is wrong with it)."""
     try:
-        gold = read(text)
+        gold = read(text, last_side=True)
         if gold is None:
             return None, "cannot be parsed"
         if is_undefined(gold):

@@ -244,6 +244,7 @@ WRONG = [
     ("5", "42; 5"),
     # names: case, primes, indices
     ("R-r", "0"),
+    ("2x+1", r"\hat p=3=2x+1"),
     (r"\frac{M}{m+M}", r"\frac12"),
     (r"\pi R^2", r"\pi r^2"),
     ("X_1", "x_1"),
