@@ -27,6 +27,7 @@ from serve.dispatch import Generator, Scorer
 from serve.errors import ApiError, check_model, install_handlers, json_response
 from serve.evaluation import EvaluateRoute
 from serve.generate_worker import GenerateWorker
+from serve.grammar_checker import GrammarChecker
 from serve.guard import Guard
 from serve.json_body import JsonRoute
 from serve.logs import configure_logs, open_access_log, write_output
@@ -65,6 +66,7 @@ class Application:
         self.generator = Generator(max_batch_size=settings.max_batch_size, max_queue=settings.max_queue)
         self.scorer = Scorer(max_queue=settings.max_queue)
         self.weights = Weights(self.generator.line, model)
+        self.grammars = GrammarChecker(model.tokenizer, max_queue=settings.max_queue)
         self._lines = [self.generator.line, self.scorer.line]
         self._prompts = Prompts(model)
         generate = GenerateWorker(model, device=choose_device(settings.device), max_batch_size=settings.max_batch_size)
@@ -84,13 +86,16 @@ class Application:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores it
                 signal.signal(number, lambda number, frame: self.server.stop())
-        self.server.serve(self._sockets, **self._settings.tls)
+        try:
+            self.server.serve(self._sockets, **self._settings.tls)
+        finally:
+            self.grammars.close()
 
     def _all_routes(self) -> list[Route]:
         prompts = self._prompts
         shared: dict[str, Any] = {"metrics": self.metrics, "deadline_s": self._settings.deadline_s}
         drawing: dict[str, Any] = {"generator": self.generator, "weights": self.weights, "prompts": prompts, **shared}
-        completions = CompletionRoutes(**drawing)
+        completions = CompletionRoutes(grammars=self.grammars, **drawing)
         responses = ResponsesRoute(completions, self._model.name)
         tokens, weights = TokenRoutes(prompts), WeightsRoutes(self.weights)
         score = ScoreRoute(
@@ -173,7 +178,7 @@ class Application:
 
     async def _warm_up(self) -> None:
         """Sends chats through all layers, because libraries load many modules on first use, for which the first client
-        would have to wait."""
+        would have to wait; starts the processes that check grammars."""
         printable = string.printable.split()[0]
         text = "".join(filter(self._prompts.known(printable).__contains__, printable))
         chat = {"messages": [{"role": "user", "content": text[:_WARM_UP_CHARS]}], "max_tokens": 2, "seed": 0}
@@ -189,6 +194,7 @@ class Application:
                     answer = await client.post(CHAT, json={**chat, "n": count, "stream": stream})
                     if answer.is_error:
                         log.warning("a first chat failed with %d: %s", answer.status_code, answer.text[:200])
+        await self.grammars.start()
         self.metrics.reset()
         if self._settings.access_log:
             open_access_log()

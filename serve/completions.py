@@ -20,6 +20,7 @@ from serve.connection import EventStream, in_turns, merged, while_connected
 from serve.dispatch import Chunk, Deadline, Generator
 from serve.errors import ApiError, bad_request, check_model, large_json_response
 from serve.generate_worker import Generate, ScorePrompt
+from serve.grammar_checker import GrammarChecker
 from serve.grammars import Grammar
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts
@@ -48,9 +49,16 @@ class CompletionRoutes:
     """Both routes; they differ in how prompts are encoded and in the format of the answer."""
 
     def __init__(
-        self, *, generator: Generator, weights: Weights, prompts: Prompts, metrics: ServerMetrics, deadline_s: float
+        self,
+        *,
+        generator: Generator,
+        grammars: GrammarChecker,
+        weights: Weights,
+        prompts: Prompts,
+        metrics: ServerMetrics,
+        deadline_s: float,
     ) -> None:
-        self._generator, self._weights, self._prompts = generator, weights, prompts
+        self._generator, self._grammars, self._weights, self._prompts = generator, grammars, weights, prompts
         self._metrics, self._deadline_s = metrics, deadline_s
         self._gate = asyncio.Lock()  # see `in_turns`
 
@@ -143,7 +151,21 @@ class CompletionRoutes:
             return EventStream(request, self._events(job))
         return await while_connected(request, self._whole(job))
 
+    async def _checked(self, job: Job) -> Job:
+        """The job with its grammar checked.
+
+        Raises:
+            ApiError: see ``GrammarChecker.check``.
+        """
+        grammar = job.draws[0].grammar
+        if grammar is None:
+            return job
+        async with job.deadline.limit():
+            grammar = await self._grammars.check(grammar)
+        return replace(job, draws=[replace(draw, grammar=grammar) for draw in job.draws])
+
     async def _whole(self, job: Job) -> Response:
+        job = await self._checked(job)
         with self._under_one_version(job) as job:
             async with aclosing(self._grow(job)) as steps:
                 async for _ in steps:
@@ -153,6 +175,7 @@ class CompletionRoutes:
     async def _events(self, job: Job) -> AsyncGenerator[str, None]:
         """The events of a stream. A failure before the first event is raised, a later one becomes the last event."""
         shape, choices, started = job.shape, job.choices, False
+        job = await self._checked(job)
         with self._under_one_version(job) as job:
             try:
                 async with aclosing(self._grow(job)) as steps:

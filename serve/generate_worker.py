@@ -8,14 +8,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rewards.sandbox.worker_environment import MODEL, worker_environment
 from grpo_pl.rollout.native.continuous import Drawn, SequenceOptions
-from serve.grammars import Grammar, GrammarError, GrammarMask, Grammars
+from serve.grammar_judge import Unusable
+from serve.grammars import Compiled, Grammar, GrammarMask, Grammars
 from serve.litserve_adapter import Worker
 from serve.versions import DropWeights, LoadWeights, Versions
 from serve.worker import Answer, Cancel, Failure, Mailbox, Refusal, end_with_parent
@@ -113,7 +113,7 @@ class GenerateWorker(Worker):
         self._owner: dict[int, _Request] = {}  # by sequence
         self._places: dict[tuple[int, int], int] = {}  # sequences by request and index of the completion
         self._aside: deque[_Waiting] = deque()  # one is handled per decoding step
-        self._compiling: list[tuple[int, Generate, Future[Any]]] = []
+        self._compiling: list[tuple[int, Generate, Compiled | None]] = []  # None: there is no room for it yet
         while True:
             busy = self._versions.decoding or self._versions.is_loading or self._aside or self._compiling
             for uid, payload in mailbox.take(wait_for_one=not busy):
@@ -156,14 +156,19 @@ class GenerateWorker(Worker):
         weights that have been loaded."""
         for answer in self._versions.answers():
             self._mailbox.send(answer)
-        compiled_now = [item for item in self._compiling if item[2].done()]
-        self._compiling = [item for item in self._compiling if item not in compiled_now]
-        for uid, job, compiled in compiled_now:
-            if job.keys:
+        waiting, self._compiling = self._compiling, []
+        for uid, job, compiled in waiting:
+            grammar = job.grammar
+            assert grammar is not None
+            if compiled is None:
+                self._compiling.append((uid, job, self._grammars.compile(grammar)))
+            elif not compiled.matcher.done():
+                self._compiling.append((uid, job, compiled))
+            elif job.keys:
                 try:
-                    masks = [GrammarMask(compiled.result().deep_copy()) for _ in job.keys]
-                except GrammarError as error:
-                    self._fail(uid, Refusal(f"the grammar cannot be used: {error}.", _asked_by(job), "invalid_value"))
+                    masks = self._grammars.masks(compiled, len(job.keys))
+                except Unusable as error:
+                    self._fail(uid, _refused(grammar, f"the grammar cannot be used: {error}"))
                 except Exception:  # llguidance may raise anything on a client's text; the server goes on
                     log.exception("a grammar failed; its request is answered with 500")
                     self._fail(uid, "compiling the grammar failed; the server's log has the details.")
@@ -208,6 +213,9 @@ class GenerateWorker(Worker):
     def _cancel(self, uid: int, indices: frozenset[int] | None) -> None:
         """Ends all completions of a request, or some, wherever they are."""
         if indices is None:
+            for each, job, compiled in self._compiling:
+                if each == uid and job.grammar is not None and compiled is not None:
+                    self._grammars.give_up(job.grammar, compiled)
             self._compiling = [item for item in self._compiling if item[0] != uid]
             self._aside = deque(item for item in self._aside if item.uid != uid)
             sequences = [sequence for sequence, request in self._owner.items() if request.uid == uid]
@@ -254,16 +262,15 @@ def _without(job: Generate, indices: frozenset[int]) -> Generate:
     return replace(job, indices=tuple(i for i, _ in kept), keys=[key for _, key in kept])
 
 
-def _asked_by(job: Generate) -> str:
-    """The field of the request that its grammar comes from."""
-    return "tools" if job.grammar is not None and job.grammar.kind == "lark" else "response_format"
+def _refused(grammar: Grammar, why: str) -> Refusal:
+    return Refusal(f"{grammar.field}: {why.rstrip('.')}.", grammar.field, "invalid_value")
 
 
 def _why_nothing_is_left(request: _Request) -> str | Refusal:
     """The reason for the failure of a request whose log-probabilities are not finite."""
-    grammar = next((mask.error for mask in request.masks if mask.error), "")
-    if grammar:
-        return Refusal(f"the grammar is too complex to follow: {grammar}", _asked_by(request.job), "invalid_value")
+    error = next((mask.error for mask in request.masks if mask.error), "")
+    if error and request.job.grammar is not None:
+        return _refused(request.job.grammar, f"the grammar is too complex to follow: {error}")
     if request.masks or request.job.options.logits is not None:
         message = "bad_words, min_tokens and the grammar exclude every token: nothing is left to draw."
         return Refusal(message, None, "invalid_value")

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import resource
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
+
+from serve import grammar_judge
+from serve.grammar_judge import MOST_BYTES, Budget, Unusable, first_line
+from serve.sized_cache import SizedCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_GRAMMAR = 1 << 15
 """Most characters of a schema or an expression."""
-_KEPT = 32  # compiled grammars that wait for the next request with the same one
-_MESSAGE = 300  # characters of llguidance's own words that reach a client
+CACHE_BYTES = 64 << 20
+"""Most memory of compiled grammars that wait for the next request with the same one."""
+HELD_BYTES = 256 << 20
+"""Most memory of all compiled grammars; while there is no room, those of further requests wait."""
+_RETIRED_BYTES = 8 << 20  # growth after which later requests get a new lexer: it keeps what any of them went through
+_THREADS = 2
 
 
 class Grammar(NamedTuple):
@@ -27,10 +38,15 @@ class Grammar(NamedTuple):
     kind: Literal["json", "regex", "choice", "lark"]
     text: str
     """A JSON schema, an expression, a JSON list of strings, or rules in llguidance's dialect of Lark."""
+    field: str
+    """The field of the request that it comes from."""
+    bytes: int = 0
+    """Memory of its compiled form, as the check found out."""
 
-
-class GrammarError(ValueError):
-    """A grammar that cannot be compiled, or is too large to follow."""
+    @property
+    def key(self) -> tuple[str, str]:
+        """What determines the compiled form."""
+        return self.kind, self.text
 
 
 def is_available() -> bool:
@@ -38,99 +54,132 @@ def is_available() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
-class GrammarMask:
-    """The tokens with which one sequence may continue; a ``TokenMask``."""
+def vocabulary_data(tokenizer: PreTrainedTokenizerBase, eos_token_ids: Sequence[int]) -> str:
+    """The arguments of ``grammar_judge.vocabulary`` for a tokenizer, as JSON."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]
+    backend |= {"padding": None, "truncation": None}
+    told = {"tokenizer": json.dumps(backend), "special": list(tokenizer.all_special_ids), "eos": list(eos_token_ids)}
+    return json.dumps(told)
 
-    def __init__(self, matcher: Any) -> None:
-        self._matcher = matcher
+
+class Compiled:
+    """A compiled grammar; its matchers share one lexer, which grows with what they go through."""
+
+    def __init__(self, size: int) -> None:
+        self.bytes, self.grown, self.broken = size, 0, False
+        self.matcher: Future[Any] = Future()
+        """May raise ``Unusable``."""
+        self.users = 0
+        """Requests that wait for it."""
+
+
+class GrammarMask:
+    """The tokens with which one sequence may continue; a ``TokenMask``.
+
+    Args:
+        compiled: the grammar, whose matcher is copied.
+        budget: the time for all masks of a request.
+    """
+
+    def __init__(self, compiled: Compiled, budget: Budget, resident: Callable[[], int]) -> None:
+        self._matcher, self._compiled = compiled.matcher.result().deep_copy(), compiled
+        self._budget, self._resident = budget, resident
         self.error = ""
-        """llguidance's message if the grammar turned out too complex while decoding; no token is allowed then."""
+        """Why the grammar turned out too complex while decoding; no token is allowed then."""
 
     def allowed(self, vocabulary: int) -> Tensor:
-        packed = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
         mask = torch.zeros(vocabulary, dtype=torch.bool)
-        if self._matcher.is_error():  # its mask would let the sequence end as if the grammar were satisfied
-            self.error = _first_line(self._matcher.get_error())
-            return mask
-        bits = (packed.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten()[:vocabulary]
-        mask[: len(bits)] = bits.bool()
+        if not self.error:
+            packed = self._within_limits(self._matcher.compute_bitmask)
+            if not self.error:
+                told = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+                bits = (told.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten()[:vocabulary]
+                mask[: len(bits)] = bits.bool()
         return mask
 
     def accept(self, token: int) -> None:
-        if not self._matcher.is_stopped():
-            self._matcher.consume_token(token)
+        if not self.error and not self._matcher.is_stopped():
+            self._within_limits(self._matcher.consume_token, token, tokens=1)  # also of tokens drawn in an earlier stay
+
+    def _within_limits(self, call: Callable[..., Any], *arguments: Any, tokens: int = 0) -> Any:
+        """What ``call`` returns; it counts towards the limits, and sets ``error`` if one is passed."""
+        compiled, before, began = self._compiled, self._resident(), time.thread_time()
+        result = call(*arguments)
+        spent = time.thread_time() - began
+        compiled.grown += max(0, self._resident() - before)
+        try:
+            if (
+                not tokens and self._matcher.is_error()
+            ):  # its mask would let the text end as if the grammar were satisfied
+                raise Unusable(first_line(self._matcher.get_error()))
+            if compiled.grown > MOST_BYTES:
+                raise Unusable("finding the tokens with which a text may go on takes too much memory")
+            self._budget.spend(spent, tokens)
+        except Unusable as error:
+            self.error, compiled.broken = str(error), True
+        return result
 
 
 class Grammars:
-    """Compiles grammars in a thread of the worker, beside the decoding loop, and caches the latest."""
+    """Compiles grammars in threads of the worker, beside the decoding loop, and caches the latest.
+
+    What comes here has been compiled by a ``GrammarChecker`` before, so it takes half a second at most.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer, self._eos = tokenizer, sorted(eos_token_ids)
-        thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._vocabulary: Any = None
-        self.compile: Callable[[Grammar], Future[Any]] = lru_cache(_KEPT)(lambda g: thread.submit(self._compile, g))
-        """Returns a future of the matcher, of which each ``GrammarMask`` gets a copy; it may raise ``GrammarError``."""
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
+        self._vocabulary: Future[Any] | None = None
+        self._live: WeakSet[Compiled] = WeakSet()
+        self.cache: SizedCache[tuple[str, str], Compiled] = SizedCache(CACHE_BYTES)
+        self._resident = _resident_memory()
 
-    def _compile(self, grammar: Grammar) -> Any:
-        from llguidance import LLMatcher, LLParserLimits
+    def compile(self, grammar: Grammar) -> Compiled | None:
+        """Begins to compile a grammar, or gives the cached form; None while there is no room for it."""
+        compiled = self.cache.get(grammar.key)
+        if compiled is not None and (compiled.broken or compiled.grown > _RETIRED_BYTES):
+            self.cache.discard(grammar.key)
+            compiled = None
+        if compiled is None:
+            held = sum(other.bytes + other.grown for other in self._live)
+            if held and held + grammar.bytes > HELD_BYTES:
+                self.cache.clear()
+                return None
+            if self._vocabulary is None:
+                self._vocabulary = self._threads.submit(self._make_vocabulary)
+            compiled = Compiled(grammar.bytes)
+            compiled.matcher = self._threads.submit(self._compile, grammar, self._vocabulary)
+            self._live.add(compiled)
+        self.cache.put(grammar.key, compiled, compiled.bytes + compiled.grown)
+        compiled.users += 1
+        return compiled
 
-        if self._vocabulary is None:
-            self._vocabulary = _vocabulary(self._tokenizer, self._eos)
-        # a decoding step waits for the mask: these limits bound its cost to a few milliseconds
-        limits = LLParserLimits(step_lexer_fuel=50_000, max_lexer_states=50_000, verbose_errors=False)
-        try:
-            source = _source(grammar)
-        except ValueError as error:
-            raise GrammarError(_first_line(str(error))) from None
-        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise GrammarError(_first_line(matcher.get_error()))
-        return matcher
+    def give_up(self, grammar: Grammar, compiled: Compiled) -> None:
+        """Takes back a request for a grammar; it is not compiled if no other request waits for it."""
+        compiled.users -= 1
+        if not compiled.users and compiled.matcher.cancel():
+            self.cache.discard(grammar.key)
+
+    def masks(self, compiled: Compiled, count: int) -> list[GrammarMask]:
+        """A mask for each of ``count`` sequences of a request.
+
+        Raises:
+            Unusable: the grammar cannot be compiled.
+        """
+        budget = Budget()
+        return [GrammarMask(compiled, budget, self._resident) for _ in range(count)]
+
+    def _make_vocabulary(self) -> Any:
+        return grammar_judge.vocabulary(**json.loads(vocabulary_data(self._tokenizer, self._eos)))
+
+    def _compile(self, grammar: Grammar, vocabulary: Future[Any]) -> Any:
+        return grammar_judge.compiled(vocabulary.result(), grammar.kind, grammar.text)
 
 
-def _source(grammar: Grammar) -> str:
-    from llguidance import LLMatcher
-
-    if grammar.kind == "regex":
-        return str(LLMatcher.grammar_from_regex(grammar.text))
-    if grammar.kind == "lark":
-        return str(LLMatcher.grammar_from_lark(grammar.text))
-    if grammar.kind == "choice":
-        choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(grammar.text))
-        return str(LLMatcher.grammar_from_lark(f"start: {choices}"))
-    # at most one blank between the parts: small models would fill a completion with them
-    return str(LLMatcher.grammar_from_json_schema(grammar.text, overrides={"whitespace_pattern": " ?"}))
-
-
-def _vocabulary(tokenizer: Any, eos_token_ids: Sequence[int]) -> Any:
-    from llguidance import LLTokenizer
-    from llguidance.hf import from_tokenizer
-
+def _resident_memory() -> Callable[[], int]:
+    """A function that returns the bytes of memory of this process, in microseconds; 0 where the system does not say."""
     try:
-        return from_tokenizer(tokenizer, eos_token=list(eos_token_ids))
-    except ValueError:  # llguidance reads byte-level tokenizers and those with a byte fallback
-        return LLTokenizer(_PlainVocabulary(tokenizer), eos_token=list(eos_token_ids))  # type: ignore[arg-type]
-
-
-class _PlainVocabulary:
-    """Wraps a tokenizer whose tokens are named by their own text, for llguidance."""
-
-    is_tokenizer_wrapper = True
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self.eos_token_id, self.bos_token_id = tokenizer.eos_token_id, tokenizer.bos_token_id
-        self.special_token_ids = list(tokenizer.all_special_ids)
-        names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        self.tokens = [b"" if i in self.special_token_ids else name.encode() for i, name in enumerate(names)]
-        probe = "Is 1 + 1 = 2?"
-        if b"".join(self.tokens[i] for i in self(probe)).decode() != probe:
-            raise GrammarError(f"structured outputs do not work with a tokenizer of class {type(tokenizer).__name__}.")
-
-    def __call__(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
-
-
-def _first_line(message: str) -> str:
-    lines = message.strip().splitlines() or ["it cannot be compiled"]
-    return lines[0][:_MESSAGE]
+        file, page = os.open("/proc/self/statm", os.O_RDONLY), resource.getpagesize()
+    except OSError:
+        return lambda: 0
+    return lambda: int(os.pread(file, 64, 0).split()[1]) * page

@@ -92,7 +92,7 @@ class Prompts:
                 f"characters and may have {MAX_GRAMMAR}: give fewer tools or shorter parameters.",
                 param="tools",
             )
-        return Grammar("lark", text)
+        return Grammar("lark", text, "tools")
 
     async def evaluations(
         self, problems: Sequence[EvalProblem], sampling: Sampling, *, seed: int, name: Callable[[int], str]

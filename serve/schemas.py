@@ -154,7 +154,8 @@ class ResponseFormat(Body):
     def grammar(self) -> Grammar | None:
         if self.type == "text":
             return None
-        return json_grammar({"type": "object"} if self.json_schema is None else self.json_schema.json_schema)
+        schema = {"type": "object"} if self.json_schema is None else self.json_schema.json_schema
+        return json_grammar(schema, "response_format")
 
 
 class StructuredOutputs(Body):
@@ -182,22 +183,30 @@ class StructuredOutputs(Body):
     @property
     def grammar(self) -> Grammar:
         if self.regex is not None:
-            return Grammar("regex", self.regex)
+            return Grammar("regex", self.regex, "structured_outputs")
         if self.choice is not None:
-            return Grammar("choice", json.dumps(self.choice))
-        return json_grammar({"type": "object"} if self.json_schema is None else self.json_schema)
+            text = json.dumps(self.choice)
+            if len(text) > MAX_GRAMMAR:
+                raise bad_request(
+                    f"structured_outputs: all texts of choice may have {MAX_GRAMMAR} characters, and have {len(text)}.",
+                    param="structured_outputs",
+                )
+            return Grammar("choice", text, "structured_outputs")
+        schema = {"type": "object"} if self.json_schema is None else self.json_schema
+        return json_grammar(schema, "structured_outputs")
 
 
-def json_grammar(schema: dict[str, Any] | str) -> Grammar:
-    """The grammar of a schema of at most ``MAX_GRAMMAR`` characters.
+def json_grammar(schema: dict[str, Any] | str, field: str) -> Grammar:
+    """The grammar of a schema of at most ``MAX_GRAMMAR`` characters, which stood in ``field``.
 
     Raises:
         ApiError: it is longer (400).
     """
     text = schema if isinstance(schema, str) else json.dumps(schema)
     if len(text) > MAX_GRAMMAR:
-        raise bad_request(f"a schema may have {MAX_GRAMMAR} characters, and this one has {len(text)}.", param=None)
-    return Grammar("json", text)
+        message = f"{field}: a schema may have {MAX_GRAMMAR} characters, and this one has {len(text)}."
+        raise bad_request(message, param=field)
+    return Grammar("json", text, field)
 
 
 class _Completions(Sampling):

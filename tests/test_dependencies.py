@@ -68,7 +68,7 @@ EXTRA_OF = {
     "grpo_pl/rollout/vllm/keyed_draws.py": "vllm",
     "grpo_pl/rollout/vllm/reload.py": "vllm",
     "grpo_pl/rollout/vllm/worker.py": "vllm",
-    "serve/grammars.py": "structured",
+    "serve/grammar_judge.py": "structured",
 }
 """The files that may import what an extra brings, each inside a function or behind a message that names the extra."""
 

@@ -130,7 +130,8 @@ class Running:
         assert self.process.poll() is None, self.log
         main = psutil.Process(self.process.pid)
         self.family = [main, *main.children(recursive=True)]
-        self._workers = [p for p in main.children() if "resource_tracker" not in " ".join(p.cmdline())]
+        others = ("resource_tracker", "sandbox/worker.py")
+        self._workers = [p for p in main.children() if not any(name in " ".join(p.cmdline()) for name in others)]
 
     @property
     def log(self) -> str:

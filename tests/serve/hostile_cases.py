@@ -43,7 +43,8 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
 
 def cases() -> list[Case]:
     """All of them."""
-    return [*_shapes(), *_numbers(), *_parameters(), *_tools(), *_texts(), *_pages(), *_connections(), *_framings()]
+    kinds = (_shapes, _numbers, _parameters, _grammars, _tools, _texts, _pages, _connections, _framings)
+    return [case for kind in kinds for case in kind()]
 
 
 def _filled(before: bytes, unit: bytes, after: bytes) -> bytes:
@@ -181,6 +182,59 @@ def _parameters() -> Iterator[Case]:
     yield Case("completions max_tokens null", post(COMPLETIONS, null), frozenset({200}), "vLLM #19862")
 
 
+SLOW = [{"type": "string", "pattern": f"a{{{i},{i + 500}}}"} for i in range(1, 200)]
+"""Patterns whose intersection llguidance compiles for many minutes, and with gigabytes."""
+
+
+def grammars() -> Iterator[tuple[str, dict[str, Any], frozenset[int]]]:
+    """Names of grammars that take much time or memory, or none at all, with the field that holds them."""
+    either = frozenset({200, 400})
+    factors = [{"type": "integer", "multipleOf": prime} for prime in (9973, 9967, 9949, 9941)]
+    choices = [{"anyOf": [{"properties": {f"{x}{i}": {"type": "integer"}}} for x in "ab"]} for i in range(16)]
+    doubled = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)} | {"d40": {"type": "object"}}
+    schemas: list[tuple[str, Any, frozenset[int]]] = [
+        ("199 patterns at once", {"allOf": SLOW}, REFUSED),
+        ("29 patterns at once", {"allOf": SLOW[:29]}, REFUSED),
+        ("a common multiple", {"allOf": factors}, REFUSED),
+        ("a multiple of a large prime", {"type": "integer", "multipleOf": 999_983}, REFUSED),
+        ("a product of choices", {"allOf": choices}, REFUSED),
+        ("a schema without an end", {"$ref": "#"}, REFUSED),
+        ("a schema elsewhere", {"$ref": "http://127.0.0.1:1/schema"}, REFUSED),
+        ("references that double", {"$defs": doubled, "$ref": "#/$defs/d0"}, either),
+        ("a thousand optional fields", {"properties": {f"k{i}": {"type": "integer"} for i in range(1000)}}, either),
+        ("a text of a billion", {"type": "string", "minLength": 10**9}, either),
+        ("a million items", {"type": "array", "items": {"$ref": "#"}, "minItems": 10**6}, either),
+        ("many values", {"enum": [f"{i * i}" for i in range(3500)]}, either),
+    ]
+    for name, schema, statuses in schemas:
+        wrapped = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        yield name, {"response_format": wrapped}, statuses
+        yield f"{name}, as vLLM has it", {"structured_outputs": {"json": schema}}, statuses
+    for name, regex, statuses in (
+        ("a literal of 30,000", "a" * 30_000, REFUSED),
+        ("brackets", "(" * 9000 + ")" * 9000, REFUSED),
+        ("powers of repetitions", "((a{1,1000}){1,1000}){1,1000}", either),
+        ("a million states", "(a|b)*a(a|b){20}", either),
+        ("states of many parts", "(a|b)*a(a|b){10000}", either),
+        ("states in all directions", "([ab]*a[ab]{50}){20}", either),
+        ("letters of all scripts", r"(\p{L}|\p{N})*\p{Lu}(\p{L}|\p{N}){30}", either),
+    ):
+        yield name, {"structured_outputs": {"regex": regex}}, statuses
+    yield "choices of a megabyte", {"structured_outputs": {"choice": [f"{i:01000}" for i in range(1000)]}}, REFUSED
+
+
+def _grammars() -> Iterator[Case]:
+    for name, field, statuses in grammars():
+        yield Case(f"grammar {name}", post(CHAT, json.dumps({**_HELLO, "max_tokens": 64, **field}).encode()), statuses)
+        body = {"prompt": "1+1=", "max_tokens": 8, **field}
+        yield Case(f"grammar {name}, completions", post(COMPLETIONS, json.dumps(body).encode()), statuses)
+    form = {"type": "json_schema", "name": "x", "schema": {"allOf": SLOW}}
+    asked = {"input": "1+1=", "text": {"format": form}}
+    yield Case("grammar 199 patterns, responses", post("/v1/responses", json.dumps(asked).encode()), REFUSED)
+    stream = {**_HELLO, "stream": True, "structured_outputs": {"json": {"allOf": SLOW[:50]}}}
+    yield Case("grammar 50 patterns, in a stream", post(CHAT, json.dumps(stream).encode()), REFUSED)
+
+
 def _tools() -> Iterator[Case]:
     """Tools that no template could write or no answer could call, and calls that no answer ever made."""
 
@@ -237,6 +291,10 @@ def _tools() -> Iterator[Case]:
     for name, tools in (("with a schema without an end", endless), ("with a pattern that explodes", explosive)):
         body = json.dumps({**_HELLO, "max_tokens": 64, "tools": tools, **must}).encode()
         yield Case(f"tools {name}", post(CHAT, body), frozenset({200, 400}))
+    slow = taking(properties={"x": {"allOf": SLOW[:29]}}, required=["x"])
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        body = json.dumps({**_HELLO, "tools": slow, "tool_choice": choice}).encode()
+        yield Case(f"tools with 29 patterns and tool_choice {str(choice)[:9]}", post(CHAT, body), REFUSED)
     user, result = {"role": "user", "content": "1"}, {"role": "tool", "tool_call_id": "a", "content": "1"}
 
     def call(arguments: Any, name: str = "f") -> dict[str, Any]:

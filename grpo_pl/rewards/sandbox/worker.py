@@ -52,14 +52,16 @@ def _disarm() -> None:
             continue
 
 
-def _load_judge(file: str) -> Any:
-    """``judge`` of a file next to this one, loaded by path: the package may not be importable here.
+def _load_judge(file: str, data: str) -> Any:
+    """``judge`` of a file next to this one, or anywhere, loaded by path: the package may not be importable here.
 
     Judges ``WARM_UP`` first, which builds parser tables and does late imports, so that no real job pays for them; nor
     for looking for garbage among what was imported, which stays.
     """
     gc.disable()
     names = runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), file))
+    if data:
+        names["prepare"](data)
     names["judge"](*names.get("WARM_UP", ("x^2+1", "(x+1)^2")), 0.0)
     gc.freeze()
     gc.enable()
@@ -121,7 +123,7 @@ def main() -> None:
 
     settings = json.loads(link.recv_bytes())
     try:
-        judge = _load_judge(settings["judge"])
+        judge = _load_judge(settings["judge"], settings["data"])
     except Exception as error:  # the parent shows it to the user
         send({"ready": False, "error": f"{type(error).__name__}: {error}"})
         return

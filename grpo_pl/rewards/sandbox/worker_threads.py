@@ -52,7 +52,10 @@ class SandboxSettings:
     cache_size: int = 65_536
     """Verdicts remembered across batches."""
     judge: str = "math_judge.py"
-    """File beside this one whose ``judge(gold, answer, relative_tolerance)`` returns (status, detail)."""
+    """File beside this one, or absolute path of one, whose ``judge(gold, answer, relative_tolerance)`` returns (status,
+    detail)."""
+    data: str = ""
+    """What the file's ``prepare(data)`` gets at the start of a worker; empty: it has none."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
