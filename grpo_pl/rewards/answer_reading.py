@@ -12,7 +12,7 @@ import regex
 
 from grpo_pl.rewards.base import Columns, Reward
 from grpo_pl.rewards.mathematics.answer_text import BOX, last_boxed
-from grpo_pl.rewards.places import after_thinking, answer_block, stated_answer
+from grpo_pl.rewards.places import after_closed_thinking, after_thinking, answer_block, stated_answer
 
 Place = Literal["box", "last_number", "pattern", "json", "auto"]
 PATTERN_SECONDS = 1.0
@@ -52,7 +52,8 @@ class Found:
 class AnswerReward(Reward):
     """A reward that judges the answer of a completion, and nothing else of it.
 
-    Outside of boxes, only what stands after the last ``</think>`` is read, and nothing of an unclosed ``<think>``.
+    Only what stands after the last ``</think>`` is read, and nothing of an unclosed ``<think>``; but `MathReward` reads
+    the boxes of a text that has no ``</think>`` at all.
     """
 
     answer_in: Place = "box"
@@ -98,6 +99,7 @@ class AnswerReward(Reward):
 
     def read(self, completion: str) -> Found:
         """The answer of a completion."""
+        completion = after_closed_thinking(completion)
         if self.answer_in == "box":
             return Found(last_boxed(completion) or "")
         if self.answer_in == "auto":

@@ -49,3 +49,9 @@ def stated_answer(completion: str) -> str:
 def after_thinking(completion: str) -> str:
     """The text after the last ``</think>`` (the whole text if there is none), up to the next ``<think>``."""
     return completion.rpartition("</think>")[2].partition("<think>")[0]
+
+
+def after_closed_thinking(completion: str) -> str:
+    """The same, but all of a text without ``</think>``: behind a prefilled ``<think>``, a policy that was never taught
+    to close its thoughts still boxes its answers, and could else never be right."""
+    return after_thinking(completion) if "</think>" in completion else completion

@@ -1,10 +1,19 @@
 """Rewards of answers read them after the thoughts: never within a thought, closed or not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from grpo_pl.rewards import CountdownReward, ExactReward, FormatReward, Reward, Score, SortingReward, SubsetSumReward
+from grpo_pl.rewards import (
+    CountdownReward,
+    ExactReward,
+    FormatReward,
+    MathReward,
+    Reward,
+    Score,
+    SortingReward,
+    SubsetSumReward,
+)
 from grpo_pl.rewards.places import stated_answer
 
 JUDGES: dict[str, tuple[Reward, str, str]] = {
@@ -58,6 +67,27 @@ def test_an_answer_elsewhere_is_not(name: str, place: str) -> None:
 @pytest.mark.parametrize("place", WRONG)
 def test_no_form_is_paid_for_it(place: str) -> None:
     assert FormatReward()([WRONG[place]("5")], [""], {})[0].value == 0.0
+
+
+@pytest.fixture(scope="module", params=["box", "auto"])
+def math(request: pytest.FixtureRequest) -> Iterator[MathReward]:
+    reward = MathReward(answer_in=request.param, workers=1, soft_limit_s=5.0, hard_limit_s=20.0)
+    yield reward
+    reward.close()
+
+
+def test_mathematics_are_read_after_the_thoughts_too(math: MathReward) -> None:
+    for place in RIGHT.values():
+        assert math([place("12")], ["12"], {})[0].value == 1.0
+    closed = [place("12") for place in WRONG.values() if "</think>" in place("")]
+    assert {score.value for score in math(closed, ["12"] * len(closed), {})} == {0.0}
+
+
+def test_boxes_in_thoughts_that_never_end_are_read_by_mathematics_alone(math: MathReward) -> None:
+    prefilled = ["<think>so \\boxed{12}", "<think>so \\boxed{13}, no: \\boxed{12}", "\\boxed{12}<think>sure?"]
+    assert [score.value for score in math(prefilled, ["12"] * 3, {})] == [1.0] * 3
+    assert math(["<think>x</think> <think>so \\boxed{12}"], ["12"], {})[0].value == 0.0
+    assert math(["<think>so 12"], ["12"], {})[0].value == 0.0  # only boxes
 
 
 def test_blocks_without_a_box_are_read_by_the_same_rule() -> None:

@@ -12,7 +12,7 @@ from grpo_pl.rewards.base import Columns, MissingColumn, Score, TextAnswerReward
 from grpo_pl.rewards.mathematics import answer_text as text
 from grpo_pl.rewards.mathematics.answer_rules import AnswerRules, Job
 from grpo_pl.rewards.mathematics.boxes import boxed_answer
-from grpo_pl.rewards.places import after_thinking, is_blank
+from grpo_pl.rewards.places import after_closed_thinking, after_thinking, is_blank
 from grpo_pl.rewards.sandbox.pool import Verdict
 from grpo_pl.rewards.sandbox.sandboxed_reward import SandboxedReward
 from grpo_pl.rewards.sandbox.turns import looks_costly
@@ -148,8 +148,9 @@ class MathReward(AnswerReward, SandboxedReward):
         self.rules = AnswerRules(**{f.name: getattr(self, f.name) for f in fields(AnswerRules)})
 
     def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
-        found = [self.read(completion) for completion in completions]
-        pairs = list(map(_pair, answers, found, completions))
+        said = list(map(after_closed_thinking, completions))
+        found = list(map(self.read, said))
+        pairs = list(map(_pair, answers, found, said))
         flags = columns.get("ordered", [None] * len(pairs))
         ordered = [self.ordered if flag is None else _flag(flag) for flag in flags]
         verdicts = {
@@ -157,7 +158,7 @@ class MathReward(AnswerReward, SandboxedReward):
             for flag in set(ordered)
         }
         boxed = self.answer_in in ("box", "auto")
-        beside = [text_beside_box(completion) if boxed else "" for completion in completions]
+        beside = [text_beside_box(text) if boxed else "" for text in said]
         return [
             _score(verdicts[flag][pair], replace(one, text=pair[1]), around)
             for pair, flag, one, around in zip(pairs, ordered, found, beside, strict=True)
@@ -165,7 +166,7 @@ class MathReward(AnswerReward, SandboxedReward):
 
     def read(self, completion: str) -> Found:
         """The answer of a completion; neighbouring boxes are one answer."""
-        found = super().read(completion)
+        found, completion = super().read(completion), after_closed_thinking(completion)
         if self.answer_in == "box" or (self.answer_in == "auto" and r"\boxed" in completion):
             boxed = boxed_answer(completion)
             return replace(found, text=boxed.answer if boxed is not None else "")
