@@ -12,7 +12,7 @@ import regex
 
 from grpo_pl.rewards.base import Columns, Reward
 from grpo_pl.rewards.mathematics.answer_text import BOX, last_boxed
-from grpo_pl.rewards.places import after_closed_thinking, after_thinking, answer_block, stated_answer
+from grpo_pl.rewards.places import after_closed_thinking, after_thinking, answer_block
 
 Place = Literal["box", "last_number", "pattern", "json", "auto"]
 PATTERN_SECONDS = 1.0
@@ -113,8 +113,6 @@ class AnswerReward(Reward):
         return behind_pattern(said, self.answer_pattern)
 
     def stated_answers(self, completions: Sequence[str], columns: Columns) -> list[str]:
-        if self.answer_in == "box":
-            return list(map(stated_answer, completions))
         return [self.read(text).text for text in completions]
 
 

@@ -12,6 +12,13 @@ from grpo_pl.rewards.voting import answer_classes
 
 def _classes(reward: Reward, answers: Sequence[str], golds: Sequence[str], group_size: int) -> list[int]:
     completions = [rf"so \boxed{{{answer}}}" if answer else "hm" for answer in answers]
+    return _voted(reward, completions, golds, group_size)
+
+
+def _voted(
+    reward: Reward, completions: Sequence[str], golds: Sequence[str] = ("99",), group_size: int = 0
+) -> list[int]:
+    group_size = group_size or len(completions)
     golds = [gold for gold in golds for _ in range(group_size)]
     columns = {"prompt": [""] * len(completions)}
     scores = reward(completions, golds, columns)
@@ -25,6 +32,14 @@ def test_values_vote_together_and_not_their_spelling() -> None:
 
 def test_strings_vote_apart_where_the_reward_compares_strings() -> None:
     assert _classes(ExactReward(correctness=True), ["0.5", "1/2", "0.5", "2"], ["2"], 4) == [1, 2, 1, 0]
+
+
+def test_the_answer_that_is_judged_is_the_one_that_votes() -> None:
+    """Neighbouring boxes are one answer; of a thought `ExactReward` reads nothing."""
+    boxes = [r"\boxed{3} and \boxed{2}", r"\boxed{1} and \boxed{2}", r"\boxed{2} or \boxed{3}", r"\boxed 7", r"\boxed{7}"]
+    assert _voted(MathReward(), boxes) == [1, 2, 1, 3, 3]
+    thoughts = ["\\boxed{5}", "\\boxed{5}<think>or \\boxed{6}", "<think>\\boxed{5}</think>\\boxed{6}"]
+    assert _voted(ExactReward(correctness=True), thoughts) == [1, 1, 2]
 
 
 @dataclass(kw_only=True)

@@ -95,8 +95,11 @@ class ExactReward(AnswerReward, TextAnswerReward):
     def __post_init__(self) -> None:
         self.check_reading()
 
+    def read(self, completion: str) -> Found:
+        return super().read(after_thinking(completion))
+
     def score(self, completion: str, gold: str) -> Score:
-        found = self.read(after_thinking(completion))
+        found = self.read(completion)
         if is_blank(found.text):
             return Score(0.0, "timeout" if found.late else "no_answer", found.note)
         same = found.text.strip() == gold.strip()
