@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from grpo_pl.config.rewards import build_rewards
 from grpo_pl.rewards.base import MissingColumn, Reward, correctness_index
 from grpo_pl.rewards.batch import score_completions
-from grpo_pl.rewards.mathematics.boxes import boxed_answer
 from grpo_pl.rewards.sandbox.turns import CALLER, Caller
 from grpo_pl.rewards.sandbox.worker_environment import worker_environment
 from grpo_pl.rewards.voting import answer_classes
@@ -99,8 +98,9 @@ def score_items(rewards: Sequence[Reward], job: ScoreItems, part: slice) -> list
     """Scores the completions of ``part`` of a job, which covers whole groups if it has groups.
 
     Returns:
-        Per completion: weighted sum, status and verdict of the correctness reward, scores of all rewards, the last
-        boxed answer (at most ``_SHOWN`` characters), with groups its answer class, and the time of the call in ms.
+        Per completion: weighted sum, status and verdict of the correctness reward, the answer that it read (at most
+        ``_SHOWN`` characters; None for no answer, or all of the text), scores of all rewards, with groups its answer
+        class, and the time of the call in ms.
 
     Raises:
         MissingColumn: a column that a reward needs is missing.
@@ -110,14 +110,16 @@ def score_items(rewards: Sequence[Reward], job: ScoreItems, part: slice) -> list
     completions = job.completions[part]
     columns = {name: column[part] for name, column in job.columns.items()}
     scored = score_completions(rewards, completions=completions, answers=job.answers[part], columns=columns)
+    judge = rewards[correctness_index(rewards)]
+    stated = judge.stated_answers(completions, columns)
     items = []
-    for row, (score, total) in enumerate(zip(scored.judged(), scored.totals(), strict=True)):
-        boxed = boxed_answer(completions[row])
+    for row, (score, total, answer) in enumerate(zip(scored.judged(), scored.totals(), stated, strict=True)):
         item = {"value": total, "status": score.status, "correct": score.correct, "rewards": scored.described(row)}
-        items.append({**item, "extracted": None if boxed is None else boxed.answer.strip()[:_SHOWN]})
+        is_part = score.status != "no_answer" and answer.strip() not in ("", completions[row].strip())
+        items.append({**item, "extracted": answer.strip()[:_SHOWN] if is_part else None})
     if job.group_size:
         classes = answer_classes(
-            rewards[correctness_index(rewards)],
+            judge,
             completions=completions,
             scores=scored.judged(),
             columns=columns,

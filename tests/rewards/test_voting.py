@@ -36,8 +36,8 @@ def test_strings_vote_apart_where_the_reward_compares_strings() -> None:
 
 def test_the_answer_that_is_judged_is_the_one_that_votes() -> None:
     """Neighbouring boxes are one answer; of a thought `ExactReward` reads nothing."""
-    boxes = [r"\boxed{3} and \boxed{2}", r"\boxed{1} and \boxed{2}", r"\boxed{2} or \boxed{3}", r"\boxed 7", r"\boxed{7}"]
-    assert _voted(MathReward(), boxes) == [1, 2, 1, 3, 3]
+    pairs = [r"\boxed{3} and \boxed{2}", r"\boxed{1} and \boxed{2}", r"\boxed{2} or \boxed{3}"]
+    assert _voted(MathReward(), [*pairs, r"\boxed 7", r"\boxed{7}"]) == [1, 2, 1, 3, 3]
     thoughts = ["\\boxed{5}", "\\boxed{5}<think>or \\boxed{6}", "<think>\\boxed{5}</think>\\boxed{6}"]
     assert _voted(ExactReward(correctness=True), thoughts) == [1, 1, 2]
 
