@@ -9,7 +9,7 @@ from typing import Literal
 
 from grpo_pl.rewards.mathematics import answer_text as text
 from grpo_pl.rewards.mathematics import notation, units
-from grpo_pl.rewards.mathematics.names import split_name
+from grpo_pl.rewards.mathematics.names import is_equation, split_name
 from grpo_pl.rewards.mathematics.number_lists import NumberList, read_number_list, same_list
 from grpo_pl.rewards.sandbox.pool import Verdict
 
@@ -19,6 +19,7 @@ _NOT_A_NUMBER = re.compile(r"\s*(?:\\text\s*\{\s*nan\s*\}|nan)\s*", re.IGNORECAS
 _NUMBER_AS_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[\d.,/]+)\s*\}")
 _INNER_UNIT = re.compile(r"(?<=[\d}])\s*\\text\s*\{([^{}]*)\}(?:\s*\^\s*\{?[23]\}?)?")
 _MEMBERS = re.compile(r"\s*([A-Za-z](?:_\{?\w+\}?)?|\([A-Za-z](?:\s*,\s*[A-Za-z])+\))\s*(=|\\in)\s*(\(.*|\\\{.*|\[.*)")
+_SETS = re.compile(r"\\(?:cup|cap)(?![a-zA-Z])")
 _CONDITION = re.compile(r"\\(?:land|lor)(?![a-zA-Z])")
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![a-zA-Z])")
 _CHOICE = re.compile(r"(?:\\text\s*\{\s*)?(?:\(\s*([A-J])\s*\)|([A-J])[).:])\s*\}?\s*(?![-+*/^_=<>,;:!|])(\S.*)")
@@ -149,6 +150,8 @@ class AnswerRules:
             return Verdict("wrong", "no approximation")
         if _CONDITION.search(gold + mine):
             return self._compare_conditions(gold, mine)
+        if is_equation(mine) and "=" not in gold:
+            return Verdict("wrong", "an equation where a value was asked for")
         (name, gold), (other, mine) = self._without_names(gold, mine)
         if name and other and name != other:
             return Verdict("wrong", f"{other} where {name} was asked for")
@@ -248,6 +251,11 @@ class AnswerRules:
             return Verdict("ok")
         if ":" in mine and notation.is_clock(gold):
             return Verdict("wrong", "another time")
+        formula = notation.chemical_formula(gold) if r"\text" in gold + mine else None
+        if formula is not None and formula == notation.chemical_formula(mine):
+            return Verdict("ok")
+        if _SETS.search(gold) and _SETS.search(mine) and notation.sorted_sets(gold) == notation.sorted_sets(mine):
+            return Verdict("ok")
         same_points, same_parts = notation.same_points(gold, mine), notation.same_ratio(gold, mine)
         if same_points is not None or same_parts is not None:
             return Verdict("ok" if same_points or same_parts else "wrong")

@@ -95,7 +95,7 @@ _LOWERED_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _CAPITALS = ("gamma", "delta", "theta", "lambd", "xi", "pi", "sigma", "phi", "psi")
 _SYMBOLS = {
     "π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "−": "-", "–": "-",
-    "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
+    "±": r"\pm ", "∓": r"\mp ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
     "°": r"^\circ", "∪": r"\cup ", "∩": r"\cap ",
     "∈": r"\in ", "∅": r"\emptyset ", "⁄": "/", "，": ",", "′": "'", "’": "'", "⩽": r"\le ", "⩾": r"\ge ", "≦": r"\le ",
     "≧": r"\ge ", "∖": r"\setminus ", "∧": r"\land ", "∨": r"\lor ", "∠": r"\angle ", "△": r"\triangle ", "→": r"\to ",
@@ -116,6 +116,9 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
         (r"(?<!\\)\\[,;: ]|\\(?:q?quad|enspace|thinspace)(?![a-zA-Z])|~", " "),
         (r"\{,\}", ","),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"(?<!\\)\](\s*[^\[\](),;\s][^\[\](),;]*)[,;]([^\[\](),;]+)\[", r"(\1,\2)"),  # ]0, 1[
+        (r"(?<!\\)\[([^\[\](),;]+)[,;]([^\[\](),;]+)\[(?![^\[\]]*\])", r"[\1,\2)"),
+        (r"(?<![\w)}\]\\])\]([^\[\](),;]+)[,;]([^\[\](),;]+)\]", r"(\1,\2]"),
         (r"\\[dt]?binom\s*(\d)\s*(\d)", r"\\binom{\1}{\2}"),
         (r"(?:\{\})?[_^]\s*(?:\{(\d+)\}|(\d))\s*C\s*_\s*(?:\{(\d+)\}|(\d))", r"\\binom{\1\2}{\3\4}"),
         (r"\^\s*(\\frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{[^{}]*\}|\d))", r"^{\1}"),
@@ -123,7 +126,7 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
         (r"\\degree(?![a-zA-Z])", r"^\\circ"),
         (r"\\(?:mathrm|rm|mathit|text|operatorname)\s*(?:\{\s*([ei])\s*\}|\s([ei])(?![a-zA-Z]))", r"\1\2"),
         (r"\\mathrm\s*([ei])(?![a-zA-Z])", r" \1"),
-        (r"\\(?:textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|mathsf)(?=\s*\{)", r"\\text"),
+        (r"\\(?:textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|mathsf|ce)(?=\s*\{)", r"\\text"),
         (r"\\([lg]e)q(?:slant|q)?(?![a-zA-Z])", r"\\\1"),
         (r"\\lt(?![a-zA-Z])", "<"),
         (r"\\gt(?![a-zA-Z])", ">"),
@@ -166,6 +169,7 @@ _IN_WORDS = re.compile(
     r"(?<=\S),?\s*(?:\\text\{\s*,?\s*(and|or)\s*\}|(?<![\\a-zA-Z{])(and|or)(?![a-zA-Z}]))(?=\s*[^\s}.,;:!?])"
 )
 _LOGICAL = re.compile(r"\s*\\(land|wedge|lor|vee)(?![a-zA-Z])\s*")
+_MINUS_PLUS = re.compile(r"\\mp(?![a-zA-Z])")
 _CONDITION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![a-zA-Z])")
 
 
@@ -191,6 +195,8 @@ def canonical(text: str) -> str:
     result = plain_latex(result)
     for pattern, replacement in _REWRITES:
         result = pattern.sub(replacement, result)
+    if r"\pm" not in result:
+        result = _MINUS_PLUS.sub(r"\\pm", result)  # alone it says the same
     in_words = _connective if _CONDITION.search(result) else ","  # 1 or 2 is a list
     result = _LOGICAL.sub(_connective, _IN_WORDS.sub(in_words, result))
     result = re.sub(r"(?<=[\w})])\s*[.,;]+$", "", result.strip()).strip()
@@ -292,6 +298,16 @@ def is_word(letters: str) -> bool:
     return _VARIABLES.fullmatch(letters) is None or (len(letters) > 2 and _ROMAN.fullmatch(letters) is not None)
 
 
+_LETTERS = re.compile(r"[^\W_]+(?: ?_\d)?")
+_HAS_CASE = re.compile(
+    r".*[a-z][A-Z].*|(?:([A-Za-z])(?i:\1))+|(?:[A-Z][a-z]?)+ ?_?\d.*"
+    r"|B[hik]|C[fnosu]|H[fos]|In|N[bhip]|Os|P[bou]|S[bcin]|Yb"
+)
+"""Words in which case counts, where ``YES`` is ``yes``: those that mix cases (``NaCl``, ``pH``), pairs of genes
+(``Ee``), formulas with digits (``CO2``), and elements whose capitals alone would be two others (``Co`` and ``CO``); but
+``No`` is ``NO``."""
+
+
 def as_words(text: str) -> str | None:
     """A text answer in one spelling (``\\text{Monday}``, ``monday.``, ``(B)``), or ``None`` if it is mathematics.
 
@@ -308,8 +324,9 @@ def as_words(text: str) -> str | None:
         return None  # abc may be a product of three letters
     if not wrapped and any(part in _FUNCTIONS for part in words.split()):
         return None
-    # AB is not ab, which is a product; YES is yes
-    return words.casefold() if any(is_word(part.casefold()) for part in re.findall(r"[^\W\d_]+", words)) else words
+    if not any(is_word(part.casefold()) for part in re.findall(r"[^\W\d_]+", words)):
+        return words  # AB is not ab, which is a product
+    return _LETTERS.sub(lambda part: part[0] if _HAS_CASE.fullmatch(part[0]) else part[0].casefold(), words)
 
 
 _UNITS = (

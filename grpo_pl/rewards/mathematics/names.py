@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from grpo_pl.rewards.mathematics.answer_text import is_word
+
 _GREEK = (
     "alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|vartheta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau|upsilon|phi"
     "|varphi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|ell|hbar|Pr|Re|Im"
@@ -35,8 +37,26 @@ _TRIGONOMETRIC = rf"\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\\(?:{_GREEK}|angle\s*[A-
 _NAMED = re.compile(
     rf"\s*(?P<name>{_DERIVATIVE}|{_COMPOSED}|{_NORM}|{_TRIGONOMETRIC}|{_PLAIN})\s*=(?!=)\s*(?P<value>[^=]+)"
 )
+_INDEXED = r"(?:_(?:\{[^{}]*\}|\w))?"
+_OF_A_LETTER = re.compile(rf"\s*([A-Za-z]{_INDEXED})\s*=(?!=)([^=]+)")
+_NO_LETTERS = re.compile(r"\\(?:text\s*\{[^{}]*\}|[A-Za-z]+)")
+_LETTERS = re.compile(rf"([A-Za-z]+)({_INDEXED}'*)(\s*\(\w\))?")
 _PRIMES = re.compile(r"\^(?:\\prime)+")
 _SPACES = re.compile(r"\s+|[{}]")
+
+
+def is_equation(text: str) -> bool:
+    r"""True for ``x = …`` with the same ``x`` on the right, which says nothing of its value; ``x_0`` and ``x(0)`` are
+    others."""
+    match = _OF_A_LETTER.fullmatch(text)
+    if match is None:
+        return False
+    name, value = _SPACES.sub("", match[1]), _NO_LETTERS.sub(" ", match[2])
+    for letters, marks, argument in _LETTERS.findall(value):
+        factors = [letters] if is_word(letters) else [*letters[:-1], letters[-1] + _SPACES.sub("", marks)]
+        if name in factors and not (argument and name == factors[-1]):
+            return True
+    return False
 
 
 @lru_cache(maxsize=8192)
@@ -44,10 +64,10 @@ def split_name(text: str) -> tuple[str, str]:
     """``(name, value)`` of canonical ``name = value``; the name is ``""`` if there is none.
 
     A name is a letter, word, accent or angle, with indices, primes and arguments, or a derivative. ``2x``, ``x+y``,
-    ``x^2`` and numbers are no names.
+    ``x^2`` and numbers are no names, nor is the ``x`` of the equation ``x=x+1``.
     """
     match = _NAMED.fullmatch(text) if "=" in text else None
-    if match is None:
+    if match is None or is_equation(text):
         return "", text
     name = _PRIMES.sub(lambda primes: "'" * primes.group().count("\\"), _SPACES.sub("", match["name"]))
     return name, match["value"].strip()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from fractions import Fraction
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 _SPACES = re.compile(r"(?<![A-Za-z\d])\s+|\s+(?![A-Za-z\d])")
 _CLOCK = re.compile(r"0?(\d{1,2}):([0-5]\d)(?::([0-5]\d))?")
@@ -31,6 +31,7 @@ _OPERATORS = re.compile(
 )
 _DIFFERENTIAL = re.compile(rf"\\frac\s*\{{?\s*{_UPRIGHT}(?:[dD]|\\partial)(?![a-zA-Z]{{3}})")
 _BY_DIFFERENTIAL = re.compile(rf"[}}dD]\s*\{{\s*{_UPRIGHT}(?:[dD]|\\partial)\s*\}}?\s*[a-zA-Z\\]")
+_SOLVED = re.compile(r"\s*\|\s*[A-Za-z]\s*\|\s*(?:[<>]|\\[lg]e(?![a-zA-Z]))\s*[\d.]+\s*")
 _LONE_INFINITY = re.compile(
     r"(?:(?<=[,;(\[=<>|:])|(?<=\\\{)|(?<=^)|(?<=\\to)|(?<=\\le)|(?<=\\ge)|(?<=\\ne)|(?<=\\cup))\s*[+-]?\s*\\infty(?![a-zA-Z])\s*"
     r"(?=$|[,;)\]<>=|]|\\(?:[}]|right|cup|cap|le|ge|ne|lt|gt)(?![a-zA-Z]))"
@@ -99,6 +100,36 @@ def same_points(one: str, other: str) -> bool | None:
     return figure == theirs["figure"] and points in turned
 
 
+_ELEMENT = (
+    "(?:A[cglmrstu]|B[aehikr]?|C[adeflmnorsu]?|D[bsy]|E[rsu]|F[elmr]?|G[ade]|H[efgos]?|I[nr]?|Kr?|L[airuv]|M[cdgnot]"
+    "|N[abdehiop]?|O[gs]?|P[abdmortu]?|R[abefghnu]|S[bcegimnr]?|T[abcehilms]|U|V|W|Xe|Yb?|Z[nr])"
+)
+_FORMULA = re.compile(rf"(?:{_ELEMENT}\d*|[()](?:(?<=\))\d*)?)+(?:\^\d?[+-])?")
+
+
+@lru_cache(maxsize=8192)
+def chemical_formula(text: str) -> str | None:
+    r"""``H2O`` of ``\text{H}_2\text{O}``, ``H_2O`` and ``\text{H2O}``; ``None`` if it is no formula of elements."""
+    formula = re.sub(r"\\text(?![a-zA-Z])|[{}_\s]", "", text)
+    return formula if _FORMULA.fullmatch(formula) else None
+
+
+_SET_OPERATION = re.compile(r"\\(?:cup|cap)(?![a-zA-Z])")
+_IN_PARENTHESES = re.compile(r"\([^(),]*\)")
+
+
+def sorted_sets(text: str) -> str:
+    r"""The symbols of unions or intersections of sets in alphabetical order: ``A\cup B`` for ``B\cup A``."""
+    depths = [0, *accumulate((char in "([{") - (char in ")]}") for char in text)]
+    signs = [sign for sign in _SET_OPERATION.finditer(text) if depths[sign.start()] == 0]
+    if len({sign[0] for sign in signs}) != 1:  # of A \cup B \cap C nobody knows what comes first
+        return symbols(text.strip())
+    bounds = [(0, 0), *(sign.span() for sign in signs), (len(text), len(text))]
+    parts = [text[end:start].strip() for (_, end), (start, _) in pairwise(bounds)]
+    sets = [f"({sorted_sets(part[1:-1])})" if _IN_PARENTHESES.fullmatch(part) else symbols(part) for part in parts]
+    return f" {signs[0][0]} ".join(sorted(sets))
+
+
 @lru_cache(maxsize=8192)
 def chain(text: str) -> tuple[str, ...] | None:
     """The terms and signs of a chain of two or more inequalities, smallest term first: ``c>b>a`` is ``a<b<c``. ``None``
@@ -130,7 +161,9 @@ def read_base(text: str) -> tuple[str, int] | None:
 
 def leaves_work(gold: str, answer: str) -> bool:
     r"""True if ``answer`` has an operator that is still to be carried out (an integral, a limit, ``!`` …) and ``gold``
-    has none."""
+    has none. ``|x|<3`` is as simple as ``-3<x<3``; ``|x-1|<3`` is still to be solved."""
+    if _SOLVED.fullmatch(answer):
+        return False
     return _has_work(_value(answer)) and not _has_work(_value(gold))
 
 

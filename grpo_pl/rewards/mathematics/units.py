@@ -45,7 +45,7 @@ _UNIT_ENDINGS = {
     "words": re.compile(r"(?P<core>.*\d)\s+(?P<unit>[^\W\d_]{2,}(?: [^\W\d_]{2,}){0,3})"),
     "counter": re.compile("(?P<core>.*\\d)\\s*(?P<unit>[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]{1,4})"),
 }
-_CURRENCY_NAMES = frozenset(["dollar", "franc", "yuan", "peso", *CURRENCIES.values()])
+_CURRENCY_NAMES = frozenset(["dollar", "cent", "franc", "yuan", "peso", *CURRENCIES.values()])
 _CURRENCY_FIRST = re.compile(
     r"(?P<sign>[+-]?)\s*(?:(?:US\s*)?\\text\s*\{\s*(?P<name>\w+)\s*\}|(?P<code>[A-Z]{3}))"
     r"\s*(?P<number>[+-]?\s*[\d.].*|\\frac.*)"
@@ -304,11 +304,12 @@ def is_known(unit: str) -> bool:
     return all((is_unit(name) and name != "B") or is_counted(name) for name, _ in _factors(unit))
 
 
-def same_unit(one: str, other: str) -> bool:
-    """True for one unit or noun twice, nouns in singular or plural; units of measure are given in one spelling."""
-    if one == other:
+def same_unit(gold: str, answer: str) -> bool:
+    """True for one unit or noun twice, nouns in singular or plural; units of measure are given in one spelling. Where a
+    price is asked for, what it is the price of may be left out: a dollar answers a dollar per pound."""
+    if gold == answer or (answer in _CURRENCY_NAMES and gold.startswith(f"{answer}/")):
         return True
-    ours, theirs = _factors(one), _factors(other)
+    ours, theirs = _factors(gold), _factors(answer)
     return len(ours) == len(theirs) and all(
         power == other_power and (same_measure(name, other_name) or _same_noun(name, other_name))
         for (name, power), (other_name, other_power) in zip(ours, theirs, strict=True)

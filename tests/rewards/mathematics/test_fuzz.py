@@ -150,7 +150,7 @@ NAMES = [
 
 def names(rng: random.Random) -> Pair:
     """A name before the value changes nothing; a number or a formula there does, and so does another value."""
-    value, name = rng.choice(["{n}", r"\frac{{{n}}}{{7}}", r"\sqrt{{{n}}}", "{n}x+1", "-{n}"]), rng.choice(NAMES)
+    value, name = rng.choice(["{n}", r"\frac{{{n}}}{{7}}", r"\sqrt{{{n}}}", "{n}t+1", "-{n}"]), rng.choice(NAMES)
     n = rng.choice([2, 3, 5, 11, 13])
     gold, right = value.format(n=n), rng.random() < 0.5
     if right:
