@@ -19,7 +19,7 @@ SHORT: dict[str, str] = {
     "seconds": "most seconds for them",
     "json": "print findings and figures as JSON",
     "seed_everything": "names every sample",
-    "model.policy.path": "model of the hub or a folder",
+    "model.policy.path": "model of the hub, folder or GGUF file",
     "model.policy.from_scratch": "config of a new model instead",
     "model.rewards": "class_path and init_args of each",
     "model.template.user": "what is put around the question",

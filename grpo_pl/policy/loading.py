@@ -1,4 +1,4 @@
-"""Loads the policy and its tokenizer from a hub name or a local folder, or builds them from scratch."""
+"""Loads the policy and its tokenizer from a hub name, a folder or a GGUF file, or builds them from scratch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PolicyConfig:
         if isinstance(self.lora, dict):  # as read from YAML or JSON
             object.__setattr__(self, "lora", Lora(**self.lora))
         if (self.path is None) == (self.from_scratch is None):
-            raise ValueError("policy: give exactly one of `path` (hub name or folder) and `from_scratch` (a config).")
+            raise ValueError("policy: give exactly one of `path` (hub name, folder or GGUF file) and `from_scratch` (a config).")
         if self.from_scratch is not None and "model_type" not in self.from_scratch:
             raise ValueError("policy.from_scratch needs a `model_type`, such as qwen2 or llama.")
         if self.quantization is not None and (self.lora is None or self.path is None):

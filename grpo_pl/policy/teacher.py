@@ -23,8 +23,8 @@ class TeacherConfig:
     """A frozen model whose next-token distributions the policy learns from, on the policy's own samples."""
 
     path: str
-    """Hub name or local folder in the Hugging Face layout, such as the export of a run; with ``url`` that of the
-    tokenizer alone."""
+    """Hub name, GGUF file, or local folder in the Hugging Face layout, such as the export of a run; with ``url`` that
+    of the tokenizer alone."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
     """Type of the weights; auto takes that of the files."""
     attn_implementation: str | None = None

@@ -94,9 +94,7 @@ def one_clear_line(source: str, what: str) -> Iterator[None]:
     if folder.is_dir() and not any((folder / f"{kind}config.json").exists() for kind in ("", "adapter_", "tokenizer_")):
         raise ValueError(f"cannot load the {what}: {source!r} holds no config.json, so no model.")
     if folder.is_file():
-        raise ValueError(
-            f"cannot load the {what}: {source!r} is a file; give the model's folder, or a file that ends with .gguf."
-        )
+        raise ValueError(f"cannot load the {what}: {source!r} is a file; give the model's folder.")
     if not folder.exists() and source.startswith((".", "/", "~")):
         raise ValueError(f"cannot load the {what}: there is no folder {source!r}.")
     try:
