@@ -52,7 +52,9 @@ class PolicyConfig:
         if isinstance(self.lora, dict):  # as read from YAML or JSON
             object.__setattr__(self, "lora", Lora(**self.lora))
         if (self.path is None) == (self.from_scratch is None):
-            raise ValueError("policy: give exactly one of `path` (hub name, folder or GGUF file) and `from_scratch` (a config).")
+            raise ValueError(
+                "policy: give exactly one of `path` (hub name, folder or GGUF file) and `from_scratch` (a config)."
+            )
         if self.from_scratch is not None and "model_type" not in self.from_scratch:
             raise ValueError("policy.from_scratch needs a `model_type`, such as qwen2 or llama.")
         if self.quantization is not None and (self.lora is None or self.path is None):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.template import Example, PromptTemplate
 from grpo_pl.rewards.answer_reading import is_plain_number
-from grpo_pl.training.defaults import peak_rate
+from grpo_pl.training.defaults import Kind, peak_rate
 from grpo_pl.types import Problem
 
 EXAMPLES = 2
@@ -40,10 +39,8 @@ class Pretrained:
     """Train adapters; None goes by the size of the model."""
 
 
-def of_pretrained(
-    wanted: Pretrained, task: ModuleType, name: str, settings: Mapping[str, object], say: Callable[[str], None]
-) -> dict[str, object]:
-    """What fills the configuration.
+def of_pretrained(wanted: Pretrained, source: PromptSource, name: str, say: Callable[[str], None]) -> dict[str, object]:
+    """What fills the configuration of the task ``name``.
 
     Raises:
         ValueError: the model cannot be loaded, or its context is too short for prompts and answers.
@@ -54,7 +51,6 @@ def of_pretrained(
         model = load_model(policy, tokenizer, weights=False)
     parameters = sum(weight.numel() for weight in model.parameters())
     adapters = parameters >= LARGE if wanted.lora is None else wanted.lora
-    source: PromptSource = task.Problems(settings=dict(settings)) if settings else task.Problems()
     problems = list(source.problems("train") or source.prompts(0, count=LOOKED_AT))[:LOOKED_AT]
     examples = _examples(problems, source)
     template = PromptTemplate(system=SYSTEM, examples=examples)
@@ -68,7 +64,7 @@ def of_pretrained(
             f"{wanted.path!r} reads {context} tokens, fewer than a prompt of {prompt} and a completion of {completion}."
         )
     numbers = all(is_plain_number(problem.answer) for problem in problems)
-    kind = "adapters" if adapters else "trained before"
+    kind: Kind = "adapters" if adapters else "trained before"
     chat = (
         "its own chat template" if getattr(tokenizer, "chat_template", None) else "plain text: it has no chat template"
     )
@@ -87,9 +83,8 @@ def of_pretrained(
         "examples": _indented([{"question": one.question, "completion": one.completion} for one in examples], 6),
         "reward": _NUMBER if numbers else f"    - class_path: {name}.task.Right\n      init_args:\n",
         "completion": completion,
-        "lr": f"{peak_rate(parameters, kind):.1e}",  # type: ignore[arg-type]
+        "lr": f"{peak_rate(parameters, kind):.1e}",
         "rate_of": f"{parameters / 1e6:.3g}M parameters, {kind}",
-        "held_out": min(200, len(source.validation())),
     }
 
 

@@ -67,11 +67,17 @@ def write_task(drafted: Draft, folder: Path, say: Callable[[str], None], pretrai
         copy_data(drafted, staging)
         _fill(drafted.kind, "task.py", staging, shown)
         with _loaded(staging / "task.py") as task:
-            if pretrained is not None:
-                config = of_pretrained(pretrained, task, name, drafted.settings, say)
-                config |= {"init_args": _init_args(drafted.settings), "held_out": check_source(task, drafted)}
+            if drafted.config is not None:
+                config = _shape_of_episodes(drafted.config)
             else:
-                config = _measured(task, drafted, say) if drafted.config is None else _shape_of_episodes(drafted.config)
+                source = task.Problems(settings=dict(drafted.settings)) if drafted.settings else task.Problems()
+                held_out = _checked_held_out(task, source, say)
+                if pretrained is not None:
+                    config = of_pretrained(pretrained, source, name, say)
+                else:
+                    config = _measured(source, say)
+                say(f"{held_out} held-out problems.")
+                config |= {"init_args": _init_args(drafted.settings), "held_out": held_out}
         written = "config.yaml" if pretrained is None else "config_pretrained.yaml"
         _fill(drafted.kind, written, staging, {**shown, **config}, name="config.yaml")
         _fill(drafted.kind, "test_task.py", staging, shown)
@@ -102,34 +108,29 @@ def _loaded(file: Path) -> Iterator[ModuleType]:
         del sys.modules[name]
 
 
-def _measured(task: ModuleType, drafted: Draft, say: Callable[[str], None]) -> dict[str, object]:
+def _measured(source: PromptSource, say: Callable[[str], None]) -> dict[str, object]:
     """Shape, lengths and rollouts for the problems of a source."""
-    source: PromptSource = task.Problems(settings=dict(drafted.settings)) if drafted.settings else task.Problems()
     fit = fit_to(source)
-    for line in getattr(source, "notes", ()):
-        say(line)
-    held_out = check_source(task, drafted)
-    say(f"prompts of up to {fit.prompt} tokens, completions of up to {fit.completion}, {held_out} held-out problems.")
+    say(f"prompts of up to {fit.prompt} tokens, completions of up to {fit.completion}.")
     return {
         **_shape(fit.row),
         "context": fit.context,
         "completion": fit.completion,
         "tags": "".join(f"\n      - {json.dumps(tag, ensure_ascii=False)}" for tag in fit.tags) or " []",
         "characters": "" if fit.ascii_only else _FROM_DATA,
-        "held_out": held_out,
         "shown": "task.py",
-        "init_args": _init_args(drafted.settings),
     }
 
 
-def check_source(task: ModuleType, drafted: Draft) -> int:
-    """How many held-out problems a validation has.
+def _checked_held_out(task: ModuleType, source: PromptSource, say: Callable[[str], None]) -> int:
+    """How many held-out problems a validation has; says what the source leaves out.
 
     Raises:
         ValueError: none, or demonstrations that the task's own reward finds wrong.
     """
-    source: PromptSource = task.Problems(settings=dict(drafted.settings)) if drafted.settings else task.Problems()
     held_out = min(HELD_OUT, len(source.validation()))
+    for line in getattr(source, "notes", ()):  # of reading it for the validation
+        say(line)
     if not held_out:
         raise ValueError("no problem is held out: give more rows with different questions.")
     with closing(task.Right(correctness=True)) as reward:
