@@ -72,9 +72,7 @@ class CompletionRoutes:
         free = body.grammar is None and not body.must_call
         ids = await self._prompts.from_messages(body.messages, body.offered, prefill=free)
         prefill = model.template.prefill if free else ""
-        (job,) = await in_turns(
-            self._gate, [prefill], lambda prefill: self._job(body, [ids], [prefill], shape, deadline)
-        )
+        (job,) = await in_turns(self._gate, [ids], lambda ids: self._job(body, [ids], [prefill], shape, deadline))
         return await self._answer(request, job)
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:

@@ -421,8 +421,7 @@ class Generator:
             bounded: raise ``QueueFull`` when the queue is full, instead of waiting.
             stopped: set to which the caller adds the indices of completions that are to be stopped.
         """
-        options: dict[str, Any] = {"deadline": deadline, "live": live, "bounded": bounded}
-        with self.line.draw(job, places=self.places, **options) as call:
+        with self.line.draw(job, places=self.places, deadline=deadline, live=live, bounded=bounded) as call:
             async for chunks in call:
                 yield chunks
                 if stopped:

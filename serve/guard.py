@@ -103,16 +103,16 @@ class Guard:
             _check_size(scope, limit)
             if not logs_in:
                 self._check_key(scope)
-            whole = _Whole(lambda: self._read(scope, receive, limit, held), receive)
+            body = _LazyBody(lambda: self._read(scope, receive, limit, held), receive)
             if "expect" not in Headers(scope=scope):  # the client may not listen before it has sent its body
-                await whole.body()
+                await body.read()
             if scope["path"] not in _OPEN:
                 self._origins.check(scope)
             if self._sessions is not None and logs_in:
-                body = await whole.body()
-                await self._sessions.open(body, secure=scope["scheme"] == "https")(scope, receive, send)
+                key = await body.read()
+                await self._sessions.open(key, secure=scope["scheme"] == "https")(scope, receive, send)
                 return
-            await self._app(scope, whole.receive, send)
+            await self._app(scope, body.receive, send)
         except ApiError as error:
             page = error.status == 401 and _wants_page(scope)
             await (login_page() if page else error.response())(scope, receive, send)
@@ -204,7 +204,7 @@ def _request_id(scope: Scope) -> str:
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-class _Whole:
+class _LazyBody:
     """The body of a request, read once, and so only when a route or a check asks for it."""
 
     def __init__(self, read: Callable[[], Awaitable[bytes]], receive: Receive) -> None:
@@ -212,7 +212,7 @@ class _Whole:
         self._body: bytes | None = None
         self._given = False
 
-    async def body(self) -> bytes:
+    async def read(self) -> bytes:
         if self._body is None:
             self._body = await self._read()
         return self._body
@@ -222,4 +222,4 @@ class _Whole:
         if self._given:
             return await self._receive()
         self._given = True
-        return {"type": "http.request", "body": await self.body(), "more_body": False}
+        return {"type": "http.request", "body": await self.read(), "more_body": False}

@@ -42,7 +42,8 @@ class Worker(LitAPI):
         try:
             self.prepare()
         except (ValueError, OSError, ImportError, CheckpointError) as error:  # LitServe would print a traceback
-            self._complaint.value = " ".join(str(error).split()).encode()[: _LONGEST - 1]
+            line = " ".join(str(error).split()) or type(error).__name__
+            self._complaint.value = line.encode()[: _LONGEST - 1]
             os._exit(1)
 
     def prepare(self) -> None:

@@ -55,7 +55,7 @@ def write_output(text: str) -> None:
         log.warning("standard output can be written again; %d lines were left out.", left_out)
 
 
-class _ToErrors(logging.Handler):
+class _StderrHandler(logging.Handler):
     """Writes records to standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -65,7 +65,7 @@ class _ToErrors(logging.Handler):
             self.handleError(record)
             return
         if left_out:
-            _errors.write(f"({left_out} lines before this one could not be written)")
+            _errors.write(f"(left out before this line, because they could not be written: {left_out})")
 
 
 class LineLimit(logging.Filter):
@@ -98,7 +98,7 @@ def _is_a_fault(record: logging.LogRecord) -> bool:
 
 def configure_logs() -> None:
     """Sends warnings and errors of this process and its libraries to standard error."""
-    handler = _ToErrors()
+    handler = _StderrHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.addFilter(LineLimit(per_second=20))
     handler.addFilter(_is_a_fault)

@@ -21,7 +21,7 @@ from serve.worker import Answer, Cancel, Failure, Mailbox, Refusal, end_with_par
 
 log = logging.getLogger(__name__)
 
-_THREADS = 256  # requests scored at the same time, more than may wait: in the sandbox they take turns
+_THREADS = 256  # requests scored at the same time, more than max_queue is by default: in the sandbox they take turns
 _SLICE = 64  # completions per call of the rewards, or one group; other rewards end between calls when a client has gone
 _SHOWN = 1000  # characters of an extracted answer
 

@@ -124,8 +124,8 @@ def version_id(model: ServedModel) -> str:
     """A name that differs from that of other weights: the checkpoint's or folder's, and a digest of the names, sizes
     and times of its files."""
     files = [*model.source.glob("*")] if model.source.is_dir() else [model.source]
-    found = [(file.name, file.stat(follow_symlinks=file.exists())) for file in files]  # a link may lead nowhere
-    facts = sorted((name, facts.st_size, facts.st_mtime_ns) for name, facts in found)
+    stats = [(file.name, file.stat(follow_symlinks=file.exists())) for file in files]  # a link may lead nowhere
+    facts = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
     return f"{model.source.name.removesuffix('.ckpt')}-{hashlib.blake2b(repr(facts).encode()).hexdigest()[:_DIGITS]}"
 
 

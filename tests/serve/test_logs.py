@@ -63,5 +63,5 @@ def test_a_log_that_cannot_be_written_says_so_where_it_goes_on(tmp_path: Path) -
     assert done.returncode == 0
     told = log.read_text()
     assert "Traceback" not in told
-    assert "(1 lines before this one could not be written)" in told
+    assert "(left out before this line, because they could not be written: 1)" in told
     assert "9 lines were left out" in told
