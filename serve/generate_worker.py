@@ -160,11 +160,14 @@ class GenerateWorker(Worker):
         for uid, job, compiled in waiting:
             grammar = job.grammar
             assert grammar is not None
-            if compiled is None:
+            if not job.keys:  # its completions have been taken out of the batch, or stopped
+                if compiled is not None:
+                    self._grammars.give_up(grammar, compiled)
+            elif compiled is None:
                 self._compiling.append((uid, job, self._grammars.compile(grammar)))
             elif not compiled.matcher.done():
                 self._compiling.append((uid, job, compiled))
-            elif job.keys:
+            else:
                 try:
                     masks = self._grammars.masks(compiled, len(job.keys))
                 except Unusable as error:
