@@ -26,9 +26,9 @@ does not grow with the number of streams."""
 _UNREAD = 256
 """Most tokens of one completion of a stream that wait for its reader; then the request leaves the batch until they are
 read."""
-_MOVES = 16
-"""A completion is moved for the sake of others once it has drawn a token for each so many of its context, which is
-computed anew when it comes back."""
+_PER_PREEMPTION = 16
+"""A completion is preempted once it has drawn a token for each so many of its context, which is computed anew when it
+comes back."""
 
 _NO_CALL = -1  # in place of a call's number
 
@@ -159,7 +159,7 @@ class Drawing:
         self._drawn: list[list[int]] = [[] for _ in job.keys]
         self._stays: dict[int, int] = {}  # number of the stay, by index, of those that have a place
         self._new_stay = count()
-        self._since_moved = 0  # tokens
+        self._since_joined = 0  # tokens
 
     def join(self, places: int) -> None:
         """Sends some of the idle completions to the worker, those together that have not begun."""
@@ -171,10 +171,10 @@ class Drawing:
             self._stays.update(dict.fromkeys(part, stay))
             keys, drawn = [self._job.keys[i] for i in part], tuple(self._drawn[part[0]])
             self._send(self.call.uid, replace(self._job, keys=keys, stay=stay, indices=tuple(part), drawn=drawn))
-        self._since_moved = 0
+        self._since_joined = 0
 
-    def part(self, places: int) -> list[int]:
-        """Takes completions out of the batch, those that have drawn least; returns their sequences."""
+    def preempt(self, places: int) -> list[int]:
+        """Takes completions out of the batch for a while, those that have drawn least; returns their sequences."""
         mine = sorted(self._stays, key=lambda i: len(self._drawn[i]))[:places]
         self._send(self.call.uid, Cancel(frozenset(mine)))
         self.idle += mine
@@ -191,7 +191,7 @@ class Drawing:
 
     def add(self, index: int, token: int) -> None:
         self._drawn[index].append(token)
-        self._since_moved += 1
+        self._since_joined += 1
 
     def finish(self, index: int) -> bool:
         """Notes that a completion is finished; whether it had a place."""
@@ -201,10 +201,10 @@ class Drawing:
         self.rows.pop(index, None)
         return self._stays.pop(index, None) is not None
 
-    def may_move(self) -> bool:
+    def may_preempt(self) -> bool:
         """Whether its last completion in the batch has drawn enough there for the cost of coming back."""
         longest = max((len(self._drawn[i]) for i in self._stays), default=0)
-        return self._since_moved * _MOVES >= len(self._job.prompt_ids) + longest
+        return self._since_joined * _PER_PREEMPTION >= len(self._job.prompt_ids) + longest
 
 
 class WorkerLine(asyncio.Protocol):
@@ -250,8 +250,8 @@ class WorkerLine(asyncio.Protocol):
             turn = Turn(
                 wants=len(job.keys),
                 give=drawing.join,
-                clear=lambda count: self._forget_rows(drawing.part(count)),
-                may_move=drawing.may_move,
+                preempt=lambda count: self._forget_rows(drawing.preempt(count)),
+                may_preempt=drawing.may_preempt,
                 refuse=lambda error: self._fail(call, error),
                 evaluation=job.evaluation,
             )
@@ -302,7 +302,7 @@ class WorkerLine(asyncio.Protocol):
 
     def _pause(self, drawing: Drawing, turn: Turn, places: Places) -> None:
         """Takes a stream out of the batch until its reader has read."""
-        self._forget_rows(drawing.part(turn.has))
+        self._forget_rows(drawing.preempt(turn.has))
         drawing.call.on_read = lambda: places.want(turn, len(drawing.idle))
         turn.wants = 0
         places.give_back(turn, turn.has)

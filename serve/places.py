@@ -1,4 +1,4 @@
-"""Places in the running batch: who has how many, who gets the next one, who makes way, and who is refused."""
+"""Places in the running batch: who has how many, who gets the next one, who is preempted, and who is refused."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Turn:
     wants: int
     give: Callable[[int], None]
     """Called with a number of places that it has got."""
-    clear: Callable[[int], None] | None = None
-    """Called with a number of places that it has lost, and wants back; None if it cannot do without."""
-    may_move: Callable[[], bool] = lambda: True
+    preempt: Callable[[int], None] | None = None
+    """Called with a number of places that it has lost, and wants back; None if it cannot be preempted."""
+    may_preempt: Callable[[], bool] = lambda: True
     """Whether it has used its last place enough to lose it for a while."""
     refuse: Callable[[ApiError], None]
     """Called when it will get no place."""
@@ -148,14 +148,14 @@ class Places:
         turn.give(count)
 
     def _take(self, turn: Turn, count: int) -> None:
-        assert turn.clear is not None
+        assert turn.preempt is not None
         self._release(turn, count)
         turn.wants += count
         turn.since = time.monotonic()
-        turn.clear(count)
+        turn.preempt(count)
 
     def _balance(self) -> None:
-        """Gives out free places, and lets requests make way for those that have none."""
+        """Gives out free places, and preempts requests for those that have none."""
         fair = max(1, self.size // max(1, sum(turn.has + turn.wants > 0 for turn in self._turns)))
         while self.free and (hungry := [turn for turn in self._turns if self._room(turn) > 0]):
             turn = min(hungry, key=lambda t: (t.has, t.began, t.since))
@@ -165,26 +165,27 @@ class Places:
         for turn in sorted(starving, key=lambda t: (t.began, t.since)):
             if (room := self._room(turn)) <= 0:
                 continue
-            if not (count := self._make_way(min(room, fair, _AT_ONCE))):
+            if not (count := self._preempt(min(room, fair, _AT_ONCE))):
                 break
             self._give(turn, count)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if any(not turn.has and self._room(turn) > 0 for turn in self._turns):
+        can_preempt = any(turn.has and turn.preempt is not None for turn in self._turns)
+        if can_preempt and any(not turn.has and self._room(turn) > 0 for turn in self._turns):
             self._timer = asyncio.get_running_loop().call_later(_STAY_S / 5, self._balance)
 
-    def _make_way(self, count: int) -> int:
+    def _preempt(self, count: int) -> int:
         """Frees up to ``count`` places, or none; returns how many."""
-        movable = [turn for turn in self._turns if turn.has and turn.clear is not None]
-        most = max(movable, key=lambda turn: turn.has, default=None)
+        running = [turn for turn in self._turns if turn.has and turn.preempt is not None]
+        most = max(running, key=lambda turn: turn.has, default=None)
         if most is None:
             return 0
         if most.has > 1:
             count = min(count, most.has // 2)
             self._take(most, count)
             return count
-        ripe = [turn for turn in movable if turn.since <= time.monotonic() - _STAY_S and turn.may_move()]
+        ripe = [turn for turn in running if turn.since <= time.monotonic() - _STAY_S and turn.may_preempt()]
         if not ripe:
             return 0
         self._take(min(ripe, key=lambda turn: turn.since), 1)

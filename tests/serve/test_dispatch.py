@@ -93,7 +93,7 @@ def test_who_reads_only_at_the_end_is_woken_once() -> None:
     asyncio.run(scenario())
 
 
-def test_completions_make_way_and_come_back_where_they_were() -> None:
+def test_preempted_completions_come_back_where_they_were() -> None:
     async def scenario() -> None:
         worker, places, large, small = Worker(), Places(2, max_waiting=1), _job(2), _job(1)
         await worker.connect()

@@ -15,9 +15,9 @@ class Request:
 
     def __init__(self, wants: int, **options: Any) -> None:
         self.given: list[int] = []
-        self.cleared: list[int] = []
+        self.preempted: list[int] = []
         self.refused: list[ApiError] = []
-        options = {"clear": self.cleared.append, **options}
+        options = {"preempt": self.preempted.append, **options}
         self.turn = Turn(wants=wants, give=self.given.append, refuse=self.refused.append, **options)
 
 
@@ -37,7 +37,7 @@ def test_one_alone_gets_all_and_makes_way_for_those_who_come() -> None:
         large = _entered(places, 64)
         assert (large.given, places.free) == ([16], 0)
         small = _entered(places, 1)
-        assert (_held(large, small), large.cleared) == ([15, 1], [1])
+        assert (_held(large, small), large.preempted) == ([15, 1], [1])
         other = _entered(places, 64)
         assert _held(large, small, other) == [10, 1, 5]  # a third of the batch
         third = _entered(places, 64)
@@ -85,7 +85,7 @@ def test_who_has_just_come_back_is_not_moved_again(monkeypatch: pytest.MonkeyPat
     async def scenario() -> None:
         places = Places(1, max_waiting=9)
         moves = False
-        running = _entered(places, 1, may_move=lambda: moves)
+        running = _entered(places, 1, may_preempt=lambda: moves)
         newcomer = _entered(places, 1)
         assert _held(running, newcomer) == [1, 0]
         moves = True
