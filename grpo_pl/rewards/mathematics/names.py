@@ -21,14 +21,14 @@ _ATOM = (
     rf"(?:{_TEXT}|{_ACCENT}|\\(?:{_GREEK})(?![a-zA-Z])|\\(?:arg|dim|deg|det|rank|ker)\s*[A-Za-z]"
     rf"|m?\s*\\(?:angle|triangle|measuredangle)\s*{_POINTS}|\[[A-Z]{{3,6}}\]|[A-Za-z]+)"
 )
-_INDEX = r"\s*_\s*(?:\{(?:[\w\s,+-]|\\text\s*\{\w+\}|\\[a-z]+)+\}|\w|\\text\s*\{\w+\})"
-_MARKS = r"(?:'+|\s*\^\s*(?:\{\s*(?:(?:\\prime\s*)+|\(\w+\)|-\s*1|\*|\\ast|\+)\s*\}|\\prime|\*))"
+_INDEX = r"\s*_\s*(?:\{(?:[\w\s,+-]|\\text\s*\{\w+\}|\\[a-z]++)+\}|\w|\\text\s*\{\w+\})"  # ++: each has one reading
+_MARKS = r"(?:'++|\s*\^\s*(?:\{\s*(?:(?:\\prime\s*)+|\(\w+\)|-\s*1|\*|\\ast|\+)\s*\}|\\prime|\*))"
 _ARGUMENT = r"\s*(?:\((?:[^()]|\([^()]*\))*\)|\[[^\[\]]*\])"
 _PLAIN = rf"(?:{_TEXT}\s*)?{_ATOM}(?:{_INDEX}|{_MARKS})*(?:{_ARGUMENT})?"
 _D = r"(?:\\text\s*\{\s*d\s*\}|d|\\partial)\s*"
 _POWER = r"(?:\^\s*(?:\{\s*\w\s*\}|\w)\s*)?"
 _DERIVATIVE = (
-    rf"\\frac\s*\{{\s*{_D}{_POWER}(?:{_PLAIN})?\s*\}}\s*\{{\s*(?:{_D}(?:\\[a-z]+|[A-Za-z])\s*{_POWER})+\}}\s*"
+    rf"\\frac\s*\{{\s*{_D}{_POWER}(?:{_PLAIN})?\s*\}}\s*\{{\s*(?:{_D}(?:\\[a-z]++|[A-Za-z])\s*{_POWER})+\}}\s*"
     rf"(?:{_PLAIN}|\[[^\[\]]*\]|\([^()]*\))?|d[a-zA-Z]/d[a-zA-Z]"
 )
 _COMPOSED = rf"\(\s*[A-Za-z](?:\s*(?:\\circ|[-+]|\\cdot)\s*[A-Za-z])+\s*\)(?:{_MARKS})?{_ARGUMENT}"

@@ -104,7 +104,7 @@ _ELEMENT = (
     "(?:A[cglmrstu]|B[aehikr]?|C[adeflmnorsu]?|D[bsy]|E[rsu]|F[elmr]?|G[ade]|H[efgos]?|I[nr]?|Kr?|L[airuv]|M[cdgnot]"
     "|N[abdehiop]?|O[gs]?|P[abdmortu]?|R[abefghnu]|S[bcegimnr]?|T[abcehilms]|U|V|W|Xe|Yb?|Z[nr])"
 )
-_FORMULA = re.compile(rf"(?:{_ELEMENT}\d*|[()](?:(?<=\))\d*)?)+(?:\^\d?[+-])?")
+_FORMULA = re.compile(rf"(?:{_ELEMENT}\d*|\(|\)\d*)+(?:\^\d?[+-])?")
 
 
 @lru_cache(maxsize=8192)
