@@ -214,9 +214,10 @@ class MathReward(AnswerReward, SandboxedReward):
         """The verdicts of the pool; ``bad_gold`` for all pairs of a gold answer that is too costly to compare with
         itself. So that such a gold answer costs little, however many answers there are, one pair of each goes first (a
         gold answer that looks costly with itself, any other with its first answer), and bad ones are remembered."""
+        bad = {gold for gold, _ in jobs if self._is_bad(gold)}  # once: what is remembered may be forgotten meanwhile
         first: dict[str, tuple[str, str]] = {}
         for gold, answer in jobs:
-            if not self._is_bad(gold):
+            if gold not in bad:
                 first.setdefault(gold, (gold, gold if looks_costly(gold) else answer))
         verdicts = dict(zip(first.values(), self.pool.run(list(first.values())), strict=True))
         suspects = [job[0] for job in first.values() if verdicts[job].status in _COSTLY]
@@ -224,13 +225,14 @@ class MathReward(AnswerReward, SandboxedReward):
         verdicts |= zip(alone, self.pool.run(alone), strict=True)
         for gold in suspects:
             if verdicts[gold, gold].status in _COSTLY:
+                bad.add(gold)
                 self._bad_golds[gold] = time.monotonic() + _REMEMBERED_S
         while len(self._bad_golds) > _REMEMBERED:
             self._bad_golds.pop(next(iter(self._bad_golds)), None)  # another thread may be doing the same
-        later = [job for job in jobs if job not in verdicts and not self._is_bad(job[0])]
+        later = [job for job in jobs if job not in verdicts and job[0] not in bad]
         verdicts |= zip(later, self.pool.run(later), strict=True)
         fault = Verdict("bad_gold", "takes too long to compare with itself")
-        return [fault if self._is_bad(job[0]) else verdicts[job] for job in jobs]
+        return [fault if job[0] in bad else verdicts[job] for job in jobs]
 
     def _is_bad(self, gold: str) -> bool:
         return self._bad_golds.get(gold, 0.0) > time.monotonic()

@@ -100,11 +100,12 @@ class Turns:
             self._news.notify_all()
 
     def take(self, *, slow_first: bool, quick_only: bool) -> Task | None:
-        """Waits for a task; None when there are none and there will be no more."""
-        levels = [self._quick] if quick_only else [self._slow, self._quick] if slow_first else [self._quick, self._slow]
+        """Waits for a task; None when there are none and there will be no more. Once closed, ``quick_only`` has no
+        effect: nobody else may be left for a pair that turns out to be slow."""
+        levels = [self._slow, self._quick] if slow_first else [self._quick, self._slow]
         with self._news:
             while True:
-                for level in levels:
+                for level in [self._quick] if quick_only and not self._closed else levels:
                     while level:
                         caller, tasks = level.popitem(last=False)
                         task = tasks.popleft()

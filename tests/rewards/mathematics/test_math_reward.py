@@ -1,10 +1,12 @@
 """Answer pairs with the outcome that a careful person would give, most of them beyond what the library says."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from grpo_pl.rewards import ExactReward, MathReward
+from grpo_pl.rewards.sandbox.pool import Verdict
 
 
 @pytest.fixture(scope="module")
@@ -311,6 +313,22 @@ def test_a_gold_answer_that_is_a_bomb_is_tried_once() -> None:
         scores = reward([*texts, "no box"], ["100000000!"] * 13, {})
         assert {(score.value, score.status) for score in scores} == {(None, "bad_gold")}, attempt
     assert reward.pool.kills == 1
+    reward.close()
+
+
+def test_a_bad_gold_answer_may_be_forgotten_while_others_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its age, or by another thread that remembers too many."""
+    reward = MathReward(workers=1)
+    run = reward.pool.run
+
+    def forget(jobs: Sequence[tuple[str, str]]) -> list[Verdict]:
+        reward._bad_golds.clear()
+        return run(jobs)
+
+    monkeypatch.setattr(reward.pool, "run", forget)
+    reward._bad_golds["x!"] = math.inf
+    texts = [r"\boxed{x+y}", r"\boxed{1+x}"]
+    assert [score.status for score in reward(texts, ["x!", "x+1"], {})] == ["bad_gold", "ok"]
     reward.close()
 
 
