@@ -108,9 +108,8 @@ class GrammarMask:
         spent = time.thread_time() - began
         compiled.grown += max(0, self._resident() - before)
         try:
-            if (
-                not tokens and self._matcher.is_error()
-            ):  # its mask would let the text end as if the grammar were satisfied
+            # the mask of a matcher with an error would let the text end as if the grammar were satisfied
+            if not tokens and self._matcher.is_error():
                 raise Unusable(first_line(self._matcher.get_error()))
             if compiled.grown > MOST_BYTES:
                 raise Unusable("finding the tokens with which a text may go on takes too much memory")

@@ -27,7 +27,7 @@ PRONOUNS = {
     "he": {"they": "he", "They": "He", "them": "him", "their": "his"},
 }
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
-FIGURE = 400
+DEFAULT_HELD_OUT = 400
 """Held-out problems where no number is asked for."""
 HELD_OUT_FACTS = 5
 """One arithmetical fact in this many is held out."""
@@ -73,7 +73,7 @@ class WordProblems(GeneratedPrompts):
         return f"{prompt.columns['steps'].replace('; ', '. ')}. The answer is {prompt.answer}."
 
     def validation(self, count: int | None = None) -> list[Problem]:
-        return super().validation(FIGURE if count is None else count)
+        return super().validation(DEFAULT_HELD_OUT if count is None else count)
 
     def candidates(self, split: Literal["train", "val"], *place: int, count: int) -> Iterator[Problem]:
         held_out = split == "val"
@@ -84,9 +84,8 @@ class WordProblems(GeneratedPrompts):
             else:
                 wordings = TWO_STEPS if rng.random() < self.two_step_share else ONE_STEP
             wording = rng.choice(wordings)
-            for _ in range(
-                TRIES
-            ):  # numbers for this wording: a new wording each time would make those of one step common
+            # numbers for this wording: a new wording each time would make those of one step common
+            for _ in range(TRIES):
                 steps = self._steps(wording.steps, rng)
                 if steps is not None and all(self._is_held_out(step) == held_out for step in steps):
                     yield _told(wording, steps, rng)
