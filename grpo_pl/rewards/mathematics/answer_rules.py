@@ -155,6 +155,8 @@ class AnswerRules:
         (name, gold), (other, mine) = self._without_names(gold, mine)
         if name and other and name != other:
             return Verdict("wrong", f"{other} where {name} was asked for")
+        if (name or other) and notation.symbols(gold) == notation.symbols(mine):
+            return self._repeated(gold)
         if r"\text" in gold and units.in_one_spelling(gold) == units.in_one_spelling(mine):
             return self._repeated(gold)  # 1 hour 30 minutes
         (gold, gold_unit), (mine, unit) = units.split_unit(gold), units.split_unit(mine)

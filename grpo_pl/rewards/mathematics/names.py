@@ -38,7 +38,7 @@ _NAMED = re.compile(
     rf"\s*(?P<name>{_DERIVATIVE}|{_COMPOSED}|{_NORM}|{_TRIGONOMETRIC}|{_PLAIN})\s*=(?!=)\s*(?P<value>[^=]+)"
 )
 _INDEXED = r"(?:_(?:\{[^{}]*\}|\w))?"
-_OF_A_LETTER = re.compile(rf"\s*([A-Za-z]{_INDEXED})\s*=(?!=)([^=]+)")
+_LETTER = re.compile(r"[A-Za-z](?:_\w+)?")
 _NO_LETTERS = re.compile(r"\\(?:text\s*\{[^{}]*\}|[A-Za-z]+)")
 _LETTERS = re.compile(rf"([A-Za-z]+)({_INDEXED}'*)(\s*\(\w\))?")
 _PRIMES = re.compile(r"\^(?:\\prime)+")
@@ -48,11 +48,13 @@ _SPACES = re.compile(r"\s+|[{}]")
 def is_equation(text: str) -> bool:
     r"""True for ``x = …`` with the same ``x`` on the right, which says nothing of its value; ``x_0`` and ``x(0)`` are
     others."""
-    match = _OF_A_LETTER.fullmatch(text)
+    match = _NAMED.fullmatch(text)
     if match is None:
         return False
-    name, value = _SPACES.sub("", match[1]), _NO_LETTERS.sub(" ", match[2])
-    for letters, marks, argument in _LETTERS.findall(value):
+    name, value = (_SPACES.sub("", side) for side in (match["name"], match["value"]))
+    if _LETTER.fullmatch(name) is None:  # \theta, f(x)
+        return re.search(rf"(?<![A-Za-z\\]){re.escape(name)}(?![A-Za-z_'(])", value) is not None
+    for letters, marks, argument in _LETTERS.findall(_NO_LETTERS.sub(" ", match["value"])):
         factors = [letters] if is_word(letters) else [*letters[:-1], letters[-1] + _SPACES.sub("", marks)]
         if name in factors and not (argument and name == factors[-1]):
             return True

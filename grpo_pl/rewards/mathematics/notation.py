@@ -115,18 +115,19 @@ def chemical_formula(text: str) -> str | None:
 
 
 _SET_OPERATION = re.compile(r"\\(?:cup|cap)(?![a-zA-Z])")
-_IN_PARENTHESES = re.compile(r"\([^(),]*\)")
+_IN_PARENTHESES = re.compile(r"\(([^(),]*)\)")
 
 
 def sorted_sets(text: str) -> str:
-    r"""The symbols of unions or intersections of sets in alphabetical order: ``A\cup B`` for ``B\cup A``."""
+    r"""The symbols of unions or intersections of sets in alphabetical order: ``A\cup B`` for ``B\cup A``, also in
+    parentheses."""
+    text = _IN_PARENTHESES.sub(lambda group: f"({sorted_sets(group[1])})", text)
     depths = [0, *accumulate((char in "([{") - (char in ")]}") for char in text)]
     signs = [sign for sign in _SET_OPERATION.finditer(text) if depths[sign.start()] == 0]
     if len({sign[0] for sign in signs}) != 1:  # of A \cup B \cap C nobody knows what comes first
         return symbols(text.strip())
     bounds = [(0, 0), *(sign.span() for sign in signs), (len(text), len(text))]
-    parts = [text[end:start].strip() for (_, end), (start, _) in pairwise(bounds)]
-    sets = [f"({sorted_sets(part[1:-1])})" if _IN_PARENTHESES.fullmatch(part) else symbols(part) for part in parts]
+    sets = [symbols(text[end:start].strip()) for (_, end), (start, _) in pairwise(bounds)]
     return f" {signs[0][0]} ".join(sorted(sets))
 
 
