@@ -10,8 +10,10 @@ from grpo_pl.rewards.mathematics.latex import group_end
 from grpo_pl.rewards.mathematics.units import is_noun
 
 _BARE = re.compile(
-    r"\\boxed\s*(?P<content>[+-]?\d+(?:[.,]\d+)*|[A-Za-z](?![A-Za-z])|\\[A-Za-z]+(?![\s{\[A-Za-z]))(?!\s*[_^])"
+    r"\\boxed\s*(?P<content>[+-]?\d++(?:[.,]\d++)*+|[A-Za-z](?![A-Za-z])|\\[A-Za-z]++(?![\s{\[]))"
+    r"(?!\s*(?:[_^/+=>!']|\*(?!\*)|<(?![/a-z])|-\s?\d|\\(?:cdot|times|div|frac|sqrt|pi|over|le|ge|ne|pm)(?![A-Za-z]))|[A-Za-z(])"
 )
+"""A box without braces, around what is surely all of its content: ``\\boxed 5/7`` is none."""
 _GAP = r"(?:[\s$]|\\[()\[\],;:!]|\\q?quad(?![a-zA-Z])|~)*"
 _NAME = r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:\{\w+\}|\w))?"
 _BETWEEN = re.compile(

@@ -29,6 +29,13 @@ from grpo_pl.rewards.mathematics.boxes import boxed_answer
         (r"\boxed 7", "7"),
         (r"\boxed7 and \boxed{-2}", r"7 \text{ and } -2"),
         (r"\boxed\pi", r"\pi"),
+        (r"\boxed 12.", "12"),
+        (r"\boxed 1,234 apples", "1,234"),
+        (r"<answer>\boxed 7</answer>", "7"),
+        (r"**\boxed 7**", "7"),
+        (r"\boxed 28%", "28"),
+        (r"$\boxed x$", "x"),
+        (r"\boxed{7} - not \boxed 12^3", "7"),
         (r"\boxed {\frac{1}{2}}, as asked in a \boxed here", r"\frac{1}{2}"),
     ],
 )
@@ -38,7 +45,13 @@ def test_neighbouring_boxes_are_one_answer(text: str, answer: str) -> None:
     assert boxed.answer == answer
 
 
-@pytest.mark.parametrize("text", ["", "5", r"\boxed", r"\boxed{5", r"\boxed{5} or \boxed{6"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "5", r"\boxed", r"\boxed{5", r"\boxed{5} or \boxed{6", r"\boxed 12^3", r"\boxed 5/7", r"\boxed 5 + 7"),
+        *(r"\boxed 2x", r"\boxed 2(3)", r"\boxed 2\cdot 3", r"\boxed x+1", r"\boxed\pi/2", r"\boxed 5!", r"\boxed 5-3"),
+    ],
+)
 def test_a_text_without_a_closed_last_box_has_no_answer(text: str) -> None:
     assert boxed_answer(text) is None
 
