@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence, Set
 from contextlib import aclosing, contextmanager
@@ -16,7 +15,7 @@ from grpo_pl.rollout.texts import TextStream
 from serve import grammars
 from serve.answers import ChatShape, Choice, CompletionShape, Shape
 from serve.call_reader import CallReader
-from serve.connection import EventStream, in_turns, merged, while_connected
+from serve.connection import EventStream, TimeSlices, merged, while_connected
 from serve.dispatch import Chunk, Deadline, Generator
 from serve.errors import ApiError, bad_request, check_model, large_json_response
 from serve.generate_worker import Generate, ScorePrompt
@@ -60,7 +59,7 @@ class CompletionRoutes:
     ) -> None:
         self._generator, self._grammars, self._weights, self._prompts = generator, grammars, weights, prompts
         self._metrics, self._deadline_s = metrics, deadline_s
-        self._gate = asyncio.Lock()  # see `in_turns`
+        self._slices = TimeSlices()
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         return await self.answer_chat(body, request, ChatShape(self._prompts.model, body))
@@ -72,7 +71,7 @@ class CompletionRoutes:
         free = body.grammar is None and not body.must_call
         ids = await self._prompts.from_messages(body.messages, body.offered, prefill=free)
         prefill = model.template.prefill if free else ""
-        (job,) = await in_turns(self._gate, [ids], lambda ids: self._job(body, [ids], [prefill], shape, deadline))
+        (job,) = await self._slices.map(lambda ids: self._job(body, [ids], [prefill], shape, deadline), [ids])
         return await self._answer(request, job)
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
@@ -182,8 +181,8 @@ class CompletionRoutes:
                         if not started:
                             started = True
                             self._metrics.first_token.observe(job.deadline.spent())
-                            events += await in_turns(self._gate, choices, shape.opening)
-                        events += await in_turns(self._gate, grown, lambda growth: shape.chunk(*growth, choices))
+                            events += await self._slices.map(shape.opening, choices)
+                        events += await self._slices.map(lambda growth: shape.chunk(*growth, choices), grown)
                         finished = all(choice.finish is not None for choice in choices)
                         if finished:
                             events.append(shape.closing(choices))
@@ -224,7 +223,7 @@ class CompletionRoutes:
             async for p, chunks in parts:
                 # what was drawn after a stop string, before the worker was told to stop, is left out
                 going = [chunk for chunk in chunks if choices[p * body.n + chunk.index].finish is None]
-                grown = await in_turns(self._gate, going, partial(self._push, choices[p * body.n :]))
+                grown = await self._slices.map(partial(self._push, choices[p * body.n :]), going)
                 stopped[p].update(choice.index - p * body.n for choice, _, _ in grown if choice.stream.stopped)
                 self._metrics.count_tokens(sum(len(tokens) for _, _, tokens in grown))
                 if grown:

@@ -15,7 +15,7 @@ from serve.errors import ApiError
 
 T = TypeVar("T")
 R = TypeVar("R")
-_AT_A_TIME_S = 0.004  # that one request keeps the event loop
+_SLICE_S = 0.004
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -74,21 +74,28 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-async def in_turns(gate: asyncio.Lock, items: Iterable[T], handle: Callable[[T], R]) -> list[R]:
-    """The results of ``handle`` for all items. Requests pass the gate one at a time and for a few milliseconds, so that
-    the event loop serves others in between, however many have work for it at once."""
-    results: list[R] = []
-    left = iter(items)
-    while True:
-        async with gate:
-            until = time.monotonic() + _AT_A_TIME_S
-            for item in left:
-                results.append(handle(item))
-                if time.monotonic() > until:
-                    break
-            else:
-                return results
-        await asyncio.sleep(0)
+class TimeSlices:
+    """Shares the event loop: all requests together work for a few milliseconds at a time, one after the other, and
+    whatever else there is runs in between, however many have work for it at once."""
+
+    def __init__(self) -> None:
+        self._lock, self._until = asyncio.Lock(), 0.0
+
+    async def map(self, handle: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """The results of ``handle`` for all items."""
+        results: list[R] = []
+        left = iter(items)
+        while True:
+            async with self._lock:
+                if time.monotonic() > self._until:
+                    await asyncio.sleep(0)  # with the lock, or all requests would have a slice in one turn of the loop
+                    self._until = time.monotonic() + _SLICE_S
+                for item in left:
+                    results.append(handle(item))
+                    if time.monotonic() > self._until:
+                        break
+                else:
+                    return results
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:

@@ -20,9 +20,8 @@ pytestmark = pytest.mark.usefixtures("forked")
 
 def _sigterm_after(process: Any, run: Any, steps: int) -> None:
     metrics = run.run / "metrics.csv"
-    while (
-        not metrics.exists() or len(metrics.read_text().splitlines()) < 2 + steps
-    ):  # names, and rollout 0's validation
+    before = 2  # lines: names, and rollout 0's validation
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < before + steps:
         assert process.is_alive(), run.log
         time.sleep(0.002)
     os.kill(process.pid, signal.SIGTERM)

@@ -73,9 +73,8 @@ def _refuse_parts(model: Any) -> str | None:
     if not _computes_like(model.model.embed_tokens, nn.Embedding):
         return f"its embedding is wrapped as {type(model.model.embed_tokens).__name__}"
     for module in model.modules():
-        if "forward" in vars(module) or (
-            has_hooks(module) and not hasattr(module, "unshard")
-        ):  # FSDP's own hooks only gather
+        gathers = hasattr(module, "unshard")  # FSDP's own hooks do nothing else
+        if "forward" in vars(module) or (has_hooks(module) and not gathers):
             return f"hooks or patches may change its {type(module).__name__}"
     return None
 
