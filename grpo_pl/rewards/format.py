@@ -9,9 +9,7 @@ from typing import Literal
 from grpo_pl.rewards.base import PerCompletionReward, Score
 from grpo_pl.rewards.mathematics.answer_text import BOX, last_boxed
 from grpo_pl.rewards.places import answer_block, is_blank
-from grpo_pl.rewards.places import (
-    boxed_or_block as boxed_or_block,
-)  # where tasks of `grpo-pl new` looked for it at first
+from grpo_pl.rewards.places import boxed_or_block as boxed_or_block  # here for tasks that `grpo-pl new` wrote earlier
 
 Failure = Literal[
     "no think",
@@ -110,10 +108,9 @@ class FormatReward(PerCompletionReward):
     any text that is not empty.
 
     Partial: ``max(0, (n − a) / 4)``. n counts the tags that occur exactly once, in order, and with only white space on
-    their outer side, so text between the blocks costs both tags next to it, and those of an answer only outside of the
-    thoughts; a is 1 if there is an answer block that is
-    not as the strict form requires. A policy that does not know the format yet is rewarded for each tag, and the value
-    is 1 exactly where the strict one is.
+    their outer side, so text between the blocks costs both tags next to it; those of an answer count only outside of
+    the thoughts. a is 1 if there is an answer block that is not as the strict form requires. A policy that does not
+    know the format yet is rewarded for each tag, and the value is 1 exactly where the strict one is.
 
     Text that the template prefilled is part of the completion, so a prompt that ends in ``<think>`` costs nothing.
     ``detail`` names the failures, see `format_failures`.

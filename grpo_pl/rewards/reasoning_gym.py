@@ -24,11 +24,11 @@ class ReasoningGymReward(SandboxedReward):
     r"""The score of the answer by reasoning-gym's scorer; range [0, 1], 1 for a right answer.
 
     The answer is, of the text after the thoughts, the content of the last ``\boxed{…}``, else of the last ``<answer>``.
-    Some scorers give partial credit
-    for an answer that is not right: ``partial: false`` makes it 0, ``true`` keeps it where it exceeds what the best of
-    a panel of constant answers earns. Answers that a scorer accepts although they are wrong (``gym_guards``) are
-    ``wrong``. Several scorers evaluate the answer as code, so scorers run in worker processes with limits on time and
-    memory, in which only literals and arithmetic are evaluated. Needs ``pip install 'grpo_pl[reasoning-gym]'``.
+    Some scorers give partial credit for an answer that is not right: ``partial: false`` makes it 0, ``true`` keeps it
+    where it exceeds what the best of a panel of constant answers earns. Answers that a scorer accepts although they are
+    wrong (``gym_guards``) are ``wrong``. Several scorers evaluate the answer as code, so scorers run in worker
+    processes with limits on time and memory, in which only literals and arithmetic are evaluated. Needs ``pip install
+    'grpo_pl[reasoning-gym]'``.
     """
 
     judge: ClassVar[str] = "gym_judge.py"

@@ -74,13 +74,7 @@ def read_suite(text: str) -> Suite:
             return _of_python(told)
     except BadTests:
         raise
-    except (
-        ValueError,
-        SyntaxError,
-        RecursionError,
-        MemoryError,
-        OverflowError,
-    ) as error:  # of a text that is no Python
+    except (ValueError, SyntaxError, RecursionError, MemoryError, OverflowError) as error:  # the text is no Python
         raise BadTests(
             f"{type(error).__name__}: {error}" if not isinstance(error, Inseparable) else str(error)
         ) from None
