@@ -78,7 +78,7 @@ def _digest(file: Path, size: int, changed: int) -> str:
 def _unpack(file: Path, folder: Path) -> None:
     """Writes configuration, tokenizer and weights, in float32, as safetensors."""
     if find_spec("gguf") is None:
-        raise ValueError(f"reading {file.name} needs gguf, which is not installed: pip install gguf.")
+        raise ValueError(f"reading {file.name} needs the package gguf: pip install 'grpo_pl[gguf]'.")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

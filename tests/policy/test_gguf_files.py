@@ -77,7 +77,7 @@ def test_without_the_reader_of_the_format_its_package_is_named(
     (package / "model.gguf").write_bytes(b"GGUF")
     for source in ("package:weights_of_mine/model.gguf", str(package / "model.gguf")):
         for load in (load_tokenizer, lambda policy: load_model(policy, None)):  # type: ignore[arg-type]
-            with pytest.raises(ValueError, match="needs gguf, which is not installed: pip install gguf"):
+            with pytest.raises(ValueError, match=r"needs the package gguf: pip install 'grpo_pl\[gguf\]'"):
                 load(PolicyConfig(path=source))
     assert not list((tmp_path / "cache").rglob("*.json"))
 
