@@ -34,7 +34,7 @@ def test_the_classes_are_judged_as_expected_by_the_command_line(tmp_path: Path, 
 
 SHAPES: list[str] = [
     "{a}", "-{a}", "{a}.{b}", "{a},{b}", "{a}/{c}", r"\frac{{{a}}}{{{c}}}", r"{a}\%", r"\${a}.50", "€{a}", "{a} €", "{a}:{t}",
-    "{a}:{c}", "{c}:{a}:{t}", "f({a})<f({c})<f({t})", "f({c})>f({a})", "{a} < x < 9{c}", r"x \le {a}", r"x \neq {a}",
+    "{a}:{c}", "{c}:{a}:{t}", "f({a})<f({c})<f({t})", "f({c})>f({a})", "{c} < x < 9{t}", r"x \le {a}", r"x \neq {a}",
     r"\{{{a}, -{c}\}}", "({a}, {c})", "[{a}, 9{c})", r"(-\infty, {a}]", r"\begin{{pmatrix}}{a}&{c}\\{t}&1\end{{pmatrix}}",
     "20{t}-0{d}-1{d}", "{d} March 19{t}", "H_{d}SO_{d}", r"\text{{C}}_{d}\text{{H}}_{c}", r"Fe^{{{d}+}}", "Na^+", "O(n^{d})",
     "{a} apples", r"{a}\text{{ km/h}}", r"{a}^\circ", "{a} °C", r"{a}\text{{ million}}", r"{a}\text{{ cm}}^2", "{c}01_{d}",

@@ -22,7 +22,10 @@ _MEMBERS = re.compile(r"\s*([A-Za-z](?:_\{?\w+\}?)?|\([A-Za-z](?:\s*,\s*[A-Za-z]
 _SETS = re.compile(r"\\(?:cup|cap)(?![a-zA-Z])")
 _CONDITION = re.compile(r"\\(?:land|lor)(?![a-zA-Z])")
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![a-zA-Z])")
-_CHOICE = re.compile(r"(?:\\text\s*\{\s*)?(?:\(\s*([A-J])\s*\)|([A-J])[).:])\s*\}?\s*(?![-+*/^_=<>,;:!|])(\S.*)")
+_CHOICE = re.compile(
+    r"(?:\\text\s*\{\s*)?(?:\(\s*([A-J])\s*\)|([A-J])[).:])\s*+\}?+\s*+"
+    r"(?![-+*/^_=<>,;:!|]|\\(?:cdot|times|div|pm|le|ge|ne|cup|cap|in|to|land|lor)(?![a-zA-Z]))(\S.*)"
+)
 _LONG_DECIMAL = re.compile(r"-?\d*\.\d{6,}")
 _IRRATIONAL = re.compile(
     r"-?\s*(?:\d+\s*)?(?:\\sqrt\s*(?:\[\d\]\s*)?(?:\{\d+\}|\d)|\\pi)(?:\s*/\s*\d+)?"
@@ -288,6 +291,8 @@ class AnswerRules:
             return Verdict("wrong", "words beside the answer")
         if notation.numbers_below(mine) - notation.numbers_below(gold):
             return Verdict("wrong", "another base or index")
+        if notation.cross_products(gold) != notation.cross_products(mine):
+            return Verdict("wrong", "another product of vectors")
         if notation.computes_with_infinity(mine) and not notation.computes_with_infinity(gold):
             return Verdict("wrong", "arithmetic with infinity")
         return None

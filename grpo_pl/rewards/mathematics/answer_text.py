@@ -124,6 +124,7 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
         (r"\^\s*(\\frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{[^{}]*\}|\d))", r"^{\1}"),
         (r"(?:\\langle(?![a-zA-Z])|⟨)([^{}<>|⟨⟩]*,[^{}<>|⟨⟩]*)(?:\\rangle(?![a-zA-Z])|⟩)", r"(\1)"),
         (r"\\degree(?![a-zA-Z])", r"^\\circ"),
+        (r"\\(vec|hat|bar|tilde|overline)\s+([A-Za-z])(?![A-Za-z])", r"\\\1{\2}"),
         (r"\\(?:mathrm|rm|mathit|text|operatorname)\s*(?:\{\s*([ei])\s*\}|\s([ei])(?![a-zA-Z]))", r"\1\2"),
         (r"\\mathrm\s*([ei])(?![a-zA-Z])", r" \1"),
         (r"\\(?:textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|mathsf|ce)(?=\s*\{)", r"\\text"),

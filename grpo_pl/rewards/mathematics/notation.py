@@ -189,6 +189,15 @@ def numbers_below(text: str) -> set[str]:
     return set(_BELOW.findall(text))
 
 
+_VECTOR = r"\\(?:vec|hat|overrightarrow)\s*(?:\{[^{}]*\}|[A-Za-z])|\\text\s*\{\s*[a-z]\s*\}"
+_CROSS_PRODUCT = re.compile(rf"(?:{_VECTOR})\s*\\times\s*(?:{_VECTOR})")
+
+
+def cross_products(text: str) -> list[str]:
+    """The pairs of vectors whose cross product ``text`` holds; math-verify multiplies them in any order."""
+    return sorted(re.sub(r"[{}\s]", "", pair.group()) for pair in _CROSS_PRODUCT.finditer(text))
+
+
 def remarks(text: str) -> list[str]:
     r"""The contents of all ``\text{…}`` in lower case, without those of a single letter."""
     found = (re.sub(r"\s+", " ", content).strip(" .,;:()").casefold() for content in _TEXT.findall(text))
