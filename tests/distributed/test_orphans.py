@@ -121,8 +121,9 @@ def test_a_run_of_torchrun_ends_with_it_workers_and_all(tmp_path: Path) -> None:
         metrics = tmp_path / "five" / "metrics.csv"
         trains = lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 2  # noqa: E731
         assert _wait_for(lambda: trains() or torchrun.poll() is not None), (tmp_path / "log").read_text()
+        # two ranks, each with workers, which start with the first answer that needs one
+        assert _wait_for(lambda: len(_descendants(torchrun.pid)) >= 4), (tmp_path / "log").read_text()
         family = _descendants(torchrun.pid)
-        assert len(family) >= 4, (tmp_path / "log").read_text()  # two ranks, each with workers
     finally:
         torchrun.kill()
         torchrun.wait()

@@ -117,7 +117,7 @@ def test_what_has_no_value_in_a_step_is_left_empty(command_line: Any, read_metri
 def test_kl_is_logged_where_there_is_a_reference_and_begins_at_zero(
     command_line: Any, read_metrics: ReadMetrics
 ) -> None:
-    metrics = _run(command_line, "kl", **SHORT, model__algorithm={"group_size": 4, "beta": 0.1})
+    metrics = _run(command_line, "kl", model__algorithm={"group_size": 4, "beta": 0.1})
     kl = [float(row["kl"]) for row in _training(read_metrics(metrics))]
     assert kl[0] == pytest.approx(0.0, abs=1e-9)
     assert all(value > 1e-6 for value in kl[2:])
