@@ -21,11 +21,11 @@ from grpo_pl.types import Problem, PromptBatch
 def experience(make_experience: Callable[..., Experience]) -> Experience:
     prompts = [Problem(id=1, question="3+4", answer="7"), Problem(id=2, question="2+3", answer="5")]
     return make_experience(
-        {1: [r"\boxed{7}", "no"], 2: [r"\boxed{9}", r"\boxed{5}"]},
+        {1: [r"</think>\boxed{7}", "no"], 2: [r"\boxed{9}", r"</think>\boxed{5}"]},
         batch=PromptBatch(step=4, prompts=prompts, valid=[True, True]),
         rewards=[ExactReward(correctness=True, weight=2.0), FormatReward(weight=0.5, partial=True, require_box=False)],
         algorithm=GRPOAlgorithm(group_size=2, beta=0.0, scale="none"),
-        max_completion_length=10,
+        max_completion_length=12,
         template=PromptTemplate(user="Q {question}", prefill="<think>"),
     )
 
@@ -39,12 +39,12 @@ def test_a_row_says_what_was_asked_written_and_given(experience: Experience) -> 
         "prompt": "Q 3+4<think>",
         "question": "3+4",
         "answer": "7",
-        "completion": r"<think>\boxed{7}",
-        "tokens": 10,  # nine characters and the end
+        "completion": r"<think></think>\boxed{7}",
+        "tokens": 11,  # a tag, nine characters and the end
         "finish_reason": "stop",
         "rewards": {
             "exact": {"value": 1.0, "status": "ok", "detail": "7"},
-            "format": {"value": 0.25, "status": "no_answer", "detail": "no think, no answer"},
+            "format": {"value": 0.25, "status": "no_answer", "detail": "no answer"},
         },
         "correct": True,
         "reward": 2.125,
@@ -65,7 +65,7 @@ def test_advantages_of_steps_are_shown_as_their_mean(experience: Experience) -> 
     advantages = torch.zeros(mask.shape)
     advantages[0, 0], advantages[0, -1] = 10.0, 10.0
     object.__setattr__(experience, "advantages", advantages)
-    assert completion_rows(experience, groups=1)[0]["advantage"] == 2.0  # over ten tokens
+    assert completion_rows(experience, groups=1)[0]["advantage"] == pytest.approx(20 / 11)  # over eleven tokens
 
 
 @pytest.mark.parametrize("arguments", [{"groups_per_rollout": -1}, {"max_megabytes": 0.0}])
