@@ -156,6 +156,13 @@ def split_unit(text: str) -> tuple[str, str]:
             return core, f"degree {written.upper()}"
         if kind == "symbol" and not _is_symbol(written, bool(match["gap"])):
             continue
+        if (
+            kind == "symbol"
+            and match["raise"]
+            and not match["gap"]
+            and not written.endswith(("m", "in", "ft", "yd", "mi"))
+        ):
+            continue  # 8Tb^2: behind a number, without a space, only lengths are squared and cubed
         if kind == "text" and core.endswith("/"):
             core, written = core[:-1].strip(), "/" + written
         words = written.split()
