@@ -53,9 +53,10 @@ def _maker() -> str:
 
 def suits_onednn(left: Tensor, elements: int) -> bool:
     """Whether oneDNN is faster for the product of ``left`` (…, K) with a matrix of ``elements`` = K · M numbers: on a
-    CPU that prefers it, in float32, and large enough."""
+    CPU that prefers it, in float32, large enough, and unless ``torch.backends.mkldnn.flags`` switched it off."""
     large = left.numel() // max(1, left.shape[-1]) * elements >= _WORTH_IT
-    return left.device.type == "cpu" and left.dtype == torch.float32 and large and prefers_onednn()
+    wanted = left.device.type == "cpu" and left.dtype == torch.float32 and large
+    return wanted and torch.backends.mkldnn.enabled and prefers_onednn()
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:

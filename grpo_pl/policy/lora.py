@@ -38,7 +38,8 @@ def add_adapters(model: PreTrainedModel, lora: Lora, *, seed: int) -> None:
 
     Raises:
         ImportError: peft is not installed.
-        ValueError: no layer has one of the names in ``targets``, or one of them cannot have an adapter.
+        ValueError: no layer has one of the names in ``targets``, one of them cannot have an adapter, or transformers
+            refuses the installed peft.
     """
     try:
         from peft import LoraConfig
@@ -64,7 +65,7 @@ def add_adapters(model: PreTrainedModel, lora: Lora, *, seed: int) -> None:
         try:
             model.add_adapter(config)
         except ValueError as error:
-            raise ValueError(f"policy.lora.targets: {' '.join(str(error).split())}") from error
+            raise ValueError(f"policy.lora: {' '.join(str(error).split())}") from error
 
 
 def _unfit(model: PreTrainedModel) -> list[str]:

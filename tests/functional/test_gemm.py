@@ -106,6 +106,14 @@ def test_other_types_are_left_to_torch(onednn, dtype):
     assert not onednn
 
 
+def test_torchs_own_switch_turns_onednn_off(onednn):
+    x, weight = _random(400, 60), _random(96, 60)
+    with torch.backends.mkldnn.flags(enabled=False), FastLinear():
+        F.linear(x, weight)
+        product(x, weight.t())
+    assert not onednn
+
+
 def test_small_products_and_autocast_are_left_to_torch(onednn):
     x, weight = _random(400, 60), _random(96, 60)
     with FastLinear(), torch.autocast("cpu", dtype=torch.bfloat16):

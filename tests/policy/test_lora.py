@@ -67,7 +67,7 @@ def test_named_layers_alone_get_adapters(tiny_policy: PreTrainedModel) -> None:
 
 
 def test_a_name_that_no_layer_has_is_refused_in_one_line(tiny_policy: PreTrainedModel) -> None:
-    with pytest.raises(ValueError, match=r"policy\.lora\.targets: .*nose_proj") as caught:
+    with pytest.raises(ValueError, match=r"policy\.lora: .*nose_proj") as caught:
         add_adapters(tiny_policy, Lora(targets=["nose_proj"]), seed=0)
     assert "\n" not in str(caught.value)
 
