@@ -56,7 +56,7 @@ def suits_onednn(left: Tensor, elements: int) -> bool:
     CPU that prefers it, in float32, large enough, and unless ``torch.backends.mkldnn.flags`` switched it off."""
     large = left.numel() // max(1, left.shape[-1]) * elements >= _WORTH_IT
     wanted = left.device.type == "cpu" and left.dtype == torch.float32 and large
-    return wanted and torch.backends.mkldnn.enabled and prefers_onednn()
+    return wanted and bool(torch.backends.mkldnn.enabled) and prefers_onednn()
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
