@@ -6,16 +6,42 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.rollout.texts import TextStream
 from serve.call_reader import CallReader, MadeCall
 from serve.dispatch import Chunk
-from serve.errors import ApiError, to_json
+from serve.errors import ApiError, Encoded, encoded, to_json
 from serve.schemas import ChatRequest, CompletionRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_TEXTS = 1 << 16  # tokens whose texts are remembered
+
+
+class TokenTexts:
+    """The text of each token, and its JSON in log-probabilities; both are made once, as answers may hold a million."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self.text = lru_cache(_TEXTS)(self._text)
+        self._parts = lru_cache(_TEXTS)(self._make_parts)
+
+    def entry(self, token: int, logprob: float | None) -> str:
+        """OpenAI's object for a token, in JSON, without its last brace."""
+        return f"{self._parts(token)}{'null' if logprob is None else repr(logprob)}"
+
+    def _text(self, token: int) -> str:
+        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+
+    def _make_parts(self, token: int) -> str:
+        text = self.text(token)
+        told = {"token": text, "bytes": list(text.encode("utf-8", "surrogatepass"))}
+        return f'{to_json(told)[:-1]},"logprob":'
 
 
 @dataclass
@@ -30,6 +56,8 @@ class Choice:
     echoed: list[ScoredToken] = field(default_factory=list)
     """The prompt's tokens with their log-probabilities, if the client asked for them."""
     tokens: list[ScoredToken] = field(default_factory=list)
+    """Those of a whole answer; what a stream has sent is not kept."""
+    streams: bool = False
     finish: str | None = None
     offset: int = 0
     """Characters of the tokens whose log-probabilities have been told."""
@@ -78,7 +106,8 @@ class Choice:
         if silent and not self.stream.stopped:
             self.stream.tokens.append(tokens[-1])
         new = chunk.drawn[: len(self.stream.tokens) - before]
-        self.tokens += new
+        if not self.streams:
+            self.tokens += new
         self.finish = "stop" if self.stream.stopped else chunk.finish
         if self.calls and self.finish == "stop":
             self.finish = "tool_calls"
@@ -127,8 +156,8 @@ class ChoicesShape:
     id_prefix: str
     prompt_in_choice = False
 
-    def __init__(self, model: ServedModel, request: ChatRequest | CompletionRequest) -> None:
-        self._model, self._request = model, request
+    def __init__(self, model_name: str, request: ChatRequest | CompletionRequest, texts: TokenTexts) -> None:
+        self._model_name, self._request, self._texts = model_name, request, texts
         self.system_fingerprint = ""
         self._id, self._created = f"{self.id_prefix}-{uuid.uuid4().hex}", int(time.time())
 
@@ -166,16 +195,14 @@ class ChoicesShape:
         here = self._request.return_token_ids and of_choice == self.prompt_in_choice
         return {"prompt_token_ids": list(choice.prompt)} if here else {}
 
-    def _text(self, token: int) -> str:
-        return str(self._model.tokenizer.decode([token], skip_special_tokens=False))
-
     def _head(self, name: str) -> dict[str, Any]:
-        head = {"id": self._id, "object": name, "created": self._created, "model": self._model.name}
+        head = {"id": self._id, "object": name, "created": self._created, "model": self._model_name}
         return {**head, "system_fingerprint": self.system_fingerprint}
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         told = {"logprobs": self._told(choice, choice.echoed + choice.tokens), "finish_reason": choice.finish}
         answer = {"index": choice.index, **self._content(choice), **told}
+        choice.tokens.clear()  # here, in a thread: to free a million log-probabilities takes long
         if self._request.return_token_ids:
             answer |= {"token_ids": list(choice.stream.tokens), **self._prompt_ids(choice, of_choice=True)}
         return answer
@@ -184,7 +211,7 @@ class ChoicesShape:
         """The log-probabilities of a choice's next tokens; None if the client did not ask for them."""
         if self._request.alternatives is None or not tokens:
             return None
-        texts = [self._text(token.token) for token in tokens]
+        texts = [self._texts.text(token.token) for token in tokens]
         told = self._log_probabilities(tokens, texts, choice.offset)
         choice.offset += sum(map(len, texts))
         return told
@@ -220,11 +247,12 @@ class ChatShape(ChoicesShape):
         return {"delta": ({"content": text} if text else {}) | ({"tool_calls": calls} if calls else {})}
 
     def _log_probabilities(self, tokens: Sequence[ScoredToken], texts: Sequence[str], offset: int) -> dict[str, Any]:
-        content = [
-            {**_entry(text, token.logprob), "top_logprobs": [_entry(self._text(i), p) for i, p in token.top]}
-            for token, text in zip(tokens, texts, strict=True)
-        ]
-        return {"content": content, "refusal": None}
+        entry = self._texts.entry
+        pieces = []
+        for token in tokens:
+            top = "},".join([entry(i, logprob) for i, logprob in token.top])
+            pieces.append(f'{entry(token.token, token.logprob)},"top_logprobs":[{top and top + "}"}]}}')
+        return {"content": Encoded(["[", ",".join(pieces), "]"]), "refusal": None}
 
 
 class CompletionShape(ChoicesShape):
@@ -251,20 +279,16 @@ class CompletionShape(ChoicesShape):
             "tokens": texts,
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [
-                None if token.logprob is None else {self._text(i): logprob for i, logprob in token.top}
+                None if token.logprob is None else {self._texts.text(i): logprob for i, logprob in token.top}
                 for token in tokens
             ],
             "text_offset": list(accumulate(map(len, texts[:-1]), initial=offset)),
         }
 
 
-def _entry(text: str, logprob: float | None) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "surrogatepass"))}
-
-
 def event(value: Any) -> str:
     """One server-sent event."""
-    return f"data: {to_json(value)}\n\n"
+    return f"data: {encoded(value)}\n\n"
 
 
 def usage_of(choices: Sequence[Choice], n: int) -> dict[str, int]:

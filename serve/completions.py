@@ -13,7 +13,7 @@ from fastapi import Request, Response
 from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.rollout.texts import TextStream
 from serve import grammars
-from serve.answers import ChatShape, Choice, CompletionShape, Shape
+from serve.answers import ChatShape, Choice, CompletionShape, Shape, TokenTexts
 from serve.call_reader import CallReader
 from serve.connection import EventStream, TimeSlices, merged, while_connected
 from serve.dispatch import Chunk, Deadline, Generator
@@ -59,10 +59,10 @@ class CompletionRoutes:
     ) -> None:
         self._generator, self._grammars, self._weights, self._prompts = generator, grammars, weights, prompts
         self._metrics, self._deadline_s = metrics, deadline_s
-        self._slices = TimeSlices()
+        self._slices, self._texts = TimeSlices(), TokenTexts(prompts.model.tokenizer)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
-        return await self.answer_chat(body, request, ChatShape(self._prompts.model, body))
+        return await self.answer_chat(body, request, ChatShape(self._prompts.model.name, body, self._texts))
 
     async def answer_chat(self, body: ChatRequest, request: Request, shape: Shape) -> Response:
         """Completes a conversation. With a grammar the template's prefill is left out, because it may not match."""
@@ -85,7 +85,9 @@ class CompletionRoutes:
             for prompt in body.prompts
             if body.echo
         ]
-        job = self._job(body, prompts, echoed or [""] * len(prompts), CompletionShape(model, body), deadline)
+        job = self._job(
+            body, prompts, echoed or [""] * len(prompts), CompletionShape(model.name, body, self._texts), deadline
+        )
         return await self._answer(request, job)
 
     def _job(
@@ -112,7 +114,9 @@ class CompletionRoutes:
             draws.append(replace(draw, options=options, grammar=grammar))
             for _ in range(body.n):
                 stream = TextStream(self._prompts.model.tokenizer, body.stop, prefix=prefix, min_tokens=body.min_tokens)
-                choices.append(Choice(len(choices), stream, ids, body.stop_token_ids, reader=self._reader(body)))
+                choice = Choice(len(choices), stream, ids, body.stop_token_ids, reader=self._reader(body))
+                choice.streams = body.stream
+                choices.append(choice)
         if body.alternatives is not None:
             drawn = body.n * sum(draw.options.sampling.max_completion_length for draw in draws)
             echoed = body.n * sum(map(len, prompts)) if isinstance(body, CompletionRequest) and body.echo else 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -85,17 +85,27 @@ async def large_json_response(make: Callable[[], Any]) -> Response:
     """The response for ``make()``, which may be large; both are made in a thread, and the text piece by piece, because
     other requests are answered only between pieces."""
 
-    def encode() -> Response:
-        pieces: list[str] = []
-        _encode(make(), pieces)
-        return Response("".join(pieces), media_type="application/json")
+    return await asyncio.to_thread(lambda: Response(encoded(make()), media_type="application/json"))
 
-    return await asyncio.to_thread(encode)
+
+class Encoded(NamedTuple):
+    """A part of an answer that is JSON already, in pieces."""
+
+    pieces: Sequence[str]
+
+
+def encoded(value: Any) -> str:
+    """The JSON of a value that may hold :class:`Encoded` parts."""
+    pieces: list[str] = []
+    _encode(value, pieces)
+    return "".join(pieces)
 
 
 def _encode(value: Any, pieces: list[str]) -> None:
     """Adds the JSON of a value to ``pieces``, in pieces that the encoder makes in about a millisecond."""
-    if not _is_large(value):
+    if isinstance(value, Encoded):
+        pieces += value.pieces
+    elif not _is_large(value):
         pieces.append(to_json(value))
     elif isinstance(value, dict):
         for i, (name, each) in enumerate(value.items()):
@@ -117,10 +127,12 @@ def _encode(value: Any, pieces: list[str]) -> None:
 
 
 def _is_large(value: Any) -> bool:
-    """Whether a value holds a list of many items."""
+    """Whether a value holds a list of many items, or what is JSON already."""
     if isinstance(value, dict):
         return any(map(_is_large, value.values()))
-    return isinstance(value, list) and (len(value) > _MANY or any(map(_is_large, value)))
+    if isinstance(value, list):
+        return len(value) > _MANY or any(map(_is_large, value))
+    return isinstance(value, Encoded)
 
 
 to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # `json.dumps` makes one at each call

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve.errors import large_json_response, to_json
+from serve.errors import Encoded, encoded, large_json_response, to_json
 
 ROW = {"token": 'é\ud800"\\', "logprob": -0.5, "top": [[1, -1e-9], [2, None]], "none": [], "nothing": {}}
 
@@ -38,3 +38,8 @@ def test_an_answer_in_pieces_is_the_one_at_once(value: Any) -> None:
 def test_what_has_no_json_is_raised() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         asyncio.run(large_json_response(lambda: [*range(100), float("nan")]))
+
+
+def test_what_is_json_already_is_left_as_it_is() -> None:
+    value = {"a": Encoded(["[", "1,2", "]"]), "b": [{"c": Encoded(['"x"'])}, 3], "d": {}}
+    assert encoded(value) == '{"a":[1,2],"b":[{"c":"x"},3],"d":{}}'
