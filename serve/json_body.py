@@ -10,8 +10,10 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter, ValidationError
+from starlette.types import Receive, Scope
 
-from serve.errors import ApiError
+from serve.errors import ApiError, from_fault
 from serve.origins import require_json
 
 MAX_ELEMENTS = 1 << 17
@@ -20,7 +22,7 @@ MAX_DEPTH = 64
 """Most levels of nesting; requests to a worker are pickled, which fails at some hundreds of levels."""
 MAX_DIGITS = 640
 """Most digits of an integer: a body may hold thousands, and converting one takes quadratic time."""
-_LARGE = 1 << 16  # bytes from which parsing a body would delay other requests noticeably
+_LARGE = 1 << 14  # bytes from which reading a body would delay other requests noticeably
 
 
 class JsonRoute(APIRoute):
@@ -28,19 +30,38 @@ class JsonRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        annotation: Any = Any if self.body_field is None else self.body_field.field_info.annotation
+        kind = TypeAdapter[Any](annotation)
 
         async def handle_json(request: Request) -> Response:
             if request.method == "POST":
                 require_json(request.scope)
-            return await handle(_JsonRequest(request.scope, request.receive))
+            return await handle(_JsonRequest(request.scope, request.receive, kind))
 
         return handle_json
 
 
+_one_large = asyncio.Semaphore(1)  # each thread that computes delays the event loop by a millisecond per turn
+
+
 class _JsonRequest(Request):
-    async def json(self) -> dict[str, Any]:
+    def __init__(self, scope: Scope, receive: Receive, kind: TypeAdapter[Any]) -> None:
+        super().__init__(scope, receive)
+        self._kind = kind
+
+    async def json(self) -> Any:
+        """The body as a JSON object for FastAPI to validate; a large one is validated already, in a thread."""
         body = await self.body()
-        return parse_object(body) if len(body) < _LARGE else await asyncio.to_thread(parse_object, body)
+        if len(body) < _LARGE:
+            return parse_object(body)
+        async with _one_large:
+            return await asyncio.to_thread(self._validated, body)
+
+    def _validated(self, body: bytes) -> Any:
+        try:
+            return self._kind.validate_python(parse_object(body))
+        except ValidationError as error:
+            raise from_fault(error.errors()[0]) from None
 
 
 def parse_object(body: bytes, *, name: str = "the body") -> dict[str, Any]:

@@ -1,13 +1,19 @@
 """Bodies are refused before anything is built from them, and strings never count as structure."""
 
+import asyncio
 import json
+import threading
 import tracemalloc
 from typing import Any
 
+import httpx2
 import pytest
+from fastapi import FastAPI
+from pydantic import field_validator
 
-from serve.errors import ApiError
-from serve.json_body import MAX_DEPTH, MAX_ELEMENTS, parse_object
+from serve.bodies import Body
+from serve.errors import ApiError, install_handlers
+from serve.json_body import MAX_DEPTH, MAX_ELEMENTS, JsonRoute, parse_object
 from serve.schemas import ChatRequest, CompletionRequest, EvaluateRequest
 from tests.serve.bodies import parse
 
@@ -113,3 +119,43 @@ def test_a_number_that_is_too_long_is_named_in_the_words_of_json(body: bytes, nu
 def test_bytes_that_are_no_text_are_named() -> None:
     with pytest.raises(ApiError, match="the body is not in UTF-8, see byte 6"):
         parse_object(b'{"a":"\xff"}')
+
+
+class Told(Body):
+    """A body that notes which thread reads it."""
+
+    numbers: list[int]
+
+    @field_validator("numbers")
+    @classmethod
+    def _note(cls, value: list[int]) -> list[int]:
+        readers.append(threading.current_thread())
+        return value
+
+
+readers: list[threading.Thread] = []
+
+
+def test_a_large_body_is_read_beside_the_event_loop_with_the_same_answers() -> None:
+    app = FastAPI()
+    app.router.route_class = JsonRoute
+    install_handlers(app)
+
+    @app.post("/sum")
+    async def add(body: Told) -> int:
+        return sum(body.numbers)
+
+    async def scenario(body: dict[str, Any]) -> httpx2.Response:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as client:
+            return await client.post("/sum", json=body)
+
+    for padding, beside in (0, False), (10_000, True):
+        readers.clear()
+        answer = asyncio.run(scenario({"numbers": [1, 2] + [0] * padding}))
+        assert (answer.status_code, answer.json()) == (200, 3)
+        assert [thread is not threading.main_thread() for thread in readers] == [beside]
+        wrong = asyncio.run(scenario({"numbers": ["1"] + [0] * padding}))
+        assert wrong.status_code == 400
+        assert wrong.json()["error"]["param"] == "numbers.0"
+        unknown = asyncio.run(scenario({"numbers": [0] * padding, "n": 1}))
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (400, "unknown_parameter")
