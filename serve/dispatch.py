@@ -23,6 +23,8 @@ _GAP_S = 0.001
 """Least seconds between two events of a stream, times the number of open streams: the cost of events per second then
 does not grow with the number of streams."""
 
+_SLICE_S = 0.004
+"""Seconds for which messages of a worker are handled before the event loop does other work."""
 _UNREAD = 256
 """Most tokens of one completion of a stream that wait for its reader; then the request leaves the batch until they are
 read."""
@@ -350,26 +352,39 @@ class WorkerLine(asyncio.Protocol):
         self._transport: Any = transport
 
     def data_received(self, data: bytes) -> None:
+        until = time.monotonic() + _SLICE_S
         for message in self._frames.feed(data):
-            if isinstance(message, Step):
-                self._hand_out(message.columns)
-            elif (call := self.calls.get(message.uid)) is None:
-                continue  # cancelled meanwhile
-            elif isinstance(message, Started):
-                drawing = self._drawings[message.uid][0]
-                for sequence, i in drawing.start(message.stay, message.indices, message.sequences):
-                    self._rows[sequence] = drawing, i
+            self._take(message)
+            if time.monotonic() > until:
+                self._transport.pause_reading()
+                asyncio.get_running_loop().call_soon(self._read_on)
+                break
+
+    def _read_on(self) -> None:
+        """Handles the messages that were left, one more turn of the event loop later."""
+        self._transport.resume_reading()
+        self.data_received(b"")
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, Step):
+            self._hand_out(message.columns)
+        elif (call := self.calls.get(message.uid)) is None:
+            pass  # cancelled meanwhile
+        elif isinstance(message, Started):
+            drawing = self._drawings[message.uid][0]
+            for sequence, i in drawing.start(message.stay, message.indices, message.sequences):
+                self._rows[sequence] = drawing, i
+        else:
+            if message.uid in self._drawings:  # others of its completions may go on
+                self._send(message.uid, Cancel())
+            self._close(call)
+            if isinstance(message, Answer):
+                call.answer = message.data
+                call.end()
+            elif isinstance(message.reason, Refusal):
+                call.end(bad_request(message.reason.message, param=message.reason.param, code=message.reason.code))
             else:
-                if message.uid in self._drawings:  # others of its completions may go on
-                    self._send(message.uid, Cancel())
-                self._close(call)
-                if isinstance(message, Answer):
-                    call.answer = message.data
-                    call.end()
-                elif isinstance(message.reason, Refusal):
-                    call.end(bad_request(message.reason.message, param=message.reason.param, code=message.reason.code))
-                else:
-                    call.end(ApiError(500, message.reason, code="worker_error"))
+                call.end(ApiError(500, message.reason, code="worker_error"))
 
     def _hand_out(self, columns: Sequence[tuple[Any, ...]]) -> None:
         finished: dict[int, list[int]] = {}

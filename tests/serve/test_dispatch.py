@@ -9,6 +9,7 @@ import pytest
 
 from grpo_pl.rollout.native.continuous import SequenceOptions
 from grpo_pl.types import SamplingParams
+from serve import dispatch
 from serve.dispatch import Call, Deadline, WorkerLine
 from serve.errors import ApiError
 from serve.generate_worker import Generate, Started, Step
@@ -166,5 +167,31 @@ def test_a_late_call_that_nobody_reads_is_cancelled_and_gives_its_place_back() -
             await worker.says(Started(call.uid, 0, (0,), [0]), _step((0, 1, None)))  # it was on its way: passed over
             with pytest.raises(ApiError, match="not finished within"):
                 await _next(call)
+
+    asyncio.run(scenario())
+
+
+def test_others_have_their_turn_between_messages_that_came_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_SLICE_S", -1.0)
+
+    async def scenario() -> None:
+        worker, places, job, turns = Worker(), Places(8, max_waiting=1), _job(1), 0
+        await worker.connect()
+        with worker.line.draw(job, places=places, deadline=Deadline(60), live=False, bounded=True) as call:
+            await worker.hears()
+            loop, seen = asyncio.get_running_loop(), []
+
+            def turn() -> None:
+                nonlocal turns
+                turns += 1
+                loop.call_soon(turn)
+
+            add = call.add
+            monkeypatch.setattr(call, "add", lambda *drawn: seen.append(turns) or add(*drawn))
+            turn()
+            steps = [_step((4, token, "stop" if token == 9 else None)) for token in range(10)]
+            await worker.says(Started(call.uid, 0, (0,), [4]), *steps)
+            assert await _next(call) == [(0, list(range(10)))]
+            assert len(seen) == len(set(seen)) == 10
 
     asyncio.run(scenario())
