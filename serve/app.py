@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -195,6 +196,9 @@ class Application:
                     if answer.is_error:
                         log.warning("a first chat failed with %d: %s", answer.status_code, answer.text[:200])
         await self.grammars.start()
+        self.server.app.openapi()  # which is kept
+        gc.collect()
+        gc.freeze()  # the garbage collector stops everything for a third of a second to look at what imports have made
         self.metrics.reset()
         if self._settings.access_log:
             open_access_log()

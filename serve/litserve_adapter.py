@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -45,6 +46,8 @@ class Worker(LitAPI):
             line = " ".join(str(error).split()) or type(error).__name__
             self._complaint.value = line.encode()[: _LONGEST - 1]
             os._exit(1)
+        gc.collect()
+        gc.freeze()  # looking at all that imports have made would interrupt the work for a tenth of a second and more
 
     def prepare(self) -> None:
         """Sets up the process. What its user can put right is a ``ValueError``, ``OSError``, ``ImportError`` or

@@ -1,5 +1,6 @@
 """What ``serve.litserve_adapter`` uses of LitServe's inside: a version that moved it fails here, by name."""
 
+import gc
 import inspect
 import socket
 import time
@@ -10,7 +11,7 @@ from litserve import LitServer
 from litserve.loops import LitLoop
 from litserve.loops.loops import inference_worker
 
-from serve.litserve_adapter import Launcher, WorkerSetupStatus
+from serve.litserve_adapter import Launcher, Worker, WorkerSetupStatus
 from serve.score_worker import ScoreItems, ScoreWorker
 from serve.worker import Answer, Cancel, Failure, Frames, packed
 
@@ -45,6 +46,18 @@ def test_the_hooks_are_where_they_were() -> None:
     for name in ("_get_request_queue", "_transport", "workers_setup_status", "_callback_runner", "restart_workers"):
         assert f"self.{name}" in launching, name
     assert "litapi_request_queues[api_path]" in inspect.getsource(LitServer._get_request_queue)
+
+
+def test_the_garbage_collector_leaves_out_what_was_there_at_the_start() -> None:
+    class Idle(Worker):
+        def prepare(self) -> None:
+            pass
+
+    made = [[] for _ in range(1000)]
+    before = gc.get_freeze_count()
+    Idle("idle").setup("cpu")
+    assert gc.get_freeze_count() >= before + len(made)
+    gc.unfreeze()
 
 
 def test_a_launched_worker_answers_and_leaves_when_its_line_is_closed() -> None:
