@@ -22,6 +22,7 @@ from grpo_pl.functional.sampling import (
     truncate_logits,
 )
 from grpo_pl.types import SampleKey
+from tests.race import arrival_time
 
 
 def _noise(*parts: int | str, rows: int, position: int = 0) -> Noise:
@@ -61,22 +62,10 @@ def test_token_keys_of_many_positions_at_once_equal_one_by_one():
     assert torch.equal(table, torch.stack([token_keys(keys, position) for position in range(5)], dim=1))
 
 
-def _arrival_time(key: int, token: int) -> float:
-    """The definition again, in whole numbers and double precision."""
-
-    def wrapped(x: int) -> int:
-        return (x + 2**31) % 2**32 - 2**31
-
-    h = wrapped(wrapped(token * 0x9E3779B1) ^ wrapped(key))
-    h = wrapped(wrapped(h + (h >> 16)) * 0x7FEB352D)
-    h = wrapped(wrapped(h + (h >> 15) + wrapped(key >> 32)) * 0x846CA68B)
-    return -math.log1p(-((abs(h) * (1 - 2.0**-23) + 0.25) / 2.0**31))
-
-
 def test_arrival_times_are_those_of_the_definition():
     keys = token_keys(torch.tensor([[row_key("a"), row_key("b")]]), torch.arange(3).unsqueeze(1))  # (3, 2)
     times = arrival_times(keys, 50)
-    expected = [[[_arrival_time(key, token) for token in range(50)] for key in row] for row in keys.tolist()]
+    expected = [[[arrival_time(key, token) for token in range(50)] for key in row] for row in keys.tolist()]
     torch.testing.assert_close(times, torch.tensor(expected), rtol=1e-5, atol=0.0)
     in_scratch = arrival_times(keys, 50, torch.empty(2, 3, 2, 50, dtype=torch.int32))
     assert torch.equal(in_scratch, times)

@@ -10,7 +10,10 @@ from grpo_pl.cli.commands.predict import predict, training_problems
 from grpo_pl.cli.main import main
 from grpo_pl.data.demonstrations import Demonstration, read_demonstrations
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
+from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards import ExactReward
+from grpo_pl.types import SampleKey
+from tests.race import draw_key, logits_along, winner
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +44,22 @@ def test_every_completion_is_a_line_with_its_rewards(run: Path, tmp_path: Path, 
         assert row["reward"] == pytest.approx(score.value + 0.1 * row["rewards"]["format"]["value"])
         assert 1 <= row["tokens"] <= 32
     assert "15 completions of 5 problems" in capsys.readouterr().out
+
+
+def test_every_token_wins_the_race_of_its_sample(run: Path, tmp_path: Path) -> None:
+    model = find_model(run)
+    policy, tokenizer = model.load_policy("cpu"), model.tokenizer
+    rows = _rows(tmp_path, run, prompts=2, samples=2, seed=5)
+    for row in rows:
+        prompt = model.template.encode(row["prompt"][0]["content"], tokenizer)
+        tokens = tokenizer(row["completion"][0]["content"], add_special_tokens=False).input_ids
+        tokens += [tokenizer.eos_token_id] * (row["finish_reason"] == "stop")
+        assert len(tokens) == row["tokens"]
+        name = {"prompt_id": row["prompt_id"], "sample": row["sample"]}
+        key = SampleKey(seed=5, split="predict", step=0, attempt=0, **name)
+        along = logits_along(policy, prompt, tokens).tolist()
+        assert [winner(logits, draw_key(key, i)) for i, logits in enumerate(along)] == tokens
+    assert {row["sample"] for row in rows} == {0, 1}
 
 
 def test_a_checkpoint_an_export_and_a_run_folder_draw_the_same(run: Path, tmp_path: Path) -> None:
