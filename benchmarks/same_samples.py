@@ -6,6 +6,7 @@ Where a row differs, the gap of the race's two best scores at its first differen
 The same with the former rule, one uniform number and the inverse of the cumulative distribution, for comparison.
 
 Policies: ``flat``, made up here, 50,000 tokens with a flat tail; ``--model FOLDER`` a model of your own.
+``--time`` measures the share of a token's time that its draw takes instead.
 """
 
 from __future__ import annotations
@@ -14,24 +15,30 @@ import argparse
 import copy
 import functools
 import importlib.util
+import itertools
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import Cell, publish, surroundings
+from common import SMALL, Cell, publish, surroundings
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo_pl.distributed.sharding import Sharding, gathered, shard
-from grpo_pl.functional.sampling import Noise, score_gaps, token_keys
-from grpo_pl.rollout.engine import DecodeMonitor, RolloutEngine, row_keys
+from grpo_pl.functional.sampling import Noise, NoiseAhead, score_gaps, token_keys
+from grpo_pl.rollout import engine as every_engine
+from grpo_pl.rollout.engine import RolloutEngine, row_keys
+from grpo_pl.rollout.native import continuous
 from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
@@ -58,7 +65,8 @@ class Request:
     @property
     def prompt_ids(self) -> list[list[int]]:
         generator = torch.Generator().manual_seed(1)
-        return torch.randint(100, min(self.vocabulary, 20_000), (self.prompts, 24), generator=generator).tolist()
+        least, most = min(100, self.vocabulary // 4), min(self.vocabulary, 20_000)
+        return torch.randint(least, most, (self.prompts, 24), generator=generator).tolist()
 
     @property
     def keys(self) -> list[list[SampleKey]]:
@@ -78,38 +86,55 @@ class Request:
         return rollout.completion_ids
 
 
-class FormerRule(NativeEngine):
-    """The native engine with the rule of version 0.2: the first token whose cumulative probability exceeds a number."""
+def former_draw(logits: Tensor, noise: Noise, *, temperature: float, **_: Any) -> tuple[Tensor, Tensor]:
+    """`draw_tokens` by the rule of version 0.2: the first token whose cumulative probability exceeds a number."""
+    logprobs = (logits.float() / temperature).log_softmax(dim=-1)
+    distribution = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
+    number = noise.arrival_times(logits.shape[-1])[:, :1].double().neg().exp() * distribution[:, -1:]
+    tokens = torch.searchsorted(distribution, number, right=True).clamp(max=logits.shape[-1] - 1)
+    return tokens.squeeze(1), logprobs.gather(1, tokens).squeeze(1)
 
-    def _choose(
-        self, logits: Tensor, noise: Noise, rows: Tensor, position: int, monitor: DecodeMonitor
-    ) -> tuple[Tensor, Tensor]:
-        logprobs = (logits.float() / monitor.sampling.temperature).log_softmax(dim=-1)
-        distribution = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
-        number = noise.arrival_times(logits.shape[-1])[:, :1].double().neg().exp() * distribution[:, -1:]
-        tokens = torch.searchsorted(distribution, number, right=True).clamp(max=logits.shape[-1] - 1)
-        return tokens.squeeze(1), logprobs.gather(1, tokens).squeeze(1)
+
+@contextmanager
+def drawing_by(rule: str) -> Iterator[None]:
+    """Within, this process's engines and the server's batch draw by ``rule``, "race" or "former rule"."""
+    with ExitStack() as stack:
+        if rule != "race":
+            for module in (every_engine, continuous):
+                stack.enter_context(mock.patch.object(module, "draw_tokens", former_draw))
+        yield
 
 
 def flat_policy() -> PreTrainedModel:
-    """Random weights whose distributions have a few likely tokens, and a flat tail with about 1 % of the mass."""
+    """Random weights whose distributions have a few likely tokens, and a flat tail with a few per cent of the mass.
+
+    The former rule lost rows for two reasons, and both have to be there. Tens of thousands of tokens share the tail, so
+    that a cumulative distribution with an error of 1e-7 may move past one. And two ways of computing differ as much as
+    they do on a pretrained model, by 1e-5 to 4e-5 in a log-probability; with weights as small as new ones are, the
+    layers add little to the embedding, and the difference is a fifth of that.
+    """
     model = FLAT.model("cpu")
     model.config.tie_word_embeddings = False
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for weight in layer.parameters():
+                if weight.ndim == 2:
+                    weight *= 8
     head = torch.randn(FLAT.vocabulary, FLAT.hidden, generator=torch.Generator().manual_seed(2)) / FLAT.hidden**0.5
-    head[:64] *= 6.5  # standard deviation of their logits; 1 for all others
+    head[:64] *= 7.5  # standard deviation of their logits; 1 for all others
     model.lm_head.weight = torch.nn.Parameter(head)
     return model
 
 
-def in_two_processes(model: PreTrainedModel, request: Request, *, sharded: bool) -> Tensor:
+def in_two_processes(model: PreTrainedModel, request: Request, rule: str, *, sharded: bool) -> Tensor:
     """Each of two processes draws half of the prompts with one thread, as under DDP, or from FSDP2's shards."""
     with tempfile.TemporaryDirectory() as folder:
         model.share_memory()
-        mp.spawn(_rank, args=(model, request, sharded, Path(folder)), nprocs=2)
+        mp.spawn(_rank, args=(model, request, rule, sharded, Path(folder)), nprocs=2)
         return torch.cat([torch.load(Path(folder) / f"{rank}.pt") for rank in range(2)])
 
 
-def _rank(rank: int, model: PreTrainedModel, request: Request, sharded: bool, folder: Path) -> None:
+def _rank(rank: int, model: PreTrainedModel, request: Request, rule: str, sharded: bool, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     if sharded:
@@ -117,7 +142,7 @@ def _rank(rank: int, model: PreTrainedModel, request: Request, sharded: bool, fo
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("data_parallel",))
         shard(model, Sharding(mesh=mesh, param_dtype=None, reduce_dtype=None, cpu_offload=False))
     half = request.prompts // 2
-    with gathered(model):
+    with gathered(model), drawing_by(rule):
         drawn = request.drawn_by(NativeEngine(), model, slice(rank * half, (rank + 1) * half))
     torch.save(drawn, folder / f"{rank}.pt")
     dist.barrier()
@@ -151,27 +176,32 @@ def with_threads(count: int, draw: Callable[[], Tensor]) -> Tensor:
         torch.set_num_threads(before)
 
 
-def ways(model: PreTrainedModel, request: Request, rule: type[NativeEngine]) -> dict[str, Callable[[], Tensor]]:
+def ways(model: PreTrainedModel, request: Request, rule: str) -> dict[str, Callable[[], Tensor]]:
     """Ways to compute the same rollout; the first one is what the others are compared with."""
 
-    def batch(rows: int) -> Callable[[], Tensor]:
-        return lambda: request.drawn_by(rule(max_batch_rows=rows), model)
+    def batch(rows: int, part: slice = slice(None)) -> Callable[[], Tensor]:
+        return lambda: request.drawn_by(NativeEngine(max_batch_rows=rows), model, part)
 
-    found = {"batch 64": batch(64), "batch 32": batch(32)}
-    if rule is FormerRule:
-        return found
-    found |= {
-        "batch 1": lambda: request.drawn_by(NativeEngine(max_batch_rows=1), model, slice(0, 2)),
-        "1 thread": lambda: with_threads(1, batch(64)),
-        "DDP x 2": lambda: in_two_processes(model, request, sharded=False),
-        "FSDP2 x 2": lambda: in_two_processes(model, request, sharded=True),
+    def by_vllm() -> Tensor:
+        engine = VLLMEngine(max_batch_rows=64, max_tokens=24 + request.tokens)
+        try:
+            return request.drawn_by(engine, model)
+        finally:
+            engine.close()
+
+    other = 2 if torch.get_num_threads() == 1 else 1
+    found = {
+        "batch 64": batch(64),
+        "batch 32": batch(32),
+        "batch 1": batch(1, slice(0, 2)),
+        "DDP x 2": lambda: in_two_processes(model, request, rule, sharded=False),
+        "FSDP2 x 2": lambda: in_two_processes(model, request, rule, sharded=True),
         "plain engine": lambda: request.drawn_by(PlainEngine(max_batch_rows=64), model),
         "server's batch": lambda: by_the_servers_batch(model, request),
     }
-    if importlib.util.find_spec("vllm") is not None:
-        engine = VLLMEngine(max_batch_rows=64, max_tokens=24 + request.tokens)
-        found["vLLM"] = lambda: request.drawn_by(engine, model)
-    return found
+    if rule == "race" and importlib.util.find_spec("vllm") is not None:
+        found["vLLM"] = by_vllm
+    return found | {f"{other} thread{'s' * (other > 1)}": lambda: with_threads(other, batch(64))}
 
 
 def first_differences(model: PreTrainedModel, request: Request, ours: Tensor, theirs: Tensor) -> list[dict[str, Any]]:
@@ -184,53 +214,104 @@ def first_differences(model: PreTrainedModel, request: Request, ours: Tensor, th
         context = torch.tensor([request.prompt_ids[row // GROUP] + ours[row, :position].tolist()])
         with torch.no_grad():
             logits = model(context).logits[:, -1].float()
-        gap = score_gaps(logits, Noise(token_keys(torch.tensor(keys[row : row + 1]), position)), temperature=1.0)
+        gap = score_gaps(
+            logits, Noise(token_keys(torch.tensor(keys[row : row + 1]), position)), temperature=request.temperature
+        )
         logprob = logits.log_softmax(dim=-1)[0, ours[row, position]]
         found.append({"row": row, "token": position, "gap": float(gap), "logprob": round(float(logprob), 2)})
     return found
 
 
-def measured(model: PreTrainedModel, request: Request, rule: type[NativeEngine], only: Sequence[str]) -> dict[str, Any]:
-    rows: dict[str, Any] = {}
+def measured(
+    model: PreTrainedModel, request: Request, rule: str, only: Sequence[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Of each way how many rows equal the first one's; with the race what decided the others."""
     reference = None
     for name, draw in ways(model, request, rule).items():
         if reference is not None and only and name not in only:
             continue
-        start = time.perf_counter()
-        drawn = draw()
-        seconds = round(time.perf_counter() - start, 1)
+        with drawing_by(rule):
+            drawn = draw()
         if reference is None:
             reference = drawn
-            rows["seconds of batch 64"] = seconds
             continue
-        differences = [] if torch.equal(drawn, reference) else first_differences(model, request, drawn, reference)
-        rows[name] = {"equal": len(drawn) - len(differences), "of": len(drawn), "seconds": seconds}
-        if rule is NativeEngine and differences:
-            rows[name] |= {"largest gap": max(d["gap"] for d in differences), "differences": differences}
-        print(rule.__name__, request.tokens, name, rows[name], flush=True)
-    return rows
+        equal = (drawn == reference[: len(drawn)]).all(dim=1)
+        found: dict[str, Any] = {"equal": int(equal.sum()), "of": len(drawn)}
+        if rule == "race" and not equal.all():
+            differences = first_differences(model, request, drawn, reference)
+            found |= {"largest gap": max(d["gap"] for d in differences), "differences": differences}
+        yield name, found
+
+
+def time_of_draws(model: PreTrainedModel, cell: Cell, repetitions: int) -> dict[str, Any]:
+    """Milliseconds of a token of a whole batch, and of its draw with its noise: medians over rollouts."""
+    request = Request(prompts=cell.prompts, tokens=cell.completion_tokens, vocabulary=cell.vocabulary)
+    spent = 0.0
+
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal spent
+            start = time.perf_counter()
+            result = function(*arguments, **named)
+            spent += time.perf_counter() - start
+            return result
+
+        return call
+
+    taken = []
+    with (
+        mock.patch.object(every_engine, "draw_tokens", timed(every_engine.draw_tokens)),
+        mock.patch.object(NoiseAhead, "at", timed(NoiseAhead.at)),
+    ):
+        for _ in range(repetitions + 1):
+            spent, start = 0.0, time.perf_counter()
+            request.drawn_by(NativeEngine(), model)
+            taken.append((time.perf_counter() - start, spent))
+    counted = taken[1:]  # the first one warms up
+    return {
+        "rows": request.rows,
+        "tokens": request.tokens,
+        "repetitions": repetitions,
+        "ms of a token": round(statistics.median(whole for whole, _ in counted) / request.tokens * 1e3, 3),
+        "ms of its draw": round(statistics.median(draws for _, draws in counted) / request.tokens * 1e3, 3),
+        "share": round(statistics.median(draws / whole for whole, draws in counted), 4),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="folder of a model; the made-up one by default")
+    parser.add_argument("--name", help="what the record calls the model; the folder's name by default")
     parser.add_argument("--types", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
     parser.add_argument("--sizes", nargs="+", default=["48x40", "8x512"], help="prompts x tokens, eight rows a prompt")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0])
     parser.add_argument("--ways", nargs="+", default=[], help="only these, beside 'batch 64'")
+    parser.add_argument("--former", nargs="+", help="these by the former rule as well")
+    parser.add_argument("--time", action="store_true", help="the time of draws, of a model of 2 layers or of --model")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    name = arguments.name or ("flat" if arguments.model is None else arguments.model.name)
     record: dict[str, Any] = {"benchmark": "same samples", **surroundings("cpu"), "policies": {}}
+    if arguments.time:
+        name = SMALL.name if arguments.model is None else name
+        cell = SMALL if arguments.model is None else replace(SMALL, vocabulary=20_000, completion_tokens=12)
+        small = SMALL.model("cpu") if arguments.model is None else AutoModelForCausalLM.from_pretrained(arguments.model)
+        record["policies"][name] = time_of_draws(small, cell, 15)
+        publish(record, arguments.output)
+        return
     base = flat_policy() if arguments.model is None else AutoModelForCausalLM.from_pretrained(arguments.model)
-    name = "flat" if arguments.model is None else arguments.model.name
-    for kind in arguments.types:
+    for kind, size, temperature in itertools.product(arguments.types, arguments.sizes, arguments.temperatures):
         model = base.to(getattr(torch, kind)).eval()
-        for size in arguments.sizes:
-            prompts, tokens = (int(part) for part in size.split("x"))
-            request = Request(prompts=prompts, tokens=tokens, vocabulary=model.config.vocab_size)
-            record["policies"][f"{name}, {kind}, {prompts * GROUP} rows of {tokens} tokens"] = {
-                rule.__name__: measured(model, request, rule, arguments.ways) for rule in (NativeEngine, FormerRule)
-            }
-    publish(record, arguments.output)
+        prompts, tokens = (int(part) for part in size.split("x"))
+        request = Request(prompts=prompts, tokens=tokens, vocabulary=model.config.vocab_size, temperature=temperature)
+        policy = f"{name}, {kind}, {request.rows} rows of {tokens} tokens, temperature {temperature}"
+        for rule, only in (("race", arguments.ways), ("former rule", arguments.former)):
+            if only is None:
+                continue
+            found = record["policies"].setdefault(policy, {}).setdefault(rule, {})
+            for way, equal in measured(model, request, rule, only):
+                found[way] = equal
+                publish(record, arguments.output)  # after each, as some take long
 
 
 if __name__ == "__main__":
