@@ -16,7 +16,8 @@ from grpo_pl.callbacks.suspicion import CompletionAudit, Sign, Suspicion, judge_
 from grpo_pl.files.rows import Row, row_writer
 from grpo_pl.files.writing import dispensable
 from grpo_pl.functional.choices import check_at_least, check_choice
-from grpo_pl.rewards.base import Reward, Score, needs_of
+from grpo_pl.rewards.answer_reading import AnswerReward
+from grpo_pl.rewards.base import Reward, Score, correctness_index, needs_of
 from grpo_pl.rewards.length import repeated_share
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.hooks import StepCallback
@@ -51,7 +52,8 @@ class RewardWatch(StepCallback):
     of a new form. With several processes the sample is of the first.
 
     Args:
-        strict: judge that accepts right answers in the plainest form only; null leaves it out.
+        strict: judge that accepts right answers in the plainest form only; null leaves it out. One that reads boxes,
+            which is the default of ``answer_in``, reads where the correctness reward of the run does.
         lenient: judge that accepts whatever may pass for a right answer; null leaves it out.
         completions: size of the sample; 0 switches the watch off.
         first_rollouts: rollouts that drift is measured against; there is none while they last.
@@ -152,6 +154,7 @@ class RewardWatch(StepCallback):
 
     def _examine(self, experience: Experience, seed: int) -> list[CompletionAudit]:
         samples = experience.samples
+        self._read_as(experience.scored.rewards)
         rows = sample_rows(len(samples.completions), self.completions, seed=seed, step=samples.step)
         texts = [samples.completions[row] for row in rows]
         prompts, lengths = samples.per_row, samples.rollout.action_lengths.tolist()
@@ -171,6 +174,16 @@ class RewardWatch(StepCallback):
             )
             for number, (row, text) in enumerate(zip(rows, texts, strict=True))
         ]
+
+    def _read_as(self, rewards: Sequence[Reward]) -> None:
+        """Makes a judge of boxes read where the correctness reward does: it would refuse everything else."""
+        paying = rewards[correctness_index(rewards)]
+        if not isinstance(paying, AnswerReward):
+            return
+        places = {name: getattr(paying, name) for name in ("answer_in", "answer_pattern", "answer_field")}
+        for judge in self.judges.values():
+            if isinstance(judge, AnswerReward) and judge.answer_in == "box":
+                vars(judge).update(places)
 
     def _ask(
         self, name: str, texts: Sequence[str], golds: Sequence[str], columns: Mapping[str, Sequence[Any]]

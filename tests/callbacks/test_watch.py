@@ -17,7 +17,7 @@ from grpo_pl.files.rows import read_rows
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rewards import FormatReward, LenientAnswerReward, Score, StrictAnswerReward
+from grpo_pl.rewards import FormatReward, LenientAnswerReward, MathReward, Score, StrictAnswerReward
 from grpo_pl.training.experience import Experience
 from grpo_pl.types import Problem, PromptBatch
 
@@ -107,6 +107,28 @@ def test_an_honest_policy_gives_no_cause(rollout: Callable[..., Experience], tmp
         "watch/form_drift": 0.0,
     }
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("judge", "refused"),
+    [
+        (StrictAnswerReward(), 0.0),  # a judge of boxes reads where the reward does
+        (StrictAnswerReward(answer_in="json"), 1.0),  # one that names another place reads there
+    ],
+)
+def test_the_strict_judge_reads_answers_where_the_reward_does(
+    make_experience: Callable[..., Experience], judge: StrictAnswerReward, refused: float
+) -> None:
+    experience = make_experience(
+        {1: ["So 3 + 4 = 7.", "It is 7.", "7", "8"]},
+        batch=PromptBatch(step=0, prompts=[Problem(id=1, question="?", answer="7")], valid=[True]),
+        rewards=[MathReward(answer_in="last_number")],
+        algorithm=GRPOAlgorithm(group_size=4, beta=0.0, scale="none"),
+        max_completion_length=24,
+        template=PromptTemplate(user="Q {question}"),
+    )
+    metrics = RewardWatch(judge, LenientAnswerReward()).audit(experience, seed=0)
+    assert metrics["watch/rewarded_but_strict_wrong"] == refused
 
 
 def test_a_form_that_spreads_is_seen_and_warned_of_once(rollout: Callable[..., Experience], tmp_path: Path) -> None:

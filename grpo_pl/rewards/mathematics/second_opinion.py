@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
+from grpo_pl.rewards.answer_reading import AnswerReward
 from grpo_pl.rewards.base import Score, TextAnswerReward
 from grpo_pl.rewards.format import has_proper_tags, is_one_box
 from grpo_pl.rewards.mathematics import answer_text as text
@@ -19,8 +20,13 @@ _NUMBER = re.compile(
 )
 _NEARLY = Fraction(1, 10**4)
 """Largest relative difference between a number in the text and the gold answer in `LenientAnswerReward`."""
+_LISTED = re.compile(r"\d\s{0,3}(?:[,;/]|\b(?:or|and)\b)?\s{0,3}$")
+"""What stands before the last of several numbers in a row: a guess among others."""
 _LONGEST_NUMBER = 400
 """Most characters of a number that is compared by value; longer ones are compared by their symbols."""
+
+
+_TAGS = "tags nested, repeated, missing or out of order"
 
 
 def boxed_answers(completion: str) -> list[str]:
@@ -43,7 +49,7 @@ def normal_form(answer: str) -> Hashable:
 
 
 @dataclass(kw_only=True)
-class StrictAnswerReward(TextAnswerReward):
+class StrictAnswerReward(AnswerReward, TextAnswerReward):
     r"""1 if the text after the last ``</think>`` boxes the gold answer and no other answer, else 0; range {0, 1}.
 
     Answers are equal if they have the same symbols, typography aside, or are exactly the same written-out number. There
@@ -55,6 +61,9 @@ class StrictAnswerReward(TextAnswerReward):
     - Several boxes of different content are no answer, nor is a box in a box.
     - An ``<answer>`` block, if there is one, holds one box and nothing else, unless ``allow_text``. Without a block,
       text may stand around the box, but its braces must balance.
+
+    Where ``answer_in`` names another place, what stands there takes the place of the box, and a last number in a row of
+    others (``40, 41, 42``) is no answer. The watch sets ``answer_in`` to what the correctness reward reads.
     """
 
     name: str = "strict"
@@ -62,8 +71,26 @@ class StrictAnswerReward(TextAnswerReward):
     allow_text: bool = False
     """Text may stand beside the box in ``<answer>``."""
 
+    def __post_init__(self) -> None:
+        self.check_reading()
+
     def score(self, completion: str, gold: str) -> Score:
         said = after_thinking(completion)
+        if self.answer_in == "box" or (self.answer_in == "auto" and text.BOX.search(said)):
+            return self._score_boxes(completion, said, gold)
+        found = self.read(said)
+        if not found.text:
+            return Score(0.0, "timeout" if found.late else "no_answer", found.note)
+        if len(found.text) > len(gold) + 1000:
+            return Score(0.0, "too_long", f"{len(found.text)} characters")
+        if not has_proper_tags(completion):
+            return Score(0.0, "wrong", _TAGS)
+        if self.answer_in in ("last_number", "auto") and _LISTED.search(said[: said.rfind(found.text)][-20:]):
+            return Score(0.0, "wrong", "the last of several numbers in a row")
+        same = normal_form(found.text) == normal_form(gold)
+        return Score(1.0 if same else 0.0, "ok" if same else "wrong", found.note)
+
+    def _score_boxes(self, completion: str, said: str, gold: str) -> Score:
         boxes = boxed_answers(said)
         if not boxes or not boxes[-1]:
             return Score(0.0, "no_answer")
@@ -80,7 +107,7 @@ class StrictAnswerReward(TextAnswerReward):
     def _fault(self, completion: str, said: str) -> str:
         """What is wrong with the form of the answer, or ``""``; ``said`` is the text after the thoughts."""
         if not has_proper_tags(completion):
-            return "tags nested, repeated, missing or out of order"
+            return _TAGS
         if len(boxed_answers(said)) < len(text.BOX.findall(said)):
             return "a box in a box, or one that is not closed"
         block = answer_block(said)

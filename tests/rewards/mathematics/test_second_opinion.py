@@ -1,5 +1,7 @@
 """The strict and the lenient judge: what each accepts, and what only one of them does."""
 
+from typing import Any
+
 import pytest
 
 from grpo_pl.rewards import LenientAnswerReward, Score, StrictAnswerReward
@@ -74,6 +76,41 @@ def verdicts(completion: str, gold: str) -> tuple[float | None, float | None]:
 )
 def test_each_pair_is_judged_from_both_sides(completion: str, gold: str, strict: float, lenient: float) -> None:
     assert verdicts(completion, gold) == (strict, lenient)
+
+
+@pytest.mark.parametrize(
+    ("place", "completion", "gold", "value"),
+    [
+        ("last_number", "There are 5 * 8 = 40.", "40", 1),
+        ("last_number", "5 * 8 = 40. The answer is 40 apples", "40", 1),
+        ("last_number", "<think>5 * 8 = 41</think> 40", "40", 1),
+        ("last_number", "It is 40.0", "40", 1),
+        ("last_number", r"so \boxed{40}", "40", 1),
+        ("last_number", "40, 41 or 42", "42", 0),  # guesses in a row
+        ("last_number", "40 41 42", "42", 0),
+        ("last_number", "40; 41/42", "42", 0),
+        ("last_number", "42, not 41", "42", 0),
+        ("last_number", "<think>so 42", "42", 0),
+        ("last_number", "a</think></think> 42", "42", 0),
+        ("last_number", "It is 1/2", "0.5", 0),  # no algebra
+        ("last_number", "none", "42", 0),
+        ("auto", r"40, 41, \boxed{42}", "42", 1),
+        ("auto", r"\boxed{41}\boxed{42}", "42", 0),
+        ("auto", "<answer>42</answer>", "42", 1),
+        ("auto", "<answer>41, 42</answer>", "42", 0),
+    ],
+)
+def test_answers_in_another_place_are_read_there(place: Any, completion: str, gold: str, value: float) -> None:
+    assert StrictAnswerReward(answer_in=place)([completion], [gold], {})[0].value == value
+
+
+def test_a_pattern_and_a_field_are_read_as_the_reward_reads_them() -> None:
+    behind = StrictAnswerReward(answer_in="pattern", answer_pattern="#### (.+)")
+    assert [score.value for score in behind(["3, 4 #### 5", "#### 5 apples"], ["5", "5"], {})] == [1.0, 0.0]
+    field = StrictAnswerReward(answer_in="json", answer_field="total")
+    assert [score.value for score in field(['{"total": 5}', '{"total": "5 "}', "5"], ["5"] * 3, {})] == [1.0, 1.0, 0.0]
+    with pytest.raises(ValueError, match="answer_in is 'box' and answer_pattern is 'x'"):
+        StrictAnswerReward(answer_pattern="x")
 
 
 def test_text_beside_the_box_in_the_answer_block_may_be_allowed() -> None:
