@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from grpo_pl.policy.gguf_files import as_folder
@@ -92,3 +93,76 @@ def test_a_file_that_is_none_of_the_format_is_one_line(
     said = line(f"{tmp_path}/broken.gguf")
     assert said.startswith(f"cannot read '{tmp_path}/broken.gguf' as a GGUF model: ")
     assert [file.suffix for file in (tmp_path / "cache" / "gguf").iterdir()] == [".lock"]  # nothing half written
+
+
+TENSORS = {
+    "token_embd.weight": (40, 32),
+    "output_norm.weight": (32,),
+    "blk.0.attn_norm.weight": (32,),
+    "blk.0.attn_q.weight": (32, 32),
+    "blk.0.attn_k.weight": (32, 32),
+    "blk.0.attn_v.weight": (32, 32),
+    "blk.0.attn_output.weight": (32, 32),
+    "blk.0.ffn_norm.weight": (32,),
+    "blk.0.ffn_gate.weight": (48, 32),
+    "blk.0.ffn_up.weight": (48, 32),
+    "blk.0.ffn_down.weight": (32, 48),
+}
+"""Those of a llama of one layer with tied embeddings, by their names in the format."""
+
+
+def write_gguf(file: Path, lacking: str = "", **shapes: tuple[int, ...]) -> None:
+    """A model of one layer whose vocabulary is 40 letters and digits, without one of its tensors."""
+    gguf = pytest.importorskip("gguf", reason="pip install gguf")
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(40)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["<unk>", "<s>", "</s>", "AB", *(chr(ord("A") + i) for i in range(36))])
+    writer.add_token_types([3, 3, 3, *[1] * 37])
+    writer.add_token_merges(["A B"])
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    draw = np.random.default_rng(0)
+    for name, shape in TENSORS.items():
+        if name != lacking:
+            writer.add_tensor(name, draw.standard_normal(shapes.get(name, shape)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_file_is_unpacked_with_all_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPO_PL_CACHE", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "whole.gguf")
+    policy = PolicyConfig(path=f"{tmp_path}/whole.gguf")
+    model = load_model(policy, load_tokenizer(policy))
+    written = np.random.default_rng(0).standard_normal((40, 32)).astype(np.float32)  # the first tensor
+    np.testing.assert_array_equal(model.get_input_embeddings().weight.detach().numpy(), written)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "named"),
+    [
+        ("blk.0.ffn_up.weight", "model.layers.0.mlp.up_proj.weight"),
+        ("output_norm.weight", "model.norm.weight"),
+        ("token_embd.weight", "model.embed_tokens.weight"),
+    ],
+)
+def test_a_file_that_lacks_a_tensor_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str, named: str
+) -> None:
+    monkeypatch.setenv("GRPO_PL_CACHE", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "part.gguf", lacking)
+    said = line(f"{tmp_path}/part.gguf")
+    assert said.startswith(f"cannot load the model '{tmp_path}/part.gguf': it does not hold a LlamaForCausalLM: ")
+    assert named in said
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))  # nothing that the next run would find
