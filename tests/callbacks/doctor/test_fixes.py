@@ -1,5 +1,6 @@
 """The YAML under a finding: what it sets, from the run's own problems, rewards and tokenizer."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import yaml
 
 from grpo_pl.callbacks.doctor.finding import Finding
 from grpo_pl.callbacks.doctor.fixes import with_fixes
+from grpo_pl.cli.doctor import _pasted
 from grpo_pl.data.tables import TablePrompts
 from grpo_pl.data.tasks.word_problems import WordProblems
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
@@ -17,7 +19,7 @@ from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards import ExactReward, FormatReward, MathReward, Reward
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import SamplingParams
-from tests.conftest import TINY_POLICY
+from tests.conftest import TINY_POLICY, CommandLine
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +100,50 @@ def test_examples_that_are_there_are_left_alone(folder: Path) -> None:
     template = PromptTemplate(examples=shown)  # type: ignore[arg-type]
     tree, _ = fix("D10", folder, [MathReward()], template=template, sampling=SamplingParams(max_completion_length=20))
     assert tree == {"model": {"sampling": {"max_completion_length": 40}}}
+
+
+@pytest.mark.parametrize("code", ["D10", "D11", "D12"])
+def test_what_is_printed_is_pasted_loaded_and_trained(code: str, tmp_path: Path, command_line: CommandLine) -> None:
+    """The YAML as the terminal shows it, and then the cold start in its comment, without the signs of a comment."""
+    model = tmp_path / "model"
+    tokenizer = character_tokenizer(["<think>", "</think>", "<answer>", "</answer>", "<|im_end|>"])
+    tokenizer.save_pretrained(model)
+    policy = PolicyConfig(from_scratch={**TINY_POLICY, "max_position_embeddings": 1024})
+    load_model(policy, tokenizer).save_pretrained(model)
+    rewards: list[Reward] = [MathReward(), FormatReward(weight=0.3)]
+    settings = {"rewards": rewards, "sampling": SamplingParams(max_completion_length=8)}
+    module = GRPOModule(policy=PolicyConfig(path=str(model)), **settings)  # type: ignore[arg-type]
+    module.tokenizer = load_tokenizer(module.policy_config)
+    finding = Finding(code=code, name="", figure=0.0, sentence="", field="")
+    source = WordProblems()
+    (mended,) = with_fixes([finding], module, source.prompts(0, count=32), source)
+    printed = textwrap.dedent("\n".join(_pasted(mended.fix).splitlines()[1:]))
+    files = {"it": printed}
+    if code == "D11":
+        _, comment = printed.split("# Or, instead of examples, ")
+        files["cold"] = "\n".join(line.removeprefix("# ") for line in comment.splitlines()[1:])
+        assert yaml.safe_load(files["cold"])["model"].keys() == {"cold_start"}
+    base = command_line.config(
+        "base",
+        model__policy={"path": str(model)},
+        model__rewards=[reward.spec() for reward in rewards],
+        model__cold_start=None,
+        model__sampling={"max_completion_length": 8},
+        model__algorithm={"group_size": 2},
+        model__max_tokens_per_microbatch=None,
+        data__source={"class_path": "grpo_pl.data.tasks.word_problems.WordProblems"},
+        **{"data__steps": 1, "data__prompts_per_step": 2, "data__val_prompts": 2, "trainer__val_check_interval": 1},
+    )
+    for name, text in files.items():
+        (command_line.folder / f"{name}.yaml").write_text(text)
+        quick = ["--model.cold_start.steps=2"] if name == "cold" else []
+        done = command_line("fit", "--config", base, "--config", command_line.folder / f"{name}.yaml", *quick)
+        assert done.status == 0, done.err
+        run = sorted(command_line.runs.iterdir(), key=lambda one: one.stat().st_mtime)[-1]
+        assert len((run / "completions.jsonl").read_text().splitlines()) == 4
+        written = yaml.safe_load((run / "config.yaml").read_text())["model"]
+        for part, value in yaml.safe_load(text)["model"].items():
+            if part == "sampling":
+                assert value.items() <= written[part].items()
+            elif part == "template":
+                assert written[part]["examples"] == value["examples"]
