@@ -44,7 +44,7 @@ def check_parts(
         )
     if policy.quantization is not None and cold_start is not None:
         raise ValueError(
-            "model.cold_start trains all weights, and policy.quantization holds frozen ones: set one of them null."
+            "model.cold_start writes whole weights, which policy.quantization would round again: set one of them null."
         )
     if max_tokens_per_microbatch is not None and max_tokens_per_microbatch <= sampling.max_completion_length:
         raise ValueError(

@@ -27,6 +27,7 @@ from grpo_pl.functional.sampling import row_key, small_seed
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns, opening
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.logprobs import completion_logprobs
+from grpo_pl.policy.lora import has_adapters, merged
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
 from grpo_pl.rollout.engine import pad_left
@@ -64,6 +65,7 @@ class Example(NamedTuple):
 class ColdStart:
     """How the policy is taught the form of an answer before RL (DeepSeek-R1, arXiv:2501.12948, section 2.3.1).
 
+    With ``policy.lora`` adapters of the same kind are taught and added to the weights; RL trains new ones on top.
     What is null is derived when a run starts (``grpo_pl.training.defaults``)."""
 
     steps: int | None = None
@@ -84,11 +86,16 @@ class ColdStart:
     """JSON Lines file of demonstrations (``prompt`` and ``completion``, or chat ``messages``), such as
     ``grpo-pl predict --keep-correct`` writes; null asks the prompt source for its own, which in a run with an
     environment are played there."""
+    count: int | None = None
+    """Show so many demonstrations only, again and again; null shows all of the file, or new ones of the source at each
+    step."""
 
     def __post_init__(self) -> None:
         check_choice("cold_start.optimizer", self.optimizer, Optimizer)
-        if any(value is not None and value < 1 for value in (self.steps, self.batch_size)):
-            raise ValueError(f"cold_start needs steps and batch_size >= 1, got {self.steps} and {self.batch_size}.")
+        for name in ("steps", "batch_size", "count"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"cold_start.{name} must be at least 1, got {value}.")
 
     @property
     def size(self) -> tuple[int, int, float]:
@@ -105,7 +112,6 @@ class ColdStart:
         self, policy: PolicyConfig, template: PromptTemplate, source: PromptSource, stage: Stage | None = None
     ) -> Path:
         """Where the result lives: named by a hash of everything it depends on, under ``$GRPO_PL_CACHE``."""
-        policy = replace(policy, lora=None)  # a cold start trains all weights
         recipe = {
             "recipe": RECIPE,
             "cold_start": {**asdict(self), "demonstrations": _content_hash(self.demonstrations)},
@@ -141,7 +147,7 @@ class ColdStart:
             return folder
         steps, _, lr = self.size
         tokenizer = load_tokenizer(policy)
-        model = load_model(replace(policy, lora=None), tokenizer).to(device)
+        model = load_model(policy, tokenizer).to(device)
         with nullcontext() if stage is None else stage.open():
             train_on_demonstrations(
                 model,
@@ -151,6 +157,7 @@ class ColdStart:
                 optimizer=self.optimizer,
                 pad_token_id=int(tokenizer.pad_token_id),
             )
+        model = merged(model) if has_adapters(model) else model
         with staged_folder(folder, replace=False) as staging, system_errors():  # another process may be first
             model.save_pretrained(staging)
             tokenizer.save_pretrained(staging)
@@ -174,8 +181,8 @@ class ColdStart:
     ) -> Iterator[list[Example]]:
         steps, batch_size, _ = self.size
         known, tags = known_characters(tokenizer), tokenizer.get_added_vocab()
-        if self.demonstrations is not None:
-            shown = read_demonstrations(self.demonstrations)
+        shown = self._repeated(source, stage)
+        if shown is not None:
             if stage is None and any(each.further for each in shown):
                 raise ValueError(f"{self.demonstrations} holds episodes of several turns: set model.environment.")
             _check_characters(shown, known, tags)
@@ -191,6 +198,14 @@ class ColdStart:
             dialogue = replace(dialogue, tools=stage.environment.tool_schemas, plain=stage.plain)
         for batch in batches:
             yield [_example(demonstration, dialogue) for demonstration in batch]
+
+    def _repeated(self, source: PromptSource, stage: Stage | None) -> list[Demonstration] | None:
+        """Those that are shown pass after pass; None where each step has new ones."""
+        if self.demonstrations is not None:
+            return read_demonstrations(self.demonstrations)[: self.count]
+        if self.count is not None:
+            return list(islice(chain.from_iterable(self.made(source, stage)), self.count))
+        return None
 
     def _from_source(self, source: PromptSource, stage: Stage | None, step: int) -> list[Demonstration]:
         rng = random.Random(row_key(self.seed, "cold_start", step))
@@ -328,9 +343,10 @@ def _optimizers(
     if kind == "adamw":
         return [(schedule.build(model.parameters()), 1.0)]
     ends = {id(end.weight) for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None}
-    inner = [weight for weight in model.parameters() if weight.ndim == 2 and id(weight) not in ends]
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    inner = [weight for weight in trained if weight.ndim == 2 and id(weight) not in ends]
     among = {id(weight) for weight in inner}
-    rest = [weight for weight in model.parameters() if id(weight) not in among]
+    rest = [weight for weight in trained if id(weight) not in among]
     muon = torch.optim.Muon(inner, lr=schedule.peak, weight_decay=schedule.weight_decay, adjust_lr_fn="match_rms_adamw")
     return [(muon, MUON_RATE), (schedule.build(rest), 1.0)]
 

@@ -49,7 +49,7 @@ class Known:
     problems: int | None = None
     """Training problems; None where they are made up without end."""
     demonstrations: int | None = None
-    """In the file of the cold start; None where the source makes them up."""
+    """Different ones of the cold start; None where the source makes up new ones at each step."""
 
     @property
     def size(self) -> str:
@@ -79,13 +79,13 @@ def peak_rate(parameters: int, kind: Kind) -> float:
 
 
 def demonstration_rate(parameters: int, kind: Kind) -> float:
-    """Peak learning rate of the cold start, which trains all weights.
+    """Peak learning rate of the cold start.
 
     - from scratch: 3·10⁻³ · (6·10⁵ / n)^¼, at most 3·10⁻³.
-    - else: ten times the rate of its updates, at most that from scratch; 10⁻⁵ for 0.5B parameters.
+    - else: ten times the rate of its updates, at most that from scratch; 10⁻⁵ for all of 0.5B parameters.
     """
     scratch = min(3e-3, 3e-3 * (6e5 / parameters) ** 0.25)
-    return _rounded(scratch if kind == "from scratch" else min(scratch, 10.0 * peak_rate(parameters, "trained before")))
+    return _rounded(scratch if kind == "from scratch" else min(scratch, 10.0 * peak_rate(parameters, kind)))
 
 
 def demonstration_steps(kind: Kind, tokens: int, demonstrations: int | None, batch_size: int) -> int:
@@ -158,7 +158,8 @@ def look_at(
     counted = replace(policy, lora=None, quantization=None, characters=characters)
     with torch.device("meta"):
         model = load_model(counted, load_tokenizer(counted), weights=False)
-    file = None if cold_start is None else cold_start.demonstrations
+    file, count = (None, None) if cold_start is None else (cold_start.demonstrations, cold_start.count)
+    shown = [] if file is None else [len(read_demonstrations(file))]
     lists = [leaf.problems("train") for leaf in data.source.leaves().values()]
     return Known(
         parameters=sum(weight.numel() for weight in model.parameters()),
@@ -167,7 +168,7 @@ def look_at(
         group_size=group_size,
         tokens=(context_length(model.config) if episodes else None) or longest_action,
         problems=None if any(rows is None for rows in lists) else sum(len(rows) for rows in lists if rows is not None),
-        demonstrations=None if file is None else len(read_demonstrations(file)),
+        demonstrations=min([*shown, *([] if count is None else [count])], default=None),
     )
 
 

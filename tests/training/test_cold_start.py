@@ -17,6 +17,7 @@ from grpo_pl.data.sources import PromptSource
 from grpo_pl.data.tables import TablePrompts
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.lora import Lora
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.training import cold_start
 from grpo_pl.training.cold_start import (
@@ -153,6 +154,7 @@ def _variants() -> dict[str, tuple[ColdStart, PolicyConfig, PromptTemplate, Prom
         "batch_size": (replace(SHORT, batch_size=5), POLICY, TEMPLATE, source),
         "lr": (replace(SHORT, lr=2e-3), POLICY, TEMPLATE, source),
         "seed": (replace(SHORT, seed=1), POLICY, TEMPLATE, source),
+        "count": (replace(SHORT, count=4), POLICY, TEMPLATE, source),
         "architecture": (SHORT, replace(POLICY, from_scratch={**scratch, "hidden_size": 32}), TEMPLATE, source),
         "init_seed": (SHORT, replace(POLICY, init_seed=1), TEMPLATE, source),
         "dtype": (SHORT, replace(POLICY, dtype="bfloat16"), TEMPLATE, source),
@@ -330,10 +332,50 @@ def test_loss_is_the_mean_over_completion_tokens_of_the_batch(
     assert loss.item() == pytest.approx(nll / tokens, rel=1e-5)
 
 
-@pytest.mark.parametrize("arguments", [{"steps": 0}, {"batch_size": 0}])
-def test_sizes_below_one_are_refused(arguments: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="steps and batch_size >= 1"):
-        ColdStart(**arguments)
+@pytest.mark.parametrize("field", ["steps", "batch_size", "count"])
+def test_sizes_below_one_are_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=rf"cold_start\.{field} must be at least 1, got 0\."):
+        ColdStart(**{field: 0})
+
+
+def test_of_a_source_or_a_file_only_so_many_are_shown_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taught: list[str] = []
+    tokenizer = load_tokenizer(POLICY)
+
+    def loss(model: PreTrainedModel, batch: list[Example], **more: Any) -> Tensor:
+        taught.extend(tokenizer.decode([*each.prompt, *each.completion]) for each in batch)
+        return demonstration_loss(model, batch, **more)
+
+    monkeypatch.setattr(cold_start, "demonstration_loss", loss)
+    few = ColdStart(steps=5, batch_size=4, lr=1e-3, count=5)
+    few.ensure(POLICY, TEMPLATE, Recording(digits=3), device=CPU)
+    assert len(taught) == 20 and {taught.count(text) for text in taught} == {4}  # four passes over five
+    taught.clear()
+    file = _file(tmp_path / "shown.jsonl", *((f"{i}+1=", str(i + 1)) for i in range(9)))
+    replace(few, demonstrations=file).ensure(POLICY, TEMPLATE, Mute(digits=1), device=CPU)
+    assert sorted(set(taught)) == [f"{i}+1={i + 1}<eos>" for i in range(5)]
+
+
+def test_adapters_are_taught_where_adapters_are_trained(tmp_path: Path) -> None:
+    """The weights that nothing adapts, embedding and head, stay as they are, and the adapters are added to the rest."""
+    pytest.importorskip("peft", reason="needs peft: pip install 'grpo_pl[lora]'")
+    tokenizer = load_tokenizer(POLICY)
+    load_model(POLICY, tokenizer).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    policy = PolicyConfig(path=str(tmp_path / "base"), lora=Lora(rank=2))
+    folder = SHORT.ensure(policy, TEMPLATE, ArithmeticPrompts(digits=1), device=CPU)
+    whole = replace(policy, lora=None)
+    assert folder != SHORT.folder(whole, TEMPLATE, ArithmeticPrompts(digits=1))
+    base, taught = load_model(whole, tokenizer), load_model(whole, tokenizer, str(folder))
+    changes = {name: taught.get_parameter(name).detach() - weight.detach() for name, weight in base.named_parameters()}
+    moved = {name for name, change in changes.items() if change.abs().max() > 0}
+    assert moved == {name for name in changes if "_proj.weight" in name}
+    assert all(torch.linalg.matrix_rank(changes[name], rtol=1e-3) == 2 for name in moved)
+    start = load_model(policy, tokenizer, str(folder))  # RL goes on with new adapters, which change nothing yet
+    ids = torch.tensor([TEMPLATE.encode("3+4=", tokenizer)])
+    torch.testing.assert_close(start(ids).logits, taught(ids).logits)
 
 
 def test_demonstrations_of_a_source_with_lacking_characters_are_refused_before_training(tmp_path: Path) -> None:

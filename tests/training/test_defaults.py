@@ -53,7 +53,7 @@ def test_the_peak_rate_by_hand(parameters: int, kind: Any, rate: float) -> None:
         (600_000, "from scratch", 3e-3),
         (9_600_000, "from scratch", 1.5e-3),
         (500_000_000, "trained before", 1e-5),
-        (500_000_000, "adapters", 1e-5),  # a cold start trains all weights
+        (500_000_000, "adapters", 1e-4),
         (500_000, "trained before", 2e-3),
     ],
 )
@@ -129,6 +129,9 @@ def test_a_file_of_problems_and_demonstrations_is_counted(
     policy = PolicyConfig(path=str(tmp_path / "model"), lora=Lora(rank=2))
     known = look_at(policy, 8, 32, ColdStart(demonstrations=str(shown)), data, episodes=True)
     assert (known.kind, known.problems, known.demonstrations) == ("adapters", 10, 3)
+    few = look_at(policy, 8, 32, ColdStart(demonstrations=str(shown), count=2), data, episodes=True)
+    own = look_at(policy, 8, 32, ColdStart(count=5), data, episodes=True)
+    assert (few.demonstrations, own.demonstrations) == (2, 5)
     assert known.tokens == 48  # the context of the policy, which an episode may fill
 
 

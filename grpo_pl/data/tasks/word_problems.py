@@ -58,6 +58,8 @@ class WordProblems(GeneratedPrompts):
     """Largest number of a sum, and largest one to subtract from; with two steps, half of the largest value between."""
     table: int = 12
     """Largest factor, divisor and quotient."""
+    boxed: bool = False
+    r"""Demonstrations end in ``The answer is \boxed{40}.``, else in ``The answer is 40.``"""
 
     def __post_init__(self) -> None:
         if self.held_out not in ("numbers", "wordings", "two_step"):
@@ -70,7 +72,8 @@ class WordProblems(GeneratedPrompts):
             raise ValueError(f"table must lie between 5 and 30, got {self.table}.")
 
     def demonstration(self, prompt: Problem, rng: random.Random) -> str:
-        return f"{prompt.columns['steps'].replace('; ', '. ')}. The answer is {prompt.answer}."
+        answer = rf"\boxed{{{prompt.answer}}}" if self.boxed else prompt.answer
+        return f"{prompt.columns['steps'].replace('; ', '. ')}. The answer is {answer}."
 
     def validation(self, count: int | None = None) -> list[Problem]:
         return super().validation(DEFAULT_HELD_OUT if count is None else count)

@@ -9,6 +9,7 @@ import pytest
 
 from grpo_pl.data.tasks import wordings
 from grpo_pl.data.tasks.word_problems import WordProblems
+from grpo_pl.rewards import MathReward
 from grpo_pl.types import Problem
 
 PARTS = ("numbers", "wordings", "two_step")
@@ -201,3 +202,12 @@ def _products(seed: int) -> int:
     """How many products of 2 … 5 are held out."""
     source = WordProblems(seed=seed, table=5, largest=10)
     return sum(source._is_held_out((a, "*", b)) for a in range(2, 6) for b in range(a, 6))
+
+
+def test_demonstrations_by_hand_and_the_answer_in_a_box() -> None:
+    problem = Problem(id=0, question="", answer="37", columns={"steps": "4 * 12 = 48; 48 - 11 = 37"})
+    said = WordProblems().demonstration(problem, random.Random(0))
+    assert said == "4 * 12 = 48. 48 - 11 = 37. The answer is 37."
+    said = WordProblems(boxed=True).demonstration(problem, random.Random(0))
+    assert said == r"4 * 12 = 48. 48 - 11 = 37. The answer is \boxed{37}."
+    assert [MathReward(answer_in=place).read(said).text for place in ("box", "last_number")] == ["37", "37"]
