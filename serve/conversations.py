@@ -9,26 +9,14 @@ from functools import cached_property
 from typing import Any
 
 from grpo_pl.environments.base import text_of
-from grpo_pl.environments.tool_calls import Call, Result
+from grpo_pl.environments.tool_calls import Call, Result, listed
 from grpo_pl.policy.dialogue import Dialogue
-from grpo_pl.policy.template import Example, PromptTemplate
+from grpo_pl.policy.template import PROBE_TOOL, Example, PromptTemplate, takes_tools, telling
 from grpo_pl.policy.trained import ServedModel
 from serve.errors import ApiError, bad_request
 from serve.messages import Message
 
-_PROBE = Call("probe", {"x": "1"})
-_PROBE_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "probe",
-        "description": "Tries.",
-        "parameters": {
-            "type": "object",
-            "properties": {"x": {"type": "string", "description": "Any."}},
-            "required": ["x"],
-        },
-    },
-}
+_PROBE = Call(PROBE_TOOL["function"]["name"], {"x": "1"})
 
 
 @dataclass
@@ -139,8 +127,7 @@ class Renderer:
             prefill: begin the next turn with the template's prefill.
 
         Raises:
-            ApiError: tools that this model cannot be told of or cannot call, or a conversation that its template
-                refuses (400).
+            ApiError: tools that this model cannot call, or a conversation that its template refuses (400).
         """
         template, tokenizer = self.model.template, self.model.tokenizer
         if conversation.system is not None:
@@ -170,32 +157,30 @@ class Renderer:
             raise _bad(str(error)) from None
 
     def check(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Refuses tools of which the prompt would not tell the model, or that it cannot call.
+        """Refuses tools that the model cannot call.
 
         Raises:
             ApiError: there are such tools (400).
         """
         if not tools:
             return
-        form, tokenizer = self.model.tools, self.model.tokenizer
-        if self.model.template.through_chat(tokenizer) and not form.learnt and not self._tells_tools:
-            raise bad_request("tools: the model's chat template has no place for them.", param="tools")
         try:
-            form.parser.check({tool["function"]["name"]: tool for tool in tools})
+            self.model.tools.parser.check({tool["function"]["name"]: tool for tool in tools})
         except ValueError as error:
             raise bad_request(f"tools: {error}", param="tools") from None
 
-    @property
-    def shows_tools(self) -> bool:
-        """Whether the prompt holds the schemas of tools."""
-        chat = self.model.template.through_chat(self.model.tokenizer)
-        return self._tells_tools if chat else bool(self.model.tools.plain.tools)
+    def told(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """What the prompt says of tools; of those that a chat template writes, their schemas."""
+        if not tools:
+            return ""
+        if self.model.template.through_chat(self.model.tokenizer):
+            return json.dumps(tools, ensure_ascii=False) if self._takes_tools else self.model.tools.told(tools)
+        return self.model.tools.plain.tools.replace("{tools}", listed(tools))
 
     @cached_property
-    def _tells_tools(self) -> bool:
-        """Whether the chat template renders tools."""
-        question = [{"role": "user", "content": "1"}]
-        return self._rendered(question, [_PROBE_TOOL]) != self._rendered(question, [])
+    def _takes_tools(self) -> bool:
+        """Whether the chat template tells the model of tools; of others the system message does."""
+        return takes_tools(self.model.tokenizer)
 
     @cached_property
     def _writes_calls(self) -> bool:
@@ -205,7 +190,7 @@ class Renderer:
             text = self._rendered([{"role": "user", "content": "1"}, said], [])
         except ApiError:
             return False
-        found = self.model.tools.parser.calls(text, {_PROBE.name: _PROBE_TOOL})
+        found = self.model.tools.parser.calls(text, {_PROBE.name: PROBE_TOOL})
         return any(not call.fault and call[:2] == _PROBE[:2] for call in found)
 
     def _messages(self, template: PromptTemplate, exchanges: Sequence[Exchange]) -> list[dict[str, Any]]:
@@ -234,6 +219,8 @@ class Renderer:
     def _rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         given = [dict(tool) for tool in tools] or None
         try:
+            if given and not self._takes_tools:
+                messages, given = telling(messages, self.model.tools.told(tools), self.model.tokenizer), None
             return str(
                 self.model.tokenizer.apply_chat_template(
                     list(messages), tools=given, tokenize=False, add_generation_prompt=True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -58,13 +57,13 @@ class Prompts:
         conversation, told = Conversation.of(messages), [tool.told for tool in tools]
         calls = [self._renderer.shown(called.call) for message in messages for called in message.tool_calls]
         said = [*(message.text for message in messages), *calls]
-        schemas = json.dumps(told, ensure_ascii=False) if tools and self._renderer.shows_tools else ""
+        described = self._renderer.told(told)
 
         def encode() -> list[int]:
-            self.check_characters(schemas, "tools")
+            self.check_characters(described, "tools")
             return self._renderer.tokens(conversation, told, prefill=prefill)
 
-        return await self._encode("".join(said), encode, "messages", more=len(schemas))
+        return await self._encode("".join(said), encode, "messages", more=len(described))
 
     def reader(self, tools: Sequence[FunctionTool], *, several: bool) -> CallReader:
         """A new reader that separates calls of these tools from text, for one answer."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -71,6 +70,8 @@ def check_start(
     if unknown is not None:
         raise ValueError(f"sampling.stop_token_ids: there is no token {unknown}, only 0 … {len(tokenizer) - 1}.")
     dialogue, fits, context = room_for_prompts(module, tokenizer)
+    if dialogue.tells_tools:
+        say("The chat template has no place for tools: the system message describes them.")
     judge = module.rewards[correctness_index(module.rewards)]
     for source in (data.source, *data.validation_sets.values()):
         for name, leaf in source.leaves().items():
@@ -109,7 +110,7 @@ def room_for_prompts(
     dialogue, fits = Dialogue(template=module.template, tokenizer=tokenizer, plain=module.episodes.plain_turns), None
     if module.pool is not None:
         module.pool.start()
-        dialogue = replace(dialogue, tools=module.pool.environment.tool_schemas)
+        dialogue = dialogue.within(module.pool.environment)
         fits = episodes_fit(dialogue, module.pool.environment, module.episodes, context or 1 << 30)
     elif context is not None:
         fits = Fits(dialogue.prompt_ids, context=context, length=module.sampling.max_completion_length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -132,6 +133,11 @@ class Environment(ABC):
     def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
         """JSON schemas of the tools that a chat template tells the policy about."""
         return ()
+
+    @property
+    def told_tools(self) -> str:
+        """What the system message says of ``tool_schemas`` where the chat template has no place for them."""
+        return "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tool_schemas)
 
     @property
     def columns(self) -> Sequence[str]:

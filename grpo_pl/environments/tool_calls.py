@@ -57,6 +57,14 @@ class CallParser(ABC):
             ValueError: which, and why.
         """
 
+    def told(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """What the system message says of tools and their calls, where the chat template has no place for them.
+
+        Args:
+            tools: their JSON schemas.
+        """
+        return "Tools:\n" + listed(tools)
+
     def tags(self, tools: Mapping[str, Tool]) -> Sequence[tuple[str, str]]:
         """What calls begin and end with; without any, whether a text holds calls shows when it is complete."""
         return ()
@@ -78,6 +86,13 @@ class CallParser(ABC):
         raise ValueError(f"{type(self).__name__} has no grammar that calls could be held to.")
 
 
+def listed(tools: Sequence[Mapping[str, Any]]) -> str:
+    """JSON schemas of tools, one a line."""
+    return "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+
+
+HERMES = 'Tools:\n{tools}\nTo call one: <tool_call>{"name": "...", "arguments": {...}}</tool_call>'
+"""Tells of tools, whose schemas replace ``{tools}``, and of calls in Hermes' form."""
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _UNCLOSED = f"the call is not closed by {_CLOSE}"
 
@@ -95,6 +110,9 @@ class HermesCalls(CallParser):
             found.append(_hermes_call(action, start))
             start = action.find(_OPEN, found[-1].span[1])
         return found
+
+    def told(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        return HERMES.replace("{tools}", listed(tools))
 
     def tags(self, tools: Mapping[str, Tool]) -> Sequence[tuple[str, str]]:
         return ((_OPEN, _CLOSE),)
@@ -184,10 +202,17 @@ class TagCalls(CallParser):
                 span = (match.start(), len(action))
                 return [*found, Call(name, {}, f"the call is not closed by {closing}", span, open=True)]
             at = end + len(closing)
-            needed = _parameters(tools[name])
-            argument = max(needed, key=lambda parameter: needed[parameter])  # the needed one, or else the first
-            found.append(Call(name, {argument: action[match.end() : end]}, span=(match.start(), at)))
+            found.append(Call(name, {_argument(tools[name]): action[match.end() : end]}, span=(match.start(), at)))
         return found
+
+    def told(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        lines = []
+        for tool in tools:
+            function, argument = tool["function"], _argument(tool)
+            about = function.get("parameters", {}).get("properties", {}).get(argument, {}).get("description", "")
+            described = " ".join(filter(None, (function.get("description", ""), about and f"{argument}: {about}")))
+            lines.append(f"<{function['name']}>{argument}</{function['name']}>{described and f' {described}'}")
+        return "To call a tool, write its argument between its tags:\n" + "\n".join(lines)
 
     def tags(self, tools: Mapping[str, Tool]) -> Sequence[tuple[str, str]]:
         return [(f"<{name}>", f"</{name}>") for name in tools]
@@ -211,6 +236,12 @@ def _parameters(tool: Tool) -> dict[str, bool]:
         return {p.name: p.default is p.empty for p in inspect.signature(tool).parameters.values()}
     schema = tool["function"].get("parameters", {})
     return {name: name in schema.get("required", ()) for name in schema.get("properties", {})}
+
+
+def _argument(tool: Tool) -> str:
+    """The parameter that a call in tags gives: the needed one, or else the first."""
+    needed = _parameters(tool)
+    return max(needed, key=lambda parameter: needed[parameter])
 
 
 def answered(

@@ -77,6 +77,10 @@ class ToolEnvironment(Environment):
             self._pool = None
 
     @property
+    def told_tools(self) -> str:
+        return self.parser.told(self.tool_schemas)
+
+    @property
     def observation_role(self) -> str:
         return self.parser.role
 

@@ -54,6 +54,10 @@ class TRLEnvironment(Environment):
         return [schema(method) for method in _tools(self._make()).values()]
 
     @property
+    def told_tools(self) -> str:
+        return self.parser.told(self.tool_schemas)
+
+    @property
     def observation_role(self) -> str:
         return self.parser.role
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from grpo_pl.environments.base import Observation, text_of
-from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.environments.base import Environment, Observation, text_of
+from grpo_pl.environments.tool_calls import listed
+from grpo_pl.policy.template import PromptTemplate, takes_tools
 from grpo_pl.types import Conversation
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ class PlainTurns:
     observation: str = "\n{observation}\n"
     """Text between two actions; ``{observation}`` is replaced."""
     tools: str = ""
-    """Text before the question; ``{tools}`` is replaced by one JSON schema per line. Empty: tools are not mentioned."""
+    """Text before the question; ``{tools}`` is replaced by one JSON schema per line. Empty: tools are not mentioned.
+    With a chat template that has no place for tools it stands in the system message, and empty means the description
+    that the parser of the calls gives."""
 
     def __post_init__(self) -> None:
         if "{observation}" not in self.observation:
@@ -48,8 +51,19 @@ class Dialogue:
     tokenizer: PreTrainedTokenizerBase
     tools: Sequence[Mapping[str, Any]] = ()
     """JSON schemas of the tools that the prompt describes."""
+    told_tools: str = ""
+    """What the system message says of the tools if the chat template has no place for them."""
     plain: PlainTurns = field(default_factory=PlainTurns)
     _known_heads: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict, init=False, repr=False)
+
+    def within(self, environment: Environment) -> Dialogue:
+        """The same with the tools of an environment."""
+        return replace(self, tools=environment.tool_schemas, told_tools=environment.told_tools)
+
+    @cached_property
+    def tells_tools(self) -> bool:
+        """Whether the system message describes the tools, since the chat template has no place for them."""
+        return bool(self.tools) and self.template.through_chat(self.tokenizer) and not takes_tools(self.tokenizer)
 
     def prompt_ids(self, asked: str | Conversation, observation: Observation = "") -> list[int]:
         """Tokens up to the first action: the question, followed by the observation of the environment's reset.
@@ -57,11 +71,14 @@ class Dialogue:
         Raises:
             ValueError: as ``PromptTemplate.render``.
         """
-        text = self.template.render(opening(asked, observation), self.tokenizer, tools=self.tools)
+        described = self.plain.tools.replace("{tools}", listed(self.tools)) if self.tools else ""
+        if self.tells_tools:
+            told = described.strip() or self.told_tools
+            text = self.template.render(opening(asked, observation), self.tokenizer, told_tools=told)
+        else:
+            text = self.template.render(opening(asked, observation), self.tokenizer, tools=self.tools)
         chat = self.template.through_chat(self.tokenizer)
-        if self.tools and self.plain.tools and not chat:
-            listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools)
-            text = self.plain.tools.replace("{tools}", listed) + text
+        text = text if chat else described + text
         return list(self.tokenizer(text, add_special_tokens=not chat).input_ids)
 
     def observation_ids(self, observation: Observation, last: int | None) -> list[int]:
@@ -120,7 +137,7 @@ class Dialogue:
         return self._known_heads[key]
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], *, more: bool) -> str:
-        tools = [dict(tool) for tool in self.tools] or None
+        tools = None if self.tells_tools else [dict(tool) for tool in self.tools] or None
         given = [dict(message) for message in messages]
         return str(self.tokenizer.apply_chat_template(given, tools=tools, tokenize=False, add_generation_prompt=more))
 

@@ -62,11 +62,12 @@ class PromptTemplate:
         tokenizer: PreTrainedTokenizerBase,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        told_tools: str = "",
     ) -> str:
         """The full prompt text, prefill included.
 
         A conversation's system message replaces ``system``, and ``user`` is applied to its last turn. A chat template
-        gets the JSON schemas of ``tools``.
+        gets the JSON schemas of ``tools``; ``told_tools`` is for one that has no place for them, see ``telling``.
 
         Raises:
             ValueError: ``chat`` is true and the tokenizer has no chat template, or a conversation of several turns
@@ -81,6 +82,7 @@ class PromptTemplate:
                     {"role": "assistant", "content": example.completion},
                 ]
             messages += [{"role": role, "content": text} for role, text in turns]
+            messages = telling(messages, told_tools, tokenizer) if told_tools else messages
             text = tokenizer.apply_chat_template(
                 messages, tools=[dict(tool) for tool in tools] or None, tokenize=False, add_generation_prompt=True
             )
@@ -129,6 +131,54 @@ class PromptTemplate:
         if self.chat and not has_template:
             raise ValueError("template.chat is true, but the tokenizer has no chat template. Set it to null or false.")
         return has_template if self.chat is None else self.chat
+
+
+PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "probe_of_tools",
+        "description": "Tries.",
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"type": "string", "description": "Any."}},
+            "required": ["x"],
+        },
+    },
+}
+"""Tells what chat templates do with tools."""
+
+
+def takes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the chat template tells the policy of tools that it is given."""
+    return _writes(str(PROBE_TOOL["function"]["name"]), [{"role": "user", "content": "1"}], tokenizer, [PROBE_TOOL])
+
+
+def telling(messages: Sequence[Mapping[str, Any]], text: str, tokenizer: PreTrainedTokenizerBase) -> list[Any]:
+    """The messages with ``text`` at the end of the system message, which is added if there is none; or, where the chat
+    template leaves system messages out or refuses them, before the first message of the user."""
+    system, others = ([messages[0]], messages[1:]) if messages[0]["role"] == "system" else ([], messages)
+    said = "\n\n".join([*(message["content"] for message in system), text])
+    with_system = [{"role": "system", "content": said}, *others]
+    if _writes(text.strip(), with_system, tokenizer):
+        return with_system
+    first = next(i for i, message in enumerate(others) if message["role"] == "user")
+    asked = {**others[first], "content": f"{text}\n\n{others[first]['content']}"}
+    return [*system, *others[:first], asked, *others[first + 1 :]]
+
+
+def _writes(
+    text: str,
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    tools: list[dict[str, Any]] | None = None,
+) -> bool:
+    """Whether the chat template writes a text of these messages or tools; one that refuses them does not."""
+    try:
+        given = [dict(message) for message in messages]
+        written = tokenizer.apply_chat_template(given, tools=tools, tokenize=False, add_generation_prompt=True)
+    except Exception:  # of jinja, or raised by the template itself
+        return False
+    return text in str(written)
 
 
 class Fits:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_pl.environments.tool_calls import CallParser, HermesCalls
+from grpo_pl.environments.tool_calls import HERMES, CallParser, HermesCalls, listed
 from grpo_pl.policy.dialogue import PlainTurns
 from grpo_pl.rewards.trust import FLAG, Untrusted
 
-_TOLD = 'Tools:\n{tools}\nTo call one: <tool_call>{"name": "...", "arguments": {...}}</tool_call>\n\n'
 _WITH_TOOLS = ("grpo_pl.environments.tools.ToolEnvironment", "grpo_pl.environments.trl_factory.TRLEnvironment")
 _PARSERS = tuple(f"grpo_pl.environments.tool_calls.{name}" for name in ("HermesCalls", "TagCalls"))
 
@@ -21,10 +20,14 @@ class ToolForm:
 
     parser: CallParser = field(default_factory=HermesCalls)
     """Reads and writes calls."""
-    plain: PlainTurns = field(default_factory=lambda: PlainTurns(tools=_TOLD))
+    plain: PlainTurns = field(default_factory=lambda: PlainTurns(tools=f"{HERMES}\n\n"))
     """Format of turns without a chat template."""
     learnt: bool = False
     """Whether the policy was trained in this form, so that it may know its tools without a description."""
+
+    def told(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """What the system message says of tools for which the chat template has no place."""
+        return self.plain.tools.replace("{tools}", listed(tools)).strip() or self.parser.told(tools)
 
     @classmethod
     def of(cls, environment: Mapping[str, Any] | None, episodes: Mapping[str, Any], *, trust: bool = False) -> ToolForm:

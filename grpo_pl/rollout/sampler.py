@@ -101,8 +101,8 @@ class CompletionSampler:
     @property
     def dialogue(self) -> Dialogue:
         """The tokens between the turns of an episode."""
-        tools = () if self.pool is None else self.pool.environment.tool_schemas
-        return Dialogue(template=self.template, tokenizer=self.tokenizer, tools=tools, plain=self.episodes.plain_turns)
+        dialogue = Dialogue(template=self.template, tokenizer=self.tokenizer, plain=self.episodes.plain_turns)
+        return dialogue if self.pool is None else dialogue.within(self.pool.environment)
 
     def sample(
         self,

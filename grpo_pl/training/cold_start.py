@@ -195,7 +195,7 @@ class ColdStart:
             batches = chain(first, (_check_characters(batch, known, tags) for batch in made))
         dialogue = Dialogue(template=template, tokenizer=tokenizer)
         if stage is not None:
-            dialogue = replace(dialogue, tools=stage.environment.tool_schemas, plain=stage.plain)
+            dialogue = replace(dialogue, plain=stage.plain).within(stage.environment)
         for batch in batches:
             yield [_example(demonstration, dialogue) for demonstration in batch]
 

@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from grpo_pl.environments.calculator import calc
 from grpo_pl.environments.tool_calls import Call, HermesCalls, TagCalls
+from grpo_pl.environments.tools import schema
+from grpo_pl.policy.template import PROBE_TOOL
 
 GOOD = '<tool_call>{"name": "f", "arguments": {"x": "1"}}</tool_call>'
 
@@ -54,3 +57,17 @@ def test_so_is_one_in_tags() -> None:
     tools = {"f": {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {}}}}}}
     made, cut = TagCalls().calls("<f>1</f><f>2", tools)
     assert (made.open, cut.open, cut.span) == (False, True, (8, 12)) and "not closed by </f>" in cut.fault
+
+
+def test_tools_are_told_in_the_form_of_their_calls() -> None:
+    tool = schema(calc)
+    assert TagCalls().told([tool]) == (
+        "To call a tool, write its argument between its tags:\n<calc>expression</calc> Works an arithmetic expression "
+        "out. expression: Whole or decimal numbers with + - * / and brackets."
+    )
+    assert HermesCalls().told([tool, tool]) == (
+        f"Tools:\n{json.dumps(tool)}\n{json.dumps(tool)}\n"
+        'To call one: <tool_call>{"name": "...", "arguments": {...}}</tool_call>'
+    )
+    for told in (TagCalls().told([PROBE_TOOL]), HermesCalls().told([PROBE_TOOL])):
+        assert "probe_of_tools" in told and "Tries." in told

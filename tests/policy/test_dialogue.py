@@ -1,6 +1,7 @@
 """The tokens of many turns, with and without a chat template; real ones are those that come with TRL."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,36 @@ def test_an_observation_that_begins_like_the_action_ends_keeps_its_beginning(
 ) -> None:
     (newline,) = tokenizer("\n", add_special_tokens=False).input_ids
     assert tokenizer.decode(dialogue(tokenizer).observation_ids("x", newline)) == "\nx\n"
+
+
+_TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[a]"
+_REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+_DROPS = "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}[a]"
+_NO_TOOLS = "{% if tools %}{{ raise_exception('no tools') }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "system", "expected"),
+    [
+        (_TURNS, "", "[system]Call calc.[user]12*7=[a]"),
+        (_TURNS, "Be brief.", "[system]Be brief.\n\nCall calc.[user]12*7=[a]"),
+        (_NO_TOOLS + _TURNS, "", "[system]Call calc.[user]12*7=[a]"),
+        ("{% if tools %}Tools follow.{% endif %}" + _TURNS, "", "[system]Call calc.[user]12*7=[a]"),
+        (_REFUSES + _TURNS, "", "[user]Call calc.\n\n12*7=[a]"),
+        (_DROPS, "Be brief.", "[user]Call calc.\n\n12*7=[a]"),
+    ],
+)
+def test_tools_for_which_the_chat_template_has_no_place_are_told_all_the_same(
+    chat_template: str, system: str, expected: str
+) -> None:
+    tokenizer = chatty("qwen2_5")
+    tokenizer.chat_template = chat_template
+    template = PromptTemplate(system=system)
+    talk = Dialogue(template=template, tokenizer=tokenizer, tools=[TOOL], told_tools="Call calc.")
+    talk.check("user")
+    assert tokenizer.decode(talk.prompt_ids("12*7=")) == expected
+    own = replace(talk, plain=PlainTurns(tools="{tools}, all of them.\n"))
+    assert "Adds" in tokenizer.decode(own.prompt_ids("12*7=")) and "Call calc." not in own.plain.tools
 
 
 def test_tools_are_told_by_the_chat_template_or_in_plain_text(tokenizer: PreTrainedTokenizerBase) -> None:

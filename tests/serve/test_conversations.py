@@ -152,14 +152,18 @@ def test_a_model_that_was_not_trained_with_tools_is_told_of_them(tokenizer: PreT
     assert text.startswith(f"Tools:\n{json.dumps(TOOL)}\n") and text.endswith("\n\n1+1")
 
 
-def test_tools_that_a_chat_template_would_drop_are_refused() -> None:
+@pytest.mark.parametrize("system", ["", "Compute."])
+@pytest.mark.parametrize("form", [ToolForm(), ToolForm(plain=PlainTurns(), learnt=True), TAGS])
+def test_tools_for_which_the_chat_template_has_no_place_are_in_the_system_message(form: ToolForm, system: str) -> None:
     tokenizer = chatty("qwen2_5")
     tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
-    asked = conversation(user("1+1"))
-    with pytest.raises(ApiError, match="has no place for them"):
-        renderer(tokenizer).tokens(asked, [TOOL])
-    learnt = ToolForm(learnt=True)
-    assert tokenizer.decode(renderer(tokenizer, learnt).tokens(asked, [TOOL])) == "[user]1+1[assistant]"
+    text = tokenizer.decode(renderer(tokenizer, form, system=system).tokens(conversation(user("1+1")), [TOOL]))
+    described = form.parser.told([TOOL])
+    assert ("<calc>e</calc> Works it out." if form is TAGS else json.dumps(TOOL)) in described
+    assert text == f"[system]{system and f'{system}{2 * chr(10)}'}{described}[user]1+1[assistant]"
+    template = PromptTemplate(system=system)
+    talk = Dialogue(template=template, tokenizer=tokenizer, tools=[TOOL], told_tools=described)
+    assert tokenizer.decode(talk.prompt_ids("1+1")) == text  # as in training
 
 
 def test_a_refusal_of_the_chat_template_is_the_clients() -> None:
