@@ -110,7 +110,11 @@ _SYMBOLS |= {
 _REWRITES: list[tuple[re.Pattern[str], Any]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
-        (r"\\(?:displaystyle|textstyle|left|right|bigl?|bigr|Bigl?|Bigr|fbox|limits|nolimits)(?![a-zA-Z])", ""),
+        (r"\\(?:displaystyle|textstyle|left|right|middle|[bB]igg?[lrm]?|fbox|limits|nolimits)(?![a-zA-Z])", ""),
+        (r"\\(?:[lr]?vert|mid)(?![a-zA-Z])", "|"),
+        (r"\\abs\s*\{([^{}]*)\}", r"|\1|"),
+        (r"\\[lr]?Vert(?![a-zA-Z])|‖", r"\\|"),
+        (r"\\norm\s*\{([^{}]*)\}|(?<![\\|])\|\|([^|]+)(?<!\\)\|\|(?!\|)", r"\\|\1\2\\|"),
         (r"(?<=\d),\s*\\!\s*(?=\d{3}(?!\d))", ","),
         (r"(?<!\\)\\!", ""),
         (r"(?<!\\)\\[,;: ]|\\(?:q?quad|enspace|thinspace)(?![a-zA-Z])|~", " "),
