@@ -46,6 +46,7 @@ from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.tasks.word_problems import WordProblems
 from grpo_pl.evaluation.held_out import grade
 from grpo_pl.files.writing import staged
+from grpo_pl.functional.gemm import multiplies_bfloat16
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.gguf_files import as_folder
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
@@ -67,7 +68,7 @@ ROWS_AT_ONCE = 100
 
 OURS = {"ours": True, "ours_all_rows": False}
 """Name -> whether completions without advantage are left out of the update, as by default; TRL trains on all."""
-TRL = ("trl_tuned", "trl_default")
+TRL = ("trl_tuned", "trl_default", "trl_default_float32")
 CONTENDERS = (*OURS, *TRL)
 
 
@@ -211,12 +212,17 @@ def train_ours(work: Work, watch: Watch, folder: Path, *, skip: bool, start: Pat
 class TrlSteps(TrainerCallback):
     """TRL's trainer on the same problems, and the clock of its steps."""
 
-    def __init__(self, work: Work, watch: Watch, folder: Path, **options: Any) -> None:
+    def __init__(self, work: Work, watch: Watch, folder: Path, *, ours: bool = True, **options: Any) -> None:
+        """
+        Args:
+            ours: each step has our learning rate.
+            options: of ``GRPOConfig``.
+        """
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
 
         self.work, self.watch = work, watch
-        self._tuned = "bf16" in options
+        self._our_rates = ours
         self._seconds: dict[str, float] = {}
         self._tokens, self._rewards, self._forwards = 0, [0.0], 0
         self._used: dict[str, Any] = {}
@@ -237,7 +243,7 @@ class TrlSteps(TrainerCallback):
             use_cpu=True,
             report_to=[],
             logging_strategy="no",
-            save_strategy="no",  # `_Clock` asks for checkpoints
+            save_strategy="no",  # `on_step_end` asks for checkpoints
             save_total_limit=1,
             disable_tqdm=True,
             **options,
@@ -291,7 +297,7 @@ class TrlSteps(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, *, optimizer: Any, **_: Any) -> None:
         self.watch.before(self.trainer.model)
-        if self._tuned:
+        if self._our_rates:
             for group in optimizer.param_groups:
                 group["lr"] = self.work.optimization.lr_at(state.global_step, self.work.steps)
         self._forwards, self._start = 0, time.perf_counter()
@@ -341,8 +347,8 @@ def train(contender: str, work: Work, watch: Watch, folder: Path, start: Path | 
     if contender in OURS:
         train_ours(work, watch, folder, skip=OURS[contender], start=start)
         return
-    options = tuned_options(work) if contender == "trl_tuned" else {}
-    trl = TrlSteps(work, watch, folder, **options)
+    options = {"trl_tuned": tuned_options(work), "trl_default": {}, "trl_default_float32": {"bf16": False}}[contender]
+    trl = TrlSteps(work, watch, folder, ours=contender == "trl_tuned", **options)
     trl.trainer.train(resume_from_checkpoint=None if start is None else str(start))
 
 
@@ -364,12 +370,12 @@ class Timed:
 
 
 def search(work: Work, connection: Connection) -> None:
-    """Sends the options of ``trl_tuned`` that were fastest, and what was tried: the type on one group, then sizes of a
-    micro-batch on the whole batch. Completions are short, so that it takes a minute or two."""
+    """Sends the options of ``trl_tuned`` that were fastest, and what was tried: the type on one group, where the
+    processor multiplies bfloat16 at all, then sizes of a micro-batch on half of the batch. Completions are short, so
+    that it takes two minutes or so."""
 
     def seconds(**options: Any) -> float:
-        steps = options.pop("steps")
-        one = replace(work, tokens=min(8, work.tokens), steps=steps, **options)
+        one = replace(work, tokens=min(8, work.tokens), **options)
         watch = Timed()
         with tempfile.TemporaryDirectory() as folder:
             train("trl_tuned", one, watch, Path(folder))
@@ -378,12 +384,16 @@ def search(work: Work, connection: Connection) -> None:
         return watch.seconds[-1]
 
     tried: list[dict[str, Any]] = []
-    types = {bf16: seconds(steps=2, prompts=1, micro_batch=work.group, bf16=bf16) for bf16 in (False, True)}
-    bf16 = min(types, key=lambda key: types[key])
-    sizes = [size for size in (64, 32, 16, 8) if work.rows % size == 0 and size <= work.rows] or [work.rows]
-    found = {size: seconds(steps=1, micro_batch=size, bf16=bf16) for size in sizes}
+    bf16 = False
+    if multiplies_bfloat16():
+        types = {one: seconds(steps=2, prompts=1, micro_batch=work.group, bf16=one) for one in (False, True)}
+        bf16 = types[True] < types[False]
+    prompts = max(1, work.prompts // 2)
+    rows = prompts * work.group
+    sizes = [size for size in (32, 16, 8) if rows % size == 0] or [rows]
+    found = {size: seconds(steps=1, prompts=prompts, micro_batch=size, bf16=bf16) for size in sizes}
     best = min(found, key=lambda size: found[size])
-    connection.send({"micro_batch": best, "bf16": bf16, "tried": tried})
+    connection.send({"micro_batch": best, "bf16": bf16, "multiplies_bfloat16": multiplies_bfloat16(), "tried": tried})
 
 
 class Child:
@@ -665,7 +675,7 @@ def parsed(command: Sequence[str]) -> argparse.Namespace:
     shared.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="see --micro-batch")
     commands = parser.add_subparsers(dest="what", required=True)
     part = commands.add_parser("steps", parents=[shared], help="time whole steps in turn")
-    part.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    part.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS[:4]))
     part.add_argument("--steps", type=int, default=5)
     part.add_argument("--minutes", type=float, default=60.0, help="no round begins that may not end in time")
     part.add_argument("--output", type=Path, help="file for the record, besides the last line printed")

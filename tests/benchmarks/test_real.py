@@ -105,6 +105,29 @@ def test_what_trl_computes_with_is_observed(real: Any, work: Any, tmp_path: Path
         assert 4 <= step.tokens <= 16 and step.trained_rows == 4
 
 
+def test_the_search_sends_the_fastest_of_what_it_tried(real: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sent(list[Any]):
+        send = list.append
+
+    for multiplies in (False, True):
+        monkeypatch.setattr(real, "multiplies_bfloat16", lambda multiplies=multiplies: multiplies)
+        sent = Sent()
+        real.search(real.replace(work, prompts=4, group=8, micro_batch=None), sent)
+        (found,) = sent
+        sizes = {row["micro_batch"]: row["seconds"] for row in found["tried"] if row["prompts"] == 2}
+        assert set(sizes) == {16, 8} and sizes[found["micro_batch"]] == min(sizes.values())
+        types = [row["bf16"] for row in found["tried"] if row["prompts"] == 1]
+        assert types == ([False, True] if multiplies else [])
+
+
+def test_defaults_in_float32_are_defaults_otherwise(real: Any, work: Any, tmp_path: Path) -> None:
+    notes = Notes(1)
+    with pytest.raises(Interrupted):
+        real.train("trl_default_float32", work, notes, tmp_path)
+    assert notes.used["products_update"] == "float32" and notes.used["gradient_checkpointing"] is True
+    assert notes.used["loss_type"] == "dapo"
+
+
 def test_rates_of_trl_are_ours(real: Any, work: Any, tmp_path: Path) -> None:
     rates = []
 
