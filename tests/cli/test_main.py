@@ -364,7 +364,7 @@ def _instantiate(*files: Path, further: Sequence[str] = ()) -> Any:
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_configuration_can_be_built(file: Path) -> None:
-    on_top_of = CONFIGS / f"{file.stem.removesuffix('_lora')}.yaml"
+    on_top_of = CONFIGS / f"{file.stem.removesuffix('_lora').removesuffix('_box')}.yaml"
     built = _instantiate(on_top_of, *([file] if file != on_top_of else []))
     assert built.model.rewards
     assert built.data.steps > 0
