@@ -29,8 +29,8 @@ SHOWN = 4
 
 def measured(path: str, count: int, lora: bool, problems: int, settings: dict[str, Any]) -> dict[str, Any]:
     """A row: the cold start's seconds, and what its policy answers to held-out problems, one sample each."""
-    cold = {**settings, "count": count} if count else None
-    overlay = {"model": {"policy": {"path": path}, "cold_start": cold}}
+    cold: dict[str, Any] = {**settings, "count": count} if count else {}
+    overlay = {"model": {"policy": {"path": path}, "cold_start": cold or None}}
     files = [CONFIGS / "smollm2.yaml", CONFIGS / "smollm2_box.yaml", *([CONFIGS / "smollm2_lora.yaml"] if lora else [])]
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(overlay, file)
@@ -46,13 +46,14 @@ def measured(path: str, count: int, lora: bool, problems: int, settings: dict[st
         folder = module.cold_start.ensure(module.policy_config, module.template, data.source, device=device)
     seconds = time.perf_counter() - started
     module.tokenizer = load_tokenizer(module.policy_config)
-    module.policy = load_model(module.policy_config, module.tokenizer, folder and str(folder)).eval()
+    module.policy = load_model(module.policy_config, module.tokenizer, None if folder is None else str(folder)).eval()
     answerer = Answerer(sampler=module.sampler, model=module.policy, sampling=module.sampling, rewards=module.rewards)
-    texts, correct, ended = [], [], []
+    texts: list[str] = []
+    right, ended = 0, list[bool]()
     asked = data.source.validation(problems)
     for drawn, scored in answerer.answers("answers", asked, len(asked), samples=1, seed=0, batch_size=50):
         texts += drawn.completions
-        correct += scored.correct()
+        right += sum(verdict is True for verdict in scored.correct())
         ended += [reason == "stop" for reason in drawn.rollout.finish_reasons]
     boxed = [r"\boxed{" in text and end for text, end in zip(texts, ended, strict=True)]
     return {
@@ -61,7 +62,7 @@ def measured(path: str, count: int, lora: bool, problems: int, settings: dict[st
         "cold_start": None if module.cold_start is None else {**cold, "lr": module.cold_start.lr},
         "seconds": round(seconds, 1),
         "problems": len(asked),
-        "right": sum(correct) / len(asked),
+        "right": right / len(asked),
         "boxed_and_ended": sum(boxed) / len(asked),
         "completions": texts[:SHOWN],
     }
