@@ -43,7 +43,7 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
 
 def cases() -> list[Case]:
     """All of them."""
-    kinds = (_shapes, _numbers, _parameters, _grammars, _tools, _texts, _pages, _connections, _framings)
+    kinds = (_shapes, _numbers, _parameters, _grammars, _tools, _texts, _pages, _connections, _framings, _large_answers)
     return [case for kind in kinds for case in kind()]
 
 
@@ -499,3 +499,66 @@ def _framings() -> Iterator[Case]:
         yield Case(f"an offer of {offer[:20]!r} and chunks", chunks, frozenset({200}), "RFC 9110, 7.8")
         both = chat(*lines, length, "Transfer-Encoding: chunked") + small + smuggled
         yield Case(f"an offer of {offer[:20]!r}, chunks and a length", both, REFUSED)
+
+
+def _large_answers() -> Iterator[Case]:
+    """Requests for as much as one may ask for, or for more."""
+
+    def chat(**fields: Any) -> bytes:
+        return post(CHAT, json.dumps({**_HELLO, "n": 64, "ignore_eos": True, **fields}).encode())
+
+    likely = {"logprobs": True, "top_logprobs": 20}
+    good = frozenset({200})
+    yield Case("64 long completions", chat(max_tokens=300), good)
+    yield Case("64 long completions in a stream", chat(max_tokens=300, stream=True), good)
+    yield Case("20 likely tokens at each place of 64", chat(max_tokens=100, **likely), good)
+    yield Case("20 likely tokens at each place of 64, in a stream", chat(max_tokens=100, stream=True, **likely), good)
+    yield Case("a million likely tokens", chat(max_tokens=781, **likely), REFUSED)
+    problems = [{"problem": f"{i}+1=", "answer": str(i + 1)} for i in range(1025)]
+    for name, items, n, statuses in (
+        ("1,024 problems", problems[:1024], 1, good),
+        ("64 completions of 16 problems", problems[:16], 64, good),
+        ("1,025 problems", problems, 1, REFUSED),
+        ("64 completions of 257 problems", problems[:257], 64, REFUSED),
+    ):
+        body = {"items": items, "n": n, "max_tokens": 2}
+        yield Case(name, post(EVALUATE, json.dumps(body).encode()), statuses)
+    texts = [{"completion": f"{'x' * 5000} \\boxed{{{i}}}", "answer": str(i)} for i in range(1025)]
+    wide = [{**text, **{f"c{j}": j for j in range(60)}} for text in texts[:1024]]
+    for name, items, statuses in (
+        ("1,024 long texts", texts[:1024], good),
+        ("1,024 long texts with 60 columns", wide, good),
+        ("1,025 long texts", texts, REFUSED),
+    ):
+        yield Case(name, post(SCORE, json.dumps({"items": items}).encode()), statuses)
+    function = {"parameters": {"type": "object", "properties": {f"p{j}": {"type": "string"} for j in range(100)}}}
+    tools = [{"type": "function", "function": {"name": f"f{i}", **function}} for i in range(64)]
+    yield Case("64 tools with 100 parameters", post(CHAT, json.dumps({**_HELLO, "tools": tools}).encode()), REFUSED)
+
+
+BOMBS = (r"9^{9^{9^{%d}}}+1", r"((%d!)!)!", r"(x+y+%d)^{2000}", r"\binom{10^9}{5\cdot10^8}+%d")
+"""Answers that algebra does not come to an end with."""
+
+
+def loads() -> Iterator[tuple[str, list[bytes]]]:
+    """(name, requests): many at once, whose clients read nothing and leave after a while."""
+
+    def chat(**fields: Any) -> bytes:
+        body = {**_HELLO, "max_tokens": 4000, "ignore_eos": True, **fields}
+        return post(CHAT, json.dumps(body).encode())
+
+    def score(completion: str, answer: str) -> bytes:
+        return post(SCORE, json.dumps({"items": [{"completion": completion, "answer": answer}]}).encode())
+
+    yield "64 completions, whole", [chat(n=64)] * 4
+    yield "64 completions, in a stream", [chat(n=64, stream=True)] * 20
+    yield "streams", [chat(stream=True)] * 60
+    likely = {"logprobs": True, "top_logprobs": 20, "max_tokens": 780}
+    yield "likely tokens, whole", [chat(n=64, **likely)] * 2
+    yield "likely tokens, in a stream", [chat(n=64, stream=True, **likely)] * 4
+    problems = [{"problem": f"{i}+1=", "answer": str(i + 1)} for i in range(256)]
+    yield "evaluations", [post(EVALUATE, json.dumps({"items": problems, "n": 64}).encode())] * 4
+    yield "bombs", [score(rf"\boxed{{{BOMBS[i % 4] % (i + 9)}}}", "5") for i in range(30)]
+    yield "bombs of gold", [score(r"\boxed{5}", rf"\prod_{{i=1}}^{{10^9}} (i+{i})") for i in range(4)]
+    yield "metrics", [b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"] * 50
+    yield "pages", [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"] * 50
