@@ -197,6 +197,21 @@ def test_a_run_of_two_steps_is_trained_evaluated_and_exported(command_line: Comm
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
+def test_a_new_task_for_the_model_is_trained_as_it_stands(command_line: CommandLine, tmp_path: Path) -> None:
+    problems = WordProblems().prompts(0, count=60)
+    rows = [json.dumps({"question": problem.question, "answer": problem.answer}) for problem in problems]
+    (tmp_path / "stories.jsonl").write_text("\n".join(rows) + "\n")
+    origin = f"--from=jsonl:{tmp_path / 'stories.jsonl'}"
+    assert main(["new", str(tmp_path / "real_stories"), origin, f"--policy={SOURCE}"]) == 0
+    config = tmp_path / "real_stories" / "config.yaml"
+    few = ("--data.steps=2", "--data.prompts_per_step=2", "--model.algorithm.group_size=2", "--data.val_prompts=2")
+    quiet = ("--trainer.accelerator=cpu", "--trainer.val_check_interval=2", "--trainer.enable_progress_bar=false")
+    done = command_line("fit", "--config", config, *few, *quiet)
+    assert done.status == 0, done.err
+    written = (command_line.runs / "real_stories" / "completions.jsonl").read_text().splitlines()
+    assert len(written) == 8 and all(json.loads(row)["answer"].isdigit() for row in written)
+
+
 def test_a_demonstration_and_its_problem_fit_the_limit_of_the_recipe(speech: PreTrainedTokenizerBase) -> None:
     source, rng = WordProblems(), random.Random(0)
     lengths = [
