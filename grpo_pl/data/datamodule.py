@@ -123,6 +123,10 @@ class RolloutDataModule(LightningDataModule):
         self._held_out = {name: prompts for name, prompts in sets.items() if prompts}
         return self._held_out
 
+    def held_out_share(self) -> int:
+        """Held-out problems that this process answers in a validation."""
+        return sum(len(batch.prompts) for batch in self.val_dataloader())
+
     def held_out_groups(self) -> list[str]:
         """Names of all groups of held-out problems, the same on every rank: sets, and the sources of a mixed set."""
         members = groups_of(self.held_out()).values()

@@ -153,6 +153,7 @@ class GRPOModule(LightningModule):
         self.held_out_counts: dict[str, dict[int, tuple[int, int]]] = {}
         """By group and problem id: right and judged completions of the last validation."""
         self._held_out: HeldOutMetrics | None = None
+        self._answered = self._to_answer = 0  # held-out completions of this process, in a validation
         self._reference: Reference | None = None
         self._teachers: Teachers | None = None
         self._sync_proof = SyncProof()
@@ -493,15 +494,20 @@ class GRPOModule(LightningModule):
         self.engine.updates = self._data.completed_rollouts
         self._wait_for_engine()
         self._held_out = HeldOutMetrics(self.validation, self._data.held_out_groups(), self.device)
+        self._answered = 0
+        self._to_answer = self._data.held_out_share() * (self.validation.samples + self.validation.greedy)
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Answers | None]:
         """Callbacks get what this returns, in ``on_validation_batch_end``."""
         assert self._held_out is not None
         sampling = self.validation.sampling(self.sampling)
-        answer = partial(self._collector.answer, self.require_policy(), self._data.completed_rollouts, batch.prompts)
+        collector = replace(self._collector, report=self._report_validation)
+        answer = partial(collector.answer, self.require_policy(), self._data.completed_rollouts, batch.prompts)
         with self._gathered_for_engine():
             sampled = answer(self.validation.samples, sampling)
+            self._answered += sampled.correct.numel()
             greedy = answer(1, replace(sampling, temperature=0.0)) if self.validation.greedy else None
+            self._answered += 0 if greedy is None else greedy.correct.numel()
         self._held_out.update(batch, sampled, greedy)
         return {"sampled": sampled, "greedy": greedy}
 
@@ -594,6 +600,10 @@ class GRPOModule(LightningModule):
     def _report(self, stage: str, done: int, total: int, note: str = "") -> None:
         for callback in self._step_callbacks:
             callback.on_stage_progress(stage, done, total, note)
+
+    def _report_validation(self, stage: str, done: int, total: int, note: str = "") -> None:
+        """``done`` completions of a batch of held-out problems, as a part of all batches."""
+        self._report(stage, self._answered + done, self._to_answer, note)
 
     def _should_stop(self) -> bool:
         return any(callback.should_stop() for callback in self._step_callbacks)

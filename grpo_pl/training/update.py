@@ -83,7 +83,8 @@ class PolicyUpdate:
         steps = self.algorithm.num_iterations * self.algorithm.num_minibatches
         for number, rows in enumerate(self._minibatches(experience)):
             self.report("update", number, steps)
-            accumulate = partial(self._accumulate, policy, optimizer, experience, rows, backward)
+            report = partial(self.report, "update", number, steps)
+            accumulate = partial(self._accumulate, policy, optimizer, experience, rows, backward, report)
             with stopwatch(seconds, "backward"):
                 found = self.budget.within_memory(accumulate, experience.rollout, self.collective)
             if found is None:
@@ -120,6 +121,7 @@ class PolicyUpdate:
         experience: Experience,
         rows: Tensor,
         backward: Backward,
+        report: Callable[[str], None],
     ) -> tuple[Tensor, Sums] | None:
         """Gradients of one optimiser step, from the start; its loss over all ranks and the metrics of this rank, or
         None if nothing carries a gradient."""
@@ -139,6 +141,7 @@ class PolicyUpdate:
             return None
         total, sums = torch.zeros((), device=device, dtype=torch.float64), Sums()
         for number in range(rounds):
+            report(f"micro-batch {number + 1}/{rounds}")
             part = parts[number] if number < len(parts) else torch.zeros(1, dtype=torch.int64, device=device)
             weight = float(number < len(parts))
             loss, stats = self._loss(policy, experience, part, weight, (sequences, tokens))

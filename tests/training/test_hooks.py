@@ -8,6 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
+from grpo_pl.evaluation.held_out import Validation
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.rewards import ExactReward
@@ -58,8 +59,10 @@ def module() -> GRPOModule:
     )
 
 
-def _run(verb: str, module: GRPOModule, *callbacks: StepCallback, steps: int = 2) -> Trainer:
-    data = RolloutDataModule(ArithmeticPrompts(digits=1), steps=steps, prompts_per_step=2, val_prompts=2)
+def _run(verb: str, module: GRPOModule, *callbacks: StepCallback, steps: int = 2, held_out: int = 2) -> Trainer:
+    data = RolloutDataModule(
+        ArithmeticPrompts(digits=1), steps=steps, prompts_per_step=2, val_prompts=held_out, val_batch_size=2
+    )
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = Trainer(
         accelerator="cpu",
@@ -94,6 +97,15 @@ def test_a_callback_is_heard_no_more_once_its_trainer_is_done(module: GRPOModule
     assert len(first.stages) == heard and not first.stopped
     assert {stage for stage, *_ in second.stages} == {"validate"}
     assert not any(isinstance(value, Listener) for value in vars(module).values())
+
+
+def test_a_validation_is_counted_over_all_of_its_batches(module: GRPOModule) -> None:
+    listener = Listener()
+    module.validation = Validation(samples=3)  # and a greedy one
+    _run("validate", module, listener, held_out=5)
+    assert {total for _, _, total in listener.stages} == {5 * (3 + 1)}
+    done = [done for _, done, _ in listener.stages]
+    assert done == sorted(done) and 2 * 4 < done[-1] <= 20
 
 
 def test_a_callback_can_stop_a_rollout(module: GRPOModule) -> None:
