@@ -1,4 +1,4 @@
-"""``grpo-pl plan``: whether a configuration fits into memory, without loading a model."""
+"""``grpo-pl plan``: whether a configuration fits into memory, without loading a model's weights."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from rich.table import Table
 
 from grpo_pl.cli.given import Given, settings
 from grpo_pl.config.objects import build
+from grpo_pl.data.sources import PromptSource
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.teacher import TeacherConfig
+from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import FROM_DATA
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.training.defaults import prompts_of_a_step
-from grpo_pl.training.microbatches import MOST_TOKENS
+from grpo_pl.training.microbatches import MOST_TOKENS, MOST_TOKENS_ON_CPU
 from grpo_pl.training.planning import (
     GIB,
     Layout,
@@ -35,6 +37,9 @@ from grpo_pl.training.planning import (
 )
 from grpo_pl.training.teacher import teacher_configs
 
+ASSUMED_PROMPT = 256
+"""Tokens of a prompt where none can be read."""
+PROMPTS_READ = 64
 USABLE = 0.92
 """Share of a device's memory that tensors can have; the rest goes to kernels, communication and fragmentation."""
 
@@ -44,31 +49,36 @@ def plan(
     overlay: str | None = None,
     gpu_memory: float = 80.0,
     gpus: int = 8,
-    prompt_tokens: int = 256,
+    prompt_tokens: int | None = None,
 ) -> int:
     """Memory per process for a configuration, whether it fits, and the largest micro-batch that does.
 
-    Nothing but the model's configuration and tokenizer is loaded. docs/scaling.md has the formulas. The exit status is
-    1 if it does not fit.
+    The model's configuration and tokenizer are loaded, and a few prompts. docs/scaling.md has the formulas. The exit
+    status is 1 if it does not fit.
 
     Args:
         config: the configuration of the run.
         overlay: another configuration, read after it, such as configs/strategy/fsdp.yaml.
         gpu_memory: memory of one device in GiB.
         gpus: processes, one for each device.
-        prompt_tokens: tokens of a long prompt.
+        prompt_tokens: tokens of a long prompt; without it the longest of the first prompts is measured.
     """
     for name, value in (("gpu-memory", gpu_memory), ("gpus", gpus), ("prompt-tokens", prompt_tokens)):
-        if not value > 0:
+        if value is not None and not value > 0:
             raise ValueError(f"--{name} must be positive, got {value}.")
     files = [*(config if isinstance(config, list) else [str(config)]), *([overlay] if overlay else [])]
     parts = resolved_settings(files)
     model = meta_model(parts)
+    said = []
+    if prompt_tokens is None:
+        prompt_tokens, about = longest_prompt(parts)
+        said.append(f"prompts     {about}; --prompt-tokens sets another length")
     work = workload(parts, gpus=gpus, prompt_tokens=prompt_tokens, context=context_length(model.config))
     shape = shape_of(model)
     usable = USABLE * gpu_memory * GIB
     if parts.model.max_tokens_per_microbatch is None:  # a run finds the largest that fits by itself
-        work = replace(work, micro_batch_tokens=min(MOST_TOKENS, token_budget(shape, work, usable) or work.longest))
+        most = MOST_TOKENS_ON_CPU if work.in_main_memory else MOST_TOKENS
+        work = replace(work, micro_batch_tokens=min(most, token_budget(shape, work, usable) or work.longest))
     memory = memory_plan(shape, work)
     console = Console()
     console.print(_table(shape, work, memory, f"{' + '.join(files)}: GiB for each of {gpus}"))
@@ -76,6 +86,7 @@ def plan(
     console.print(
         f"peak        {memory.peak / GIB:.2f} GiB of {usable / GIB:.1f} usable ({USABLE:.0%} of {gpu_memory:g}): "
         + ("it fits" if fits else "it does not fit"),
+        *said,
         *_advice(shape, work, usable, fits),
         sep="\n",
         highlight=False,
@@ -100,12 +111,32 @@ def resolved_settings(files: Given) -> Namespace:
 
 def meta_model(parts: Any) -> Any:
     """The policy without its weights."""
-    policy = build(PolicyConfig, parts.model.policy, "model.policy")
-    if policy.characters == FROM_DATA:  # a few more tokens make no difference here
-        policy = replace(policy, characters=None)
+    policy = _policy(parts)
     tokenizer = load_tokenizer(policy)
     with torch.device("meta"):
         return load_model(policy, tokenizer, weights=False)
+
+
+def longest_prompt(parts: Any) -> tuple[int, str]:
+    """Tokens of the longest of the first prompts, and what that is; where they cannot be read, an assumption."""
+    if parts.model.environment is not None:
+        return ASSUMED_PROMPT, f"{ASSUMED_PROMPT} tokens are assumed, for those of an environment are not looked at"
+    try:
+        source = build(PromptSource, parts.data.source, "data.source")
+        problems = source.prompts(0, count=PROMPTS_READ)
+    except (OSError, ImportError, ValueError) as error:
+        why = str(error).strip().splitlines()[0].rstrip(".")
+        return ASSUMED_PROMPT, f"{ASSUMED_PROMPT} tokens are assumed, for the data cannot be read ({why})"
+    template, tokenizer = build(PromptTemplate, parts.model.template, "model.template"), load_tokenizer(_policy(parts))
+    longest = max(len(template.encode(problem.asked, tokenizer)) for problem in problems)
+    return longest, f"{longest} tokens, the longest of the first {len(problems)}"
+
+
+def _policy(parts: Any) -> PolicyConfig:
+    policy = build(PolicyConfig, parts.model.policy, "model.policy")
+    if policy.characters == FROM_DATA:  # a few more tokens make no difference here
+        policy = replace(policy, characters=None)
+    return policy
 
 
 def teachers_of(parts: Any, layout: Layout) -> tuple[float, float]:

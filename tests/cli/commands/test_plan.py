@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from grpo_pl.cli.commands.plan import meta_model, plan, resolved_settings, workload
+from grpo_pl.training.microbatches import MOST_TOKENS, MOST_TOKENS_ON_CPU
 from grpo_pl.training.planning import (
     Shape,
     Workload,
@@ -330,6 +331,39 @@ def test_the_command_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) ->
     out = capsys.readouterr().out
     assert "it does not fit" in out
     assert "configs/strategy/fsdp.yaml" in out
+
+
+def test_prompts_are_measured_where_nobody_says_how_long_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    plan("configs/quickstart.yaml", gpus=1)
+    said = capsys.readouterr().out
+    found = re.search(
+        r"^prompts     (\d+) tokens, the longest of the first 64; --prompt-tokens sets", said, re.MULTILINE
+    )
+    assert found is not None
+    plan("configs/quickstart.yaml", gpus=1, prompt_tokens=int(found[1]))
+    given = capsys.readouterr().out
+    assert "prompts  " not in given
+    assert [line for line in said.splitlines() if not line.startswith("prompts ")] == given.splitlines()
+
+
+def test_a_length_is_assumed_where_the_data_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = {
+        "class_path": "grpo_pl.data.json_lines.JsonLinesPrompts",
+        "init_args": {"path": str(tmp_path / "gone.jsonl")},
+    }
+    overlay = tmp_path / "gone.yaml"
+    overlay.write_text(yaml.safe_dump({"data": {"source": source}}))
+    plan("configs/quickstart.yaml", str(overlay), gpus=1)
+    assert "prompts     256 tokens are assumed, for the data cannot be read (" in capsys.readouterr().out
+
+
+def test_a_run_on_a_cpu_takes_smaller_micro_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overlay = tmp_path / "many.yaml"
+    many = {"model": {"max_tokens_per_microbatch": None}, "data": {"prompts_per_step": 512}}
+    for accelerator, assumed in (("cpu", MOST_TOKENS_ON_CPU), ("gpu", MOST_TOKENS)):
+        overlay.write_text(yaml.safe_dump({**many, "trainer": {"accelerator": accelerator}}))
+        plan("configs/quickstart.yaml", str(overlay), gpus=1)
+        assert f"(assumed: {assumed})" in capsys.readouterr().out
 
 
 def test_an_overlay_changes_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
