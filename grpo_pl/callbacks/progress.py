@@ -94,7 +94,8 @@ class StageProgress(StepCallback, ProgressBar):
         first = self._at[0] == ""
         self._enter("validate", 0, 0)
         if self._enabled and first:
-            problems = sum(map(len, trainer.datamodule.held_out().values()))  # type: ignore[attr-defined]
+            held_out: dict[str, list[Any]] = trainer.datamodule.held_out()  # type: ignore[attr-defined]
+            problems = sum(map(len, held_out.values()))
             self._say(f"validation of {problems} held-out problems, after rollout {completed_rollouts(trainer)}")
         self._start(trainer)
 
