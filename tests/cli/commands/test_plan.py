@@ -16,6 +16,7 @@ import yaml
 from grpo_pl.cli.commands.plan import meta_model, plan, resolved_settings, workload
 from grpo_pl.training.microbatches import MOST_TOKENS, MOST_TOKENS_ON_CPU
 from grpo_pl.training.planning import (
+    PROGRAM,
     Shape,
     Workload,
     memory_plan,
@@ -124,6 +125,12 @@ def test_rollouts_ahead_are_in_memory_beside_the_update() -> None:
     assert memory.peak == sum(map(sum, (part.values() for part in (memory.kept, here.rollout, here.update))))
     cpu = memory_plan(SHAPE, _with(ahead=1, in_main_memory=True))
     assert cpu.kept["weights of launches"] == 2 * (4000 + 4000)
+
+
+def test_main_memory_holds_the_program_beside_the_tensors() -> None:
+    gpu, cpu = memory_plan(SHAPE, WORK), memory_plan(SHAPE, _with(in_main_memory=True))
+    assert cpu.kept["the program itself"] == PROGRAM and "the program itself" not in gpu.kept
+    assert cpu.peak == gpu.peak + PROGRAM
 
 
 def test_a_teacher_is_on_a_gpu_between_rollout_and_update_and_on_a_cpu_all_the_time() -> None:
@@ -258,7 +265,8 @@ def compare(tmp_path: Path) -> Callable[..., tuple[float, float]]:
         file.write_text(yaml.safe_dump(tree))
         settings = resolved_settings([str(file)])
         prompt = len("What is 123 + 456?")
-        foreseen = memory_plan(shape_of(meta_model(settings)), workload(settings, gpus=1, prompt_tokens=prompt)).peak
+        work = workload(settings, gpus=1, prompt_tokens=prompt)
+        foreseen = memory_plan(shape_of(meta_model(settings)), work).peak - PROGRAM  # of which the base has its share
         here, there = multiprocessing.Pipe()
         process = multiprocessing.get_context("fork").Process(target=_measure, args=(file, tmp_path / "runs", there))
         process.start()
