@@ -9,8 +9,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import wait
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import psutil
@@ -57,7 +59,7 @@ class Server:
         self.app = FastAPI(title="grpo_pl", openapi_url="", redirect_slashes=False, responses=refusals)
         self._warm_up, self._on_ready, self._on_stop = warm_up, on_ready, on_stop
         self._stopping, self._warm = threading.Event(), False
-        self._told_to_stop: threading.Event | None = None
+        self._told_to_stop: SimpleQueue[None] | None = None
         self._front: threading.Thread | None = None
         self._processes: list[Any] = []
         self._ends: list[socket.socket] = []
@@ -79,7 +81,7 @@ class Server:
         """
         if self._told_to_stop is None:
             raise KeyboardInterrupt
-        self._told_to_stop.set()
+        self._told_to_stop.put(None)  # an `Event` would wait for itself if another signal interrupts it
 
     def serve(self, sockets: list[socket.socket], **tls: Any) -> None:
         """Starts the workers, serves on ``sockets`` until told to stop, and ends the workers.
@@ -88,12 +90,12 @@ class Server:
             ValueError: a worker did not start, for a reason that its user can put right.
             ChildProcessError: a worker did not start or was lost, or requests were refused at the end.
         """
-        self._told_to_stop = threading.Event()
+        self._told_to_stop = SimpleQueue()
         try:
             self._processes, self._ends = self._launcher.launch()
             self._await_workers(self._told_to_stop)
             self._start_front(sockets, self._told_to_stop, **tls)
-            self._told_to_stop.wait()
+            self._told_to_stop.get()
         finally:
             self._end()
         if self._worker_lost:
@@ -101,7 +103,7 @@ class Server:
         if self._refused:
             raise ChildProcessError(f"ended with {self._refused} requests or parts of them refused.")
 
-    def _await_workers(self, told_to_stop: threading.Event) -> None:
+    def _await_workers(self, told_to_stop: SimpleQueue[None]) -> None:
         status = self._launcher.workers_setup_status
         while status.states != {WorkerSetupStatus.READY}:
             failed = WorkerSetupStatus.ERROR in status.states or not all(p.is_alive() for p in self._processes)
@@ -109,12 +111,13 @@ class Server:
                 raise ValueError(complaint)
             if failed:
                 raise ChildProcessError("a worker could not start; its message is above.")
-            if told_to_stop.wait(0.02):
+            with suppress(Empty):
+                told_to_stop.get(timeout=0.02)
                 raise KeyboardInterrupt
 
     # --- the front --------------------------------------------------------------------------------------------------
 
-    def _start_front(self, sockets: list[socket.socket], told_to_stop: threading.Event, **tls: Any) -> None:
+    def _start_front(self, sockets: list[socket.socket], told_to_stop: SimpleQueue[None], **tls: Any) -> None:
         self._crowd = Crowd(connection_limit())
         config = uvicorn.Config(
             self.app,
@@ -140,7 +143,7 @@ class Server:
         self._warm = True
         self._on_ready(sockets[0].getsockname()[1])
 
-    def _run_front(self, sockets: list[socket.socket], told_to_stop: threading.Event) -> None:
+    def _run_front(self, sockets: list[socket.socket], told_to_stop: SimpleQueue[None]) -> None:
         async def run() -> None:
             self._loop = asyncio.get_running_loop()
             for line, end in zip(self._lines, self._ends, strict=True):
@@ -151,7 +154,7 @@ class Server:
             with asyncio.Runner(loop_factory=self._http.config.get_loop_factory()) as runner:
                 runner.run(run())
         finally:
-            told_to_stop.set()
+            told_to_stop.put(None)
 
     def _end(self) -> None:
         """Takes no new connections, finishes running requests, refuses waiting ones, and then ends the workers."""

@@ -189,6 +189,16 @@ def test_sigterm_under_load_finishes_what_is_in_flight(start: Callable[..., Any]
         _post(server, body)
 
 
+def test_signals_that_interrupt_one_another_end_the_server_once(start: Callable[..., Any]) -> None:
+    server = start()
+    for i in range(2000):
+        if server.process.poll() is not None:
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server.process.pid, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[i % 3])
+    assert server.process.wait(60.0) == 0
+
+
 @pytest.mark.parametrize("which", ["generate", pytest.param("score", marks=pytest.mark.slow)])
 def test_a_killed_worker_ends_the_server_and_everyone_hears_of_it(start: Callable[..., Any], which: str) -> None:
     server = start("--deadline", "30")
