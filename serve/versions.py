@@ -98,7 +98,9 @@ class Versions:
         for uid in [uid for uid, (its, _) in self._loading.items() if its == number]:
             self._loading.pop(uid)[1].cancel()
         if self._held.pop(number, None) is not None:
+            gc.unfreeze()  # the first version was there when the worker froze what it had
             gc.collect()  # modules refer to one another: without it their weights would stay for a while
+            gc.freeze()
 
     def empty(self, number: int) -> None:
         """Gives a version a new batch, without the sequences of the one that failed."""

@@ -1,6 +1,8 @@
 """Versions of the weights in the model's process: each decodes as its own training did."""
 
+import gc
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,3 +38,16 @@ def test_weights_that_were_trained_in_bfloat16_are_served_in_it(export: Path) ->
     assert not torch.allclose(rounded, exact, atol=1e-5)
     versions.empty(1)
     assert torch.equal(_logprobs(versions, 1), rounded)
+
+
+def test_the_first_weights_are_freed_though_the_worker_froze_what_it_had(export: Path) -> None:
+    model = find_model(export)
+    versions = Versions(model, device="cpu", size=8)
+    gc.collect()
+    gc.freeze()  # as the worker does when it is ready
+    try:
+        first = weakref.ref(versions[0].policy)
+        versions.drop(0)
+        assert first() is None
+    finally:
+        gc.unfreeze()

@@ -123,7 +123,7 @@ def longest_prompt(parts: Any) -> tuple[int, str]:
         return ASSUMED_PROMPT, f"{ASSUMED_PROMPT} tokens are assumed, for those of an environment are not looked at"
     try:
         source = build(PromptSource, parts.data.source, "data.source")
-        problems = source.prompts(0, count=PROMPTS_READ)
+        problems = source.prompts(0, count=min(PROMPTS_READ, parts.data.prompts_per_step or PROMPTS_READ))
     except (OSError, ImportError, ValueError) as error:
         why = str(error).strip().splitlines()[0].rstrip(".")
         return ASSUMED_PROMPT, f"{ASSUMED_PROMPT} tokens are assumed, for the data cannot be read ({why})"

@@ -112,9 +112,10 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
     for pattern, replacement in [
         (r"\\(?:displaystyle|textstyle|left|right|middle|[bB]igg?[lrm]?|fbox|limits|nolimits)(?![a-zA-Z])", ""),
         (r"\\(?:[lr]?vert|mid)(?![a-zA-Z])", "|"),
-        (r"\\abs\s*\{([^{}]*)\}", r"|\1|"),
+        (r"\\abs\*?\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"|\1|"),
         (r"\\[lr]?Vert(?![a-zA-Z])|‖", r"\\|"),
-        (r"\\norm\s*\{([^{}]*)\}|(?<![\\|])\|\|([^|]+)(?<!\\)\|\|(?!\|)", r"\\|\1\2\\|"),
+        (r"\\norm\*?\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"\\|\1\\|"),
+        (r"^(?:[^|]*(?<!\\)\|\|[^|]+(?<!\\)\|\|)+[^|]*$", lambda bars: bars[0].replace("||", r"\|")),  # not |a||b||c|
         (r"(?<=\d),\s*\\!\s*(?=\d{3}(?!\d))", ","),
         (r"(?<!\\)\\!", ""),
         (r"(?<!\\)\\[,;: ]|\\(?:q?quad|enspace|thinspace)(?![a-zA-Z])|~", " "),

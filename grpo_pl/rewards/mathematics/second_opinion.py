@@ -85,7 +85,7 @@ class StrictAnswerReward(AnswerReward, TextAnswerReward):
             return Score(0.0, "too_long", f"{len(found.text)} characters")
         if not has_proper_tags(completion):
             return Score(0.0, "wrong", _TAGS)
-        if self.answer_in in ("last_number", "auto") and _LISTED.search(said[: said.rfind(found.text)][-20:]):
+        if self.answer_in in ("last_number", "auto") and _LISTED.search(_before(found.text, said)[-20:]):
             return Score(0.0, "wrong", "the last of several numbers in a row")
         same = normal_form(found.text) == normal_form(gold)
         return Score(1.0 if same else 0.0, "ok" if same else "wrong", found.note)
@@ -169,3 +169,8 @@ def _number(form: str) -> text.Number | None:
 
 def _without_space(form: str) -> str:
     return "".join(form.split())
+
+
+def _before(number: str, said: str) -> str:
+    """What stands before the last place of a number, also of -40 that is written as -$40."""
+    return said.rpartition(number if number in said else number.lstrip("-+"))[0].rstrip("-+$€£")

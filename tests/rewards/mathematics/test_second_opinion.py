@@ -85,6 +85,8 @@ def test_each_pair_is_judged_from_both_sides(completion: str, gold: str, strict:
         ("last_number", "5 * 8 = 40. The answer is 40 apples", "40", 1),
         ("last_number", "<think>5 * 8 = 41</think> 40", "40", 1),
         ("last_number", "It is 40.0", "40", 1),
+        ("last_number", "It costs -$40", "-40", 1),
+        ("last_number", "39, -$40", "-40", 0),
         ("last_number", r"so \boxed{40}", "40", 1),
         ("last_number", "40, 41 or 42", "42", 0),  # guesses in a row
         ("last_number", "40 41 42", "42", 0),
