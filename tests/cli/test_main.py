@@ -311,7 +311,7 @@ MISTAKES = {
     "--model.max_tokens_per_microbatch=0": "max_tokens_per_microbatch is 0, but must hold a prompt and a completion",
     "--model.max_tokens_per_microbatch=32": "must hold a prompt and a completion of up to 32 tokens",
     "--model.max_tokens_per_microbatch=33": "with a completion of 32 tokens has 36: set it to 36 at least",
-    "--model.cold_start.steps=0": "steps and batch_size >= 1",
+    "--model.cold_start.steps=0": "cold_start.steps must be at least 1",
     "--model.policy.path=nowhere": "exactly one of `path`",
     "--model.template.user=Solve.": "{question}",
     "--data.source.init_args.digits=0": "1 <= min_digits <= digits <= 9",
