@@ -114,9 +114,10 @@ class CompletionRoutes:
             draws.append(replace(draw, options=options, grammar=grammar))
             for _ in range(body.n):
                 stream = TextStream(self._prompts.model.tokenizer, body.stop, prefix=prefix, min_tokens=body.min_tokens)
-                choice = Choice(len(choices), stream, ids, body.stop_token_ids, reader=self._reader(body))
-                choice.streams = body.stream
-                choices.append(choice)
+                reader = self._reader(body)
+                choices.append(
+                    Choice(len(choices), stream, ids, body.stop_token_ids, reader=reader, streams=body.stream)
+                )
         if body.alternatives is not None:
             drawn = body.n * sum(draw.options.sampling.max_completion_length for draw in draws)
             echoed = body.n * sum(map(len, prompts)) if isinstance(body, CompletionRequest) and body.echo else 0

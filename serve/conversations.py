@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from grpo_pl.environments.base import text_of
-from grpo_pl.environments.tool_calls import Call, Result, listed
+from grpo_pl.environments.base import listed, text_of
+from grpo_pl.environments.tool_calls import Call, Result
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.template import PROBE_TOOL, Example, PromptTemplate, takes_tools, telling
 from grpo_pl.policy.trained import ServedModel

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from typing import Any
 
 from fastapi import Request, Response
@@ -23,6 +24,7 @@ MAX_DEPTH = 64
 MAX_DIGITS = 640
 """Most digits of an integer: a body may hold thousands, and converting one takes quadratic time."""
 _LARGE = 1 << 14  # bytes from which reading a body would delay other requests noticeably
+_HUGE = 1 << 18  # bytes from which bodies wait for one another
 
 
 class JsonRoute(APIRoute):
@@ -41,7 +43,7 @@ class JsonRoute(APIRoute):
         return handle_json
 
 
-_one_large = asyncio.Semaphore(1)  # each thread that computes delays the event loop by a millisecond per turn
+_one_huge = asyncio.Semaphore(1)  # each thread that computes delays the event loop by a millisecond per turn
 
 
 class _JsonRequest(Request):
@@ -54,7 +56,7 @@ class _JsonRequest(Request):
         body = await self.body()
         if len(body) < _LARGE:
             return parse_object(body)
-        async with _one_large:
+        async with _one_huge if len(body) >= _HUGE else nullcontext():
             return await asyncio.to_thread(self._validated, body)
 
     def _validated(self, body: bytes) -> Any:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from grpo_pl.callbacks.lightning_loops import completed_rollouts
+from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.progress import LOG_EVERY_SECONDS
@@ -94,8 +95,9 @@ class StageProgress(StepCallback, ProgressBar):
         first = self._at[0] == ""
         self._enter("validate", 0, 0)
         if self._enabled and first:
-            held_out: dict[str, list[Any]] = trainer.datamodule.held_out()  # type: ignore[attr-defined]
-            problems = sum(map(len, held_out.values()))
+            data = cast(RolloutDataModule, trainer.datamodule)  # type: ignore[attr-defined]
+            share = data.held_out_share(int(sum(trainer.num_val_batches)))
+            problems = min(sum(map(len, data.held_out().values())), share * trainer.world_size)
             self._say(f"validation of {problems} held-out problems, after rollout {completed_rollouts(trainer)}")
         self._start(trainer)
 
@@ -160,7 +162,7 @@ class StageProgress(StepCallback, ProgressBar):
         left = f", about {_clock(seconds * (total / done - 1))} left" if 0 < done < total else ""
         counted = f" {done}/{total} {DONE.get(stage, stage)}" if total else ""
         if stage == "":
-            return f"loading: {_clock(seconds)}"
+            return f"starting, engine included: {_clock(seconds)}"
         if stage == "end":
             return f"writing checkpoint, export and report: {_clock(seconds)}"
         completed = completed_rollouts(trainer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
@@ -123,9 +124,9 @@ class RolloutDataModule(LightningDataModule):
         self._held_out = {name: prompts for name, prompts in sets.items() if prompts}
         return self._held_out
 
-    def held_out_share(self) -> int:
-        """Held-out problems that this process answers in a validation."""
-        return sum(len(batch.prompts) for batch in self.val_dataloader())
+    def held_out_share(self, batches: int) -> int:
+        """Held-out problems that this process answers in a validation of so many batches."""
+        return sum(len(batch.prompts) for batch in islice(self.val_dataloader(), batches))
 
     def held_out_groups(self) -> list[str]:
         """Names of all groups of held-out problems, the same on every rank: sets, and the sources of a mixed set."""

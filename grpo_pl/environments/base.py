@@ -137,7 +137,7 @@ class Environment(ABC):
     @property
     def told_tools(self) -> str:
         """What the system message says of ``tool_schemas`` where the chat template has no place for them."""
-        return "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tool_schemas)
+        return listed(self.tool_schemas)
 
     @property
     def columns(self) -> Sequence[str]:
@@ -292,6 +292,11 @@ def _check_observation(observation: Any, where: str) -> None:
             f"{where} returned the observation {_shown(observation)}: {error.object[error.start]!r} stands for bytes "
             "that are no text (decode them with errors='replace')."
         ) from error
+
+
+def listed(tools: Iterable[Mapping[str, Any]]) -> str:
+    """JSON schemas of tools, one a line."""
+    return "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
 
 
 def text_of(observation: Observation) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from grpo_pl.environments.base import Observation, Step
+from grpo_pl.environments.base import Observation, Step, listed
 
 Tool = Callable[..., Any] | Mapping[str, Any]
 """A function, or its JSON schema as chat templates take it: ``{"type": "function", "function": {…}}``."""
@@ -84,11 +84,6 @@ class CallParser(ABC):
             ValueError: there are none.
         """
         raise ValueError(f"{type(self).__name__} has no grammar that calls could be held to.")
-
-
-def listed(tools: Sequence[Mapping[str, Any]]) -> str:
-    """JSON schemas of tools, one a line."""
-    return "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
 
 
 HERMES = 'Tools:\n{tools}\nTo call one: <tool_call>{"name": "...", "arguments": {...}}</tool_call>'

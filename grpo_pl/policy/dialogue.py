@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from grpo_pl.environments.base import Environment, Observation, text_of
-from grpo_pl.environments.tool_calls import listed
+from grpo_pl.environments.base import Environment, Observation, listed, text_of
 from grpo_pl.policy.template import PromptTemplate, takes_tools
 from grpo_pl.types import Conversation
 

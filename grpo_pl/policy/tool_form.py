@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_pl.environments.tool_calls import HERMES, CallParser, HermesCalls, listed
+from grpo_pl.environments.base import listed
+from grpo_pl.environments.tool_calls import HERMES, CallParser, HermesCalls
 from grpo_pl.policy.dialogue import PlainTurns
 from grpo_pl.rewards.trust import FLAG, Untrusted
 
@@ -22,8 +23,6 @@ class ToolForm:
     """Reads and writes calls."""
     plain: PlainTurns = field(default_factory=lambda: PlainTurns(tools=f"{HERMES}\n\n"))
     """Format of turns without a chat template."""
-    learnt: bool = False
-    """Whether the policy was trained in this form, so that it may know its tools without a description."""
 
     def told(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """What the system message says of tools for which the chat template has no place."""
@@ -58,4 +57,4 @@ class ToolForm:
         from grpo_pl.config.objects import build
 
         plain = build(PlainTurns, dict(used), "episodes.plain_turns")
-        return cls(parser=build(CallParser, dict(parser), "parser"), plain=plain, learnt=True)
+        return cls(parser=build(CallParser, dict(parser), "parser"), plain=plain)

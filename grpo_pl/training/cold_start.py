@@ -96,6 +96,12 @@ class ColdStart:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"cold_start.{name} must be at least 1, got {value}.")
+        shows = None if self.steps is None or self.batch_size is None else self.steps * self.batch_size
+        if shows is not None and self.count is not None and self.count > shows:
+            raise ValueError(
+                f"cold_start.count is {self.count}, but {self.steps} steps of {self.batch_size} show {shows} only: "
+                "lower it, or raise steps."
+            )
 
     @property
     def size(self) -> tuple[int, int, float]:

@@ -495,7 +495,8 @@ class GRPOModule(LightningModule):
         self._wait_for_engine()
         self._held_out = HeldOutMetrics(self.validation, self._data.held_out_groups(), self.device)
         self._answered = 0
-        self._to_answer = self._data.held_out_share() * (self.validation.samples + self.validation.greedy)
+        batches = int(sum(self.trainer.num_val_batches))  # fewer with trainer.limit_val_batches
+        self._to_answer = self._data.held_out_share(batches) * (self.validation.samples + self.validation.greedy)
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Answers | None]:
         """Callbacks get what this returns, in ``on_validation_batch_end``."""

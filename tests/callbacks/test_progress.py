@@ -71,7 +71,7 @@ def test_a_log_file_is_never_silent_for_long(
     bars.setup(trainer, module, "fit")
     try:
         hears("loading the policy owner/model")
-        hears("loading: 0:0")
+        hears("starting, engine included: 0:0")
         bars.on_train_batch_start(trainer, module, None, 0)
         hears("rollout 3/60: in 0:0")  # an engine starts
         bars.on_stage_progress("rollout", 12, 64, "480 tokens")

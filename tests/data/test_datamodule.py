@@ -89,6 +89,11 @@ def test_val_prompts_limits_the_held_out_problems() -> None:
     assert _ids(batch) == [-1, -2, -3]
 
 
+def test_the_share_of_a_validation_is_that_of_its_batches() -> None:
+    data = RolloutDataModule(Numbered(), val_prompts=5, val_batch_size=2)
+    assert [data.held_out_share(batches) for batches in (0, 1, 2, 3, 9)] == [0, 2, 4, 5, 5]
+
+
 def test_a_source_without_held_out_problems_is_refused() -> None:
     with pytest.raises(ValueError, match="no held-out problems"):
         RolloutDataModule(Numbered(held_out=0)).val_dataloader()

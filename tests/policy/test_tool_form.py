@@ -25,10 +25,10 @@ def trained(parser: Any, **settings: Any) -> dict[str, Any]:
 def test_it_is_that_of_training() -> None:
     spec = ToolEnvironment(tools=[calc], parser=TagCalls(result="= {text}")).spec()
     form = ToolForm.of(spec, {"max_turns": 3, "plain_turns": PLAIN})
-    assert form == ToolForm(parser=TagCalls(result="= {text}"), plain=PlainTurns(**PLAIN), learnt=True)
-    assert ToolForm.of(trained(None), {}) == ToolForm(parser=HermesCalls(), plain=PlainTurns(), learnt=True)
+    assert form == ToolForm(parser=TagCalls(result="= {text}"), plain=PlainTurns(**PLAIN))
+    assert ToolForm.of(trained(None), {}) == ToolForm(parser=HermesCalls(), plain=PlainTurns())
     assert ToolForm.of(trained("grpo_pl.environments.tool_calls.TagCalls"), {}).parser == TagCalls()  # as in YAML
-    assert ToolForm.of(trained(None, tools=["nowhere:at_all"]), {}).learnt  # no tool is imported
+    assert ToolForm.of(trained(None, tools=["nowhere:at_all"]), {}).plain == PlainTurns()  # no tool is imported
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_it_is_that_of_training() -> None:
 def test_without_tools_in_training_it_is_hermes_and_the_schemas_are_told(environment: Any) -> None:
     form = ToolForm.of(environment, {"plain_turns": PLAIN})
     assert form == ToolForm() and isinstance(form.parser, HermesCalls)
-    assert "{tools}" in form.plain.tools and not form.learnt
+    assert "{tools}" in form.plain.tools
 
 
 def test_a_parser_of_somebody_else_needs_trust() -> None:
@@ -58,7 +58,7 @@ def test_an_export_and_a_run_bring_it_along(tmp_path: Path) -> None:
     told: dict[str, Any] = {"template": {}, "rewards": [], "environment": spec, "episodes": {"plain_turns": PLAIN}}
     (tmp_path / MANIFEST).write_text(json.dumps(told))
     model = find_model(tmp_path)
-    assert model.tools == ToolForm(parser=TagCalls(), plain=PlainTurns(**PLAIN), learnt=True)
+    assert model.tools == ToolForm(parser=TagCalls(), plain=PlainTurns(**PLAIN))
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.ckpt").touch()
     tree = {**told, "policy": {"path": "nowhere"}}

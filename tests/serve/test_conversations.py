@@ -66,7 +66,7 @@ def chatty(name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-TAGS = ToolForm(parser=TagCalls(), plain=PlainTurns(), learnt=True)
+TAGS = ToolForm(parser=TagCalls(), plain=PlainTurns())
 
 
 @pytest.mark.parametrize("prefill", ["", ">"])
@@ -153,7 +153,7 @@ def test_a_model_that_was_not_trained_with_tools_is_told_of_them(tokenizer: PreT
 
 
 @pytest.mark.parametrize("system", ["", "Compute."])
-@pytest.mark.parametrize("form", [ToolForm(), ToolForm(plain=PlainTurns(), learnt=True), TAGS])
+@pytest.mark.parametrize("form", [ToolForm(), ToolForm(plain=PlainTurns()), TAGS])
 def test_tools_for_which_the_chat_template_has_no_place_are_in_the_system_message(form: ToolForm, system: str) -> None:
     tokenizer = chatty("qwen2_5")
     tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"

@@ -408,3 +408,9 @@ def test_muon_moves_inner_matrices_by_orthogonal_updates_and_the_rest_as_adamw_d
     rest = torch.cat([change.flatten() for name, change in moved.items() if name not in inner])
     sizes = rest[rest != 0].abs()
     assert sizes.median() == pytest.approx(1e-3, rel=0.05)
+
+
+def test_more_demonstrations_than_are_shown_are_refused() -> None:
+    assert ColdStart(steps=2, batch_size=4, count=8).count == 8
+    with pytest.raises(ValueError, match=r"cold_start\.count is 9, but 2 steps of 4 show 8 only"):
+        ColdStart(steps=2, batch_size=4, count=9)
