@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import json
 import logging
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 
 CHAT, SCORE = "/v1/chat/completions", "/v1/score"
 _WARM_UP_CHARS = 16
+_GIVE_BACK_S = 10.0  # between two returns of freed memory to the system
 
 
 class Route(NamedTuple):
@@ -202,6 +204,7 @@ class Application:
         self.metrics.reset()
         if self._settings.access_log:
             open_access_log()
+        self._giving_back = asyncio.create_task(_give_back_memory())  # ends with the event loop, as the other does
         run = run_of(self._model)
         if self._settings.follow and run is not None:
             self._following = asyncio.create_task(Follower(self.weights, run).follow())  # ends with the event loop
@@ -220,6 +223,14 @@ class Application:
             f"curl {address}{CHAT}{key} -H 'Content-Type: application/json' -d '{json.dumps(message)}'",
         ]
         write_output("\n".join(lines))
+
+
+async def _give_back_memory() -> None:
+    """Returns to the system, again and again, what large bodies and answers took; glibc would keep a part of it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    while trim is not None:  # other C libraries have none
+        await asyncio.sleep(_GIVE_BACK_S)
+        await asyncio.to_thread(trim, 0)
 
 
 def run_server(settings: ServeSettings) -> None:
