@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from grpo_pl.config.shipped import preset_name
+from grpo_pl.config.presets import preset_name
 from grpo_pl.functional.advantages import masked_mean_std
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 

@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": set(),
     "rewards": {"files", "functional"},
     "environments": {"rewards", "functional"},
-    "config": LOWEST,
+    "config": {"objective", *LOWEST},
     "objective": {"types", "functional"},
     "data": LOWEST,
     "policy": {"config", *LOWEST},

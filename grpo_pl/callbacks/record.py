@@ -18,7 +18,7 @@ from typing import Any, cast
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from grpo_pl.config.shipped import preset_name
+from grpo_pl.config.presets import preset_name
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.files.rows import read_object
 from grpo_pl.files.writing import dispensable, staged

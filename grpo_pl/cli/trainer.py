@@ -35,7 +35,7 @@ from grpo_pl.cli.commands import TRAINER_VERBS
 from grpo_pl.cli.help_page import ALL, USAGE, check_part, is_in, short_page, split_help
 from grpo_pl.cli.preflight import check_monitor, check_start, check_trainer
 from grpo_pl.cli.resuming import check_resume
-from grpo_pl.config.jsonargparse_adapter import Parser, subclasses_allowed
+from grpo_pl.config.jsonargparse_adapter import Parser, add_preset_option, subclasses_allowed
 from grpo_pl.config.objects import import_shipped_sources, own_classes, read, read_tree, require_fields
 from grpo_pl.config.shipped import short_name, values_of
 from grpo_pl.data.datamodule import RolloutDataModule
@@ -103,6 +103,7 @@ class GRPOCLI(LightningCLI):
         return {self.verb: skipped[self.verb]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        add_preset_option(parser)
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.add_lightning_class_args(RolloutCheckpoint, "checkpoint")
         parser.add_lightning_class_args(CompletionsLog, "completions")

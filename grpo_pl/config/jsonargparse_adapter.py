@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, _common, _typehints, get_loader, set_loader, set_parsing_settings
+from jsonargparse import ArgumentParser, _actions, _common, _typehints, get_loader, set_loader, set_parsing_settings
 from yaml import YAMLError
 
+from grpo_pl.config.presets import PRESET, presets, with_preset_fields
 from grpo_pl.config.suggestions import nearest, nearest_argument, nearest_class, our_name
 
 USAGE_ERROR = 2
@@ -45,6 +48,34 @@ class Parser(ArgumentParser):
         print(f"{program}: error: {explain(message, list(option_names(self)))}", file=sys.stderr)
         print(f"(all options: {program} --help)", file=sys.stderr)
         self.exit(USAGE_ERROR)
+
+    def _apply_actions(self, cfg: Any, parent_key: str = "", *args: Any, **kwargs: Any) -> Any:
+        """Reads the fields of a preset in the place of its name, in every file and text that the parser loads."""
+        if isinstance(cfg, Mapping):
+            try:
+                cfg = with_preset_fields(cfg, parent_key)
+            except ValueError as error:
+                raise TypeError(str(error)) from error  # which the parser reports
+        return super()._apply_actions(cfg, parent_key, *args, **kwargs)
+
+
+class _PresetOption(argparse.Action):
+    """``--model.algorithm.preset NAME``: as a file would say it in the same place among files and options."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        *parents, name = PRESET.split(".")
+        tree: Any = {name: values}
+        for part in reversed(parents):
+            tree = {part: tree}
+        _actions.ActionConfigFile.apply_config(parser, namespace, "config", json.dumps(tree))
+        namespace["config"].pop()  # the list of files, in which a text is None
+
+
+def add_preset_option(parser: ArgumentParser) -> None:
+    """Offers `PRESET` as an option of a ``parser`` that has the objective among its settings."""
+    about = f"Sets all fields of the objective but the budget. One of {', '.join(presets())}."
+    container = (parser.groups or {}).get("model.algorithm", parser)
+    container.add_argument(f"--{PRESET}", action=_PresetOption, metavar="NAME", default=argparse.SUPPRESS, help=about)
 
 
 def option_names(parser: ArgumentParser) -> Iterator[str]:

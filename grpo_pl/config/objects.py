@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 import yaml
 from jsonargparse import Namespace, get_loader
 
-from grpo_pl.config.jsonargparse_adapter import Parser, explain, option_names, subclasses_allowed
+from grpo_pl.config.jsonargparse_adapter import Parser, add_preset_option, explain, option_names, subclasses_allowed
+from grpo_pl.config.presets import PRESET
 from grpo_pl.config.shipped import values_of
 from grpo_pl.rewards.trust import SOURCES
 
@@ -162,6 +163,8 @@ class Config:
             parser.add_class_arguments(kind, key, sub_configs=True, fail_untyped=False)
         else:
             parser.add_argument(f"--{key}", type=kind, sub_configs=True)
+        if _concerns(f"--{PRESET}", key):
+            add_preset_option(parser)
         given = [found for tree in self.trees if (found := _only(tree, key))]
         require_fields(given, parser.groups or ())
         texts = [yaml.dump(tree, Dumper=_Quoting, default_flow_style=True, width=10**9) for tree in given]
@@ -212,7 +215,7 @@ def own_classes(trees: Sequence[Mapping[str, Any]], options: Sequence[str]) -> l
 def _is_class_path(text: Any) -> bool:
     """Whether ``text`` looks like ``my_parts.MyAlgorithm``, and is not the name of a file with the fields."""
     dotted = isinstance(text, str) and "." in text and all(part.isidentifier() for part in text.split("."))
-    return dotted and not Path(text).is_file()
+    return dotted and not text.endswith((".yaml", ".yml")) and not Path(text).is_file()
 
 
 def _at(tree: Mapping[str, Any], key: str) -> Any:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 CONFIGS = (Path(__file__).parents[1] / "configs").resolve()
 """The project's ``configs`` folder; in a checkout a link to it."""
@@ -45,19 +41,3 @@ def values_of(args: Sequence[str], *flags: str) -> list[str]:
         if flag in flags and (equals or after is not None):
             values.append(value if equals else str(after))
     return values
-
-
-def preset_name(fields: Mapping[str, Any]) -> str | None:
-    """The shipped preset of ``configs/algorithm`` that sets these fields of an objective, all of them; None if none
-    does. Fields that no preset sets, such as ``group_size``, may have any value."""
-    for preset, values in _presets().items():
-        if all(name in fields and fields[name] == value for name, value in values.items()):
-            return preset
-    return None
-
-
-@cache
-def _presets() -> dict[str, dict[str, Any]]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it
-    files = sorted((CONFIGS / "algorithm").glob("*.yaml"))
-    return {file.stem: yaml.load(file.read_text(encoding="utf-8"), loader)["model"]["algorithm"] for file in files}

@@ -32,7 +32,7 @@ _THEIRS = {
     "model.algorithm.sapo_temperature_positive": "sapo_temperature_pos",
     "model.algorithm.sapo_temperature_negative": "sapo_temperature_neg",
     "model.algorithm.ratio_level": "importance_sampling_level",
-    "model.algorithm.aggregation, or a preset such as --config configs/algorithm/dapo.yaml": "loss_type",
+    "model.algorithm.aggregation, or a preset such as --model.algorithm.preset dapo": "loss_type",
     "model.algorithm.scale": "scale_rewards",
     "model.algorithm.reward_aggregation": "multi_objective_aggregation",
     "the weight of each entry of model.rewards": "reward_weights",

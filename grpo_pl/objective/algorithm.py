@@ -32,7 +32,7 @@ __all__ = ["Advantages", "GRPOAlgorithm", "LossOutput"]
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOAlgorithm(Objective):
-    """GRPO and its relatives; presets are the overlays in ``configs/algorithm``, the defaults are ``grpo``.
+    """GRPO and its relatives; presets are in ``configs/algorithm``, the defaults are ``grpo``.
 
     Raises:
         ValueError: choices that contradict each other, or a value out of its range.

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from grpo_pl.functional.choices import check_choice
-from grpo_pl.objective.fields import WITHOUT_RATIO, Objective
+from grpo_pl.objective.fields import BUDGET, WITHOUT_RATIO, Objective
 
 
 def check_objective(objective: Objective) -> None:
@@ -41,7 +41,7 @@ _TURN_RANGES = ("gamma", "step_weight", "invalid_action_penalty")
 
 
 def _check_ranges(a: Objective) -> None:
-    for name in ("group_size", "num_iterations", "num_minibatches"):
+    for name in BUDGET:
         if getattr(a, name) < 1:
             raise ValueError(f"{name} must be at least 1, got {getattr(a, name)}.")
     if a.trust_region_top_k < 0:

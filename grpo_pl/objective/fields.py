@@ -14,6 +14,8 @@ from grpo_pl.objective.custom import AdvantageEstimator, SurrogateObjective
 
 WITHOUT_RATIO = ("reinforce", "nll")
 """Surrogates that use no ratio to another policy."""
+BUDGET = ("group_size", "num_iterations", "num_minibatches")
+"""Fields that say how much is computed; presets leave them as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)

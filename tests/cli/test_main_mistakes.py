@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from grpo_pl.config.presets import presets
+
+NO_PRESET = f"model.algorithm.preset: no preset 'drgrpo'; did you mean dr_grpo? There are: {', '.join(presets())}."
+
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
@@ -42,6 +46,7 @@ import pytest
             ["--model.algorithm", "dr_grpo"],
             "model.algorithm: there is no file 'dr_grpo'; overlays are given as --config FILE",
         ),
+        (["--model.algorithm.preset", "drgrpo"], NO_PRESET),
         (["overlay.yaml"], "unexpected argument 'overlay.yaml'; did you mean --config overlay.yaml?"),
         (["--seed_everything", "x"], "seed_everything must be bool or int, got 'x'"),
     ],
@@ -65,6 +70,8 @@ def test_a_mistake_in_an_option_is_one_line_and_status_2(
         ("data: {stps: 3}", "unknown key 'data.stps'; did you mean data.steps?"),
         ("model: {sampling: [1]}", "model.sampling must be a mapping of fields, got [1]."),
         ("model: {algorithm: null}", "model.algorithm must be a mapping of fields, got null."),
+        ("model: {algorithm: {preset: drgrpo}}", NO_PRESET),
+        ("model: {preset: dapo}", "unknown key 'model.preset'; did you mean model.algorithm.preset?"),
         ("model: [1]", "model must be a mapping of fields, got [1]."),
         ("data: 3", "data must be a mapping of fields, got 3."),
         ("modle: {engine: null}", "unknown key 'modle.engine'; did you mean model.engine?"),

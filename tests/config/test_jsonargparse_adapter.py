@@ -13,6 +13,7 @@ import yaml
 
 from grpo_pl.cli.trainer import GRPOCLI
 from grpo_pl.config import jsonargparse_adapter as adapter
+from grpo_pl.config.presets import preset_fields
 from grpo_pl.rewards.base import Reward
 
 ARITHMETIC = "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts"
@@ -53,6 +54,20 @@ def settings(tmp_path: Path) -> Any:
             return Parsed([verb, *(f"--config={file}" for file in files), *options]).config[verb]
 
     return parse
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate"])
+def test_a_preset_resets_what_stands_before_it_among_files_and_options(settings: Any, verb: str) -> None:
+    before, after = {"model": {"algorithm": {"gamma": 0.9, "num_iterations": 3}}}, {"model": {"algorithm": {"beta": 1}}}
+    named = {"model": {"algorithm": {"preset": "dr_grpo", "epsilon_high": 0.5}}}
+    found = settings(before, named, after, verb=verb)
+    expected = preset_fields("dr_grpo") | {"epsilon_high": 0.5, "beta": 1.0}
+    expected |= {"group_size": 8, "num_iterations": 3, "num_minibatches": 1}
+    assert vars(found.model.algorithm) == expected
+    options = ("--model.algorithm.preset=gspo", "--model.algorithm.preset", "dr_grpo", "--model.algorithm.gamma=0.5")
+    found = settings(before, named, after, verb=verb, options=options)
+    assert vars(found.model.algorithm) == expected | preset_fields("dr_grpo") | {"gamma": 0.5}
+    assert len(found.config) == 4 and None not in found.config  # files alone
 
 
 @pytest.mark.parametrize("verb", ["fit", "validate"])

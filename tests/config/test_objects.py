@@ -31,6 +31,7 @@ class OwnAlgorithm(GRPOAlgorithm):
 
 
 OWN = f"{__name__}.OwnAlgorithm"
+EXTRA = "--model.algorithm.extra=2"
 
 
 @pytest.fixture
@@ -128,11 +129,15 @@ def test_a_class_by_its_former_name_is_built_with_a_warning() -> None:
 @pytest.mark.parametrize(
     ("trees", "options"),
     [
-        ([{"group_size": 4}], [f"--model.algorithm={OWN}", "--model.algorithm.extra=2"]),
+        ([{"group_size": 4}], [f"--model.algorithm={OWN}", EXTRA]),
         ([{"group_size": 4}, {"class_path": OWN, "init_args": {"extra": 2}}], []),
         ([{"class_path": OWN, "init_args": {"extra": 2}}, {"group_size": 4}], []),
         ([{"class_path": OWN, "init_args": {"group_size": 4}}], ["--model.algorithm.init_args.extra=2"]),
         ([], [f"--model.algorithm={{class_path: {OWN}, init_args: {{extra: 2, group_size: 4}}}}"]),
+        ([{"group_size": 4, "beta": 1.0, "preset": "grpo"}, {"preset": "grpo"}], [f"--model.algorithm={OWN}", EXTRA]),
+        ([{"class_path": OWN, "init_args": {"extra": 2, "beta": 1.0}}, {"preset": "grpo", "group_size": 4}], []),
+        ([{"group_size": 4}, {"class_path": OWN, "init_args": {"extra": 2, "preset": "grpo"}}], []),
+        ([{"group_size": 4}], [f"--model.algorithm={OWN}", EXTRA, "--model.algorithm.preset=grpo"]),
     ],
 )
 def test_a_subclass_of_the_algorithm_keeps_the_fields_given_without_a_class(

@@ -2,28 +2,24 @@
 
 import itertools
 import math
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from grpo_pl.config.presets import preset_fields, presets
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.functional.turn_credit import spread_over_tokens
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 
-PRESETS = sorted(Path(__file__).parents[2].glob("configs/algorithm/*.yaml"))
-BUDGET = {"group_size", "num_iterations", "num_minibatches"}
 P, G, T, MAX_LENGTH = 4, 4, 6, 9
 
 
 def preset(name: str, **changes) -> GRPOAlgorithm:
-    path = Path(__file__).parents[2] / "configs" / "algorithm" / f"{name}.yaml"
-    return GRPOAlgorithm(group_size=G, **(yaml.safe_load(path.read_text())["model"]["algorithm"] | changes))
+    return GRPOAlgorithm(group_size=G, **(preset_fields(name) | changes))
 
 
 @dataclass(frozen=True)
@@ -335,13 +331,13 @@ def naive_gradient(name: str, batch: Batch):
     return total.detach(), torch.autograd.grad(total, leaf)[0]
 
 
-@pytest.mark.parametrize("path", PRESETS, ids=lambda p: p.stem)
-def test_preset_has_the_loss_and_gradient_of_the_reference(path):
+@pytest.mark.parametrize("name", presets())
+def test_preset_has_the_loss_and_gradient_of_the_reference(name):
     # GSPO's bounds are a thousand times tighter: a smaller drift leaves some completions clipped and others not
-    batch = make_batch(drift=6e-4 if path.stem == "gspo" else 0.3)
-    algorithm = preset(path.stem)
+    batch = make_batch(drift=6e-4 if name == "gspo" else 0.3)
+    algorithm = preset(name)
     loss, gradient = our_gradient(algorithm, batch)
-    expected_loss, expected_gradient = naive_gradient(path.stem, batch)
+    expected_loss, expected_gradient = naive_gradient(name, batch)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-13)
     assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-10, abs=1e-13)
     assert gradient.abs().max() > 1e-4
@@ -349,15 +345,6 @@ def test_preset_has_the_loss_and_gradient_of_the_reference(path):
         # both branches were taken
         pushed = batch.mask & (token_advantages(algorithm, batch)[1] != 0)
         assert (gradient[pushed] == 0).any() and (gradient[pushed] != 0).any()
-
-
-def test_twentytwo_presets_exist_and_set_every_field_of_the_objective():
-    assert len(PRESETS) == 22
-    for path in PRESETS:
-        document = yaml.safe_load(path.read_text())
-        others = ["rewards+"] if path.stem == "grpo_process" else []  # it needs a reward that scores steps
-        assert list(document) == ["model"] and list(document["model"]) == [*others, "algorithm"], path
-        assert set(document["model"]["algorithm"]) == {f.name for f in fields(GRPOAlgorithm)} - BUDGET, path
 
 
 def test_defaults_are_the_preset_grpo():
@@ -379,9 +366,9 @@ SPLITS = {
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("path", PRESETS, ids=lambda p: p.stem)
-def test_micro_batches_and_their_order_do_not_change_the_gradient(path, split):
-    algorithm, batch = preset(path.stem), make_batch()
+@pytest.mark.parametrize("name", presets())
+def test_micro_batches_and_their_order_do_not_change_the_gradient(name, split):
+    algorithm, batch = preset(name), make_batch()
     loss, whole = our_gradient(algorithm, batch)
     split_loss, parts = our_gradient(algorithm, batch, SPLITS[split])
     assert relative(parts, whole) <= 1e-10
@@ -390,9 +377,9 @@ def test_micro_batches_and_their_order_do_not_change_the_gradient(path, split):
     assert relative(single.double(), whole) <= 1e-5
 
 
-@pytest.mark.parametrize("path", PRESETS, ids=lambda p: p.stem)
-def test_skipping_rows_without_advantage_does_not_change_the_gradient(path):
-    algorithm, batch = preset(path.stem), make_batch()
+@pytest.mark.parametrize("name", presets())
+def test_skipping_rows_without_advantage_does_not_change_the_gradient(name):
+    algorithm, batch = preset(name), make_batch()
     result, _ = token_advantages(algorithm, batch)
     torch.testing.assert_close(our_gradient(algorithm, batch)[1], our_gradient(algorithm, batch, skip=False)[1])
     all_equal = result.active[2]  # the group whose rewards are all 1
@@ -400,16 +387,16 @@ def test_skipping_rows_without_advantage_does_not_change_the_gradient(path):
         algorithm.beta > 0
         or algorithm.needs_teacher
         or algorithm.covariance == "kl"
-        or path.stem in ("expert_iteration", "grpo_process", "turn_returns")
+        or name in ("expert_iteration", "grpo_process", "turn_returns")
     )
     # the overlong penalty tells DAPO's completions apart, the greedy completion was worse for ReMax
-    if needs_its_rows or path.stem in ("remax",):
+    if needs_its_rows or name in ("remax",):
         assert all_equal.all()
-    elif path.stem != "dapo":
+    elif name != "dapo":
         assert not all_equal.any()
 
 
-MASKED_CASES = [(path.stem, {}) for path in PRESETS] + [
+MASKED_CASES = [(name, {}) for name in presets()] + [
     ("grpo", {"kl_estimator": "k2"}),
     ("grpo", {"kl_estimator": "k3_weighted"}),
     ("grpo", {"mismatch": "truncate_sequence", "entropy_coef": 0.1}),
@@ -595,7 +582,7 @@ def test_needs():
     assert dppo.needs_sampling_logprobs and not dppo.needs_old_logprobs  # nothing is scored before the first update
 
 
-@pytest.mark.parametrize("name", [path.stem for path in PRESETS if preset(path.stem).ratio_level == "token"])
+@pytest.mark.parametrize("name", [name for name in presets() if preset(name).ratio_level == "token"])
 def test_token_level_losses_may_be_computed_from_a_flat_list_of_tokens(name):
     algorithm, batch = preset(name), make_batch()
     result, advantages = token_advantages(algorithm, batch)

@@ -12,6 +12,8 @@ from pathlib import Path
 from rich.console import Console
 
 from grpo_pl.cli.given import Given, settings
+from grpo_pl.config.objects import Config
+from grpo_pl.config.presets import PRESET
 from grpo_pl.config.shipped import CONFIGS
 from grpo_pl.evaluation.comparison import RunCurves, draw_curves, read_run, results_table, write_curves
 from grpo_pl.files.runs import RunFolder, claim_run_folder
@@ -38,7 +40,7 @@ def compare(
             the configuration, then in the project's own configs/algorithm; anything ending in .yaml is a file.
         steps: rollouts of each fit; the learning-rate schedule ends there.
         seed: seed of every fit.
-        overlay: another configuration, read after the preset, so that it wins.
+        overlay: another configuration, read after each preset, so that it wins.
         runs_dir: folder that holds one folder per comparison.
         name: name of the comparison's folder.
     """
@@ -46,7 +48,9 @@ def compare(
     if not given.files:
         raise ValueError("--config is missing: give the configuration of the task.")
     presets = find_presets(algorithms, Path(given.files[0]))
-    last = settings(overlay).files
+    last = settings(overlay)
+    if PRESET in Config(last.files, last.trees, given.options):
+        raise ValueError(f"{PRESET} would take the place of every preset of --algorithms: name it there only.")
     if steps < 1:
         raise ValueError(f"--steps must be at least 1, got {steps}.")
     if importlib.util.find_spec("matplotlib") is None:
@@ -55,7 +59,7 @@ def compare(
     runs: dict[str, RunCurves] = {}
     for number, (preset, file) in enumerate(presets.items(), start=1):
         print(f"[{number}/{len(presets)}] {preset}", flush=True)
-        files = [f"--config={one}" for one in (*given.files, file, *last)]
+        files = [f"--config={one}" for one in (*given.files, file, *last.files)]
         if _fit([*files, *given.options], folder, preset, steps=steps, seed=seed):
             runs[preset] = read_run(RunFolder(folder / preset).metrics)
     failed = [preset for preset in presets if preset not in runs]

@@ -115,6 +115,11 @@ def test_presets_are_found_beside_the_configuration_first(tmp_path: Path) -> Non
         ({"algorithms": "grpo,grpo"}, "'grpo' twice"),
         ({"algorithms": " ,"}, "empty"),
         ({"algorithms": "missing.yaml"}, r"no preset 'missing.yaml'"),
+        (
+            {"config": [str(CONFIGS / "quickstart.yaml"), "--model.algorithm.preset=dapo"]},
+            "model.algorithm.preset would take the place of every preset of --algorithms: name it there only",
+        ),
+        ({"overlay": str(CONFIGS / "algorithm" / "dapo.yaml")}, "would take the place of every preset"),
         ({"steps": 0}, "--steps must be at least 1, got 0"),
         ({"overlay": "missing.yaml"}, "no such file: missing.yaml"),
         ({"config": "missing.yaml"}, "no such file: missing.yaml"),
