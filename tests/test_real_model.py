@@ -5,7 +5,10 @@
 
 import csv
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -195,6 +198,47 @@ def test_a_run_of_two_steps_is_trained_evaluated_and_exported(command_line: Comm
     assert len(results.read_text().splitlines()) >= 2
     assert main(["export", str(run), str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_two_processes_draw_what_one_does(command_line: CommandLine, tmp_path: Path) -> None:
+    options = [
+        *("--config", CONFIGS / "smollm2.yaml", f"--model.policy.path={SOURCE}", "--data.validation_sets=null"),
+        *("--data.steps=2", "--data.prompts_per_step=2", "--model.algorithm.group_size=4"),
+        *(
+            "--model.sampling.max_completion_length=24",
+            "--trainer.limit_val_batches=0",
+            "--trainer.enable_progress_bar=false",
+        ),
+    ]
+    alone = command_line("fit", *options, "--name=one")
+    assert alone.status == 0, alone.err
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "grpo_pl"]
+    whole = _completions(command_line.runs / "one")
+    assert len(whole) == 16
+    for strategy in ("ddp", "fsdp"):
+        overlay = ("--config", CONFIGS / f"strategy/{strategy}.yaml")
+        done = subprocess.run(
+            [*torchrun, "fit", *map(str, [*options, *overlay]), f"--name={strategy}", f"--runs_dir={tmp_path}"],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        part = _completions(tmp_path / strategy)  # of the first process
+        assert len(part) == 8 and part.items() <= whole.items()
+        lengths = _column(tmp_path / strategy, "completions/mean_length")  # of both
+        assert len(lengths) == 2 and lengths == _column(command_line.runs / "one", "completions/mean_length")
+
+
+def _completions(run: Path) -> dict[tuple[int, int, int], str]:
+    rows = [json.loads(line) for line in (run / "completions.jsonl").read_text().splitlines()]
+    return {(row["step"], row["prompt_id"], row["sample"]): row["completion"] for row in rows}
+
+
+def _column(run: Path, key: str) -> list[str]:
+    with (run / "metrics.csv").open(newline="") as file:
+        return [row[key] for row in csv.DictReader(file) if row[key]]
 
 
 def test_a_new_task_for_the_model_is_trained_as_it_stands(command_line: CommandLine, tmp_path: Path) -> None:

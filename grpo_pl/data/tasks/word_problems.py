@@ -27,10 +27,12 @@ PRONOUNS = {
     "he": {"they": "he", "They": "He", "them": "him", "their": "his"},
 }
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
+WORDINGS = {"numbers": ONE_STEP, "wordings": HELD_OUT, "two_step": TWO_STEPS}
+"""Wordings of the held-out problems."""
 DEFAULT_HELD_OUT = 400
 """Held-out problems where no number is asked for."""
-HELD_OUT_FACTS = 5
-"""One arithmetical fact in this many is held out."""
+HELD_OUT_PAIRS = 5
+"""One pair of numbers in this many is held out."""
 
 TRIES = 20_000
 """Draws of the numbers of a problem."""
@@ -43,10 +45,10 @@ Step = tuple[int, str, int]
 class WordProblems(GeneratedPrompts):
     """Problems such as ``Tom has 14 apples and gets 5 more. How many apples does Tom have now?``
 
-    All results are whole and at least 2. Wordings are in ``grpo_pl/data/tasks/wordings.py``. A step is held out by the
-    fact that it needs: 7 · 8, 8 · 7, 56 / 7 and 56 / 8 go together, as do 5 + 9, 14 − 5 and 14 − 9. No step of any
-    training problem needs a held-out fact, and every step of every held-out problem does. Columns: ``steps``, the work
-    (``14 + 5 = 19``, two steps separated by ``; ``), and ``wording``, its verb.
+    All results are whole and at least 2. Wordings are in ``grpo_pl/data/tasks/wordings.py``. A step is held out by its
+    two numbers: where 7 and 8 are a held-out pair, no step of any training problem is 7 + 8, 8 · 7 or 8 − 7, and every
+    step of every held-out problem has such a pair. Columns: ``steps``, the work (``14 + 5 = 19``, two steps separated
+    by ``; ``), and ``wording``, its verb.
     """
 
     held_out: Literal["numbers", "wordings", "two_step"] = "numbers"
@@ -54,10 +56,12 @@ class WordProblems(GeneratedPrompts):
     training, one step in other wordings with other names and things, or two steps in the wordings of training."""
     two_step_share: float = 0.25
     """Share of the training problems with two steps."""
-    largest: int = 50
-    """Largest number of a sum, and largest one to subtract from; with two steps, half of the largest value between."""
-    table: int = 12
+    largest: int = 20
+    """Largest sum, and largest number to subtract from."""
+    table: int = 9
     """Largest factor, divisor and quotient."""
+    operations: str = "+-*/"
+    """Which wordings there are: those whose steps are all among these."""
     boxed: bool = False
     r"""Demonstrations end in ``The answer is \boxed{40}.``, else in ``The answer is 40.``"""
 
@@ -66,6 +70,9 @@ class WordProblems(GeneratedPrompts):
             raise ValueError(f"held_out must be numbers, wordings or two_step, got {self.held_out!r}.")
         if not 0.0 <= self.two_step_share <= 1.0:
             raise ValueError(f"two_step_share must lie in [0, 1], got {self.two_step_share}.")
+        lacking = [kind for kind, wordings in WORDINGS.items() if not self._wordings(wordings)]
+        if lacking or not set(self.operations) <= OPERATIONS.keys():
+            raise ValueError(f"operations must be some of + - * /, + or - among them, got {self.operations!r}.")
         if not 10 <= self.largest <= 1000:
             raise ValueError(f"largest must lie between 10 and 1000, got {self.largest}.")
         if not 5 <= self.table <= 30:
@@ -83,10 +90,10 @@ class WordProblems(GeneratedPrompts):
         rng = random.Random(row_key(self.seed, split, *([self.held_out] if held_out else place)))
         for _ in range(1000 * count):
             if held_out:
-                wordings = {"numbers": ONE_STEP, "wordings": HELD_OUT, "two_step": TWO_STEPS}[self.held_out]
+                wordings = WORDINGS[self.held_out]
             else:
                 wordings = TWO_STEPS if rng.random() < self.two_step_share else ONE_STEP
-            wording = rng.choice(wordings)
+            wording = rng.choice(self._wordings(wordings))
             # numbers for this wording: a new wording each time would make those of one step common
             for _ in range(TRIES):
                 steps = self._steps(wording.steps, rng)
@@ -102,42 +109,45 @@ class WordProblems(GeneratedPrompts):
     def how_to_get_more(self) -> str:
         return f"raise largest ({self.largest}) or table ({self.table}), or ask for fewer."
 
+    def _wordings(self, wordings: Sequence[Wording]) -> list[Wording]:
+        return [wording for wording in wordings if set(wording.steps) <= set(self.operations)]
+
     def _is_held_out(self, step: Step) -> bool:
-        return row_key(self.seed, "fact", *fact(step)) % HELD_OUT_FACTS == 0
+        a, _, b = step
+        return row_key(self.seed, "pair", min(a, b), max(a, b)) % HELD_OUT_PAIRS == 0
 
     def _steps(self, operations: str, rng: random.Random) -> list[Step] | None:
         """Numbers for these operations, or None for a draw of which something is too large or not whole."""
         steps: list[Step] = []
         for sign in operations:
-            before = OPERATIONS[steps[-1][1]](steps[-1][0], steps[-1][2]) if steps else None
             a, b = self._numbers(sign, rng)
-            if before is not None:
-                if before > 2 * self.largest or (sign == "*" and before > self.table):
-                    return None
-                a, b = before, b if sign != "/" else rng.randint(2, self.table)
-                if sign == "-" and a - b < 2:
-                    return None
-                if sign == "/" and (a % b or not 2 <= a // b <= self.table):
-                    return None
+            if steps:
+                a = _result(steps[-1])
+            if not self._fits(a, sign, b):
+                return None
             steps.append((a, sign, b))
         return steps
 
     def _numbers(self, sign: str, rng: random.Random) -> tuple[int, int]:
-        if sign == "+":
+        """A first and a second number; ``_fits`` says whether they go together."""
+        if sign in "+-":
             return rng.randint(2, self.largest), rng.randint(2, self.largest)
+        a, b = rng.randint(2, self.table), rng.randint(2, self.table)
+        return (a if sign == "*" else a * b), b
+
+    def _fits(self, a: int, sign: str, b: int) -> bool:
+        if sign == "+":
+            return a + b <= self.largest
         if sign == "-":
-            a = rng.randint(4, self.largest)
-            return a, rng.randint(2, a - 2)
-        b, other = rng.randint(2, self.table), rng.randint(2, self.table)
-        return (other if sign == "*" else b * other), b
+            return a <= self.largest and a - b >= 2
+        if sign == "*":
+            return a <= self.table
+        return a % b == 0 and 2 <= a // b <= self.table
 
 
-def fact(step: Step) -> tuple[str, int, int]:
-    """The sum or product that a step needs to know: of 14 − 5 it is 5 + 9, of 56 / 8 it is 7 · 8."""
+def _result(step: Step) -> int:
     a, sign, b = step
-    if sign in "-/":
-        a = OPERATIONS[sign](a, b)
-    return "+" if sign in "+-" else "*", min(a, b), max(a, b)
+    return OPERATIONS[sign](a, b)
 
 
 def _told(wording: Wording, steps: Sequence[Step], rng: random.Random) -> Problem:
@@ -150,7 +160,7 @@ def _told(wording: Wording, steps: Sequence[Step], rng: random.Random) -> Proble
     numbers = dict(zip("abc", [steps[0][0], *(b for *_, b in steps)], strict=False))
     items = rng.choice(wording.items or things)
     question = wording.text.format(name=name, other=other, items=items, **PRONOUNS[kind], **numbers)
-    results = [OPERATIONS[sign](a, b) for a, sign, b in steps]
+    results = [_result(step) for step in steps]
     work = "; ".join(f"{a} {sign} {b} = {result}" for (a, sign, b), result in zip(steps, results, strict=True))
     return Problem(
         id=row_key("word problem", question),

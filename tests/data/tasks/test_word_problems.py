@@ -73,33 +73,41 @@ def test_a_problem_by_hand() -> None:
     assert problem.columns["steps"] == f"{a} * {b} = {a * b}; {a * b} - {c} = {a * b - c}"
 
 
-def test_numbers_stay_within_their_limits() -> None:
-    for problem in [*training(), *held_out("numbers"), *held_out("wordings")]:
-        for a, sign, b, *_ in (line.split() for line in problem.columns["steps"].split("; ")):
-            first, second = int(a), int(b)
+@pytest.mark.parametrize(("largest", "table"), [(20, 9), (12, 5)])
+def test_numbers_stay_within_their_limits(largest: int, table: int) -> None:
+    limits = {"largest": largest, "table": table}
+    asked = [problem for part in PARTS for problem in WordProblems(held_out=part, **limits).validation()]  # type: ignore[arg-type]
+    for problem in [*asked, *WordProblems(**limits).prompts(0, count=256)]:  # type: ignore[arg-type]
+        for a, sign, b, result in worked(problem):
             if sign in "+-":
-                assert max(first, second) <= (50 if ";" not in problem.columns["steps"] else 100), problem
+                assert max(a, result) <= largest, problem
             else:
-                assert max(second, first if sign == "*" else first // second) <= 12, problem
+                assert max(b, a if sign == "*" else result) <= table, problem
 
 
-def facts(problems: list[Problem]) -> set[tuple[str, frozenset[int]]]:
-    """Each sum as its two terms, each product as its two factors."""
-    found = set()
-    for problem in problems:
-        for line in problem.columns["steps"].split("; "):
-            a, sign, b, _, result = line.split()
-            parts = (a, b) if sign in "+*" else (b, result)
-            found.add(("sum" if sign in "+-" else "product", frozenset(map(int, parts))))
-    return found
-
-
-def test_no_step_of_a_held_out_problem_needs_numbers_of_training() -> None:
-    seen = facts(training(10_000))
-    assert {kind for kind, _ in seen} == {"sum", "product"}
+def test_a_problem_has_only_the_operations_that_are_asked_for() -> None:
     for part in PARTS:
-        unseen = facts(held_out(part))
-        assert len(unseen) > 100 and not unseen & seen, part
+        source = WordProblems(held_out=part, operations="+-*")  # type: ignore[arg-type]
+        asked = [*source.validation(200), *source.prompts(0, count=200)]
+        assert {sign for problem in asked for _, sign, _, _ in worked(problem)} == set("+-*"), part
+
+
+def worked(problem: Problem) -> list[tuple[int, str, int, int]]:
+    """Each step of the work: number, operation, number, result."""
+    steps = (line.split() for line in problem.columns["steps"].split("; "))
+    return [(int(a), sign, int(b), int(result)) for a, sign, b, _, result in steps]
+
+
+def pairs(problems: list[Problem]) -> set[frozenset[int]]:
+    return {frozenset((a, b)) for problem in problems for a, _, b, _ in worked(problem)}
+
+
+def test_no_step_of_a_held_out_problem_has_two_numbers_of_a_training_step() -> None:
+    seen = pairs(training(10_000))
+    assert len(seen) > 150
+    for part in PARTS:
+        unseen = pairs(held_out(part))
+        assert len(unseen) > 30 and not unseen & seen, part
 
 
 def test_no_problem_is_in_two_splits_or_twice_in_one() -> None:
@@ -185,10 +193,22 @@ def test_demonstrations_show_the_work_and_end_with_the_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"held_out": "names"}, {"two_step_share": 1.5}, {"largest": 9}, {"table": 4}, {"table": 31}]
+    "settings",
+    [
+        {"held_out": "names"},
+        {"two_step_share": 1.5},
+        {"largest": 9},
+        {"table": 4},
+        {"table": 31},
+        {"operations": "*/"},  # two steps need + or -
+        {"operations": "+x"},
+        {"operations": ""},
+    ],
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(settings))} must .*{next(iter(settings.values()))}"):
+    with pytest.raises(
+        ValueError, match=f"{next(iter(settings))} must .*{re.escape(str(next(iter(settings.values()))))}"
+    ):
         WordProblems(**settings)  # type: ignore[arg-type]
 
 
