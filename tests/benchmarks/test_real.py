@@ -196,7 +196,7 @@ def test_contenders_take_turns_and_the_record_has_no_paths(
     real: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = ["steps", "--path", model, f"--output={tmp_path / 'record.json'}", "--contenders", "ours", "ours_all_rows"]
-    words += ["--steps=2", "--prompts=2", "--group=2", "--tokens=4", "--threads=1"]
+    words += ["--steps=2", "--prompts=2", "--group=2", "--tokens=4", "--threads=1", "--no-cold-start"]
     monkeypatch.setattr(sys, "argv", ["real.py", *words])
     real.main()
     text = (tmp_path / "record.json").read_text()
@@ -264,7 +264,7 @@ def test_finished_runs_are_kept_and_other_settings_refused(
 
     def call(*more: str) -> None:
         words = ["curve", "--path", model, "--contender=ours", "--at", "1", "--problems=2", f"--output={output}"]
-        words += ["--prompts=2", "--group=2", "--tokens=4", "--threads=1", *more]
+        words += ["--prompts=2", "--group=2", "--tokens=4", "--threads=1", "--no-cold-start", *more]
         monkeypatch.setattr(sys, "argv", ["real.py", *words])
         real.main()
 
@@ -282,8 +282,9 @@ def test_finished_runs_are_kept_and_other_settings_refused(
 def test_held_out_problems_are_those_of_the_recipe(real: Any, work: Any) -> None:
     evaluator = real.Evaluator(work, 5)
     assert evaluator._sets == {
-        "numbers": WordProblems().validation(5), "wordings": WordProblems(held_out="wordings").validation(5)
-    }  # fmt: skip
+        name: WordProblems(held_out=name, operations="+-*", largest=12).validation(5)
+        for name in ("numbers", "wordings")
+    }
     arguments = real.parsed(["curve", "--contender=ours", "--output=x"])
     assert isinstance(arguments, argparse.Namespace)
     assert (arguments.prompts, arguments.group, arguments.tokens, arguments.problems) == (8, 8, 40, 400)
