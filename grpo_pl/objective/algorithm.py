@@ -289,8 +289,7 @@ class GRPOAlgorithm(Objective):
     def skips_zeros(self) -> bool:
         """A completion whose tokens all have advantage 0 contributes nothing at all, and is not forwarded."""
         own = self.surrogate == "nll" or isinstance(self.surrogate, SurrogateObjective)
-        bonus = self.entropy_coef > 0 or self.entropy_target is not None
-        other_terms = own or self.kl_in_loss or bonus or self.covariance == "kl" or self.needs_teacher
+        other_terms = own or self.kl_in_loss or self.needs_entropy or self.covariance == "kl" or self.needs_teacher
         return self.skip_zero_advantage and not other_terms
 
     # --- once per micro-batch -------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""The control inside of runs: it follows the target, is logged, and goes on where a checkpoint left it."""
+"""The weight of the entropy bonus against TRL's rule worked out by hand, and inside of runs: it follows the target, is
+logged, and goes on where a checkpoint left it."""
 
 import math
 from typing import Any
@@ -7,7 +8,21 @@ import pytest
 import torch
 
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.training.entropy_control import EntropyControl
+from grpo_pl.training.entropy_control import EntropyControl, applied_coefficient, next_coefficient
+
+RULE = {"target": 0.3, "step": 0.01, "most": 0.025}
+
+
+def test_the_weight_grows_up_to_its_bound_while_entropy_is_low_and_falls_to_zero_above() -> None:
+    found = [0.0]
+    for entropy in (0.2, 0.3, 0.1, 0.31, 0.5, 0.5, 0.2):
+        found.append(next_coefficient(found[-1], entropy, **RULE))
+    assert found == pytest.approx([0.0, 0.01, 0.02, 0.025, 0.015, 0.005, 0.0, 0.01], abs=1e-12)
+
+
+@pytest.mark.parametrize(("entropy", "applied"), [(None, 0.02), (0.2, 0.02), (0.3, 0.02), (0.3001, 0.0)])
+def test_the_bonus_is_on_while_the_last_entropy_is_at_most_the_target(entropy: float | None, applied: float) -> None:
+    assert applied_coefficient(0.02, entropy, target=0.3) == applied
 
 
 def test_an_objective_without_a_target_is_left_alone() -> None:
