@@ -219,21 +219,25 @@ def _is_class_path(text: Any) -> bool:
 
 
 def _at(tree: Mapping[str, Any], key: str) -> Any:
-    """``tree["a"]["b"]`` for the key ``a.b``; None where there is none."""
-    node: Any = tree
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, Mapping) else None
-    return node
+    """``tree["a"]["b"]`` for the key ``a.b``, which may be written out as one; None where there is none."""
+    if key in tree:
+        return tree[key]
+    inner = ((value, key.removeprefix(f"{name}.")) for name, value in tree.items() if key.startswith(f"{name}."))
+    found = (_at(value, rest) for value, rest in inner if isinstance(value, Mapping))
+    return next((value for value in found if value is not None), None)
 
 
 def _only(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The branch of ``tree`` that leads to ``key``; what is added to a list there (``rewards+``) belongs to it."""
-    first, _, rest = key.partition(".")
-    if not rest:
-        return {name: tree[name] for name in (first, f"{first}+") if name in tree}
-    inner = tree.get(first)
-    found = _only(inner, rest) if isinstance(inner, Mapping) else {}
-    return {first: found} if found else {}
+    """The branch of ``tree`` that leads to ``key``, or what is written out below it (``model.sampling.stop``); what is
+    added to a list there (``rewards+``) belongs to it."""
+    found = {}
+    for name, value in tree.items():
+        if _concerns(str(name), key):
+            found[name] = value
+        elif key.startswith(f"{name}.") and isinstance(value, Mapping):
+            inner = _only(value, key.removeprefix(f"{name}."))
+            found |= {name: inner} if inner else {}
+    return found
 
 
 def _concerns(option: str, key: str) -> bool:

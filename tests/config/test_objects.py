@@ -163,6 +163,21 @@ def test_a_class_that_is_no_algorithm_is_refused(config: Any) -> None:
         wrong.build("model.algorithm", GRPOAlgorithm)
 
 
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"model.algorithm.group_size": 4, "model.algorithm.beta": 0.1},
+        {"model.algorithm": {"group_size": 4, "beta": 0.1}},
+        {"model": {"algorithm.group_size": 4, "algorithm": {"beta": 0.1}}},
+    ],
+)
+def test_a_key_may_be_written_out(config: Any, tree: dict[str, Any]) -> None:
+    found = config({"model": {"algorithm": {"gamma": 0.5}}}, tree)
+    assert found.build("model.algorithm", GRPOAlgorithm) == GRPOAlgorithm(gamma=0.5, group_size=4, beta=0.1)
+    assert "model.sampling" not in found
+    assert config({"data.source": ARITHMETIC}).build("data.source", PromptSource) == ArithmeticPrompts(digits=3, seed=5)
+
+
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
