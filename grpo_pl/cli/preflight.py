@@ -20,7 +20,6 @@ from grpo_pl.evaluation.held_out import HeldOutMetrics
 from grpo_pl.files.cache import cache_root
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import check_weights, context_length, load_tokenizer, model_config
-from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.policy.template import Fits
 from grpo_pl.rewards.base import Reward, correctness_index
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
@@ -31,7 +30,7 @@ from grpo_pl.training.defaults import table
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.plain_samples import check_plain
 from grpo_pl.training.vocabulary import check_vocabulary, first_prompts
-from grpo_pl.types import Problem
+from grpo_pl.types import Problem, StopStrings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

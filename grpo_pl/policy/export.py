@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpo_pl
 from grpo_pl.files.writing import staged_folder, system_errors
-from grpo_pl.policy.loading import eos_ids
+from grpo_pl.policy.loading import end_token_ids
 from grpo_pl.policy.lora import has_adapters, merged
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward
@@ -71,7 +71,7 @@ def export_policy(
             do_sample=True,
             temperature=sampling.temperature,
             max_new_tokens=sampling.max_completion_length,
-            eos_token_id=sorted({*eos_ids(model, tokenizer), *sampling.stop_token_ids}) or None,
+            eos_token_id=end_token_ids(model, tokenizer, sampling) or None,
             pad_token_id=tokenizer.pad_token_id,
         ).save_pretrained(staging)
         tree = manifest(template, rewards, sampling)

@@ -17,6 +17,7 @@ from grpo_pl.policy.quantization import keep_form, keep_out_of_checkpoints, nf4_
 from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS
 from grpo_pl.policy.tokenizer import CHARACTERS, FROM_DATA, character_tokenizer
 from grpo_pl.rewards.pretrained import MANIFEST, check_pretrained, load_pretrained, one_clear_line
+from grpo_pl.types import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -193,6 +194,11 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[
     declared = model.generation_config.eos_token_id if model.generation_config is not None else None
     ids = declared if isinstance(declared, list) else [declared]
     return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
+
+
+def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampling: SamplingParams) -> list[int]:
+    """The ids of all tokens that end a completion: those of `eos_ids`, and those that ``sampling`` names."""
+    return sorted({*eos_ids(model, tokenizer), *sampling.stop_token_ids})
 
 
 def context_length(config: PreTrainedConfig) -> int | None:

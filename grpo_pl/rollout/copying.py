@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.policy.weights import checkpoint_weights, is_sharded
 from grpo_pl.rollout.child.outline import Outline
 from grpo_pl.rollout.engine import EngineDied, ProgressFn, RolloutEngine, RolloutInterrupted, check_request
-from grpo_pl.types import Rollout, SampleKey, SamplingParams
+from grpo_pl.types import Rollout, SampleKey, SamplingParams, StopStrings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo_pl.functional.sampling import Noise, draw_tokens, kept_tokens, likeliest_tokens, sample_key, truncate_logits
-from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.texts import TextStream
-from grpo_pl.types import NO_TOKEN, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import NO_TOKEN, Rollout, SampleKey, SamplingParams, StopStrings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

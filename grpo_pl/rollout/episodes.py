@@ -20,11 +20,10 @@ from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.functional.exact_sums import weighted_sum
 from grpo_pl.functional.sampling import small_seed
 from grpo_pl.policy.dialogue import Dialogue
-from grpo_pl.policy.loading import context_length, eos_ids
-from grpo_pl.policy.stop_strings import StopStrings
+from grpo_pl.policy.loading import context_length, end_token_ids
 from grpo_pl.policy.template import Fits
 from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, RolloutInterrupted, check_request, pad_left
-from grpo_pl.types import NO_TURN, FinishReason, Problem, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import NO_TURN, FinishReason, Problem, Rollout, SampleKey, SamplingParams, StopStrings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -237,7 +236,7 @@ class _Driver:
 
     def __post_init__(self) -> None:
         tokenizer = self.dialogue.tokenizer
-        self._ends = sorted({*eos_ids(self.model, tokenizer), *self.sampling.stop_token_ids})
+        self._ends = end_token_ids(self.model, tokenizer, self.sampling)
         self._stops = StopStrings.of(self.sampling, tokenizer, self.dialogue.template.prefill)
         self._tokens = self._ended = 0
 

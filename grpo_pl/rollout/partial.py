@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_pl.policy.stop_strings import StopStrings
+from grpo_pl.policy.loading import end_token_ids
 from grpo_pl.rollout.engine import ProgressFn, pad_left
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.rollout.texts import TextStream
-from grpo_pl.types import NO_VERSION, FinishReason, Problem, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import NO_VERSION, FinishReason, Problem, Rollout, SampleKey, SamplingParams, StopStrings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -96,7 +96,7 @@ class PartialSampler:
         if not groups:
             return {}
         asked = self.sampler.prompt_ids(model, [group.prompt for group in groups], self.sampling.max_completion_length)
-        ends = self.sampler.ends(model, self.sampling)
+        ends = end_token_ids(model, self.sampler.tokenizer, self.sampling)
         found: dict[Place, PartialCompletion] = {}
         for call in self._calls(groups):
             begun = bool(call.drawn)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import Noise, token_keys
-from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.engine import (
     DecodeMonitor,
     ProgressFn,
@@ -22,7 +21,7 @@ from grpo_pl.rollout.engine import (
     row_keys,
 )
 from grpo_pl.rollout.texts import TextStream
-from grpo_pl.types import Rollout, SampleKey, SamplingParams
+from grpo_pl.types import Rollout, SampleKey, SamplingParams, StopStrings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

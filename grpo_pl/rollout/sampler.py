@@ -10,13 +10,12 @@ import torch
 
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.policy.dialogue import Dialogue
-from grpo_pl.policy.loading import context_length, eos_ids
-from grpo_pl.policy.stop_strings import StopStrings
+from grpo_pl.policy.loading import context_length, end_token_ids
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.episodes import Episode, run_episodes
-from grpo_pl.types import NO_VERSION, Draw, Problem, Rollout, SampleKey, SamplingParams, Split
+from grpo_pl.types import NO_VERSION, Draw, Problem, Rollout, SampleKey, SamplingParams, Split, StopStrings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -184,17 +183,13 @@ class CompletionSampler:
             prompt_ids=prompt_ids,
             keys=keys,
             sampling=sampling,
-            eos_token_ids=sorted(self.ends(model, sampling)),
+            eos_token_ids=end_token_ids(model, self.tokenizer, sampling),
             pad_token_id=int(self.tokenizer.pad_token_id),
             progress=progress,
             should_stop=should_stop,
             **({} if stops is None else {"stops": stops}),
         )
         return self._dated(rollout)
-
-    def ends(self, model: PreTrainedModel, sampling: SamplingParams) -> set[int]:
-        """Tokens that end a completion."""
-        return {*eos_ids(model, self.tokenizer), *sampling.stop_token_ids}
 
     def samples(self, prompts: Sequence[Problem], rollout: Rollout, step: int) -> Samples:
         """A rollout of single turns beside its texts."""

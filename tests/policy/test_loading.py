@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_pl.policy.loading import PolicyConfig, context_length, eos_ids, load_model, load_tokenizer
+from grpo_pl.policy.loading import PolicyConfig, context_length, end_token_ids, eos_ids, load_model, load_tokenizer
+from grpo_pl.types import SamplingParams
 
 SCRATCH: dict[str, Any] = {
     "model_type": "llama",
@@ -108,6 +109,8 @@ def test_a_tokenizer_without_padding_pads_with_eos(saved: Path, tokenizer: PreTr
 def test_every_declared_end_counts(tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     tiny_policy.generation_config.eos_token_id = [7, 5]
     assert eos_ids(tiny_policy, tokenizer) == sorted({5, 7, tokenizer.eos_token_id})
+    sampling = SamplingParams(stop_token_ids=(9, 5))
+    assert end_token_ids(tiny_policy, tokenizer, sampling) == sorted({5, 7, 9, tokenizer.eos_token_id})
 
 
 @pytest.mark.parametrize("load", [load_tokenizer, lambda policy: load_model(policy, None)])

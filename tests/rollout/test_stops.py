@@ -10,14 +10,13 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.policy.loading import PolicyConfig, load_model
-from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import RolloutEngine, row_keys
 from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
-from grpo_pl.types import Problem, SampleKey, SamplingParams
+from grpo_pl.types import Problem, SampleKey, SamplingParams, StopStrings
 from tests.conftest import TINY_POLICY
 
 SAMPLING = SamplingParams(max_completion_length=40)

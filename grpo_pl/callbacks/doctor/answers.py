@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, TypeVar
@@ -15,7 +15,7 @@ from grpo_pl.data.cells import normal_question
 from grpo_pl.data.demonstrations import read_demonstrations
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
-from grpo_pl.policy.loading import eos_ids
+from grpo_pl.policy.loading import end_token_ids
 from grpo_pl.rewards.base import Reward, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, score_completions
 from grpo_pl.rewards.model import LoadsModel
@@ -164,11 +164,11 @@ def scored_again(signs: AnswerSigns, experience: Experience, rewards: Sequence[R
 def end_chance(module: GRPOModule, experience: Experience) -> float:
     """The largest probability of an end token in the first two completions of different prompts."""
     policy, rollout = module.require_policy(), experience.rollout
-    ends = {*eos_ids(policy, module.tokenizer), *module.sampling.stop_token_ids}
+    ends = end_token_ids(policy, module.tokenizer, module.sampling)
     return max(_end_chance(policy, rollout, row, ends) for row in {0, len(rollout.finish_reasons) - 1})
 
 
-def _end_chance(policy: PreTrainedModel, rollout: Rollout, row: int, ends: set[int]) -> float:
+def _end_chance(policy: PreTrainedModel, rollout: Rollout, row: int, ends: Collection[int]) -> float:
     prompt, drawn = rollout.prompt_ids[row][rollout.prompt_mask[row]], rollout.completion_mask[row]
     ids = torch.cat([prompt, rollout.completion_ids[row][drawn]]).unsqueeze(0)
     keep = min(EOS_PLACES, int(drawn.sum()) + 1)

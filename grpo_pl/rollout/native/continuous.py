@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import Noise, draw_tokens, token_keys, truncate_logits
-from grpo_pl.policy.loading import eos_ids
-from grpo_pl.policy.stop_strings import StopStrings
+from grpo_pl.policy.loading import end_token_ids
 from grpo_pl.rollout.native.slots import alike, slot_decoder
 from grpo_pl.rollout.processors import LogitOptions, LogitProcessor, TokenMask
 from grpo_pl.rollout.texts import TextStream
-from grpo_pl.types import FinishReason, SamplingParams
+from grpo_pl.types import FinishReason, SamplingParams, StopStrings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -294,7 +293,7 @@ def batch_of(
     trained: ServedModel, policy: PreTrainedModel, max_rows: int, numbers: Iterator[int] | None = None
 ) -> ContinuousBatch:
     """A batch of a trained policy whose completions end as in training."""
-    ends = {*eos_ids(policy, trained.tokenizer), *trained.sampling.stop_token_ids}
+    ends = end_token_ids(policy, trained.tokenizer, trained.sampling)
     stops = StopStrings.of(trained.sampling, trained.tokenizer, trained.template.prefill)
     with trained.computing(policy):  # the own forward pass reads its type where it is made, and keeps it
-        return ContinuousBatch(policy, eos_token_ids=sorted(ends), max_rows=max_rows, stops=stops, numbers=numbers)
+        return ContinuousBatch(policy, eos_token_ids=ends, max_rows=max_rows, stops=stops, numbers=numbers)

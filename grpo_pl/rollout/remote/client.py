@@ -10,10 +10,9 @@ from typing import Any
 
 import httpx2
 
-from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.engine import EngineDied, PolicyDiverged, ProgressFn, RolloutInterrupted
 from grpo_pl.rollout.remote import wire
-from grpo_pl.types import Rollout
+from grpo_pl.types import Rollout, StopStrings
 
 CONNECT_S = 5.0
 """Most seconds for a connection to be made."""

@@ -18,7 +18,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from torch import Tensor
 
-from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.engine import EngineDied, PolicyDiverged, RolloutInterrupted
 from grpo_pl.rollout.remote import wire
@@ -27,6 +26,7 @@ from grpo_pl.rollout.remote.seat import Arriving, Lost, Seat
 from grpo_pl.rollout.remote.settings import ServerSettings
 from grpo_pl.rollout.remote.weight_files import MOST_FILES, NoFile, WeightFiles
 from grpo_pl.rollout.remote.wire import Malformed
+from grpo_pl.types import StopStrings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

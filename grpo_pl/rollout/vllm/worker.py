@@ -16,11 +16,10 @@ from vllm import EngineArgs, LLMEngine
 from vllm import SamplingParams as RowParams
 from vllm.sampling_params import RequestOutputKind
 
-from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.engine import DecodeMonitor, ProgressFn, assemble, check_request, pad_left, row_keys
 from grpo_pl.rollout.texts import TextStream
 from grpo_pl.rollout.vllm.keyed_draws import DRAW, KEY, TOP, KeyedDraws
-from grpo_pl.types import NO_TOKEN, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import NO_TOKEN, Rollout, SampleKey, SamplingParams, StopStrings
 
 
 class VLLMWorker:

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from grpo_pl.policy.lora import Lora, add_adapters
-from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.remote import wire
-from grpo_pl.types import Rollout, SamplingParams
+from grpo_pl.types import Rollout, SamplingParams, StopStrings
 
 
 @pytest.fixture(scope="module")

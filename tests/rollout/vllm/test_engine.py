@@ -15,11 +15,10 @@ from transformers import PreTrainedModel
 from grpo_pl.functional.sampling import Noise, score_gaps, token_keys
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.lora import Lora, add_adapters
-from grpo_pl.policy.stop_strings import StopStrings
 from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted, row_keys
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import Rollout, SamplingParams
+from grpo_pl.types import Rollout, SamplingParams, StopStrings
 
 pytestmark = [
     pytest.mark.vllm,
