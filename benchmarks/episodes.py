@@ -11,7 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.episodes import Episode, EpisodeLimits, run_episodes
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import Problem, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, Problem, Rollout, SampleKey, SamplingParams
 
 TURNS, ACTION, OBSERVATION = 8, 8, 48
 """Turns of an episode, and tokens of an action and of an observation."""
@@ -146,21 +146,19 @@ def last_turn(cell: Cell, repetitions: int) -> dict[str, Any]:
     rollout = task.play(NativeEngine())
     begin = (TURNS - 1) * (ACTION + OBSERVATION)
     contexts = torch.cat([rollout.prompt_ids, rollout.completion_ids[:, :begin]], dim=1).tolist()
-    request: dict[str, Any] = {
-        "sampling": SamplingParams(max_completion_length=ACTION),
-        "eos_token_ids": [],
-        "pad_token_id": 0,
-    }
-    alone = [[key] for group in keys_of(cell.prompts, cell.group) for key in group]
+    keys = keys_of(cell.prompts, cell.group)
+    shared = GenerateRequest(
+        prompt_ids=contexts[:: cell.group],
+        keys=keys,
+        sampling=SamplingParams(max_completion_length=ACTION),
+        eos_token_ids=[],
+        pad_token_id=0,
+    )
+    apart = replace(shared, prompt_ids=contexts, keys=[[key] for group in keys for key in group])
     arms = {
         "episodes": lambda: task.play(clocked),
-        "single_turn_shared": lambda: NativeEngine().generate(
-            task.model,
-            prompt_ids=contexts[:: cell.group],
-            keys=keys_of(cell.prompts, cell.group),
-            **request,
-        ),
-        "single_turn_apart": lambda: NativeEngine().generate(task.model, prompt_ids=contexts, keys=alone, **request),
+        "single_turn_shared": lambda: NativeEngine().generate(task.model, shared),
+        "single_turn_apart": lambda: NativeEngine().generate(task.model, apart),
     }
     seconds = interleaved(arms, repetitions=repetitions, device="cpu")
     last = clocked.seconds[TURNS - 1 :: TURNS][1:]  # the first repetition warms up

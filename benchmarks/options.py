@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
 
 
 def rollout(model: PreTrainedModel, cell: Cell) -> Callable[[], None]:
@@ -30,11 +30,13 @@ def rollout(model: PreTrainedModel, cell: Cell) -> Callable[[], None]:
     def run() -> None:
         NativeEngine().generate(
             model,
-            prompt_ids=cell.prompt_ids(),
-            keys=keys,
-            sampling=SamplingParams(max_completion_length=cell.completion_tokens),
-            eos_token_ids=[],
-            pad_token_id=PAD,
+            GenerateRequest(
+                prompt_ids=cell.prompt_ids(),
+                keys=keys,
+                sampling=SamplingParams(max_completion_length=cell.completion_tokens),
+                eos_token_ids=[],
+                pad_token_id=PAD,
+            ),
         )
 
     return run

@@ -46,7 +46,7 @@ from grpo_pl.rollout.native.child import NativeChildEngine, NativeWorker
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.kernels import Matrix
 from grpo_pl.rollout.vllm import VLLMEngine
-from grpo_pl.types import SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
 
 CPU_CELLS = [SMALL, MEDIUM, SHORT]
 VLLM_PYTHON = "GRPO_PL_VLLM_PYTHON"
@@ -129,11 +129,13 @@ def drawn(
     def run() -> None:
         rollout = engine.generate(
             model,
-            prompt_ids=prompts,
-            keys=keys,
-            sampling=SamplingParams(max_completion_length=cell.completion_tokens),
-            eos_token_ids=[] if lengths is None else [EOS],
-            pad_token_id=PAD,
+            GenerateRequest(
+                prompt_ids=prompts,
+                keys=keys,
+                sampling=SamplingParams(max_completion_length=cell.completion_tokens),
+                eos_token_ids=[] if lengths is None else [EOS],
+                pad_token_id=PAD,
+            ),
         )
         assert rollout.lengths.tolist() == expected, "the engine did not follow the script"
 
@@ -316,11 +318,13 @@ def profile(cell: Cell, device: str) -> dict[str, Any]:
     def run() -> None:
         NativeEngine().generate(
             model,
-            prompt_ids=prompts,
-            keys=keys,
-            sampling=SamplingParams(max_completion_length=PROFILED),
-            eos_token_ids=[EOS],
-            pad_token_id=PAD,
+            GenerateRequest(
+                prompt_ids=prompts,
+                keys=keys,
+                sampling=SamplingParams(max_completion_length=PROFILED),
+                eos_token_ids=[EOS],
+                pad_token_id=PAD,
+            ),
         )
 
     run()

@@ -43,7 +43,7 @@ from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.vllm import VLLMEngine
-from grpo_pl.types import SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
 
 FLAT = Cell(name="flat", layers=4, hidden=128, intermediate=512, vocabulary=50_000, heads=4, key_heads=2)
 GROUP = 8
@@ -77,11 +77,13 @@ class Request:
         """(rows, tokens) of the prompts of ``part``; no row ends early."""
         rollout = engine.generate(
             model,
-            prompt_ids=self.prompt_ids[part],
-            keys=self.keys[part],
-            sampling=SamplingParams(max_completion_length=self.tokens, temperature=self.temperature),
-            eos_token_ids=[],
-            pad_token_id=0,
+            GenerateRequest(
+                prompt_ids=self.prompt_ids[part],
+                keys=self.keys[part],
+                sampling=SamplingParams(max_completion_length=self.tokens, temperature=self.temperature),
+                eos_token_ids=[],
+                pad_token_id=0,
+            ),
         )
         return rollout.completion_ids
 

@@ -24,7 +24,7 @@ from server import PROMPT, Server, build_export, running
 
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
 
 CLIENTS, SAMPLES, TOKENS = 4, 8, 256
 STREAMS = 8
@@ -39,11 +39,13 @@ def engine_rate(policy: Any, prompt_ids: list[int]) -> float:
     began = time.perf_counter()
     NativeEngine().generate(
         policy,
-        prompt_ids=[prompt_ids] * CLIENTS,
-        keys=keys,
-        sampling=SamplingParams(max_completion_length=TOKENS),
-        eos_token_ids=[],
-        pad_token_id=0,
+        GenerateRequest(
+            prompt_ids=[prompt_ids] * CLIENTS,
+            keys=keys,
+            sampling=SamplingParams(max_completion_length=TOKENS),
+            eos_token_ids=[],
+            pad_token_id=0,
+        ),
     )
     return CLIENTS * SAMPLES * TOKENS / (time.perf_counter() - began)
 

@@ -26,7 +26,7 @@ from server import PROMPT, Server, build_export
 
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
 
 TOKENS = 32
 BODY = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
@@ -145,11 +145,13 @@ def engine_tokens_per_s(model: Path, rows: int, rounds: int = 5) -> float:
         began = time.perf_counter()
         NativeEngine().generate(
             network,
-            prompt_ids=[ids] * rows,
-            keys=keys,
-            sampling=SamplingParams(max_completion_length=TOKENS),
-            eos_token_ids=[],
-            pad_token_id=0,
+            GenerateRequest(
+                prompt_ids=[ids] * rows,
+                keys=keys,
+                sampling=SamplingParams(max_completion_length=TOKENS),
+                eos_token_ids=[],
+                pad_token_id=0,
+            ),
         )
         rates.append(rows * TOKENS / (time.perf_counter() - began))
     return statistics.median(rates[1:])

@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.training.hooks import StepCallback as StepCallback
     from grpo_pl.training.module import GRPOModule as GRPOModule
     from grpo_pl.training.optimization import Optimization as Optimization
+    from grpo_pl.types import GenerateRequest as GenerateRequest
     from grpo_pl.types import Problem as Problem
     from grpo_pl.types import PromptBatch as PromptBatch
     from grpo_pl.types import Rollout as Rollout
@@ -93,6 +94,7 @@ DEFINED_IN = {
     # what flows between the stages of a step, and engines
     "PromptBatch": "grpo_pl.types",
     "Rollout": "grpo_pl.types",
+    "GenerateRequest": "grpo_pl.types",
     "Experience": "grpo_pl.training.experience",
     "RolloutEngine": "grpo_pl.rollout.engine",
     "NativeEngine": "grpo_pl.rollout.native.engine",

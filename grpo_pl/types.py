@@ -230,6 +230,49 @@ class StopStrings:
         return cls(texts=sampling.stop, tokenizer=tokenizer, prefix=prefix)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GenerateRequest:
+    """What an engine is asked to draw: the same number of completions for each of P prompts.
+
+    It holds values only, so that it goes to other processes as it is; sequences become tuples.
+
+    Raises:
+        ValueError: no prompts, an empty prompt, or groups of unequal size.
+    """
+
+    prompt_ids: Sequence[Sequence[int]]
+    """P token lists of any lengths, not padded."""
+    keys: Sequence[Sequence[SampleKey]]
+    """(P, G) names of the samples; equal keys and weights give equal tokens."""
+    sampling: SamplingParams
+    eos_token_ids: Sequence[int]
+    """Any of these ends a completion and belongs to it; may be empty."""
+    pad_token_id: int
+    """Fills what is masked; may be one of ``eos_token_ids``."""
+    stops: StopStrings | None = None
+    """The strings of ``sampling.stop``, given only where there are some; a completion ends with the token that
+    completes one, by ``stop``."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt_ids", tuple(map(tuple, self.prompt_ids)))
+        object.__setattr__(self, "keys", tuple(map(tuple, self.keys)))
+        object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
+        if not self.prompt_ids or len(self.prompt_ids) != len(self.keys):
+            raise ValueError(
+                f"{len(self.prompt_ids)} prompts for {len(self.keys)} groups of keys: give one group per prompt."
+            )
+        if not all(self.prompt_ids):
+            raise ValueError("a prompt has no tokens: the policy needs at least one to start from.")
+        sizes = {len(group) for group in self.keys}
+        if len(sizes) != 1 or 0 in sizes:
+            raise ValueError(f"groups must have one common size of at least 1, got sizes {sorted(sizes)}.")
+
+    @property
+    def group_size(self) -> int:
+        """G, the completions of each prompt."""
+        return len(self.keys[0])
+
+
 class PromptBatch:
     """The prompts of one rank for one rollout step (training) or one slice of the held-out problems.
 

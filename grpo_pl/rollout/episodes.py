@@ -20,10 +20,11 @@ from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.functional.exact_sums import weighted_sum
 from grpo_pl.functional.sampling import small_seed
 from grpo_pl.policy.dialogue import Dialogue
-from grpo_pl.policy.loading import context_length, end_token_ids
+from grpo_pl.policy.loading import context_length
 from grpo_pl.policy.template import Fits
-from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, RolloutInterrupted, check_request, pad_left
-from grpo_pl.types import NO_TURN, FinishReason, Problem, Rollout, SampleKey, SamplingParams, StopStrings
+from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, RolloutInterrupted, pad_left
+from grpo_pl.rollout.requests import generate_request
+from grpo_pl.types import NO_TURN, FinishReason, GenerateRequest, Problem, Rollout, SampleKey, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -154,7 +155,14 @@ def run_episodes(
     context = min(context_length(model.config) or 1 << 30, engine.max_tokens or 1 << 30)
     check_limits(dialogue, pool.environment, limits, context)
     prompts = [dialogue.prompt_ids(problem.asked) for problem in problems]
-    group_size = check_request([prompt or [0] for prompt in prompts], keys)
+    request = generate_request(
+        model,
+        dialogue.tokenizer,
+        prompt_ids=[prompt or [0] for prompt in prompts],  # one that is empty begins with what its environment shows
+        keys=keys,
+        sampling=sampling,
+        prefix=dialogue.template.prefill,
+    )
     owners = [(p, key) for p, group in enumerate(keys) for key in group]
     rows = [_Row(number, problems[p], prompts[p][: context - 1], key) for number, (p, key) in enumerate(owners)]
     together = getattr(engine, "max_batch_rows", 0) or len(rows)
@@ -166,7 +174,7 @@ def run_episodes(
             model=model,
             dialogue=dialogue,
             pool=pool,
-            sampling=sampling,
+            request=request,
             limits=limits,
             context=context,
             progress=progress,
@@ -178,7 +186,7 @@ def run_episodes(
         pool.close()
         raise
     episodes = [row.episode() for row in rows]
-    return _rollout(rows, group_size, int(dialogue.tokenizer.pad_token_id), model.device), episodes
+    return _rollout(rows, request.group_size, request.pad_token_id, model.device), episodes
 
 
 @dataclass
@@ -228,16 +236,13 @@ class _Driver:
     model: PreTrainedModel
     dialogue: Dialogue
     pool: EnvironmentPool
-    sampling: SamplingParams
+    request: GenerateRequest  # each turn replaces the contexts, keys and length in it
     limits: EpisodeLimits
     context: int
     progress: ProgressFn | None
     should_stop: Callable[[], bool] | None
 
     def __post_init__(self) -> None:
-        tokenizer = self.dialogue.tokenizer
-        self._ends = end_token_ids(self.model, tokenizer, self.sampling)
-        self._stops = StopStrings.of(self.sampling, tokenizer, self.dialogue.template.prefill)
         self._tokens = self._ended = 0
 
     def play(self, rows: Sequence[_Row]) -> None:
@@ -292,7 +297,7 @@ class _Driver:
     def _act(self, rows: Sequence[_Row]) -> None:
         """Draws the next action of each row and begins to play it. A row that has less left of the context than others
         draw is drawn apart from them, for a model or an engine may go no further."""
-        longest = min(self.sampling.max_completion_length, max(row.room for row in rows))
+        longest = min(self.request.sampling.max_completion_length, max(row.room for row in rows))
         parts = dict[int, list[_Row]]()
         for row in rows:
             parts.setdefault(min(longest, self.context - len(row.prompt) - len(row.tokens)), []).append(row)
@@ -302,16 +307,17 @@ class _Driver:
     def _draw(self, rows: Sequence[_Row], engine: RolloutEngine, longest: int) -> None:
         before, ended = self._tokens, self._ended
         progress = self.progress
-        drawn = engine.generate(
-            self.model,
+        request = replace(
+            self.request,
             prompt_ids=[row.prompt + row.tokens for row in rows],
             keys=[[replace(row.key, turn=len(row.turns))] for row in rows],
-            sampling=replace(self.sampling, max_completion_length=longest),
-            eos_token_ids=self._ends,
-            pad_token_id=int(self.dialogue.tokenizer.pad_token_id),
+            sampling=replace(self.request.sampling, max_completion_length=longest),
+        )
+        drawn = engine.generate(
+            self.model,
+            request,
             progress=None if progress is None else lambda tokens, _: progress(before + tokens, ended),
             should_stop=self.should_stop,
-            **({} if self._stops is None else {"stops": self._stops}),
         )
         columns = (drawn.completion_ids.tolist(), drawn.sampling_logprobs.tolist(), drawn.lengths.tolist())
         for row, tokens, logprobs, length, reason in zip(rows, *columns, drawn.finish_reasons, strict=True):

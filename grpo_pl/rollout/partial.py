@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo_pl.policy.loading import end_token_ids
 from grpo_pl.rollout.engine import ProgressFn, pad_left
+from grpo_pl.rollout.requests import generate_request
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.rollout.texts import TextStream
 from grpo_pl.types import NO_VERSION, FinishReason, Problem, Rollout, SampleKey, SamplingParams, StopStrings
@@ -99,13 +100,17 @@ class PartialSampler:
         ends = end_token_ids(model, self.sampler.tokenizer, self.sampling)
         found: dict[Place, PartialCompletion] = {}
         for call in self._calls(groups):
-            begun = bool(call.drawn)
-            rollout = self.sampler.generate(
+            request = generate_request(
                 model,
+                self.sampler.tokenizer,
                 prompt_ids=[[*asked[g], *groups[g].completions[rows[0]].tokens.tolist()] for g, rows in call.blocks],
                 keys=[[self._key(groups[g], row) for row in rows] for g, rows in call.blocks],
                 sampling=replace(self.sampling, max_completion_length=call.limit),
-                prefix="" if begun else None,
+                prefix="" if call.drawn else self.sampler.template.prefill,
+            )
+            rollout = self.sampler.generate(
+                model,
+                request,
                 progress=None if progress is None else _counted(progress, found.values()),
                 should_stop=should_stop,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,10 @@ from grpo_pl.rollout.engine import (
     ProgressFn,
     RolloutEngine,
     assemble,
-    check_request,
     pad_left,
     row_keys,
 )
-from grpo_pl.rollout.texts import TextStream
-from grpo_pl.types import Rollout, SampleKey, SamplingParams, StopStrings
+from grpo_pl.types import GenerateRequest, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,35 +37,18 @@ class PlainEngine(RolloutEngine):
     def generate(
         self,
         model: PreTrainedModel,
+        request: GenerateRequest,
         *,
-        prompt_ids: Sequence[Sequence[int]],
-        keys: Sequence[Sequence[SampleKey]],
-        sampling: SamplingParams,
-        eos_token_ids: Sequence[int],
-        pad_token_id: int,
         progress: ProgressFn | None = None,
         should_stop: Callable[[], bool] | None = None,
-        stops: StopStrings | None = None,
     ) -> Rollout:
-        group_size = check_request(prompt_ids, keys)
         device = model.device
-        ids, mask = (tensor.to(device) for tensor in pad_left(prompt_ids, pad_token_id))  # (P, S)
-        owners = torch.arange(len(prompt_ids), device=device).repeat_interleave(group_size)  # (B,)
-        names = row_keys(keys)
-        texts = [] if stops is None else [TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix) for _ in names]
-        monitor = DecodeMonitor(
-            texts, sampling, eos=eos_token_ids, pad=pad_token_id, progress=progress, should_stop=should_stop
-        )
-        return assemble(
-            group_size=group_size,
-            prompt_ids=ids[owners],
-            prompt_mask=mask[owners],
-            drawn=self._draw(model, ids, mask, owners, torch.tensor(names, device=device), monitor),
-            eos_token_ids=eos_token_ids,
-            pad_token_id=pad_token_id,
-            texts=texts,
-            monitor=monitor,
-        )
+        ids, mask = (t.to(device) for t in pad_left(request.prompt_ids, request.pad_token_id))  # (P, S)
+        owners = torch.arange(len(ids), device=device).repeat_interleave(request.group_size)  # (B,)
+        keys = torch.tensor(row_keys(request.keys), device=device)
+        monitor = DecodeMonitor(request, progress=progress, should_stop=should_stop)
+        drawn = self._draw(model, ids, mask, owners, keys, monitor)
+        return assemble(monitor, prompt_ids=ids[owners], prompt_mask=mask[owners], drawn=drawn)
 
     def _draw(
         self, model: PreTrainedModel, ids: Tensor, mask: Tensor, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
@@ -86,7 +67,7 @@ class PlainEngine(RolloutEngine):
             max_new_tokens=monitor.sampling.max_completion_length,
             do_sample=False,  # greedy over the scores that the choice leaves: the token it drew
             eos_token_id=sorted(monitor.eos) or None,
-            pad_token_id=monitor.pad,
+            pad_token_id=monitor.request.pad_token_id,
             use_cache=True,
         )
         drawn = []

@@ -10,12 +10,13 @@ import torch
 
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.policy.dialogue import Dialogue
-from grpo_pl.policy.loading import context_length, end_token_ids
+from grpo_pl.policy.loading import context_length
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.episodes import Episode, run_episodes
-from grpo_pl.types import NO_VERSION, Draw, Problem, Rollout, SampleKey, SamplingParams, Split, StopStrings
+from grpo_pl.rollout.requests import generate_request
+from grpo_pl.types import NO_VERSION, Draw, GenerateRequest, Problem, Rollout, SampleKey, SamplingParams, Split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -141,14 +142,15 @@ class CompletionSampler:
                 should_stop=should_stop,
             )
             return self._played(prompts, self._dated(rollout), episodes, step)
-        rollout = self.generate(
+        request = generate_request(
             model,
+            self.tokenizer,
             prompt_ids=self.prompt_ids(model, prompts, sampling.max_completion_length),
             keys=keys,
             sampling=sampling,
-            progress=progress,
-            should_stop=should_stop,
+            prefix=self.template.prefill,
         )
+        rollout = self.generate(model, request, progress=progress, should_stop=should_stop)
         return self.samples(prompts, rollout, step)
 
     def prompt_ids(self, model: PreTrainedModel, prompts: Sequence[Problem], longest: int) -> list[list[int]]:
@@ -158,38 +160,25 @@ class CompletionSampler:
             ValueError: one of them and a completion of ``longest`` tokens do not fit the model's context.
         """
         encoded = [self.template.encode(prompt.asked, self.tokenizer) for prompt in prompts]
-        self._check_context(model, prompts, encoded, longest)
+        context = context_length(model.config)
+        number, ids = max(enumerate(encoded), key=lambda prompt: len(prompt[1]))
+        if context is not None and len(ids) + longest > context:
+            raise ValueError(
+                f"prompt {prompts[number].id} has {len(ids)} tokens; with max_completion_length={longest} that exceeds "
+                f"the model's context of {context}. Shorten one of them."
+            )
         return encoded
 
     def generate(
         self,
         model: PreTrainedModel,
+        request: GenerateRequest,
         *,
-        prompt_ids: Sequence[Sequence[int]],
-        keys: Sequence[Sequence[SampleKey]],
-        sampling: SamplingParams,
-        prefix: str | None = None,
         progress: ProgressFn | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> Rollout:
-        """The engine's completions, with the ends that model, tokenizer and ``sampling`` name.
-
-        Args:
-            prefix: text before the completions in which a stop string may begin; None takes the template's prefill.
-        """
-        stops = StopStrings.of(sampling, self.tokenizer, self.template.prefill if prefix is None else prefix)
-        rollout = self.engine.generate(
-            model,
-            prompt_ids=prompt_ids,
-            keys=keys,
-            sampling=sampling,
-            eos_token_ids=end_token_ids(model, self.tokenizer, sampling),
-            pad_token_id=int(self.tokenizer.pad_token_id),
-            progress=progress,
-            should_stop=should_stop,
-            **({} if stops is None else {"stops": stops}),
-        )
-        return self._dated(rollout)
+        """The engine's completions, with the version of the weights that they were drawn from."""
+        return self._dated(self.engine.generate(model, request, progress=progress, should_stop=should_stop))
 
     def samples(self, prompts: Sequence[Problem], rollout: Rollout, step: int) -> Samples:
         """A rollout of single turns beside its texts."""
@@ -223,15 +212,3 @@ class CompletionSampler:
             completions=self._texts(rollout) if whole else [(["", *episode.actions])[-1] for episode in episodes],
             episodes=episodes,
         )
-
-    @staticmethod
-    def _check_context(
-        model: PreTrainedModel, prompts: Sequence[Problem], prompt_ids: Sequence[Sequence[int]], completion: int
-    ) -> None:
-        context = context_length(model.config)
-        longest = max(range(len(prompts)), key=lambda i: len(prompt_ids[i]))
-        if context is not None and len(prompt_ids[longest]) + completion > context:
-            raise ValueError(
-                f"prompt {prompts[longest].id} has {len(prompt_ids[longest])} tokens; with max_completion_length="
-                f"{completion} that exceeds the model's context of {context}. Shorten one of them."
-            )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.rollout.copying import CopyEngine
@@ -54,13 +56,20 @@ def check_parts(
 
 
 def check_engine(engine: RolloutEngine, algorithm: GRPOAlgorithm, sampling: SamplingParams, *, staleness: int) -> None:
-    """Refuses an engine that cannot record what the objective asks for, or cannot draw ahead.
+    """Refuses an engine that takes no request, cannot record what the objective asks for, or cannot draw ahead.
 
     Raises:
-        ValueError: the engine keeps no support or no likely tokens, or reads the policy's weights while it draws, and
-            they change.
+        ValueError: the engine was written for an earlier version, keeps no support or no likely tokens, or reads the
+            policy's weights while it draws, and they change.
     """
     name = type(engine).__name__
+    try:
+        inspect.signature(engine.generate).bind("model", "request", progress=None, should_stop=None)
+    except TypeError as error:
+        raise ValueError(
+            f"model.engine: generate of {name} does not take (model, request, *, progress, should_stop): {error}. The "
+            "arguments of earlier versions are fields of `request` now, see docs/engines.md."
+        ) from None
     if sampling.sampling_mask and not engine.keeps_support:
         raise ValueError(
             f"model.sampling.sampling_mask needs an engine that notes what was left to draw from, and {name} does not: "

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from grpo_pl.rollout.child.outline import Outline
 from grpo_pl.rollout.native.child import NativeChildEngine, NativeWorker
-from grpo_pl.types import Rollout
+from grpo_pl.types import GenerateRequest, Rollout
 
 
 class SlowNativeWorker(NativeWorker):
@@ -22,12 +22,12 @@ class SlowNativeWorker(NativeWorker):
         super().__init__(**settings)
         self.pause_s = pause_s
 
-    def generate(self, *, should_stop: Callable[[], bool], **request: Any) -> Rollout:
+    def generate(self, request: GenerateRequest, *, should_stop: Callable[[], bool], **told: Any) -> Rollout:
         def slowly() -> bool:
             time.sleep(self.pause_s)
             return should_stop()
 
-        return super().generate(should_stop=slowly, **request)
+        return super().generate(request, should_stop=slowly, **told)
 
 
 @dataclass(kw_only=True)
@@ -106,10 +106,10 @@ class KeepingEngine(NativeInChild):
 class FailingLate(SlowNativeWorker):
     """Cannot draw the rollout of the fifth step."""
 
-    def generate(self, *, keys: Any, **request: Any) -> Rollout:
-        if keys[0][0].step == 4:
+    def generate(self, request: GenerateRequest, **told: Any) -> Rollout:
+        if request.keys[0][0].step == 4:
             raise ValueError("the prompt of 99 tokens leaves no room")
-        return super().generate(keys=keys, **request)
+        return super().generate(request, **told)
 
 
 @dataclass(kw_only=True)
@@ -120,10 +120,10 @@ class FailingLateEngine(NativeInChild):
 class DyingOnce(SlowNativeWorker):
     """Ends once in the middle of the rollout of each step that ``DIES_AT`` names, and leaves a file in ``MARKS``."""
 
-    def generate(self, *, keys: Any, should_stop: Callable[[], bool], **request: Any) -> Rollout:
-        step = str(keys[0][0].step)
+    def generate(self, request: GenerateRequest, *, should_stop: Callable[[], bool], **told: Any) -> Rollout:
+        step = str(request.keys[0][0].step)
         mark, tokens = Path(os.environ["MARKS"], step), iter(range(3 + int(step) % 7))
-        doomed = keys[0][0].split == "train" and step in os.environ["DIES_AT"].split()
+        doomed = request.keys[0][0].split == "train" and step in os.environ["DIES_AT"].split()
 
         def dies() -> bool:
             if doomed and next(tokens, None) is None and not mark.exists():
@@ -131,7 +131,7 @@ class DyingOnce(SlowNativeWorker):
                 os._exit(9)
             return should_stop()
 
-        return super().generate(keys=keys, should_stop=dies, **request)
+        return super().generate(request, should_stop=dies, **told)
 
 
 @dataclass(kw_only=True)
@@ -142,12 +142,12 @@ class DyingOnceEngine(NativeInChild):
 class DyingOnRankOne(SlowNativeWorker):
     """Ends in the middle of the first rollout for which there is no file yet, on one rank only."""
 
-    def generate(self, **request: Any) -> Rollout:
+    def generate(self, request: GenerateRequest, **told: Any) -> Rollout:
         mark = Path(os.environ["MARK"])
         if os.environ.get("RANK") == "1" and not mark.exists():
             mark.touch()
             os._exit(9)
-        return super().generate(**request)
+        return super().generate(request, **told)
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Sleeper:
-    def generate(self, *, progress: Callable[[int, int], None], should_stop: Callable[[], bool]) -> None:
+    def generate(self, request: Any, *, progress: Callable[[int, int], None], should_stop: Callable[[], bool]) -> None:
         for second in range(300):
             progress(second, 0)
             time.sleep(1.0)
@@ -31,7 +31,7 @@ class Failing:
     def load(self, weights: Iterable[Any]) -> None:
         pass  # reads none of them
 
-    def generate(self, **request: Any) -> None:
+    def generate(self, request: Any, **told: Any) -> None:
         raise IndexError("list index out of range")
 
 
@@ -53,7 +53,7 @@ class Loading(Failing):
 class Deaf(Failing):
     """Draws without end, and never asks whether to stop."""
 
-    def generate(self, **request: Any) -> None:
+    def generate(self, request: Any, **told: Any) -> None:
         time.sleep(300)
 
 
@@ -68,7 +68,7 @@ class Cut(Failing):
 class Survived(Failing):
     """Dies while a process that was forked from it goes on and keeps all that it had open."""
 
-    def generate(self, **request: Any) -> None:
+    def generate(self, request: Any, **told: Any) -> None:
         if (helper := os.fork()) == 0:
             time.sleep(60)
             os._exit(0)
@@ -79,7 +79,7 @@ class Survived(Failing):
 class Dying(Failing):
     """Ends in the middle of every rollout, with a last word."""
 
-    def generate(self, **request: Any) -> None:
+    def generate(self, request: Any, **told: Any) -> None:
         print("terminate called after throwing an instance of 'std::bad_alloc'", flush=True)
         os._exit(134)
 
@@ -95,7 +95,7 @@ class Stuck(Failing):
         list(weights)
         self._pause("load")
 
-    def generate(self, **request: Any) -> None:
+    def generate(self, request: Any, **told: Any) -> None:
         self._pause("generate")
 
     def _pause(self, where: str) -> None:

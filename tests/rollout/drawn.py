@@ -5,7 +5,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from grpo_pl.rollout.engine import RolloutEngine
-from grpo_pl.types import Rollout, SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams
 
 PROMPTS = [[3, 4, 5], [8, 9]]
 
@@ -18,9 +18,11 @@ def drawn(engine: RolloutEngine, model: PreTrainedModel, **sampling: Any) -> Rol
     ]
     return engine.generate(
         model,
-        prompt_ids=PROMPTS,
-        keys=keys,
-        sampling=SamplingParams(**{"max_completion_length": 8, "temperature": 0.8, **sampling}),
-        eos_token_ids=[5, 6, 7],
-        pad_token_id=0,
+        GenerateRequest(
+            prompt_ids=PROMPTS,
+            keys=keys,
+            sampling=SamplingParams(**{"max_completion_length": 8, "temperature": 0.8, **sampling}),
+            eos_token_ids=[5, 6, 7],
+            pad_token_id=0,
+        ),
     )

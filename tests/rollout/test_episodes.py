@@ -26,7 +26,7 @@ from grpo_pl.rollout.episodes import Episode, EpisodeLimits, run_episodes
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.slots import TurnSlots
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import NO_TURN, Problem, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import NO_TURN, GenerateRequest, Problem, Rollout, SampleKey, SamplingParams
 from tests.processes import started_processes
 
 SHAPE: dict[str, Any] = {
@@ -178,8 +178,16 @@ def test_a_turn_is_drawn_again_from_its_context_alone(play: Play, policy: PreTra
 
     def again(keys: list[SampleKey]) -> list[list[int]]:
         ends = [*ENDS, play.dialogue.tokenizer.eos_token_id]
-        request: dict[str, Any] = {"sampling": SAMPLING, "eos_token_ids": ends, "pad_token_id": 0}
-        alone = PlainEngine().generate(policy, prompt_ids=contexts, keys=[[key] for key in keys], **request)
+        alone = PlainEngine().generate(
+            policy,
+            GenerateRequest(
+                prompt_ids=contexts,
+                keys=[[key] for key in keys],
+                sampling=SAMPLING,
+                eos_token_ids=ends,
+                pad_token_id=0,
+            ),
+        )
         return [row[:n] for row, n in zip(alone.completion_ids.tolist(), alone.lengths.tolist(), strict=True)]
 
     assert again(keys) == drawn
@@ -211,14 +219,16 @@ def test_a_single_turn_without_observation_is_a_completion(play: Play, policy: P
     prompts = [play.dialogue.template.encode(text, play.dialogue.tokenizer) for text in ("Go ", "Go 1", "Go 22")]
     plain = NativeEngine().generate(
         policy,
-        prompt_ids=prompts,
-        keys=[
-            [SampleKey(seed=1, split="train", step=2, attempt=0, prompt_id=100 + p, sample=g) for g in range(2)]
-            for p in range(3)
-        ],
-        sampling=SAMPLING,
-        eos_token_ids=[*ENDS, play.dialogue.tokenizer.eos_token_id],
-        pad_token_id=int(play.dialogue.tokenizer.pad_token_id),
+        GenerateRequest(
+            prompt_ids=prompts,
+            keys=[
+                [SampleKey(seed=1, split="train", step=2, attempt=0, prompt_id=100 + p, sample=g) for g in range(2)]
+                for p in range(3)
+            ],
+            sampling=SAMPLING,
+            eos_token_ids=[*ENDS, play.dialogue.tokenizer.eos_token_id],
+            pad_token_id=int(play.dialogue.tokenizer.pad_token_id),
+        ),
     )
     assert torch.equal(rollout.completion_ids, plain.completion_ids)
     assert torch.equal(rollout.prompt_ids, plain.prompt_ids)
@@ -325,9 +335,9 @@ class Strict(NativeEngine):
 
     max_tokens = 70
 
-    def generate(self, model: PreTrainedModel, *, prompt_ids: Any, sampling: SamplingParams, **others: Any) -> Rollout:
-        assert max(map(len, prompt_ids)) + sampling.max_completion_length <= self.max_tokens
-        return super().generate(model, prompt_ids=prompt_ids, sampling=sampling, **others)
+    def generate(self, model: PreTrainedModel, request: GenerateRequest, **told: Any) -> Rollout:
+        assert max(map(len, request.prompt_ids)) + request.sampling.max_completion_length <= self.max_tokens
+        return super().generate(model, request, **told)
 
     def continuing(self, model: PreTrainedModel, *, rows: int) -> RolloutEngine:
         return self

@@ -7,7 +7,7 @@ from transformers import GenerationConfig
 from grpo_pl.functional.sampling import Noise, draw_tokens, row_key, token_keys
 from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import Rollout, SamplingParams
+from grpo_pl.types import GenerateRequest, Rollout, SamplingParams
 
 PAD = 0
 
@@ -16,11 +16,15 @@ def _generate(model, prompts, keys, *, eos=(), max_length=12, temperature=1.0, p
     top_k, top_p = options.pop("top_k", 0), options.pop("top_p", 1.0)
     return PlainEngine(max_batch_rows=rows).generate(
         model,
-        prompt_ids=prompts,
-        keys=keys,
-        sampling=SamplingParams(max_completion_length=max_length, temperature=temperature, top_k=top_k, top_p=top_p),
-        eos_token_ids=list(eos),
-        pad_token_id=pad,
+        GenerateRequest(
+            prompt_ids=prompts,
+            keys=keys,
+            sampling=SamplingParams(
+                max_completion_length=max_length, temperature=temperature, top_k=top_k, top_p=top_p
+            ),
+            eos_token_ids=list(eos),
+            pad_token_id=pad,
+        ),
         **options,
     )
 
@@ -176,18 +180,3 @@ def test_policy_without_finite_logits_is_refused(build_model, make_keys, prompts
     model.model.norm.weight.data.fill_(torch.nan)
     with pytest.raises(ValueError, match="not finite"):
         _generate(model, prompts, make_keys(3, 1))
-
-
-@pytest.mark.parametrize(
-    ("prompt_ids", "sizes", "message"),
-    [
-        ([], [], "0 prompts"),
-        ([[1]], [1, 1], "1 prompts for 2"),
-        ([[1], []], [1, 1], "no tokens"),
-        ([[1], [2]], [1, 2], "size"),
-    ],
-)
-def test_malformed_requests_are_refused(build_model, make_keys, prompt_ids, sizes, message):
-    keys = [make_keys(1, size)[0] for size in sizes]
-    with pytest.raises(ValueError, match=message):
-        _generate(build_model("qwen2"), prompt_ids, keys)

@@ -18,7 +18,7 @@ from grpo_pl.rollout.partial import PartialSampler, begun, grown
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.processors import LogitOptions
 from grpo_pl.rollout.sampler import CompletionSampler
-from grpo_pl.types import Problem, SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, Problem, SampleKey, SamplingParams
 from tests.race import draw_key, logits_along, winner
 from tests.rollout.drawn import PROMPTS, drawn
 
@@ -153,6 +153,7 @@ def test_a_completion_in_parts_and_a_later_turn_race_on_under_the_samples_name(
         assert_raced(tiny_policy, prompt, tokens, replace(named, sample=sample), temperature=1.0)
     later = replace(named, turn=2)
     rollout = NativeEngine().generate(
-        tiny_policy, prompt_ids=[prompt], keys=[[later]], sampling=sampling, eos_token_ids=[], pad_token_id=0
+        tiny_policy,
+        GenerateRequest(prompt_ids=[prompt], keys=[[later]], sampling=sampling, eos_token_ids=[], pad_token_id=0),
     )
     assert_raced(tiny_policy, prompt, rollout.completion_ids[0].tolist(), later, temperature=1.0)

@@ -1,6 +1,6 @@
 """From questions to completions: keys, texts, columns, and prompts that do not fit."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.sampler import CompletionSampler
-from grpo_pl.types import NO_VERSION, Problem, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import NO_VERSION, GenerateRequest, Problem, Rollout, SampleKey, SamplingParams
 
 PROMPTS = [
     Problem(id=7, question="7+5=", answer="12", columns={"level": 1}),
@@ -29,11 +29,11 @@ def sampler(tokenizer: PreTrainedTokenizerBase) -> CompletionSampler:
 class Listening(RolloutEngine):
     """Remembers the request before it passes it on."""
 
-    request: dict[str, Any] = field(default_factory=dict)
+    request: GenerateRequest | None = None
 
-    def generate(self, model: PreTrainedModel, **request: Any) -> Rollout:
-        self.request.update(request)
-        return PlainEngine().generate(model, **request)
+    def generate(self, model: PreTrainedModel, request: GenerateRequest, **told: Any) -> Rollout:
+        self.request = request
+        return PlainEngine().generate(model, request, **told)
 
 
 def test_rows_of_a_prompt_are_neighbours_and_texts_are_its_tokens(
@@ -105,11 +105,15 @@ def test_keys_name_seed_split_step_attempt_prompt_and_sample(
     engine = Listening()
     sampler = CompletionSampler(engine=engine, template=PromptTemplate(), tokenizer=tokenizer)
     sampler.sample(tiny_policy, PROMPTS, group_size=2, sampling=SHORT, seed=5, split="val", step=3, attempt=1)
-    assert engine.request["keys"] == [
-        [SampleKey(seed=5, split="val", step=3, attempt=1, prompt_id=p, sample=g) for g in (0, 1)] for p in (7, 8)
-    ]
-    assert engine.request["eos_token_ids"] == [tokenizer.eos_token_id]
-    assert engine.request["pad_token_id"] == tokenizer.pad_token_id
+    assert engine.request == GenerateRequest(
+        prompt_ids=[tokenizer(prompt.question).input_ids for prompt in PROMPTS],
+        keys=[
+            [SampleKey(seed=5, split="val", step=3, attempt=1, prompt_id=p, sample=g) for g in (0, 1)] for p in (7, 8)
+        ],
+        sampling=SHORT,
+        eos_token_ids=[tokenizer.eos_token_id],
+        pad_token_id=tokenizer.pad_token_id,
+    )
 
 
 def test_a_sample_does_not_depend_on_the_other_prompts(

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import Rollout, SamplingParams
+from grpo_pl.types import GenerateRequest, Rollout, SamplingParams
 from serve.prompts import sample_keys
 
 QUESTION = [{"role": "user", "content": "12+34="}]
@@ -34,11 +34,13 @@ def engine_draws(export: Path, policy: PreTrainedModel) -> Callable[..., Rollout
         ids = model.template.encode(question, model.tokenizer)
         return (PlainEngine() if plain else NativeEngine()).generate(
             policy,
-            prompt_ids=[ids],
-            keys=[sample_keys(ids, seed=seed, n=n)],
-            sampling=SamplingParams(**{"max_completion_length": 40, **sampling}),
-            eos_token_ids=[model.tokenizer.eos_token_id],
-            pad_token_id=model.tokenizer.pad_token_id,
+            GenerateRequest(
+                prompt_ids=[ids],
+                keys=[sample_keys(ids, seed=seed, n=n)],
+                sampling=SamplingParams(**{"max_completion_length": 40, **sampling}),
+                eos_token_ids=[model.tokenizer.eos_token_id],
+                pad_token_id=model.tokenizer.pad_token_id,
+            ),
         )
 
     return draw

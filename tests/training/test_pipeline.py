@@ -13,7 +13,7 @@ from grpo_pl.distributed.collective import Collective
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.training import pipeline
 from grpo_pl.training.pipeline import RolloutPipeline, earlier_weights
-from grpo_pl.types import SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("forked")
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -33,10 +33,10 @@ def test_a_run_that_is_told_to_stop_waits_for_no_engine(
     engine, device = getattr(child_engines, kind)(), torch.device("cpu")
     ahead = RolloutPipeline(engine, share_threads=False)
     keys = [[SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=0, sample=0)]]
-    request = {"prompt_ids": [[1]], "keys": keys, "sampling": SamplingParams(), "eos_token_ids": [], "pad_token_id": 0}
+    request = GenerateRequest(prompt_ids=[[1]], keys=keys, sampling=SamplingParams(), eos_token_ids=[], pad_token_id=0)
 
     def draw(progress: Any, should_stop: Any) -> Any:
-        return engine.generate(tiny_policy, should_stop=should_stop, **request), None
+        return engine.generate(tiny_policy, request, should_stop=should_stop), None
 
     for step, version in enumerate((1, 0)):
         engine.updates = version

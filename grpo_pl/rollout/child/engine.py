@@ -15,7 +15,7 @@ from grpo_pl.rollout.child.outline import Outline
 from grpo_pl.rollout.child.process import ChildProcess
 from grpo_pl.rollout.copying import CopyEngine
 from grpo_pl.rollout.engine import ProgressFn
-from grpo_pl.types import Rollout
+from grpo_pl.types import GenerateRequest, Rollout
 
 
 @dataclass(kw_only=True)
@@ -63,7 +63,7 @@ class ChildEngine(CopyEngine):
         self._child.load(weights, should_stop=self._should_stop)
 
     def _ask(
-        self, request: dict[str, Any], progress: ProgressFn | None, should_stop: Callable[[], bool] | None
+        self, request: GenerateRequest, progress: ProgressFn | None, should_stop: Callable[[], bool] | None
     ) -> Rollout:
         assert self._child is not None
         rollout: Rollout = self._child.ask("generate", request, progress=progress, should_stop=should_stop)

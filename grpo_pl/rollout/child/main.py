@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grpo_pl.rollout.child.link import SharedMemory, receive, send, unpacked
 from grpo_pl.rollout.engine import ProgressFn
-from grpo_pl.types import Rollout
+from grpo_pl.types import GenerateRequest, Rollout
 
 _LOOK_EVERY_S = 0.5
 _TELL_EVERY_S = 0.1
@@ -30,7 +30,7 @@ class Worker(Protocol):
         """Takes the whole policy's weights by the names of its checkpoints, and forgets what it computed with others.
         Tensors are its own; they arrive while it iterates."""
 
-    def generate(self, *, progress: ProgressFn, should_stop: Callable[[], bool], **request: Any) -> Rollout:
+    def generate(self, request: GenerateRequest, *, progress: ProgressFn, should_stop: Callable[[], bool]) -> Rollout:
         """As `RolloutEngine.generate` without the model, on whatever device."""
 
 
@@ -73,9 +73,9 @@ class Host:
             for _ in weights:  # those that nobody wanted, for the parent sends them all
                 pass
 
-    def on_generate(self, request: dict[str, Any]) -> Rollout:
+    def on_generate(self, request: GenerateRequest) -> Rollout:
         assert self._worker is not None
-        rollout = self._worker.generate(progress=self._progress, should_stop=self._told_to_stop, **request)
+        rollout = self._worker.generate(request, progress=self._progress, should_stop=self._told_to_stop)
         if self._untold is not None:
             self._send("progress", self._untold)
         return rollout

@@ -15,7 +15,7 @@ from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.child.outline import Outline
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import Rollout
+from grpo_pl.types import GenerateRequest, Rollout
 
 
 @dataclass(kw_only=True)
@@ -71,7 +71,7 @@ class NativeWorker:
         else:
             load_whole(self.model, whole)
 
-    def generate(self, *, progress: ProgressFn, should_stop: Callable[[], bool], **request: Any) -> Rollout:
-        rollout = self._engine.generate(self.model, progress=progress, should_stop=should_stop, **request)
+    def generate(self, request: GenerateRequest, *, progress: ProgressFn, should_stop: Callable[[], bool]) -> Rollout:
+        rollout = self._engine.generate(self.model, request, progress=progress, should_stop=should_stop)
         tensors: dict[str, Any] = {name: value.cpu() for name, value in vars(rollout).items() if torch.is_tensor(value)}
         return replace(rollout, **tensors)

@@ -12,7 +12,7 @@ import httpx2
 
 from grpo_pl.rollout.engine import EngineDied, PolicyDiverged, ProgressFn, RolloutInterrupted
 from grpo_pl.rollout.remote import wire
-from grpo_pl.types import Rollout, StopStrings
+from grpo_pl.types import GenerateRequest, Rollout, StopStrings
 
 CONNECT_S = 5.0
 """Most seconds for a connection to be made."""
@@ -93,18 +93,17 @@ class EngineClient:
         self,
         session: str,
         mark: str,
-        request: dict[str, Any],
+        request: GenerateRequest,
         *,
         progress: ProgressFn,
         should_stop: Callable[[], bool],
     ) -> Rollout:
         """Draws; ``should_stop`` is asked a few times a second, and closes the connection."""
-        stops: StopStrings | None = request["stops"]
-        named = None
+        stops, named = request.stops, None
         if stops is not None:
             key = self._send_tokenizer(session, stops)
             named = wire.Stops(texts=tuple(stops.texts), prefix=stops.prefix, tokenizer=key)
-        asked = wire.Request(**{**request, "stops": named}, mark=mark)
+        asked = wire.Request.of(request, mark=mark, stops=named)
         head, data = self._follow(
             "POST", f"/v1/sessions/{session}/generate", asked.encoded(), progress=progress, should_stop=should_stop
         )

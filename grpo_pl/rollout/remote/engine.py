@@ -25,7 +25,7 @@ from grpo_pl.rollout.remote.client import EngineClient, GaveUp, InUse, Unreachab
 from grpo_pl.rollout.remote.fleet import Fleet
 from grpo_pl.rollout.remote.fleet import together as all_of
 from grpo_pl.rollout.remote.settings import token_of
-from grpo_pl.types import Rollout
+from grpo_pl.types import GenerateRequest, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -123,7 +123,7 @@ class RemoteEngine(CopyEngine):
         super().close()
 
     def _ask(
-        self, request: dict[str, Any], progress: ProgressFn | None, should_stop: Callable[[], bool] | None
+        self, request: GenerateRequest, progress: ProgressFn | None, should_stop: Callable[[], bool] | None
     ) -> Rollout:
         assert self._fleet is not None
         return self._fleet.generate(self._mark, request, progress=progress, should_stop=should_stop)

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,7 @@ from grpo_pl.rollout.groups import join_rollouts
 from grpo_pl.rollout.remote import wire
 from grpo_pl.rollout.remote.client import EngineClient
 from grpo_pl.rollout.remote.pushed_files import PushedFiles
-from grpo_pl.types import Rollout
+from grpo_pl.types import GenerateRequest, Rollout
 
 T = TypeVar("T")
 
@@ -109,17 +110,17 @@ class Fleet:
     def generate(
         self,
         mark: str,
-        request: dict[str, Any],
+        request: GenerateRequest,
         *,
         progress: ProgressFn | None,
         should_stop: Callable[[], bool] | None,
     ) -> Rollout:
         """Draws consecutive prompts on each server."""
-        count, prompts = len(self.servers), len(request["prompt_ids"])
+        count, prompts = len(self.servers), len(request.prompt_ids)
         stop, told = threading.Event(), [(0, 0)] * count
 
         def draw(number: int, part: slice) -> Rollout:
-            asked = {**request, "prompt_ids": request["prompt_ids"][part], "keys": request["keys"][part]}
+            asked = replace(request, prompt_ids=request.prompt_ids[part], keys=request.keys[part])
             return self.servers[number].generate(
                 self.session,
                 mark,
@@ -143,7 +144,7 @@ class Fleet:
             stop.set()
         if progress is not None:
             watch()
-        return drawn[0] if len(drawn) == 1 else join_rollouts(drawn, request["pad_token_id"])
+        return drawn[0] if len(drawn) == 1 else join_rollouts(drawn, request.pad_token_id)
 
 
 class _Pipe:

@@ -185,14 +185,7 @@ class EngineRoutes:
         draw = self.seat.generate(
             name,
             asked.mark,
-            {
-                "prompt_ids": asked.prompt_ids,
-                "keys": asked.keys,
-                "sampling": asked.sampling,
-                "eos_token_ids": asked.eos_token_ids,
-                "pad_token_id": asked.pad_token_id,
-                "stops": stops,
-            },
+            asked.to_engine(stops),
             progress=lambda *now: told.__setitem__(0, now),
             stop=stop,
         )

@@ -22,7 +22,7 @@ from grpo_pl.rollout.child.outline import Outline
 from grpo_pl.rollout.child.process import ChildProcess
 from grpo_pl.rollout.engine import EngineDied, ProgressFn, RolloutInterrupted
 from grpo_pl.rollout.remote.settings import ServerSettings
-from grpo_pl.types import Rollout
+from grpo_pl.types import GenerateRequest, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -255,7 +255,7 @@ class Seat:
         self,
         name: str,
         mark: str,
-        request: dict[str, Any],
+        request: GenerateRequest,
         *,
         progress: ProgressFn,
         stop: threading.Event,

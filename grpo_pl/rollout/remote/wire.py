@@ -13,8 +13,7 @@ from pydantic import ConfigDict, FailFast, Field, TypeAdapter, ValidationError, 
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from grpo_pl.rollout.engine import check_request
-from grpo_pl.types import FinishReason, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import FinishReason, GenerateRequest, Rollout, SampleKey, SamplingParams, StopStrings
 
 BUCKET_BYTES = 64 * 2**20
 """Weights that are sent at a time; a larger tensor goes alone."""
@@ -35,7 +34,8 @@ _TYPES = {name: kind for kind, names in _NUMBER.items() for name in names.split(
 }
 
 
-_Ids = Annotated[list[int], FailFast()]
+_Ids = Annotated[tuple[int, ...], FailFast()]
+_ALIKE = [field.name for field in fields(GenerateRequest) if field.name != "stops"]  # which name their tokenizer here
 
 
 class Malformed(ValueError):
@@ -60,16 +60,23 @@ def tokenizer_name(text: str, clean_up: bool) -> str:
 @with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to draw, as `RolloutEngine.generate` is asked for it."""
+    """A `GenerateRequest` as it is sent, with limits of what an engine's server takes."""
 
     mark: str
     """Of the weights that it must be drawn from."""
-    prompt_ids: Annotated[list[_Ids], Field(max_length=MOST_ROWS), FailFast()]
-    keys: Annotated[list[Annotated[list[SampleKey], FailFast()]], Field(max_length=MOST_ROWS), FailFast()]
+    prompt_ids: Annotated[tuple[_Ids, ...], Field(max_length=MOST_ROWS), FailFast()]
+    keys: Annotated[tuple[Annotated[tuple[SampleKey, ...], FailFast()], ...], Field(max_length=MOST_ROWS), FailFast()]
     sampling: SamplingParams
-    eos_token_ids: Annotated[list[int], Field(max_length=2**16), FailFast()]
+    eos_token_ids: Annotated[tuple[int, ...], Field(max_length=2**16), FailFast()]
     pad_token_id: int
     stops: Stops | None = None
+
+    @classmethod
+    def of(cls, request: GenerateRequest, *, mark: str, stops: Stops | None) -> Request:
+        return cls(**{name: getattr(request, name) for name in _ALIKE}, mark=mark, stops=stops)
+
+    def to_engine(self, stops: StopStrings | None) -> GenerateRequest:
+        return GenerateRequest(**{name: getattr(self, name) for name in _ALIKE}, stops=stops)
 
     def encoded(self) -> bytes:
         return _REQUEST.dump_json(self)
@@ -92,7 +99,7 @@ class Request:
             where = ".".join(map(str, first["loc"]))
             raise Malformed(f"{where + ': ' if where else ''}{first['msg']}") from None
         try:
-            group_size = check_request(request.prompt_ids, request.keys)
+            group_size = request.to_engine(None).group_size
         except ValueError as error:
             raise Malformed(str(error)) from None
         _check_tokens("prompt_ids", (t for ids in request.prompt_ids for t in ids), vocabulary)

@@ -16,10 +16,9 @@ from vllm import EngineArgs, LLMEngine
 from vllm import SamplingParams as RowParams
 from vllm.sampling_params import RequestOutputKind
 
-from grpo_pl.rollout.engine import DecodeMonitor, ProgressFn, assemble, check_request, pad_left, row_keys
-from grpo_pl.rollout.texts import TextStream
+from grpo_pl.rollout.engine import DecodeMonitor, ProgressFn, assemble, pad_left, row_keys
 from grpo_pl.rollout.vllm.keyed_draws import DRAW, KEY, TOP, KeyedDraws
-from grpo_pl.types import NO_TOKEN, Rollout, SampleKey, SamplingParams, StopStrings
+from grpo_pl.types import NO_TOKEN, GenerateRequest, Rollout
 
 
 class VLLMWorker:
@@ -75,18 +74,15 @@ class VLLMWorker:
             try:
                 self._engine = LLMEngine.from_engine_args(arguments)
                 self._vocabulary = int(self._engine.model_config.get_vocab_size())
-                self._warm_up()
+                # two tokens show at once what this machine's kernels cannot do
+                params = RowParams(temperature=0.0, max_tokens=2, logprobs=0, output_kind=RequestOutputKind.DELTA)
+                for _ in self._steps(self._add([[0]], [params]), lambda: None):
+                    pass
             except Exception as error:
                 line = " ".join(str(error).split())
                 raise ValueError(
                     f"vLLM cannot run this policy ({config.get('model_type')}, {max_tokens} tokens, {dtype}): {line}"
                 ) from error
-
-    def _warm_up(self) -> None:
-        """Draws two tokens: what this machine's kernels cannot do shows now."""
-        params = RowParams(temperature=0.0, max_tokens=2, logprobs=0, output_kind=RequestOutputKind.DELTA)
-        for _ in self._steps(self._add([[0]], [params]), lambda: None):
-            pass
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         self._engine.collective_rpc("take_weights", args=(weights,))
@@ -94,45 +90,20 @@ class VLLMWorker:
             raise RuntimeError("vLLM did not drop the keys and values of the former weights.")
 
     @torch.inference_mode()
-    def generate(
-        self,
-        *,
-        prompt_ids: Sequence[Sequence[int]],
-        keys: Sequence[Sequence[SampleKey]],
-        sampling: SamplingParams,
-        eos_token_ids: Sequence[int],
-        pad_token_id: int,
-        stops: StopStrings | None,
-        progress: ProgressFn,
-        should_stop: Callable[[], bool],
-    ) -> Rollout:
-        group_size = check_request(prompt_ids, keys)
-        names = row_keys(keys)
-        longest = max(map(len, prompt_ids)) + sampling.max_completion_length
+    def generate(self, request: GenerateRequest, *, progress: ProgressFn, should_stop: Callable[[], bool]) -> Rollout:
+        longest = max(map(len, request.prompt_ids)) + request.sampling.max_completion_length
         # turns of episodes may ask for more than the context holds, and take what fits
         if longest > self._max_tokens and self._max_tokens != self._context:
             raise ValueError(
                 f"a prompt and its completion may have {longest} tokens, the engine's limit is {self._max_tokens}: "
                 "raise model.engine.init_args.max_tokens."
             )
-        owners = torch.arange(len(prompt_ids)).repeat_interleave(group_size)  # (B,)
-        texts = [] if stops is None else [TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix) for _ in names]
-        monitor = DecodeMonitor(
-            texts, sampling, eos=eos_token_ids, pad=pad_token_id, progress=progress, should_stop=should_stop
-        )
-        prompts = [list(prompt_ids[owner]) for owner in owners.tolist()]
-        drawn = self._draw(prompts, names, monitor)
-        ids, mask = pad_left(prompt_ids, pad_token_id)
-        return assemble(
-            group_size=group_size,
-            prompt_ids=ids[owners],
-            prompt_mask=mask[owners],
-            drawn=drawn,
-            eos_token_ids=eos_token_ids,
-            pad_token_id=pad_token_id,
-            texts=texts,
-            monitor=monitor,
-        )
+        owners = torch.arange(len(request.prompt_ids)).repeat_interleave(request.group_size)  # (B,)
+        monitor = DecodeMonitor(request, progress=progress, should_stop=should_stop)
+        prompts = [list(request.prompt_ids[owner]) for owner in owners.tolist()]
+        drawn = self._draw(prompts, row_keys(request.keys), monitor)
+        ids, mask = pad_left(request.prompt_ids, request.pad_token_id)
+        return assemble(monitor, prompt_ids=ids[owners], prompt_mask=mask[owners], drawn=drawn)
 
     def _draw(
         self, prompts: Sequence[list[int]], names: Sequence[int], monitor: DecodeMonitor
@@ -158,7 +129,7 @@ class VLLMWorker:
         ]
         requests = self._add(prompts, params)
         room, lengths = torch.tensor(limits), torch.zeros(len(requests), dtype=torch.int64)
-        tokens = torch.full((len(requests), max(limits)), monitor.pad)
+        tokens = torch.full((len(requests), max(limits)), monitor.request.pad_token_id)
         logprobs = torch.zeros(tokens.shape)
         for index, new_tokens, new_logprobs, told in self._steps(requests, monitor.check_stop):
             tokens[index, lengths[index]], logprobs[index, lengths[index]] = new_tokens, new_logprobs

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 from grpo_pl.rollout.engine import EngineDied, RolloutInterrupted
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import Rollout, SamplingParams
+from grpo_pl.types import GenerateRequest, Rollout, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -25,11 +25,13 @@ pytestmark = pytest.mark.usefixtures("forked")
 def _generate(engine: Any, model: Any, prompts: Any, keys: Any, *, length: int = 14, **options: Any) -> Rollout:
     return engine.generate(
         model,
-        prompt_ids=prompts,
-        keys=keys,
-        sampling=SamplingParams(max_completion_length=length),
-        eos_token_ids=[6, 20],
-        pad_token_id=0,
+        GenerateRequest(
+            prompt_ids=prompts,
+            keys=keys,
+            sampling=SamplingParams(max_completion_length=length),
+            eos_token_ids=[6, 20],
+            pad_token_id=0,
+        ),
         **options,
     )
 

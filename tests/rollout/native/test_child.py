@@ -9,7 +9,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import Rollout, SamplingParams
+from grpo_pl.types import GenerateRequest, Rollout, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -23,7 +23,10 @@ def engine() -> Iterator[NativeChildEngine]:
 
 def _draw(engine: Any, model: Any, prompts: Any, keys: Any) -> Rollout:
     sampling = SamplingParams(max_completion_length=8)
-    return engine.generate(model, prompt_ids=prompts, keys=keys, sampling=sampling, eos_token_ids=[6], pad_token_id=0)
+    return engine.generate(
+        model,
+        GenerateRequest(prompt_ids=prompts, keys=keys, sampling=sampling, eos_token_ids=[6], pad_token_id=0),
+    )
 
 
 def test_a_model_whose_checkpoints_hold_its_experts_apart(

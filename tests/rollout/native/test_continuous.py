@@ -18,7 +18,7 @@ from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOp
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.processors import LogitOptions
-from grpo_pl.types import Rollout, SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams
 
 EOS = [0, 1]
 
@@ -33,11 +33,9 @@ def _expected(
 ) -> Rollout:
     return PlainEngine().generate(
         model,
-        prompt_ids=prompts,
-        keys=keys,
-        sampling=SamplingParams(**sampling),
-        eos_token_ids=eos,
-        pad_token_id=0,
+        GenerateRequest(
+            prompt_ids=prompts, keys=keys, sampling=SamplingParams(**sampling), eos_token_ids=eos, pad_token_id=0
+        ),
     )
 
 
@@ -115,7 +113,8 @@ def test_a_batch_computes_in_the_precision_of_the_training(
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = NativeEngine().generate(
-            model, prompt_ids=prompts[:1], keys=[keys], sampling=sampling, eos_token_ids=EOS, pad_token_id=0
+            model,
+            GenerateRequest(prompt_ids=prompts[:1], keys=[keys], sampling=sampling, eos_token_ids=EOS, pad_token_id=0),
         )
     exact, rounded = logprobs("32-true"), logprobs("bf16-mixed")
     torch.testing.assert_close(rounded, expected.sampling_logprobs.flatten(), atol=1e-2, rtol=0.0)

@@ -11,7 +11,7 @@ from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import Rollout, SamplingParams
+from grpo_pl.types import GenerateRequest, Rollout, SamplingParams
 
 PAD, EOS = 0, (6, 20)
 OWN = ["llama", "qwen2", "qwen3", "mistral"]
@@ -22,11 +22,13 @@ def _generate(engine, model, prompts, keys, *, eos=EOS, max_length=14, **options
     temperature = options.pop("temperature", 1.0)
     return engine.generate(
         model,
-        prompt_ids=prompts,
-        keys=keys,
-        sampling=SamplingParams(max_completion_length=max_length, temperature=temperature, **truncation),
-        eos_token_ids=list(eos),
-        pad_token_id=PAD,
+        GenerateRequest(
+            prompt_ids=prompts,
+            keys=keys,
+            sampling=SamplingParams(max_completion_length=max_length, temperature=temperature, **truncation),
+            eos_token_ids=list(eos),
+            pad_token_id=PAD,
+        ),
         **options,
     )
 

@@ -6,7 +6,7 @@ import torch
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.shared_prompts import SHORTEST, SharedPrompts, worth_sharing
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import SamplingParams
+from grpo_pl.types import GenerateRequest, SamplingParams
 
 OWNERS = torch.tensor([0, 0, 0, 1, 2, 2])  # groups of three, one and two
 MASK = torch.tensor([[True] * 4, [False, True, True, True], [False, False, False, True]])
@@ -68,11 +68,13 @@ def test_long_prompts_give_the_samples_of_the_plain_engine(build_model, make_key
     def generate(engine):
         return engine.generate(
             build_model(family),
-            prompt_ids=prompts,
-            keys=make_keys(6, 5),
-            sampling=SamplingParams(max_completion_length=20),
-            eos_token_ids=[6, 20],
-            pad_token_id=0,
+            GenerateRequest(
+                prompt_ids=prompts,
+                keys=make_keys(6, 5),
+                sampling=SamplingParams(max_completion_length=20),
+                eos_token_ids=[6, 20],
+                pad_token_id=0,
+            ),
         )
 
     ours, reference = generate(NativeEngine(max_batch_rows=rows)), generate(PlainEngine())

@@ -14,7 +14,7 @@ from grpo_pl.rollout.engine import EngineDied, RolloutInterrupted
 from grpo_pl.rollout.remote import RemoteEngine
 from grpo_pl.rollout.remote.client import EngineClient, InUse
 from grpo_pl.rollout.remote.fleet import Fleet
-from grpo_pl.types import SamplingParams
+from grpo_pl.types import GenerateRequest, SamplingParams
 
 ABOUT = {"max_tokens": None, "dtype": None, "lease_s": 30.0, "reads_files": False}
 Answer = Callable[[str], tuple[int, Any] | None]
@@ -62,11 +62,13 @@ def listen() -> Iterator[Callable[[Answer], str]]:
 def _draw(engine: RemoteEngine, model: Any, make_keys: Any, **options: Any) -> None:
     engine.generate(
         model,
-        prompt_ids=[[1, 2]],
-        keys=make_keys(1, 2),
-        sampling=SamplingParams(max_completion_length=2),
-        eos_token_ids=[6],
-        pad_token_id=0,
+        GenerateRequest(
+            prompt_ids=[[1, 2]],
+            keys=make_keys(1, 2),
+            sampling=SamplingParams(max_completion_length=2),
+            eos_token_ids=[6],
+            pad_token_id=0,
+        ),
         **options,
     )
 

@@ -1,7 +1,6 @@
 """An engine on a server draws what the native engine draws here, from the weights of the moment."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from grpo_pl.policy.lora import Lora, add_adapters
 from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.remote import wire
-from grpo_pl.types import Rollout, SamplingParams, StopStrings
+from grpo_pl.types import GenerateRequest, Rollout, SamplingParams, StopStrings
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +31,20 @@ def server(serve: Any, config: Any, folder: Path) -> Any:
 def draw(build_model: Any, make_keys: Any) -> Callable[..., Rollout]:
     """``draw(engine, model, temperature=0.7, …)``: 8 × 8 rows."""
 
-    def generate(engine: Any, model: Any, *, length: int = 24, prompts: int = 8, **options: Any) -> Rollout:
-        told = {name: options.pop(name) for name in ("progress", "should_stop", "stops") if name in options}
+    def generate(
+        engine: Any, model: Any, *, length: int = 24, prompts: int = 8, stops: Any = None, **options: Any
+    ) -> Rollout:
+        told = {name: options.pop(name) for name in ("progress", "should_stop") if name in options}
         return engine.generate(
             model,
-            prompt_ids=[[(7 * p + 3 * t) % 36 + 1 for t in range(9 - p % 4)] for p in range(prompts)],
-            keys=make_keys(prompts, 8),
-            sampling=SamplingParams(max_completion_length=length, **options),
-            eos_token_ids=[6],
-            pad_token_id=0,
+            GenerateRequest(
+                prompt_ids=[[(7 * p + 3 * t) % 36 + 1 for t in range(9 - p % 4)] for p in range(prompts)],
+                keys=make_keys(prompts, 8),
+                sampling=SamplingParams(max_completion_length=length, **options),
+                eos_token_ids=[6],
+                pad_token_id=0,
+                stops=stops,
+            ),
             **told,
         )
 
@@ -158,8 +162,7 @@ def test_nothing_is_drawn_from_half_a_push(
 
     push = httpx2.put(f"{session}/weights/1", content=half(), headers=headers, timeout=60)
     assert (push.status_code, push.json()["error"]["code"]) == (400, "broke_off")
-    request = wire.Request(
-        mark="0.0",
+    request = GenerateRequest(
         prompt_ids=[[1]],
         keys=make_keys(1, 1),
         sampling=SamplingParams(max_completion_length=1),
@@ -167,7 +170,7 @@ def test_nothing_is_drawn_from_half_a_push(
         pad_token_id=0,
     )
     for mark in ("0.0", "1"):
-        body = replace(request, mark=mark).encoded()
+        body = wire.Request.of(request, mark=mark, stops=None).encoded()
         asked = httpx2.post(
             f"{session}/generate", content=body, headers={**headers, "Content-Type": "application/json"}, timeout=60
         )

@@ -21,7 +21,7 @@ from grpo_pl.rollout.engine import EngineDied
 from grpo_pl.rollout.remote import RemoteEngine, wire
 from grpo_pl.rollout.remote.settings import ServerSettings, forget_secrets, token_of
 from grpo_pl.rollout.remote.weight_files import NoFile, WeightFiles
-from grpo_pl.types import Rollout, SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams
 
 ENGINE = "/v1/engine"
 ONE, OTHER = "/v1/sessions/" + "1" * 32, "/v1/sessions/" + "2" * 32
@@ -217,13 +217,16 @@ def test_ranks_that_share_a_server_cannot_draw_ahead(build_model: Any, monkeypat
 # --- bodies -------------------------------------------------------------------------------------------------------
 
 GOOD: dict[str, Any] = json.loads(
-    wire.Request(
+    wire.Request.of(
+        GenerateRequest(
+            prompt_ids=[[1, 2]],
+            keys=[[SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=0, sample=0)]],
+            sampling=SamplingParams(max_completion_length=2),
+            eos_token_ids=[3],
+            pad_token_id=0,
+        ),
         mark="0.0",
-        prompt_ids=[[1, 2]],
-        keys=[[SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=0, sample=0)]],
-        sampling=SamplingParams(max_completion_length=2),
-        eos_token_ids=[3],
-        pad_token_id=0,
+        stops=None,
     ).encoded()
 )
 JSON = {"Content-Type": "application/json"}

@@ -18,17 +18,19 @@ import torch
 
 from grpo_pl.rollout.engine import EngineDied
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import Rollout, SamplingParams
+from grpo_pl.types import GenerateRequest, Rollout, SamplingParams
 
 
 def _draw(engine: Any, model: Any, prompts: Any, keys: Any, *, length: int = 30, **options: Any) -> Rollout:
     return engine.generate(
         model,
-        prompt_ids=prompts,
-        keys=keys,
-        sampling=SamplingParams(max_completion_length=length),
-        eos_token_ids=[6],
-        pad_token_id=0,
+        GenerateRequest(
+            prompt_ids=prompts,
+            keys=keys,
+            sampling=SamplingParams(max_completion_length=length),
+            eos_token_ids=[6],
+            pad_token_id=0,
+        ),
         **options,
     )
 
@@ -93,14 +95,15 @@ import sys, torch
 from pathlib import Path
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from grpo_pl.rollout.remote import RemoteEngine
-from grpo_pl.types import SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
 
 shape = dict(vocab_size=37, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2)
 model = Qwen2ForCausalLM(Qwen2Config(**shape, num_key_value_heads=2, max_position_embeddings=4096))
 key = SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=0, sample=0)
+sampling = SamplingParams(max_completion_length=4000)
 RemoteEngine(urls=[sys.argv[1]], token_file=sys.argv[2]).generate(
-    model, prompt_ids=[[1]], keys=[[key]], sampling=SamplingParams(max_completion_length=4000), eos_token_ids=[],
-    pad_token_id=0, progress=lambda tokens, finished: tokens and Path(sys.argv[3]).write_text(str(tokens)),
+    model, GenerateRequest(prompt_ids=[[1]], keys=[[key]], sampling=sampling, eos_token_ids=[], pad_token_id=0),
+    progress=lambda tokens, finished: tokens and Path(sys.argv[3]).write_text(str(tokens)),
 )
 """
 

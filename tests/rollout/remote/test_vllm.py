@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import Rollout, SamplingParams
+from grpo_pl.types import GenerateRequest, Rollout, SamplingParams
 
 pytestmark = [
     pytest.mark.vllm,
@@ -21,11 +21,13 @@ OVERLAY = Path(__file__).parents[3] / "configs/engine/vllm.yaml"
 def _draw(engine: Any, model: Any, make_keys: Any, **how: Any) -> Rollout:
     return engine.generate(
         model,
-        prompt_ids=[[(7 * p + 3 * t) % 99 + 1 for t in range(9 - p % 4)] for p in range(8)],
-        keys=make_keys(8, 8),
-        sampling=SamplingParams(max_completion_length=64, **how),
-        eos_token_ids=[],
-        pad_token_id=0,
+        GenerateRequest(
+            prompt_ids=[[(7 * p + 3 * t) % 99 + 1 for t in range(9 - p % 4)] for p in range(8)],
+            keys=make_keys(8, 8),
+            sampling=SamplingParams(max_completion_length=64, **how),
+            eos_token_ids=[],
+            pad_token_id=0,
+        ),
     )
 
 

@@ -18,7 +18,7 @@ from grpo_pl.policy.lora import Lora, add_adapters
 from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted, row_keys
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import Rollout, SamplingParams, StopStrings
+from grpo_pl.types import GenerateRequest, Rollout, SamplingParams, StopStrings
 
 pytestmark = [
     pytest.mark.vllm,
@@ -42,12 +42,14 @@ def _generate(
 ) -> Rollout:
     return engine.generate(
         model,
-        prompt_ids=prompts,
-        keys=keys,
-        sampling=SamplingParams(max_completion_length=length, **sampling),
-        eos_token_ids=list(eos),
-        pad_token_id=0,
-        stops=stops,
+        GenerateRequest(
+            prompt_ids=prompts,
+            keys=keys,
+            sampling=SamplingParams(max_completion_length=length, **sampling),
+            eos_token_ids=list(eos),
+            pad_token_id=0,
+            stops=stops,
+        ),
         progress=progress,
         should_stop=should_stop,
     )
