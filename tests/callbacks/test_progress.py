@@ -46,7 +46,7 @@ def test_a_log_file_gets_lines_without_control_characters(command_line: Any) -> 
         r"^rollout 4/4: reward -?\d\.\d{3}  right \d\.\d{3}  held-out pass@1 \d\.\d{3}  length ", err, re.MULTILINE
     )
     (line,) = re.findall(r"^chosen: .*", err, re.MULTILINE)
-    assert "NativeEngine; rollouts of Qwen2ForCausalLM run on the own forward pass of the Llama family;" in line
+    assert "NativeEngine; rollouts of Qwen2ForCausalLM run on the " in line  # decode kernel, or own forward pass
     assert (
         "in the packed way; micro-batch of 150 tokens (configured); weights float32 on cpu, precision 32-true" in line
     )

@@ -1,5 +1,6 @@
 """Shipped configurations are found from anywhere, and files of one's own come first."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -32,8 +33,12 @@ def test_a_file_that_lies_here_is_taken(tmp_path: Path, monkeypatch: pytest.Monk
     assert with_shipped_configs(missing) == missing
 
 
-def test_a_wheel_holds_every_file_that_the_package_reads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiler", [True, False], ids=["with a compiler", "without"])
+def test_a_wheel_holds_every_file_that_the_package_reads(tmp_path: Path, compiler: bool) -> None:
+    """The decode kernel is in it where there is a C compiler; where there is none, nothing fails."""
     pytest.importorskip("setuptools", minversion="77")
+    if compiler and shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
     source = tmp_path / "source"
     tracked = subprocess.run(
         ["git", "ls-files", "grpo_pl", "serve", "configs"], cwd=ROOT, capture_output=True, text=True
@@ -41,11 +46,15 @@ def test_a_wheel_holds_every_file_that_the_package_reads(tmp_path: Path) -> None
     if tracked.returncode != 0:
         pytest.skip("needs a git checkout")
     for name in ("grpo_pl", "serve", "configs"):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copytree(
+            ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "_decode*")
+        )
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     build = "import setuptools.build_meta as b, sys; b.build_wheel(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=source, check=True, capture_output=True)
+    environment = dict(os.environ) if compiler else {**os.environ, "CC": "no-such-compiler", "PATH": "/nowhere"}
+    made = [sys.executable, "-c", build, str(tmp_path)]
+    subprocess.run(made, cwd=source, env=environment, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     wanted = {
@@ -53,3 +62,4 @@ def test_a_wheel_holds_every_file_that_the_package_reads(tmp_path: Path) -> None
         for name in tracked.stdout.split()
     }
     assert wanted - names <= {"grpo_pl/configs", "serve/Dockerfile"}
+    assert any(name.startswith("grpo_pl/rollout/native/_decode") for name in names) == compiler

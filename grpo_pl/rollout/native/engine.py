@@ -12,6 +12,8 @@ from torch import Tensor
 
 from grpo_pl.functional.sampling import Noise, NoiseAhead
 from grpo_pl.rollout.engine import DecodeMonitor, RolloutEngine
+from grpo_pl.rollout.native.choice import TORCH, decoder_of
+from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 from grpo_pl.rollout.native.slots import TurnSlots
 from grpo_pl.rollout.native.weights import refuse_llama_family
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
+OWN_PASS = "the own forward pass of the Llama family"
 
 
 @dataclass(kw_only=True)
@@ -29,11 +32,15 @@ class NativeEngine(PlainEngine):
 
     Draws the samples of `PlainEngine`, up to near-ties of floating point. Llama, Mistral, Qwen2 and Qwen3 have
     an own forward pass, with LoRA adapters or FSDP2 sharding as well; any other model is handed to the plain engine.
+    On a CPU, small policies in float32 are drawn from by the decode kernel, a whole rollout in one call of C.
     The weights are read at every call.
     """
 
     max_batch_rows: int = 0
-    """Most completions decoded at once; 0 takes all of them. Lower it when keys and values do not fit in memory."""
+    """Most completions decoded at once; 0 takes all of them. Lower it when keys and values do not fit in memory; the
+    decode kernel keeps those of 32 completions a thread."""
+    decoder: str | None = field(default=None, init=False, compare=False)
+    """What draws where it can, in the whole run: a kernel by its name, or ``torch``. None goes by the rule."""
     _said: set[str] = field(default_factory=set, init=False, repr=False)
 
     def _draw(
@@ -41,9 +48,13 @@ class NativeEngine(PlainEngine):
     ) -> list[tuple[Tensor, Tensor]]:
         longest = monitor.sampling.max_completion_length
         reason = refuse_llama_family(model, length=ids.shape[1] + longest)
-        self._say(model, reason)
         if reason is not None:
+            self._say(model, f"transformers' generate: {reason}")
             return super()._draw(model, ids, mask, owners, keys, monitor)
+        kernel = self._kernel(model, monitor)
+        if kernel is not None:
+            with torch.no_grad():
+                return [self._draw_by_kernel(kernel, model, owners, keys, monitor)]
         drawn = []
         with torch.no_grad():
             decoder = LlamaFamilyDecoder(model, rows=min(self.max_batch_rows or len(owners), len(owners)))
@@ -54,11 +65,45 @@ class NativeEngine(PlainEngine):
                     drawn.append(self._decode(decoder, logits, keys[first : first + len(mine)], first, monitor))
         return drawn
 
+    def _kernel(self, model: PreTrainedModel, monitor: DecodeMonitor) -> DecodeKernel | None:
+        """The decode kernel that draws this rollout; None where torch does."""
+        name, reason = decoder_of(model, monitor.sampling, stop_strings=bool(monitor.texts), kept=self.decoder)
+        if name == TORCH:
+            self._say(model, OWN_PASS + (f"; the decode kernel {reason}" if reason else ""))
+            return None
+        self._say(model, f"the decode kernel ({name})")
+        return built_kernels()[name]
+
+    def _draw_by_kernel(
+        self, kernel: DecodeKernel, model: PreTrainedModel, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens and log-probabilities (B, T) of all rows."""
+        prompts, longest = monitor.request.prompt_ids, monitor.sampling.max_completion_length
+
+        def ask(tokens: int, finished: int) -> None:
+            monitor.check_stop()
+            monitor.report(tokens, finished)
+
+        tokens, logprobs, lengths = draw_rollout(
+            kernel,
+            PackedPolicy(kernel, model, columns=max(map(len, prompts)) + longest),
+            prompts,
+            owners=owners,
+            keys=keys,
+            limits=torch.full_like(owners, longest),
+            temperature=monitor.sampling.temperature,
+            stop_tokens=sorted(monitor.eos),
+            ask=ask,
+        )
+        width = int(lengths.max())
+        return tokens[:, :width], logprobs[:, :width]
+
     def continuing(self, model: PreTrainedModel, *, rows: int) -> RolloutEngine:
         reason = refuse_llama_family(model, length=1)  # few episodes come to the end of the context
-        self._say(model, reason)
         if reason is not None:
+            self._say(model, f"transformers' generate: {reason}")
             return super().continuing(model, rows=rows)
+        self._say(model, OWN_PASS)
         with torch.no_grad():
             return _KeptTurns(TurnSlots(model, rows=rows))
 
@@ -106,10 +151,8 @@ class NativeEngine(PlainEngine):
     def describe(self) -> str:
         return "; ".join([type(self).__name__, *(line.rstrip(".") for line in sorted(self._said))])
 
-    def _say(self, model: PreTrainedModel, reason: str | None) -> None:
-        line = f"rollouts of {type(model).__name__} run on " + (
-            "the own forward pass of the Llama family." if reason is None else f"transformers' generate: {reason}."
-        )
+    def _say(self, model: PreTrainedModel, what: str) -> None:
+        line = f"rollouts of {type(model).__name__} run on {what}."
         if line not in self._said:
             self._said.add(line)
             log.info(line)

@@ -9,12 +9,23 @@ import torch
 
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.engine import RolloutInterrupted
+from grpo_pl.rollout.native.choice import SWITCH
+from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import GenerateRequest, Rollout, SamplingParams
 
 PAD, EOS = 0, (6, 20)
 OWN = ["llama", "qwen2", "qwen3", "mistral"]
+
+
+@pytest.fixture(params=["torch", "kernel"], autouse=True)
+def decoder(request, monkeypatch) -> str:
+    """Every test holds for both: the own forward pass in torch, and the fastest decode kernel of this processor."""
+    if request.param == "kernel" and not built_kernels():
+        pytest.skip("no C compiler has built the decode kernel")
+    monkeypatch.setenv(SWITCH, "torch" if request.param == "torch" else next(iter(built_kernels())))
+    return request.param
 
 
 def _generate(engine, model, prompts, keys, *, eos=EOS, max_length=14, **options) -> Rollout:
@@ -138,8 +149,9 @@ def test_one_token_completions_need_no_decode_step(build_model, make_keys, promp
     )
 
 
-def test_progress_and_interruption(build_model, make_keys, prompts, no_fallback):
+def test_progress_and_interruption(build_model, make_keys, prompts, no_fallback, decoder):
     model, seen, asked = build_model("qwen2"), [], []
+    enough = 3 if decoder == "torch" else 1  # the kernel asks before it starts, and every few milliseconds
     rollout = _generate(
         NativeEngine(max_batch_rows=4), model, prompts, make_keys(3, 4), progress=lambda *now: seen.append(now)
     )
@@ -147,11 +159,11 @@ def test_progress_and_interruption(build_model, make_keys, prompts, no_fallback)
 
     def stop() -> bool:
         asked.append(1)
-        return len(asked) == 3
+        return len(asked) == enough
 
     with pytest.raises(RolloutInterrupted):
         _generate(NativeEngine(), model, prompts, make_keys(3, 4), should_stop=stop)
-    assert len(asked) == 3
+    assert len(asked) == enough
 
 
 def test_bfloat16_policy_is_decoded_in_bfloat16(build_model, make_keys, prompts, no_fallback):
@@ -221,10 +233,14 @@ def test_unknown_architecture_goes_to_the_plain_engine_with_one_line(build_model
     assert "GPT2LMHeadModel" in line and "no own forward pass" in line
 
 
-def test_known_architecture_says_so(build_model, make_keys, prompts, caplog):
+def test_known_architecture_says_so(build_model, make_keys, prompts, caplog, decoder):
+    what = {
+        "torch": "the own forward pass of the Llama family",
+        "kernel": f"the decode kernel ({next(iter(built_kernels()), '')})",
+    }
     with caplog.at_level(logging.INFO, logger="grpo_pl.rollout.native.engine"):
         _generate(NativeEngine(), build_model("qwen2"), prompts, make_keys(3, 2))
-    assert caplog.messages == ["rollouts of Qwen2ForCausalLM run on the own forward pass of the Llama family."]
+    assert caplog.messages == [f"rollouts of Qwen2ForCausalLM run on {what[decoder]}."]
 
 
 def test_sliding_window_shorter_than_the_rollout_goes_to_the_plain_engine(build_model, make_keys, prompts, caplog):

@@ -1,0 +1,94 @@
+"""Whether the decode kernel in C or torch draws from a policy: a rule of processor and model, which a run keeps."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from grpo_pl.policy.library_internals import unwrap
+from grpo_pl.rollout.native.decode_kernel import built_kernels
+from grpo_pl.types import SamplingParams
+
+TORCH = "torch"
+"""Name of the own forward pass in torch, beside those of the kernels."""
+SWITCH = "GRPO_PL_NATIVE"
+"""Environment variable that names one of them, whatever the rule says."""
+
+WIDEST: dict[str, int] = {
+    "avx512": 256,  # a prototype on AMD Zen 4, two threads: 64: 84 → 11 ms, 128: 223 → 39 ms, 256: 505 → 247 ms
+    "avx2": 576,  # AMD Zen 3, seconds of a thread, 64: 0.17 → 0.034, 128: 0.50 → 0.13, 256: 1.33 → 0.70, 576: 9.0 → 6.2
+    "neon": 0,  # not measured yet
+    "sse2": 0,  # for tests
+}
+"""Widest hidden size at which the kernel of an instruction set is known to draw faster than torch: 64 rows of 64 tokens
+behind prompts of 64 (576: of 17 behind 60), torch → kernel; ``benchmarks/rollout.py`` measures both."""
+
+
+def decoder_here(model: Any) -> str:
+    """What draws from ``model``, of the Llama family: one of this machine's `built_kernels` by name, or ``TORCH``.
+
+    Raises:
+        ValueError: the environment asks for a kernel that is not there.
+    """
+    asked, kernels = os.environ.get(SWITCH), built_kernels()
+    if asked:
+        if asked != TORCH and asked not in kernels:
+            raise ValueError(f"{SWITCH} is {asked!r}: here it can be {', '.join([TORCH, *kernels])}.")
+        return asked
+    width = unwrap(model).config.hidden_size
+    return next((name for name in kernels if width <= WIDEST[name]), TORCH)
+
+
+def decoder_of(
+    model: Any, sampling: SamplingParams, *, stop_strings: bool, kept: str | None = None
+) -> tuple[str, str | None]:
+    """What draws a request, and why that is not the kernel that one could expect.
+
+    Args:
+        stop_strings: whether texts may end completions.
+        kept: what the run draws with where it can.
+    """
+    name, refusal = kept or decoder_here(model), _refuse(model, sampling, stop_strings=stop_strings)
+    if refusal is not None:
+        return TORCH, None if name == TORCH else refusal
+    if name == TORCH and not built_kernels() and not os.environ.get(SWITCH):
+        return TORCH, "is missing, since the installation found no C compiler"
+    if name != TORCH and name not in built_kernels():
+        return TORCH, f"for {name}, which this run draws with elsewhere, is missing: samples are equal up to near-ties"
+    return name, None
+
+
+def decoder_again(noted: str, model: Any) -> tuple[str, str | None]:
+    """What draws where a run goes on that drew with ``noted``, and the line that says so if it is something else."""
+    asked = os.environ.get(SWITCH)
+    if not asked and noted in (TORCH, *built_kernels()):
+        return noted, None
+    name = decoder_here(model)
+    if name == noted:
+        return name, None
+    why = f"{SWITCH} says so" if asked else "this machine does not have it"
+    return name, f"the run drew with {noted}, and goes on with {name}, since {why}: samples are equal up to near-ties."
+
+
+def _refuse(model: Any, sampling: SamplingParams, *, stop_strings: bool) -> str | None:
+    """Why the kernel hands a request over to torch, of a model that the own forward pass computes; None if it does not.
+
+    The one place that says so.
+    """
+    device, dtype = model.device.type, str(model.dtype).removeprefix("torch.")
+    if torch.is_autocast_enabled(device):
+        dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+    if device != "cpu" or dtype != "float32":
+        return f"computes in float32 on CPUs, and the policy in {dtype} on {device}"
+    activation = unwrap(model).config.hidden_act
+    if activation not in ("silu", "swish"):
+        return f"has no activation {activation}"
+    if stop_strings:
+        return "knows no stop strings"
+    if sampling.temperature != 0.0 and (sampling.top_k or sampling.top_p < 1.0):
+        return "knows no top_k and top_p"
+    if sampling.temperature != 0.0 and (sampling.sampling_mask or sampling.top_logprobs):
+        return "notes no likeliest tokens"
+    return None

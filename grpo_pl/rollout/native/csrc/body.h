@@ -1,0 +1,728 @@
+/* Draws whole rollouts of a Llama-family policy in one call: prompts, decoding and the keyed race, for one vector width.
+ *
+ * The file that includes this one says how wide vectors are (LANES floats), how many of them make a panel (VECTORS), and
+ * how many rows a tile of the product has (TILE), so that TILE x VECTORS sums, one panel's weights and one number stay
+ * in registers.
+ *
+ * Rows do not depend on each other, given the weights. So each thread takes some rows through all layers, all tokens
+ * and the draw, and takes the next waiting row when one of its own ends; threads never wait for each other. A row's
+ * numbers are added up in the same order whoever its neighbours are: its bits do not depend on the number of threads.
+ *
+ * Panels. A matrix W (out, in) lies in memory as (out / PANEL, in, PANEL): all weights of PANEL neighbouring outputs, one
+ * input after the other, zeros filling up the last panel. A product reads them from front to back, and each input is
+ * multiplied with a panel's PANEL weights at once. Cached keys and values are panels as well, so that attention is two
+ * products: scores are queries times keys (columns are the outputs), and what is found is weights times values (columns
+ * are the inputs). */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <math.h>
+#include <time.h>
+
+#include "decode.h"
+
+#define PANEL (VECTORS * LANES)
+#define PREFILLED 64  /* most tokens of a prompt that pass the layers together */
+#define MOST_ROWS 32  /* most rows that a thread takes together */
+#define LOOKING 24    /* queries that look into one sequence together */
+#define SLICE 1024    /* tokens of the vocabulary that are raced at once: their logits stay in the cache */
+#define ASK_EVERY 0.02 /* seconds between two calls into Python */
+
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16") /* without it GCC keeps the sums of a tile in memory */
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
+typedef float loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* anywhere in memory */
+
+INLINE vec load(const float *from) { return *(const loose *)from; }
+INLINE void store(float *to, vec x) { *(loose *)to = x; }
+INLINE vec all(float x) { return x - (vec){0}; }
+INLINE vec choose(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
+INLINE vec larger(vec a, vec b) { return choose(a > b, a, b); }
+
+INLINE int any(ivec mask)
+{
+    int32_t found = 0;
+    UNROLL for (int i = 0; i < LANES; i++) found |= mask[i];
+    return found != 0;
+}
+
+INLINE float largest(vec x)
+{
+    float most = x[0];
+    UNROLL for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+/* Floats from one row of `n` numbers to the next: whole panels, and not a power of two, which would put all rows into the
+ * same places of the cache. */
+static size_t stride(size_t n) { return round_up(n, 64) + 16; }
+
+/* ---- functions of vectors ---------------------------------------------------------------------------------------- */
+
+/* e^x to 1e-7: e^x = 2^n e^r with |r| <= log(2) / 2, and a polynomial for e^r (Cephes, expf). 0 below -87; x < 88. */
+INLINE vec exponential(vec x)
+{
+    const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, held in the low bits */
+    vec y = larger(x, all(-87.0f)); /* the second operand where x is NaN */
+    vec shifted = y * 1.44269504f + shift, n = shifted - shift;
+    vec r = y - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + (r + 1.0f);
+    vec power = (vec)(((uvec)shifted << 23) + (uvec)all(1.0f));
+    return choose(x < -87.0f, all(0.0f), choose(x == x, p * power, x)); /* NaN stays NaN */
+}
+
+/* -log(1 - u) for 0 < u < 1, to float32's precision where u is small as well (Cephes, logf; 1 - u is rounded, and what
+ * rounding took is put back). */
+INLINE vec arrival_time(vec u)
+{
+    vec y = 1.0f - u, lost = (1.0f - y) - u;                /* 1 - u = y + lost, exactly */
+    ivec bits = (ivec)y - (ivec)all(0.70710678f);
+    vec n = __builtin_convertvector(bits >> 23, vec);
+    vec f = (vec)((bits & 0x007fffff) + (ivec)all(0.70710678f)) - 1.0f; /* y = 2^n (1 + f) */
+    vec p = f * 7.0376836292e-2f - 1.1514610310e-1f;
+    p = p * f + 1.1676998740e-1f;
+    p = p * f - 1.2420140846e-1f;
+    p = p * f + 1.4249322787e-1f;
+    p = p * f - 1.6668057665e-1f;
+    p = p * f + 2.0000714765e-1f;
+    p = p * f - 2.4999993993e-1f;
+    p = p * f + 3.3333331174e-1f;
+    vec square = f * f, low = n * -2.12194440e-4f + lost / y;
+    low = low - square * 0.5f;
+    low = low + square * (f * p);
+    return -((f + low) + n * 0.693359375f);
+}
+
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+
+/* y (rows, PANEL) = x (rows, in) times one panel, plus the bias, plus what is there if `add`; `rows` is a constant. */
+INLINE void tile(const int rows, const float *panel, int in, const float *x, size_t x_stride, float *y, size_t y_stride,
+                 const float *bias, int add)
+{
+    vec sum[TILE][VECTORS];
+    UNROLL for (int r = 0; r < rows; r++) {
+        UNROLL for (int v = 0; v < VECTORS; v++) sum[r][v] = (vec){0};
+    }
+    for (int k = 0; k < in; k++, panel += PANEL) {
+        vec weight[VECTORS];
+        UNROLL for (int v = 0; v < VECTORS; v++) weight[v] = load(panel + v * LANES);
+        UNROLL for (int r = 0; r < rows; r++) {
+            vec input = all(x[r * x_stride + k]);
+            UNROLL for (int v = 0; v < VECTORS; v++) sum[r][v] += input * weight[v];
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) {
+        UNROLL for (int v = 0; v < VECTORS; v++) {
+            float *to = y + r * y_stride + v * LANES;
+            vec value = sum[r][v];
+            if (bias != NULL) value += load(bias + v * LANES);
+            if (add) value += load(to);
+            store(to, value);
+        }
+    }
+}
+
+/* y (rows, out) = x (rows, in) times a matrix of panels that lie `panel_stride` floats apart. Rows are spread evenly over
+ * the tiles; each panel meets all of them before the next one is read. */
+static void product(const float *panels, size_t panel_stride, int in, int out, const float *x, size_t x_stride, int rows,
+                    float *y, size_t y_stride, const float *bias, int add)
+{
+    int tiles = (rows + TILE - 1) / TILE;
+    for (int o = 0; o < out; o += PANEL, panels += panel_stride) {
+        for (int t = 0; t < tiles; t++) {
+            int first = (int)((int64_t)rows * t / tiles), last = (int)((int64_t)rows * (t + 1) / tiles);
+            const float *from = x + first * x_stride, *offset = bias == NULL ? NULL : bias + o;
+            float *to = y + first * y_stride + o;
+#define TILE_OF(n) case n: tile(n, panels, in, from, x_stride, to, y_stride, offset, add); break;
+            switch (last - first) {
+                TILE_OF(1) TILE_OF(2) TILE_OF(3) TILE_OF(4) TILE_OF(5) TILE_OF(6)
+#if TILE > 6
+                TILE_OF(7) TILE_OF(8) TILE_OF(9) TILE_OF(10) TILE_OF(11) TILE_OF(12)
+#endif
+            }
+        }
+    }
+}
+
+static void multiply(const struct matrix *m, const float *x, size_t x_stride, int rows, float *y, size_t y_stride, int add)
+{
+    product(m->panels, (size_t)m->in * PANEL, m->in, m->out, x, x_stride, rows, y, y_stride, m->bias, add);
+}
+
+static void multiply_alone(const struct matrix *m, const float *x, int32_t rows, float *y)
+{
+    multiply(m, x, m->in, rows, y, round_up(m->out, PANEL), 0);
+}
+
+static void pack(const float *weight, int32_t out, int32_t in, float *panels)
+{
+    for (int first = 0; first < out; first += PANEL, panels += (size_t)in * PANEL) {
+        int count = out - first < PANEL ? out - first : PANEL;
+        const float *from = weight + (size_t)first * in;
+        for (int k = 0; k < in; k++) {
+            for (int o = 0; o < count; o++) panels[(size_t)k * PANEL + o] = from[(size_t)o * in + k];
+            for (int o = count; o < PANEL; o++) panels[(size_t)k * PANEL + o] = 0.0f;
+        }
+    }
+}
+
+/* ---- sequences and their keys and values ------------------------------------------------------------------------- */
+
+/* The cache of a sequence of up to `columns` tokens (whole panels of them): by layer and key head the keys in panels of
+ * columns, (columns / PANEL, head_size, PANEL), then the values in panels of components, (head_size / PANEL, columns,
+ * PANEL). */
+struct cache {
+    float *start;
+    size_t columns;
+};
+
+static size_t floats_of_values(const struct model *m, size_t columns) { return columns * round_up(m->head_size, PANEL); }
+
+static size_t floats_of_head(const struct model *m, size_t columns)
+{
+    return columns * m->head_size + floats_of_values(m, columns);
+}
+
+static size_t floats_of_cache(const struct model *m, size_t columns)
+{
+    return floats_of_head(m, columns) * m->key_heads * m->layers;
+}
+
+static float *keys_of(const struct model *m, struct cache c, int layer, int head)
+{
+    return c.start + floats_of_head(m, c.columns) * ((size_t)layer * m->key_heads + head);
+}
+
+static float *values_of(const struct model *m, struct cache c, int layer, int head)
+{
+    return keys_of(m, c, layer, head) + c.columns * m->head_size;
+}
+
+static void remember(const struct model *m, struct cache c, int layer, int head, size_t column, const float *key,
+                     const float *value)
+{
+    size_t size = m->head_size;
+    float *keys = keys_of(m, c, layer, head) + column / PANEL * PANEL * size + column % PANEL;
+    float *values = values_of(m, c, layer, head) + column * PANEL;
+    for (size_t d = 0; d < size; d++) keys[d * PANEL] = key[d];
+    for (size_t d = 0; d < size; d += PANEL, values += c.columns * PANEL)
+        memcpy(values, value + d, (size - d < PANEL ? size - d : PANEL) * sizeof(float));
+}
+
+/* One token on its way through the layers: of a prompt, or the last one of a row. */
+struct place {
+    struct cache shared; /* of the prompt */
+    struct cache own;    /* of the row, behind the prompt; columns 0 while a prompt is read */
+    int32_t seen;        /* columns of the prompt that the token looks at */
+    int32_t drawn;       /* tokens of the row so far */
+    int32_t row, token;
+};
+
+static int position_of(const struct place *p) { return p->own.columns ? p->seen + p->drawn - 1 : p->seen - 1; }
+
+/* ---- the memory of a thread -------------------------------------------------------------------------------------- */
+
+struct race { /* how far the race of one row's next token is */
+    float most;       /* largest logit so far, to which probabilities are relative */
+    double sum;       /* of these probabilities */
+    float best;       /* largest probability / arrival time, or largest logit where it is greedy */
+    float logit;      /* of the token that has it */
+    int32_t token;
+    uint32_t low, high; /* halves of the token's key */
+};
+
+struct work {
+    struct place *place; /* of each row */
+    struct race *race;
+    float *x, *normed, *wide, *hidden, *mixed; /* rows of activations */
+    float *queries, *scores, *found;           /* rows of LOOKING queries at most */
+    size_t x_stride, wide_stride, hidden_stride, mixed_stride, head_stride, score_stride;
+    void *memory[3];
+};
+
+static float *zeros(size_t floats, void **memory)
+{
+    *memory = calloc(floats + 16, sizeof(float)); /* large ones cost nothing until they are touched */
+    return (float *)(((uintptr_t)*memory + 63) / 64 * 64);
+}
+
+static void release(struct work *w)
+{
+    for (int i = 0; i < 3; i++) free(w->memory[i]);
+}
+
+/* Memory for `rows` rows that look at `prompt` columns of a prompt and `own` ones behind it; 0 if there is none. */
+static int reserve(struct work *w, const struct model *m, int rows, size_t prompt, size_t own)
+{
+    size_t heads = m->query_heads, size = m->head_size, group = heads / m->key_heads;
+    size_t looking = group > LOOKING ? group : LOOKING, projected = (heads + 2 * m->key_heads) * size;
+    size_t widest = projected > 2 * (size_t)m->intermediate ? projected : 2 * (size_t)m->intermediate;
+    w->x_stride = stride(m->width), w->wide_stride = stride(widest > SLICE ? widest : SLICE);
+    w->hidden_stride = stride(m->intermediate), w->mixed_stride = stride(heads * size), w->head_stride = stride(size);
+    w->score_stride = stride(round_up(prompt, PANEL) + round_up(own, PANEL));
+    size_t floats = rows * (2 * w->x_stride + w->wide_stride + w->hidden_stride + w->mixed_stride);
+    floats += looking * (2 * w->head_stride + w->score_stride);
+    float *next = zeros(floats, &w->memory[0]);
+    w->memory[1] = calloc(rows, sizeof(struct place)), w->memory[2] = calloc(rows, sizeof(struct race));
+    if (!w->memory[0] || !w->memory[1] || !w->memory[2]) return 0;
+    w->place = w->memory[1], w->race = w->memory[2];
+    w->x = next, next += rows * w->x_stride;
+    w->normed = next, next += rows * w->x_stride;
+    w->wide = next, next += rows * w->wide_stride;
+    w->hidden = next, next += rows * w->hidden_stride;
+    w->mixed = next, next += rows * w->mixed_stride;
+    w->queries = next, next += looking * w->head_stride;
+    w->found = next, next += looking * w->head_stride;
+    w->scores = next;
+    return 1;
+}
+
+/* ---- the layers -------------------------------------------------------------------------------------------------- */
+
+/* y = weight x / sqrt(mean(x^2) + epsilon); squares are added up in 16 sums whatever the width of vectors is. */
+static void normalize(const float *x, const float *weight, float epsilon, int n, float *y)
+{
+    float sums[16] = {0}, sum = 0.0f;
+    for (int i = 0; i + 16 <= n; i += 16)
+        for (int j = 0; j < 16; j++) sums[j] += x[i + j] * x[i + j];
+    for (int i = n / 16 * 16; i < n; i++) sums[i % 16] += x[i] * x[i];
+    for (int j = 0; j < 16; j++) sum += sums[j];
+    float factor = 1.0f / sqrtf(sum / (float)n + epsilon);
+    for (int i = 0; i < n; i++) y[i] = x[i] * factor * weight[i];
+}
+
+/* Turns the pairs (i, i + half) of a head by the angles of its position. */
+static void rotate(float *restrict head, const float *restrict cosines, const float *restrict sines, int half)
+{
+    for (int i = 0; i < half; i++) {
+        float a = head[i], b = head[i + half], turned = b * sines[i], other = a * sines[i];
+        head[i] = a * cosines[i] - turned;
+        head[i + half] = b * cosines[i] + other;
+    }
+}
+
+/* scores -> e^(score - largest), of `n` (whole vectors); their sum. */
+static float weigh(float *scores, size_t n)
+{
+    vec most = load(scores), sum = (vec){0};
+    for (size_t i = LANES; i < n; i += LANES) most = larger(load(scores + i), most);
+    vec top = all(largest(most));
+    for (size_t i = 0; i < n; i += LANES) {
+        vec weight = exponential(load(scores + i) - top);
+        store(scores + i, weight);
+        sum += weight;
+    }
+    float total = 0.0f;
+    for (int i = 0; i < LANES; i++) total += sum[i];
+    return total;
+}
+
+static void hide(float *scores, size_t from, size_t to)
+{
+    for (size_t c = from; c < to; c++) scores[c] = -INFINITY;
+}
+
+/* What the queries of one key head's group, in the rows from `first` to `last` of one prompt, find: into `mixed`. Their
+ * scores lie side by side, those of the prompt (`shared` columns) and then those of the row's own tokens. */
+static void look(const struct model *m, struct work *w, int layer, int head, int first, int last)
+{
+    int group = m->query_heads / m->key_heads, size = m->head_size, queries = (last - first) * group;
+    size_t at = (size_t)head * group * size;
+    const struct place *place = w->place + first;
+    int shared = place[last - first - 1].seen;
+    size_t behind = round_up(shared, PANEL);
+    for (int q = 0; q < queries; q++) {
+        const float *from = w->wide + (first + q / group) * w->wide_stride + at + (size_t)(q % group) * size;
+        for (int d = 0; d < size; d++) w->queries[q * w->head_stride + d] = from[d] * m->scale;
+    }
+    product(keys_of(m, place->shared, layer, head), (size_t)size * PANEL, size, shared, w->queries, w->head_stride,
+            queries, w->scores, w->score_stride, NULL, 0);
+    float sums[queries];
+    for (int r = 0; r < last - first; r++) {
+        float *scores = w->scores + (size_t)r * group * w->score_stride;
+        int own = place[r].own.columns ? place[r].drawn : 0;
+        if (own)
+            product(keys_of(m, place[r].own, layer, head), (size_t)size * PANEL, size, own,
+                    w->queries + (size_t)r * group * w->head_stride, w->head_stride, group, scores + behind,
+                    w->score_stride, NULL, 0);
+        size_t end = behind + round_up(own, PANEL);
+        for (int g = 0; g < group; g++, scores += w->score_stride) {
+            hide(scores, place[r].seen, behind);
+            hide(scores, behind + own, end);
+            sums[r * group + g] = weigh(scores, end);
+        }
+    }
+    product(values_of(m, place->shared, layer, head), place->shared.columns * PANEL, shared, size, w->scores,
+            w->score_stride, queries, w->found, w->head_stride, NULL, 0);
+    for (int r = 0; r < last - first; r++)
+        if (place[r].own.columns)
+            product(values_of(m, place[r].own, layer, head), place[r].own.columns * PANEL, place[r].drawn, size,
+                    w->scores + (size_t)r * group * w->score_stride + behind, w->score_stride, group,
+                    w->found + (size_t)r * group * w->head_stride, w->head_stride, NULL, 1);
+    for (int q = 0; q < queries; q++) {
+        float *to = w->mixed + (first + q / group) * w->mixed_stride + at + (size_t)(q % group) * size;
+        for (int d = 0; d < size; d++) to[d] = w->found[q * w->head_stride + d] / sums[q];
+    }
+}
+
+/* Norms and turns the heads of each row, and puts keys and values into its cache. */
+static void place_heads(const struct model *m, const struct layer *l, struct work *w, int layer, int rows)
+{
+    int size = m->head_size, half = size / 2;
+    for (int r = 0; r < rows; r++) {
+        const struct place *p = w->place + r;
+        float *heads = w->wide + r * w->wide_stride, *keys = heads + (size_t)m->query_heads * size;
+        size_t position = position_of(p);
+        for (int h = 0; h < m->query_heads + m->key_heads; h++) {
+            float *head = heads + (size_t)h * size;
+            const float *norm = h < m->query_heads ? l->query_norm : l->key_norm;
+            if (norm != NULL) normalize(head, norm, m->head_epsilon, size, head);
+            rotate(head, m->cosines + position * half, m->sines + position * half, half);
+        }
+        struct cache cache = p->own.columns ? p->own : p->shared;
+        size_t column = p->own.columns ? p->drawn - 1 : p->seen - 1;
+        const float *values = keys + (size_t)m->key_heads * size;
+        for (int h = 0; h < m->key_heads; h++)
+            remember(m, cache, layer, h, column, keys + (size_t)h * size, values + (size_t)h * size);
+    }
+}
+
+/* Neighbouring rows of one prompt look into it together. */
+static void attend(const struct model *m, struct work *w, int layer, int rows)
+{
+    int group = m->query_heads / m->key_heads, most = LOOKING / group > 1 ? LOOKING / group : 1;
+    for (int first = 0, last; first < rows; first = last) {
+        const float *prompt = w->place[first].shared.start;
+        for (last = first + 1; last < rows && last - first < most && w->place[last].shared.start == prompt; last++)
+            ;
+        for (int head = 0; head < m->key_heads; head++) look(m, w, layer, head, first, last);
+    }
+}
+
+/* hidden = SiLU(gate) up, with SiLU(g) = g / (1 + e^-g) */
+static void activate(const struct model *m, struct work *w, int rows)
+{
+    for (int r = 0; r < rows; r++) {
+        const float *gate = w->wide + r * w->wide_stride, *up = gate + m->intermediate;
+        float *hidden = w->hidden + r * w->hidden_stride;
+        for (int i = 0; i < m->intermediate; i += LANES) {
+            vec g = load(gate + i), shown = choose(g < -86.0f, all(86.0f), -g);
+            store(hidden + i, g / (1.0f + exponential(shown)) * load(up + i));
+        }
+    }
+}
+
+/* The last hidden states of the rows' tokens, into `x`. */
+static void forward(const struct model *m, struct work *w, int rows)
+{
+    for (int r = 0; r < rows; r++)
+        memcpy(w->x + r * w->x_stride, m->embedding + (size_t)w->place[r].token * m->width, m->width * sizeof(float));
+    for (int i = 0; i < m->layers; i++) {
+        const struct layer *l = m->layer + i;
+        for (int r = 0; r < rows; r++)
+            normalize(w->x + r * w->x_stride, l->attention_norm, m->epsilon, m->width, w->normed + r * w->x_stride);
+        multiply(&l->qkv, w->normed, w->x_stride, rows, w->wide, w->wide_stride, 0);
+        place_heads(m, l, w, i, rows);
+        attend(m, w, i, rows);
+        multiply(&l->output, w->mixed, w->mixed_stride, rows, w->x, w->x_stride, 1);
+        for (int r = 0; r < rows; r++)
+            normalize(w->x + r * w->x_stride, l->mlp_norm, m->epsilon, m->width, w->normed + r * w->x_stride);
+        multiply(&l->gate_up, w->normed, w->x_stride, rows, w->wide, w->wide_stride, 0);
+        activate(m, w, rows);
+        multiply(&l->down, w->hidden, w->hidden_stride, rows, w->x, w->x_stride, 1);
+    }
+}
+
+/* ---- the draw: `functional/sampling.py` ---------------------------------------------------------------------------- */
+
+/* splitmix64(key + golden (position + 1)), as `token_keys`. */
+static uint64_t token_key(int64_t key, int64_t position)
+{
+    uint64_t z = (uint64_t)key + ((uint64_t)position + 1) * 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+/* u of LANES tokens from `first` on, as `arrival_times`. */
+INLINE vec uniforms(uvec ids, const struct race *race)
+{
+    uvec h = (ids * 0x9E3779B1u) ^ race->low;
+    h += (uvec)((ivec)h >> 16);
+    h *= 0x7FEB352Du;
+    h += (uvec)((ivec)h >> 15);
+    h += race->high;
+    h *= 0x846CA68Bu;
+    vec size = (vec)((ivec)__builtin_convertvector((ivec)h, vec) & 0x7fffffff);
+    return size * (0x1p-31f * (1.0f - 0x1p-23f)) + 0x1p-33f;
+}
+
+/* Races `count` more tokens, from `first` on; their logits are filled up to whole vectors.
+ *
+ * A token wins by probability / arrival time. The time is at least u, so that most tokens cannot win whatever their
+ * logarithm is: times are computed only where u * best <= probability. */
+static void run(struct race *race, float *logits, int count, int first, float temperature)
+{
+    int end = (int)round_up(count, LANES);
+    hide(logits, count, end);
+    vec most = all(-INFINITY), sum = (vec){0};
+    for (int i = 0; i < end; i += LANES) {
+        vec l = load(logits + i);
+        if (temperature != 0.0f && temperature != 1.0f) store(logits + i, l = l / temperature);
+        most = choose(l <= most, most, l); /* NaN gets through */
+    }
+    float top = largest(most);
+    if (!(top <= race->most)) {
+        float shrunk = largest(exponential(all(race->most - top)));
+        race->sum *= shrunk, race->most = top;
+        if (temperature != 0.0f) race->best *= shrunk;
+    }
+    uvec ids;
+    for (int i = 0; i < LANES; i++) ids[i] = (uint32_t)(first + i);
+    for (int i = 0; i < end; i += LANES, ids += LANES) {
+        vec l = load(logits + i), p = exponential(l - race->most), score = l;
+        sum += p;
+        if (temperature != 0.0f) {
+            vec u = uniforms(ids, race);
+            if (!any(u * race->best <= p * 1.00001f)) continue; /* more than what u's and p's rounding may be */
+            score = p / arrival_time(u);
+        }
+        if (!any(score > race->best)) continue;
+        for (int j = 0; j < LANES; j++)
+            if (score[j] > race->best) race->best = score[j], race->token = first + i + j, race->logit = l[j];
+    }
+    for (int i = 0; i < LANES; i++) race->sum += sum[i];
+}
+
+/* The next token of each row and its log-probability, from the hidden states `x`. */
+static void draw(const struct model *m, const struct request *request, struct work *w, int rows)
+{
+    for (int r = 0; r < rows; r++) {
+        const struct place *p = w->place + r;
+        uint64_t key = token_key(request->keys[p->row], p->drawn);
+        float least = request->temperature == 0.0f ? -INFINITY : 0.0f;
+        w->race[r] = (struct race){.most = -INFINITY, .best = least, .low = (uint32_t)key, .high = (uint32_t)(key >> 32)};
+        normalize(w->x + r * w->x_stride, m->norm, m->epsilon, m->width, w->normed + r * w->x_stride);
+    }
+    size_t panel = (size_t)m->width * PANEL;
+    for (int first = 0; first < m->vocabulary; first += SLICE) {
+        int count = m->vocabulary - first < SLICE ? m->vocabulary - first : SLICE;
+        const float *bias = m->head.bias == NULL ? NULL : m->head.bias + first;
+        product(m->head.panels + first / PANEL * panel, panel, m->width, count, w->normed, w->x_stride, rows, w->wide,
+                w->wide_stride, bias, 0);
+        for (int r = 0; r < rows; r++)
+            run(w->race + r, w->wide + r * w->wide_stride, count, first, request->temperature);
+    }
+    for (int r = 0; r < rows; r++) {
+        const struct race *race = w->race + r;
+        struct place *p = w->place + r;
+        size_t at = (size_t)p->row * request->length + p->drawn++;
+        request->tokens[at] = p->token = race->token;
+        request->logprobs[at] = (float)((double)race->logit - race->most - log(race->sum));
+    }
+}
+
+/* ---- threads ------------------------------------------------------------------------------------------------------- */
+
+struct rollout {
+    const struct model *model;
+    const struct request *request;
+    int slots;                    /* rows that a thread takes together */
+    size_t longest;               /* tokens of the longest prompt */
+    struct cache *prompt;         /* by prompt */
+    float *hidden;                /* (prompts, width), behind the last token of each */
+    atomic_int next_prompt, next_row, working;
+    atomic_int outcome;
+    atomic_llong tokens, finished;
+    double asked;                 /* when; only the calling thread asks */
+};
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* The calling thread tells how far the work is, and hears whether to stop; all threads do if it is. */
+static int stopped(struct rollout *run, int calling)
+{
+    if (calling && now() - run->asked >= ASK_EVERY) {
+        if (run->request->ask(atomic_load(&run->tokens), atomic_load(&run->finished)))
+            atomic_store(&run->outcome, STOPPED);
+        run->asked = now();
+    }
+    return atomic_load(&run->outcome) != DONE;
+}
+
+/* Reads prompts until none is left, each in parts of about equal size. */
+static void read_prompts(struct rollout *run, int calling)
+{
+    const struct model *m = run->model;
+    struct work w = {0};
+    if (!reserve(&w, m, PREFILLED, run->longest, 0)) atomic_store(&run->outcome, NO_MEMORY);
+    for (int p; !stopped(run, calling) && (p = atomic_fetch_add(&run->next_prompt, 1)) < run->request->prompts;) {
+        const int32_t *tokens = run->request->prompt_tokens + run->request->prompt_starts[p];
+        int64_t length = run->request->prompt_starts[p + 1] - run->request->prompt_starts[p];
+        int64_t parts = (length + PREFILLED - 1) / PREFILLED, last = 0;
+        for (int64_t part = 0; part < parts && !stopped(run, calling); part++) {
+            int64_t first = last;
+            last = length * (part + 1) / parts;
+            for (int64_t i = first; i < last; i++)
+                w.place[i - first] =
+                    (struct place){.shared = run->prompt[p], .seen = (int32_t)i + 1, .token = tokens[i]};
+            forward(m, &w, (int)(last - first));
+            memcpy(run->hidden + (size_t)p * m->width, w.x + (last - first - 1) * w.x_stride, m->width * sizeof(float));
+        }
+    }
+    release(&w);
+}
+
+static int ends(const struct request *request, const struct place *p)
+{
+    for (int i = 0; i < request->stops; i++)
+        if (request->stop_tokens[i] == p->token) return 1;
+    return p->drawn == request->limits[p->row];
+}
+
+/* Lets waiting rows take the free places behind `live` rows; how many live then. */
+static int admit(struct rollout *run, struct work *w, float **free_caches, int live)
+{
+    const struct request *request = run->request;
+    int room = run->slots - live;
+    int first = room ? atomic_fetch_add(&run->next_row, room) : request->rows;
+    for (int row = first; row < first + room && row < request->rows; row++, live++) {
+        int prompt = request->owners[row];
+        int32_t seen = (int32_t)(request->prompt_starts[prompt + 1] - request->prompt_starts[prompt]);
+        struct cache own = {free_caches[run->slots - 1 - live], round_up(request->length, PANEL)};
+        w->place[live] = (struct place){.shared = run->prompt[prompt], .own = own, .seen = seen, .row = row};
+        memcpy(w->x + live * w->x_stride, run->hidden + (size_t)prompt * run->model->width,
+               run->model->width * sizeof(float));
+    }
+    return live;
+}
+
+/* Drops the rows that have ended, the others keeping their order; how many are left. */
+static int retire(struct rollout *run, struct work *w, float **free_caches, int live)
+{
+    int kept = 0;
+    for (int r = 0; r < live; r++)
+        if (!ends(run->request, w->place + r)) kept++;
+    atomic_fetch_add(&run->tokens, live);
+    atomic_fetch_add(&run->finished, live - kept);
+    for (int r = 0, to = 0, spare = run->slots - live; r < live; r++) {
+        if (ends(run->request, w->place + r)) {
+            run->request->lengths[w->place[r].row] = w->place[r].drawn;
+            free_caches[spare++] = w->place[r].own.start;
+        } else {
+            w->place[to++] = w->place[r];
+        }
+    }
+    return kept;
+}
+
+/* Draws rows until none is left. */
+static void draw_rows(struct rollout *run, int calling)
+{
+    const struct model *m = run->model;
+    struct work w = {0};
+    void *memory = NULL;
+    float *free_caches[MOST_ROWS];
+    size_t own = round_up(run->request->length, PANEL), floats = floats_of_cache(m, own);
+    float *caches = zeros(floats * run->slots, &memory);
+    if (!memory || !reserve(&w, m, run->slots, run->longest, own)) atomic_store(&run->outcome, NO_MEMORY);
+    for (int i = 0; i < run->slots; i++) free_caches[i] = caches + (size_t)i * floats;
+    for (int live = 0; !stopped(run, calling) && (live = admit(run, &w, free_caches, live)) > 0;) {
+        draw(m, run->request, &w, live);
+        live = retire(run, &w, free_caches, live);
+        forward(m, &w, live);
+    }
+    release(&w);
+    free(memory);
+}
+
+typedef void stage(struct rollout *, int calling);
+
+struct helper {
+    struct rollout *run;
+    stage *stage;
+};
+
+static void *help(void *given)
+{
+    const struct helper *helper = given;
+    helper->stage(helper->run, 0);
+    atomic_fetch_sub(&helper->run->working, 1);
+    return NULL;
+}
+
+/* Runs a stage in this thread and in as many more as there can be; returns when all are through it. */
+static void together(struct rollout *run, stage *stage, int threads)
+{
+    pthread_t started[threads];
+    struct helper helper = {run, stage};
+    int others = 0;
+    for (; others < threads - 1; others++) {
+        atomic_fetch_add(&run->working, 1);
+        if (pthread_create(&started[others], NULL, help, &helper)) {
+            atomic_fetch_sub(&run->working, 1);
+            break; /* those that there are do all the work */
+        }
+    }
+    stage(run, 1);
+    while (atomic_load(&run->working) > 0) { /* still listens to whether to stop */
+        stopped(run, 1);
+        nanosleep(&(struct timespec){0, 100000}, NULL);
+    }
+    for (int i = 0; i < others; i++) pthread_join(started[i], NULL);
+}
+
+static int smaller(int a, int b) { return a < b ? a : b; }
+
+static int32_t rollout(const struct model *m, const struct request *request)
+{
+    struct rollout run = {.model = m, .request = request, .asked = now()};
+    int threads = smaller(request->threads, request->rows), each = (request->rows + threads - 1) / threads;
+    size_t floats = 0;
+    run.slots = smaller(MOST_ROWS, each);
+    for (int p = 0; p < request->prompts; p++) {
+        size_t length = request->prompt_starts[p + 1] - request->prompt_starts[p];
+        run.longest = length > run.longest ? length : run.longest;
+        floats += floats_of_cache(m, round_up(length, PANEL));
+    }
+    void *memory = NULL;
+    float *next = zeros(floats, &memory);
+    run.prompt = calloc((size_t)(uint32_t)request->prompts, sizeof(struct cache));
+    run.hidden = calloc((size_t)request->prompts * m->width, sizeof(float));
+    if (!memory || !run.prompt || !run.hidden) {
+        run.outcome = NO_MEMORY;
+    } else {
+        for (int p = 0; p < request->prompts; p++) {
+            size_t columns = round_up(request->prompt_starts[p + 1] - request->prompt_starts[p], PANEL);
+            run.prompt[p] = (struct cache){next, columns};
+            next += floats_of_cache(m, columns);
+        }
+        together(&run, read_prompts, smaller(request->threads, request->prompts));
+        if (run.outcome == DONE) together(&run, draw_rows, threads);
+    }
+    free(memory);
+    free(run.prompt);
+    free(run.hidden);
+    return run.outcome;
+}

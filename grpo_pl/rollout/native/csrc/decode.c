@@ -1,0 +1,16 @@
+/* The kernels of this build, the fastest one first: what Python looks up by name. */
+#include <stddef.h>
+
+#include "decode.h"
+
+static const struct kernel *const kernels[] = {
+#if defined(__x86_64__)
+    &kernel_avx512, &kernel_avx2,
+#endif
+    &kernel_baseline};
+
+/* The n-th of them, whether or not this processor supports it; NULL behind the last. */
+const struct kernel *grpo_pl_kernel(int32_t n)
+{
+    return n >= 0 && (size_t)n < sizeof kernels / sizeof *kernels ? kernels[n] : NULL;
+}

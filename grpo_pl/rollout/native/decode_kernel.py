@@ -1,0 +1,293 @@
+"""The decode kernel in C: where it was built, how it is handed a policy, and the rollouts that it draws."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_pl.policy.library_internals import unwrap
+from grpo_pl.policy.weights import whole
+from grpo_pl.rollout.native.weights import dense_linear
+
+_NO_MEMORY = 2
+
+
+class _Matrix(Structure):
+    _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("inputs", c_int32), ("outputs", c_int32))
+
+
+class _Layer(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm")),
+        *((name, _Matrix) for name in ("qkv", "output", "gate_up", "down")),
+    )
+
+
+class _Model(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("layers", "width", "intermediate", "vocabulary")),
+        *((name, c_int32) for name in ("query_heads", "key_heads", "head_size")),
+        *((name, c_float) for name in ("epsilon", "head_epsilon", "scale")),
+        *((name, c_void_p) for name in ("embedding", "norm", "cosines", "sines")),
+        ("layer", POINTER(_Layer)),
+        ("head", _Matrix),
+    )
+
+
+_Ask = CFUNCTYPE(c_int32, c_int64, c_int64)
+
+
+class _Request(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("prompts", "rows", "length", "stops", "threads")),
+        ("temperature", c_float),
+        *((name, c_void_p) for name in ("prompt_tokens", "prompt_starts", "owners", "keys", "limits", "stop_tokens")),
+        ("ask", _Ask),
+        *((name, c_void_p) for name in ("tokens", "logprobs", "lengths")),
+    )
+
+
+class _Kernel(Structure):
+    _fields_ = (
+        ("name", c_char_p),
+        ("panel", c_int32),
+        ("supported", CFUNCTYPE(c_int32)),
+        ("pack", CFUNCTYPE(None, c_void_p, c_int32, c_int32, c_void_p)),
+        ("rollout", CFUNCTYPE(c_int32, POINTER(_Model), POINTER(_Request))),
+        ("multiply", CFUNCTYPE(None, POINTER(_Matrix), c_void_p, c_int32, c_void_p)),
+    )
+
+
+@cache
+def built_kernels(library: Path | None = None) -> dict[str, DecodeKernel]:
+    """The kernels that were built and that this processor supports, the fastest one first; none without a compiler.
+
+    Args:
+        library: by default what the installation has built.
+    """
+    found = [library] if library else sorted(Path(__file__).parent.glob("_decode.*"))
+    if not found:
+        return {}
+    look_up = ctypes.CDLL(str(found[0])).grpo_pl_kernel
+    look_up.argtypes, look_up.restype = [c_int32], POINTER(_Kernel)
+    kernels, n = {}, 0
+    while pointer := look_up(n):
+        if pointer.contents.supported():
+            kernel = DecodeKernel(pointer.contents)
+            kernels[kernel.name] = kernel
+        n += 1
+    return kernels
+
+
+class DecodeKernel:
+    """The kernel for one instruction set."""
+
+    def __init__(self, functions: _Kernel) -> None:
+        self._functions = functions
+        self.name = functions.name.decode()
+
+    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x Wᵀ + b by the kernel's product, x (rows, in) and W (out, in): for tests and benchmarks."""
+        matrix = self.matrix(weight, bias)
+        panel = self._functions.panel
+        y = torch.empty(len(x), -(-len(weight) // panel) * panel, dtype=torch.float32)
+        self._functions.multiply(byref(matrix.fields), _pointer(x, x.shape), len(x), _pointer(y, y.shape))
+        return y[:, : len(weight)]
+
+    def matrix(self, weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
+        return PackedMatrix(self._functions, weight.contiguous(), bias)
+
+    def rollout(self, policy: PackedPolicy, request: _Request) -> int:
+        return int(self._functions.rollout(byref(policy.fields), byref(request)))
+
+
+class PackedMatrix:
+    """A matrix (out, in) and its bias, as the kernel reads them."""
+
+    def __init__(self, kernel: _Kernel, weight: Tensor, bias: Tensor | None) -> None:
+        outputs, inputs = weight.shape
+        panels = -(-outputs // kernel.panel)
+        self._panels = torch.empty(panels, inputs, kernel.panel, dtype=torch.float32)
+        kernel.pack(_pointer(weight, (outputs, inputs)), outputs, inputs, self._panels.data_ptr())
+        self._bias: Tensor | None = None
+        if bias is not None:
+            self._bias = torch.zeros(panels * kernel.panel, dtype=torch.float32)
+            self._bias[:outputs] = bias
+        self.fields = _Matrix(
+            self._panels.data_ptr(), None if self._bias is None else self._bias.data_ptr(), inputs, outputs
+        )
+
+
+class PackedPolicy:
+    """The weights of a model of the Llama family, read once and packed for the kernel.
+
+    Args:
+        columns: most tokens of a prompt and its completion.
+    """
+
+    def __init__(self, kernel: DecodeKernel, model: Any, *, columns: int) -> None:
+        model = unwrap(model)
+        config, trunk = model.config, model.model
+        attention = trunk.layers[0].self_attn
+        self.vocabulary, self.columns = config.vocab_size, columns
+        self._kernel, self._kept = kernel, list[Any]()  # what the structures point to
+        width, size = config.hidden_size, attention.head_dim
+        head_norms = hasattr(attention, "q_norm")
+        layers = (_Layer * len(trunk.layers))(*(self._layer(layer, width, size) for layer in trunk.layers))
+        cosines, sines = trunk.rotary_emb(torch.empty(1, dtype=torch.float32), torch.arange(columns).unsqueeze(0))
+        half = size // 2
+        self.fields = _Model(
+            layers=len(layers),
+            width=width,
+            intermediate=config.intermediate_size,
+            vocabulary=self.vocabulary,
+            query_heads=config.num_attention_heads,
+            key_heads=config.num_key_value_heads,
+            head_size=size,
+            epsilon=trunk.norm.variance_epsilon,
+            head_epsilon=attention.q_norm.variance_epsilon if head_norms else 0.0,
+            scale=attention.scaling,
+            embedding=self._vectors(trunk.embed_tokens.weight, self.vocabulary, width),
+            norm=self._vectors(trunk.norm.weight, width),
+            cosines=self._vectors(cosines[0, :, :half], columns, half),
+            sines=self._vectors(sines[0, :, :half], columns, half),
+            layer=layers,
+            head=self._matrix([model.lm_head], width, self.vocabulary),
+        )
+        self._kept.append(layers)
+
+    def _layer(self, layer: Any, width: int, size: int) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        config = attention.config
+        queries, keys = config.num_attention_heads * size, config.num_key_value_heads * size
+        norms = hasattr(attention, "q_norm")
+        inner = config.intermediate_size
+        return _Layer(
+            attention_norm=self._vectors(layer.input_layernorm.weight, width),
+            mlp_norm=self._vectors(layer.post_attention_layernorm.weight, width),
+            query_norm=self._vectors(attention.q_norm.weight, size) if norms else None,
+            key_norm=self._vectors(attention.k_norm.weight, size) if norms else None,
+            qkv=self._matrix([attention.q_proj, attention.k_proj, attention.v_proj], width, queries + 2 * keys),
+            output=self._matrix([attention.o_proj], queries, width),
+            gate_up=self._matrix([mlp.gate_proj, mlp.up_proj], width, 2 * inner),
+            down=self._matrix([mlp.down_proj], inner, width),
+        )
+
+    def _matrix(self, modules: Sequence[Any], inputs: int, outputs: int) -> _Matrix:
+        """Several linear layers with one input as one product."""
+        parts = [dense_linear(module) for module in modules]
+        weight = parts[0][0] if len(parts) == 1 else torch.cat([weight for weight, _ in parts])
+        bias = None
+        if any(bias is not None for _, bias in parts):
+            bias = torch.cat([weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in parts])
+        assert weight.shape == (outputs, inputs), (weight.shape, outputs, inputs)
+        packed = self._kernel.matrix(weight, bias)
+        self._kept.append(packed)
+        return packed.fields
+
+    def _vectors(self, tensor: Tensor, *shape: int) -> int:
+        tensor = whole(tensor).contiguous()
+        self._kept.append(tensor)
+        return _pointer(tensor, shape)
+
+
+def draw_rollout(
+    kernel: DecodeKernel,
+    policy: PackedPolicy,
+    prompts: Sequence[Sequence[int]],
+    *,
+    owners: Tensor,
+    keys: Tensor,
+    limits: Tensor,
+    temperature: float,
+    stop_tokens: Sequence[int],
+    ask: Callable[[int, int], None],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens (B, T), their log-probabilities (B, T), zeros behind the last, and how many each row has (B,).
+
+    The number of threads is torch's, and no bit depends on it.
+
+    Args:
+        owners: (B,) index of each row's prompt, ascending.
+        keys: (B,) int64 sampling keys.
+        limits: (B,) most tokens of each row.
+        ask: called before, now and then, and at the end as ``ask(tokens_drawn, completions_finished)``; what it raises
+            ends the rollout.
+
+    Raises:
+        MemoryError: keys and values do not fit into memory.
+    """
+    rows, length = len(owners), int(limits.max())
+    starts = torch.tensor([0, *(len(prompt) for prompt in prompts)]).cumsum(0)
+    flat = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int32)
+    owners, limits, keys = owners.int().contiguous(), limits.int().contiguous(), keys.contiguous()
+    _check(policy, prompts, flat, owners, keys, limits)
+    stops = torch.tensor(stop_tokens, dtype=torch.int32)
+    tokens, logprobs = torch.zeros(rows, length, dtype=torch.int64), torch.zeros(rows, length, dtype=torch.float32)
+    lengths = torch.zeros(rows, dtype=torch.int32)
+    raised: list[BaseException] = []
+
+    def asked(drawn: int, finished: int) -> int:
+        try:
+            ask(drawn, finished)
+        except BaseException as error:  # cannot pass through C, and is raised again behind it
+            raised.append(error)
+        return len(raised)
+
+    ask(0, 0)
+
+    request = _Request(
+        prompts=len(prompts),
+        rows=rows,
+        length=length,
+        stops=len(stops),
+        threads=torch.get_num_threads(),
+        temperature=temperature,
+        prompt_tokens=flat.data_ptr(),
+        prompt_starts=starts.data_ptr(),
+        owners=owners.data_ptr(),
+        keys=keys.data_ptr(),
+        limits=limits.data_ptr(),
+        stop_tokens=stops.data_ptr(),
+        ask=_Ask(asked),
+        tokens=tokens.data_ptr(),
+        logprobs=logprobs.data_ptr(),
+        lengths=lengths.data_ptr(),
+    )
+    outcome = kernel.rollout(policy, request)
+    if raised:
+        raise raised[0]
+    if outcome == _NO_MEMORY:
+        raise MemoryError(f"keys and values of {rows} rows of up to {policy.columns} tokens do not fit into memory.")
+    ask(int(lengths.sum()), rows)
+    return tokens, logprobs, lengths
+
+
+def _check(
+    policy: PackedPolicy, prompts: Sequence[Sequence[int]], flat: Tensor, owners: Tensor, keys: Tensor, limits: Tensor
+) -> None:
+    """The kernel checks nothing, so all that it uses as an index or a size is checked here.
+
+    Raises:
+        ValueError: a token outside the vocabulary, whose embedding does not exist.
+    """
+    longest = max(len(prompt) for prompt in prompts)
+    assert min(len(prompt) for prompt in prompts) > 0 and longest + int(limits.max()) <= policy.columns
+    assert owners.shape == keys.shape == limits.shape and keys.dtype == torch.int64 and int(limits.min()) > 0
+    assert int(owners.min()) >= 0 and int(owners.max()) < len(prompts)
+    if int(flat.min()) < 0 or int(flat.max()) >= policy.vocabulary:
+        wrong = next(int(token) for token in flat if not 0 <= token < policy.vocabulary)
+        raise ValueError(f"a prompt has the token {wrong}, and the policy's vocabulary {policy.vocabulary} tokens.")
+
+
+def _pointer(tensor: Tensor, shape: Sequence[int]) -> int:
+    assert tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+    assert tensor.shape == tuple(shape), (tensor.shape, shape)
+    return tensor.data_ptr()

@@ -1,0 +1,21 @@
+"""Builds the decode kernel beside what pyproject.toml says; without a C compiler the installation does without it."""
+
+from setuptools import Extension, setup
+
+SOURCES = ["decode.c", "avx512.c", "avx2.c", "baseline.c"]
+FOLDER = "grpo_pl/rollout/native/csrc"
+
+setup(
+    ext_modules=[
+        Extension(
+            "grpo_pl.rollout.native._decode",  # a plain library, which ctypes loads: it knows nothing of Python
+            [f"{FOLDER}/{name}" for name in SOURCES],
+            depends=[f"{FOLDER}/body.h", f"{FOLDER}/decode.h"],
+            extra_compile_args=["-std=gnu11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-pthread"],
+            extra_link_args=["-pthread"],
+            libraries=["m"],
+            py_limited_api=True,
+            optional=True,
+        )
+    ]
+)

@@ -1,0 +1,252 @@
+"""Tests of the decode kernels that this processor supports: the plain engine's samples, and the same bits anyhow."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from grpo_pl.functional.sampling import Noise, score_gaps, token_keys
+from grpo_pl.rollout.engine import RolloutInterrupted, row_keys
+from grpo_pl.rollout.native.choice import SWITCH, WIDEST, decoder_here
+from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
+from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.rollout.plain import PlainEngine
+from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
+from tests.race import logits_along
+
+ROOT = Path(__file__).parents[3]
+LIBRARY = os.environ.get("DECODE_LIBRARY")  # by the test with sanitizers
+KERNELS = built_kernels(Path(LIBRARY) if LIBRARY else None)
+
+pytestmark = pytest.mark.skipif(not KERNELS, reason="no C compiler has built the decode kernel")
+each_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+
+
+def _model(*, seed=0, qwen3=False, heads=4, key_heads=2, head_size=16, vocabulary=64, intermediate=96, layers=2):
+    kind, config = (Qwen3ForCausalLM, Qwen3Config) if qwen3 else (LlamaForCausalLM, LlamaConfig)
+    shape = {"hidden_size": 2 * heads * 4, "intermediate_size": intermediate, "vocab_size": vocabulary}
+    shape |= {"num_attention_heads": heads, "num_key_value_heads": key_heads, "head_dim": head_size}
+    shape |= {"num_hidden_layers": layers, "max_position_embeddings": 512, "initializer_range": 0.2}
+    biases = {"attention_bias": True} if qwen3 else {"attention_bias": True, "mlp_bias": True}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = kind(config(**shape, **biases, bos_token_id=None, eos_token_id=None, pad_token_id=None))
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.data.add_(torch.randn_like(parameter) * 0.2)
+    return model.eval()
+
+
+def _keys(prompts: int, group: int) -> list[list[SampleKey]]:
+    return [
+        [SampleKey(seed=7, split="train", step=0, attempt=0, prompt_id=p, sample=g) for g in range(group)]
+        for p in range(prompts)
+    ]
+
+
+def _draw(kernel: DecodeKernel, model, prompts, keys, *, longest, temperature=1.0, stops=(), ask=lambda *_: None):
+    rows = sum(map(len, keys))
+    with torch.no_grad():
+        policy = PackedPolicy(kernel, model, columns=max(map(len, prompts)) + longest)
+        return draw_rollout(
+            kernel,
+            policy,
+            prompts,
+            owners=torch.arange(len(prompts)).repeat_interleave(len(keys[0])),
+            keys=torch.tensor(row_keys(keys)),
+            limits=torch.full((rows,), longest),
+            temperature=temperature,
+            stop_tokens=stops,
+            ask=ask,
+        )
+
+
+def _reference(model, prompts, keys, *, longest, temperature=1.0, stops=(), engine=None):
+    sampling = SamplingParams(max_completion_length=longest, temperature=temperature)
+    request = GenerateRequest(
+        prompt_ids=prompts, keys=keys, sampling=sampling, eos_token_ids=list(stops), pad_token_id=0
+    )
+    return (engine or PlainEngine()).generate(model, request)
+
+
+def _assert_same_up_to_near_ties(model, prompts, keys, ours, reference, *, temperature=1.0) -> int:
+    """How many rows differ, each where the race was decided by less than 1e-4; logarithms of equal rows agree."""
+    tokens, logprobs, lengths = ours
+    flat, differing = [key for group in keys for key in group], 0
+    for row, key in enumerate(flat):
+        expected = reference.completion_ids[row, : int(reference.lengths[row])].tolist()
+        found, prompt = tokens[row, : int(lengths[row])].tolist(), prompts[row // len(keys[0])]
+        if found == expected:
+            close = (logprobs[row, : len(found)] - reference.sampling_logprobs[row, : len(found)]).abs().max()
+            assert close <= 1e-4, f"row {row}: log-probabilities {close:.1e} apart"
+            assert not tokens[row, len(found) :].any() and not logprobs[row, len(found) :].any()
+            continue
+        at = next(i for i, (one, other) in enumerate(zip(found, expected, strict=False)) if one != other)
+        logits = logits_along(model, prompt, expected[: at + 1])[-1:]
+        name = torch.tensor(row_keys([[key]]))
+        gap = score_gaps(logits, Noise(token_keys(name, at)), temperature=temperature or 1.0)
+        assert temperature and gap <= 1e-4, f"row {row} differs at {at}, where the race was decided by {float(gap):.1e}"
+        differing += 1
+    return differing
+
+
+@each_kernel
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 1, 1), (5, 33, 70), (13, 64, 31), (300, 96, 129)])
+def test_products_are_those_of_double_precision(kernel, rows, inputs, outputs):
+    x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+    exact = x.double() @ weight.double().T + bias
+    torch.testing.assert_close(kernel.multiply(x, weight, bias).double(), exact, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(kernel.multiply(x, weight).double(), exact - bias, rtol=1e-5, atol=1e-4)
+
+
+@each_kernel
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6, 0.0])
+@pytest.mark.parametrize("qwen3", [False, True], ids=["llama", "qwen3"])
+def test_draws_the_samples_of_the_plain_engine(kernel, qwen3, temperature):
+    model, keys = _model(qwen3=qwen3), _keys(3, 6)
+    prompts, how = [[5, 9, 1, 7, 3, 3, 8], [2], [11, 4, 30]], {"longest": 20, "temperature": temperature}
+    ours = _draw(kernel, model, prompts, keys, stops=[6, 20], **how)
+    reference = _reference(model, prompts, keys, stops=[6, 20], **how)
+    differing = _assert_same_up_to_near_ties(model, prompts, keys, ours, reference, temperature=temperature)
+    assert differing == 0
+
+
+@each_kernel
+def test_a_large_vocabulary_is_raced_in_slices(kernel):
+    """2,500 tokens are two slices and a part of one, which ends within a panel."""
+    model, keys, prompts = _model(vocabulary=2500), _keys(8, 8), [[p, 2499 - p] for p in range(8)]
+    ours = _draw(kernel, model, prompts, keys, longest=32)
+    reference = _reference(model, prompts, keys, longest=32)
+    assert _assert_same_up_to_near_ties(model, prompts, keys, ours, reference) <= 1
+    assert (ours[0] >= 2048).any() and (ours[0] < 1024).any()
+
+
+@each_kernel
+def test_no_bit_depends_on_threads_or_on_other_rows(kernel):
+    model, keys = _model(), _keys(9, 7)
+    prompts = [[(3 * p + i) % 64 for i in range(1 + 11 * p)] for p in range(9)]
+    before, drawn = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            drawn.append(_draw(kernel, model, prompts, keys, longest=40, stops=[6, 20]))
+    finally:
+        torch.set_num_threads(before)
+    for other in drawn[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(drawn[0], other, strict=True))
+    for p in (0, 4, 8):
+        alone = _draw(kernel, model, [prompts[p]], [keys[p][2:3]], longest=40, stops=[6, 20])
+        assert all(torch.equal(one[7 * p + 2], two[0]) for one, two in zip(drawn[0], alone, strict=True))
+
+
+@each_kernel
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(
+    prompts=st.lists(st.integers(1, 150), min_size=1, max_size=7),
+    group=st.integers(1, 43),
+    longest=st.integers(1, 24),
+    heads=st.sampled_from([(1, 1), (3, 1), (4, 4), (6, 2)]),
+    head_size=st.sampled_from([16, 18, 64, 96, 128]),
+    vocabulary=st.sampled_from([3, 61, 257, 1025]),
+    intermediate=st.integers(1, 70),
+    temperature=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_any_shape(kernel, prompts, group, longest, heads, head_size, vocabulary, intermediate, temperature):
+    """1 to 301 rows, ragged prompts, groups and vocabularies that no tile divides, one token, the whole context."""
+    shape = {"heads": heads[0], "key_heads": heads[1], "head_size": head_size, "vocabulary": vocabulary}
+    model = _model(**shape, intermediate=intermediate, layers=1)
+    asked = [[(7 * p + 5 * i) % vocabulary for i in range(length)] for p, length in enumerate(prompts)]
+    keys, how = _keys(len(prompts), group), {"longest": longest, "temperature": temperature, "stops": [1]}
+    ours = _draw(kernel, model, asked, keys, **how)
+    engine = NativeEngine()
+    engine.decoder = "torch"
+    reference = _reference(model, asked, keys, engine=engine, **how)
+    if temperature:  # greedy rows of a group are equal, and a near-tie of their logits is in all of them
+        assert _assert_same_up_to_near_ties(model, asked, keys, ours, reference, temperature=temperature) <= 1
+    else:
+        assert (ours[2] == reference.lengths).float().mean() > 0.8
+
+
+@each_kernel
+def test_rows_end_at_their_own_limit(kernel):
+    model, limits = _model(), torch.tensor([1, 40, 3])
+    with torch.no_grad():
+        policy = PackedPolicy(kernel, model, columns=42)
+        asked = {"owners": torch.tensor([0, 0, 1]), "keys": torch.tensor([5, 6, 7]), "temperature": 1.0}
+        drawn = draw_rollout(kernel, policy, [[1], [2, 3]], **asked, limits=limits, stop_tokens=[], ask=lambda *_: None)
+    assert torch.equal(drawn[2], limits.int())
+    assert not drawn[1][0, 1:].any() and drawn[1][1].all()
+
+
+@each_kernel
+def test_a_rollout_is_stopped_from_within(kernel):
+    """The third call comes from C: the first one is made before, the second at the first token after 20 ms."""
+    model, asked = _model(layers=4), []
+
+    def ask(tokens: int, finished: int) -> None:
+        asked.append((tokens, finished))
+        if len(asked) == 3:
+            raise RolloutInterrupted
+
+    with pytest.raises(RolloutInterrupted):
+        _draw(kernel, model, [[1, 2]] * 64, _keys(64, 16), longest=450, ask=ask)
+    assert asked == sorted(asked) and asked[0] == (0, 0) and 0 < asked[2][0] < 64 * 16 * 450
+
+
+@each_kernel
+def test_tokens_that_the_policy_does_not_know_are_refused(kernel):
+    with pytest.raises(ValueError, match=r"a prompt has the token 64, and the policy's vocabulary 64 tokens"):
+        _draw(kernel, _model(), [[1, 64]], _keys(1, 2), longest=4)
+
+
+def test_the_rule_goes_by_width_and_the_switch_overrules_it(monkeypatch):
+    monkeypatch.delenv(SWITCH, raising=False)
+    fastest = next(iter(built_kernels()))
+    monkeypatch.setitem(WIDEST, fastest, 32)
+    assert decoder_here(_model(heads=4)) == fastest  # 32 wide
+    monkeypatch.setitem(WIDEST, fastest, 31)
+    assert decoder_here(_model(heads=4)) != fastest
+    monkeypatch.setenv(SWITCH, "torch")
+    assert decoder_here(_model(heads=1, key_heads=1)) == "torch"
+    monkeypatch.setenv(SWITCH, "mmx")
+    with pytest.raises(ValueError, match="GRPO_PL_NATIVE is 'mmx': here it can be torch, "):
+        decoder_here(_model())
+
+
+@pytest.mark.parametrize(
+    ("sampling", "reason"),
+    [({"top_k": 3}, "top_k"), ({"top_p": 0.5}, "top_p"), ({"top_logprobs": 2}, "likeliest")],
+)
+def test_what_the_kernel_cannot_do_goes_to_torch_with_one_line(monkeypatch, sampling, reason):
+    monkeypatch.setenv(SWITCH, next(iter(built_kernels())))
+    engine = NativeEngine()
+    how = SamplingParams(max_completion_length=4, **sampling)
+    engine.generate(
+        _model(),
+        GenerateRequest(prompt_ids=[[1, 2]], keys=_keys(1, 2), sampling=how, eos_token_ids=[], pad_token_id=0),
+    )
+    assert "own forward pass" in engine.describe() and reason in engine.describe()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(LIBRARY), reason="is the test with sanitizers itself")
+def test_sanitizers_find_nothing(tmp_path):
+    """These tests again, in a process whose kernel checks each access to memory, and each shift and sum of integers."""
+    library, sources = tmp_path / "_decode.so", ROOT / "grpo_pl/rollout/native/csrc"
+    flags = ["-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-pthread", "-fsanitize=address,undefined"]
+    files = [str(sources / name) for name in ("decode.c", "avx512.c", "avx2.c", "baseline.c")]
+    compiler = os.environ.get("CC", "gcc")
+    built = [compiler, *flags, "-fno-sanitize-recover=all", *files, "-lm", "-o", str(library)]
+    subprocess.run(built, check=True)
+    runtime = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    environment = {**os.environ, "DECODE_LIBRARY": str(library), "LD_PRELOAD": runtime.stdout.strip()}
+    environment |= {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    tests = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "not slow", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(tests, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
