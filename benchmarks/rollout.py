@@ -43,6 +43,8 @@ from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.child.outline import Outline
 from grpo_pl.rollout.engine import DecodeMonitor, RolloutEngine
 from grpo_pl.rollout.native.child import NativeChildEngine, NativeWorker
+from grpo_pl.rollout.native.choice import TORCH, decoder_here
+from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, draw_rollout
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.kernels import Matrix
 from grpo_pl.rollout.vllm import VLLMEngine
@@ -54,9 +56,30 @@ VLLM_PYTHON = "GRPO_PL_VLLM_PYTHON"
 
 @dataclass(kw_only=True)
 class ScriptedNative(NativeEngine):
-    """The native engine with scripted lengths; ``generate`` gets the same lengths through a logits processor."""
+    """The native engine with scripted lengths; ``generate`` gets the same lengths through a logits processor, and the
+    decode kernel through the limit of each row."""
 
     lengths: Sequence[int] = field(default_factory=list)
+
+    def _draw_by_kernel(
+        self, kernel: DecodeKernel, model: PreTrainedModel, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
+    ) -> tuple[Tensor, Tensor]:
+        prompts, limits = monitor.request.prompt_ids, torch.tensor(self.lengths)
+        tokens, logprobs, _ = draw_rollout(
+            kernel,
+            PackedPolicy(kernel, model, columns=max(map(len, prompts)) + int(limits.max())),
+            prompts,
+            owners=owners,
+            keys=keys,
+            limits=limits,
+            temperature=monitor.sampling.temperature,
+            stop_tokens=(),
+            ask=lambda drawn, finished: monitor.check_stop(),
+        )
+        tokens[tokens == EOS] = PAD  # rare, and it would end the row before its time
+        ended = limits < monitor.sampling.max_completion_length
+        tokens[ended, limits[ended] - 1], logprobs[ended, limits[ended] - 1] = EOS, 0.0
+        return tokens, logprobs
 
     def _choose(
         self, logits: Tensor, noise: Noise, rows: Tensor, position: int, monitor: DecodeMonitor
@@ -67,7 +90,11 @@ class ScriptedNative(NativeEngine):
 
 
 class ProvedNative(ScriptedNative):
-    """Its log-probabilities are the policy's own, to which every step holds them; a forced end has another."""
+    """Its log-probabilities are the policy's own, to which every step holds them; a forced end has another. The decode
+    kernel does not know that of a token that it has not drawn."""
+
+    def __post_init__(self) -> None:
+        self.decoder = TORCH
 
     def _choose(
         self, logits: Tensor, noise: Noise, rows: Tensor, position: int, monitor: DecodeMonitor
@@ -270,6 +297,9 @@ def measure(cell: Cell, law: str, device: str, repetitions: int) -> dict[str, An
         "products": products_alone(cell, lengths, device, packed=False),
     }
     if device == "cpu":
+        in_torch = ScriptedNative(lengths=lengths)
+        in_torch.decoder = TORCH
+        arms["ours_in_torch"] = drawn(in_torch, model, cell, lengths)
         arms["own_products"] = products_alone(cell, lengths, device, packed=True)
         arms["keys_and_values"] = keys_and_values_alone(cell, lengths, device)
     children = in_children(model, cell) if law == "fixed" and device == "cpu" else {}  # they would share the GPU
@@ -288,6 +318,8 @@ def measure(cell: Cell, law: str, device: str, repetitions: int) -> dict[str, An
         "tokens_per_second": {name: round(tokens / summary(values)["median"]) for name, values in seconds.items()},
         "seconds": {name: summary(values) for name, values in seconds.items()},
         "ratio_vs_generate": ratio(seconds["generate"], seconds["ours"]),
+        "decoder": decoder_here(model) if device == "cpu" else TORCH,
+        "ratio_vs_torch": ratio(seconds["ours_in_torch"], seconds["ours"]) if device == "cpu" else None,
         "ratio_vs_vllm": None if vllm is None else ratio(vllm["seconds"], seconds["ours"]),
         "vllm": vllm,
         "push_seconds": pushes,
