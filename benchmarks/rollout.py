@@ -93,8 +93,8 @@ class ProvedNative(ScriptedNative):
     """Its log-probabilities are the policy's own, to which every step holds them; a forced end has another. The decode
     kernel does not know that of a token that it has not drawn."""
 
-    def __post_init__(self) -> None:
-        self.decoder = TORCH
+    def _kernel(self, model: PreTrainedModel, monitor: DecodeMonitor) -> None:
+        return None
 
     def _choose(
         self, logits: Tensor, noise: Noise, rows: Tensor, position: int, monitor: DecodeMonitor

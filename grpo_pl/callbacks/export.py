@@ -51,5 +51,6 @@ class ExportPolicy(Callback):
                 episodes=asdict(module.episodes),
                 algorithm=plain_fields(module.algorithm),
                 precision=str(trainer.precision),
+                decoder=module.decoder or "",
                 card=model_card(run, name=run.path.name, rewards=[reward.spec() for reward in module.rewards]),
             )

@@ -109,10 +109,12 @@ def load_answerer(trained: ServedModel, device: str, sampling: SamplingParams) -
     for reward in rewards:
         reward.check()
     model = trained.load_policy(choose_device(device))
+    engine = NativeEngine()
+    engine.decoder = trained.decoder or None
     return Answerer(
         computing=partial(trained.computing, model),
         sampler=CompletionSampler(
-            engine=NativeEngine(),
+            engine=engine,
             template=trained.template,
             tokenizer=trained.tokenizer,
             pool=pool,

@@ -38,6 +38,7 @@ def export_policy(
     episodes: Mapping[str, Any] | None = None,
     algorithm: Mapping[str, Any] | None = None,
     precision: str = "",
+    decoder: str = "",
     merge: bool = True,
     card: str = "",
 ) -> None:
@@ -50,6 +51,7 @@ def export_policy(
         episodes: the settings of its episodes.
         algorithm: the fields of the objective of the training, for the advantages that a server shows.
         precision: ``trainer.precision`` of the training, in which it is served.
+        decoder: what drew its completions in a native engine.
         card: text of ``README.md``; none is written if it is empty.
         merge: add LoRA adapters to the weights; false writes the adapters only, which need their base model.
 
@@ -78,7 +80,7 @@ def export_policy(
         if environment is not None:
             tree |= {"environment": dict(environment), "episodes": dict(episodes or {})}
         tree["algorithm"] = dict(algorithm or {})
-        tree["precision"] = precision
+        tree |= {"precision": precision, "decoder": decoder}
         (staging / MANIFEST).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
         if card:  # in the place of the one that peft writes
             (staging / CARD).write_text(card, encoding="utf-8")

@@ -51,6 +51,9 @@ class ServedModel:
     precision: str = ""
     """``trainer.precision`` of the training, measured or configured, when it last began or was resumed; nothing where
     nobody noted it."""
+    decoder: str = ""
+    """What drew its completions in a native engine: a decode kernel by its name, or ``torch``; nothing where the export
+    does not say."""
     examples: Sequence[Mapping[str, Any]] = ()
     """``problem``, ``answer`` and further ``columns`` of some problems of the task, where its run is at hand."""
     trust_rewards: bool = False
@@ -164,6 +167,7 @@ def _from_export(folder: Path) -> ServedModel:
         template=_built(PromptTemplate, _part(manifest, "template", dict, file), "template", file),
         **_settings(manifest, file),
         precision=_part(manifest, "precision", str, file, default=""),
+        decoder=_part(manifest, "decoder", str, file, default=""),
         examples=_examples(where.parent),
         sampling=_built(SamplingParams, {"temperature": temperature or 1.0, **sampling}, "sampling", file),
     )

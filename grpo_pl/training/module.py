@@ -35,6 +35,7 @@ from grpo_pl.rewards.batch import check_rewards
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.native.child import NativeChildEngine
+from grpo_pl.rollout.native.choice import TORCH, decoder_again, decoder_for_run
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.carried import CarriedRollouts, PartialRollouts, check_partial
@@ -145,6 +146,8 @@ class GRPOModule(LightningModule):
         self.seed = seed
         self.activation_checkpointing = activation_checkpointing
         self.chosen_precision = ChosenPrecision(compute)
+        self.decoder: str | None = None
+        """What draws in a native engine, in the whole run and on all ranks (see `decoder_of`); None before a fit."""
         self.policy: PreTrainedModel | None = None
         self.held_out: dict[str, MetricResult] = {}
         """What the last validation found, by metric key."""
@@ -293,6 +296,7 @@ class GRPOModule(LightningModule):
             collective=self.collective,
             should_stop=self._should_stop,
         )
+        self._choose_decoder()
         if self._data.staleness > 0:
             self._ahead = RolloutsAhead(
                 collector=self._collector,
@@ -304,6 +308,22 @@ class GRPOModule(LightningModule):
             self._hand_over_rollouts()
         if self._reference is not None and not is_sharded(self._reference.model):
             self._reference.model.to(self.device)
+
+    def _choose_decoder(self) -> None:
+        """All ranks draw with what rank 0 would, and a resumed run with what it drew with before, where it is there."""
+        if not isinstance(self.engine, NativeEngine | NativeChildEngine):
+            return
+        policy = self.require_policy()
+        line: str | None = None
+        if self.decoder is None:
+            with self.trainer.precision_plugin.forward_context():
+                stops = bool(self.sampling.stop)
+                self.decoder = decoder_for_run(policy, self.sampling, stop_strings=stops)
+        else:
+            self.decoder, line = decoder_again(self.decoder, policy)
+        self.decoder = self.engine.decoder = self.collective.gather_objects(self.decoder)[0]
+        if line is not None:
+            rank_zero_warn(line)
 
     def require_policy(self) -> PreTrainedModel:
         """The policy, once ``configure_model`` has run."""
@@ -541,6 +561,7 @@ class GRPOModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["characters"] = self.policy_config.characters
         checkpoint["draw_rule"] = DRAW_RULE
+        checkpoint["decoder"] = self.decoder
         checkpoint |= self._step_log.state_dict()
         checkpoint["token_budget"] = self.budget.state_dict()
         checkpoint["compute"] = self.chosen_precision.state_dict()
@@ -559,6 +580,9 @@ class GRPOModule(LightningModule):
             rank_zero_warn(
                 "the checkpoint's run drew tokens by an earlier rule than this version's: samples differ from here on."
             )
+        self.decoder = checkpoint.get("decoder", TORCH)  # before there was a kernel, torch drew
+        if getattr(self.engine, "decoder", None) is not None:  # of a sharded one, read after the start of a fit
+            self._choose_decoder()
         self._step_log.load_state_dict(checkpoint)
         self._entropy_control.load_state_dict(checkpoint.get("entropy_control", {}))
         self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))

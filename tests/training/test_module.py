@@ -1,5 +1,6 @@
 """What flows through a real run: what rewards are told, what is logged, and when the engine hears of new weights."""
 
+import json
 import sys
 import warnings
 from collections.abc import Callable
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
+from grpo_pl.rollout.native.choice import SWITCH
+from grpo_pl.rollout.native.decode_kernel import built_kernels
 
 ReadMetrics = Callable[[Path], list[dict[str, str]]]
 SHORT: dict[str, Any] = {"model__cold_start": None, "model__sampling": {"max_completion_length": 8}}
@@ -182,3 +185,21 @@ def test_a_run_drawn_by_an_earlier_rule_goes_on_with_one_line_that_says_so(comma
             outcome = command_line("fit", "--config", config, f"--ckpt_path={path}")
         assert outcome.status == 0, outcome.err
         assert sum("samples differ from here on" in str(warning.message) for warning in caught) == lines
+
+
+def test_a_resumed_run_draws_with_what_it_drew_with_or_says_so(command_line: Any, monkeypatch: Any) -> None:
+    if not built_kernels():
+        pytest.skip("no C compiler has built the decode kernel")
+    monkeypatch.setenv(SWITCH, fastest := next(iter(built_kernels())))
+    run = _run(command_line, "drawn", data__steps=1, **SHORT).parent
+    assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["decoder"] == fastest
+    assert json.loads((run / "export" / "grpo_pl.json").read_text())["decoder"] == fastest
+    for name, switch, lines in (("kept", "", 0), ("switched", "torch", 1)):
+        monkeypatch.setenv(SWITCH, switch)
+        config = command_line.config(name, data__steps=2, **SHORT)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            outcome = command_line("fit", "--config", config, f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}")
+        assert outcome.status == 0, outcome.err
+        assert sum("and goes on with torch" in str(warning.message) for warning in caught) == lines
+        assert ("the decode kernel" in outcome.err) == (not lines)

@@ -92,6 +92,7 @@ def _write(trained: ServedModel, run: RunFolder, out: Path, card: str, *, merge:
         episodes=trained.episodes,
         algorithm=trained.algorithm,
         precision=trained.precision,
+        decoder=trained.decoder,
         merge=merge,
         card=card,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -30,6 +30,8 @@ class NativeChildEngine(ChildEngine):
     """Most completions decoded at once; 0 takes all of them."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Type of the engine's weights and computation; null takes the policy's."""
+    decoder: str | None = field(default=None, init=False, compare=False)
+    """As in `NativeEngine`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,19 +51,23 @@ class NativeChildEngine(ChildEngine):
             "dtype": self.dtype or str(policy.dtype).removeprefix("torch."),
             "device": str(policy.device),
             "max_batch_rows": self.max_batch_rows,
+            "decoder": self.decoder,
         }
 
 
 class NativeWorker:
     """A model of the policy's architecture, and the native engine that reads it."""
 
-    def __init__(self, *, config: dict[str, Any], dtype: str, device: str, max_batch_rows: int) -> None:
+    def __init__(
+        self, *, config: dict[str, Any], dtype: str, device: str, max_batch_rows: int, decoder: str | None = None
+    ) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         self._settings = {"config": AutoConfig.for_model(**config), "dtype": getattr(torch, dtype)}
         self._device = torch.device(device)
         self.model = AutoModelForCausalLM.from_config(**self._settings, trust_remote_code=False).to(self._device)
         self._engine = NativeEngine(max_batch_rows=max_batch_rows)
+        self._engine.decoder = decoder
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         whole = dict(weights)

@@ -9,6 +9,7 @@ import torch
 
 from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.rollout.native.decode_kernel import built_kernels
+from grpo_pl.rollout.native.weights import refuse_llama_family
 from grpo_pl.types import SamplingParams
 
 TORCH = "torch"
@@ -58,6 +59,13 @@ def decoder_of(
     if name != TORCH and name not in built_kernels():
         return TORCH, f"for {name}, which this run draws with elsewhere, is missing: samples are equal up to near-ties"
     return name, None
+
+
+def decoder_for_run(model: Any, sampling: SamplingParams, *, stop_strings: bool) -> str:
+    """What a run draws with that begins on this machine."""
+    if refuse_llama_family(model, length=1) is not None:
+        return TORCH
+    return decoder_of(model, sampling, stop_strings=stop_strings)[0]
 
 
 def decoder_again(noted: str, model: Any) -> tuple[str, str | None]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,18 +20,21 @@ _NO_MEMORY = 2
 
 
 class _Matrix(Structure):
-    _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("inputs", c_int32), ("outputs", c_int32))
+    _fields_: ClassVar[Sequence[Any]] = (
+        *((name, c_void_p) for name in ("panels", "bias")),
+        *((name, c_int32) for name in ("inputs", "outputs")),
+    )
 
 
 class _Layer(Structure):
-    _fields_ = (
+    _fields_: ClassVar[Sequence[Any]] = (
         *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm")),
         *((name, _Matrix) for name in ("qkv", "output", "gate_up", "down")),
     )
 
 
 class _Model(Structure):
-    _fields_ = (
+    _fields_: ClassVar[Sequence[Any]] = (
         *((name, c_int32) for name in ("layers", "width", "intermediate", "vocabulary")),
         *((name, c_int32) for name in ("query_heads", "key_heads", "head_size")),
         *((name, c_float) for name in ("epsilon", "head_epsilon", "scale")),
@@ -45,7 +48,7 @@ _Ask = CFUNCTYPE(c_int32, c_int64, c_int64)
 
 
 class _Request(Structure):
-    _fields_ = (
+    _fields_: ClassVar[Sequence[Any]] = (
         *((name, c_int32) for name in ("prompts", "rows", "length", "stops", "threads")),
         ("temperature", c_float),
         *((name, c_void_p) for name in ("prompt_tokens", "prompt_starts", "owners", "keys", "limits", "stop_tokens")),
@@ -55,7 +58,7 @@ class _Request(Structure):
 
 
 class _Kernel(Structure):
-    _fields_ = (
+    _fields_: ClassVar[Sequence[Any]] = (
         ("name", c_char_p),
         ("panel", c_int32),
         ("supported", CFUNCTYPE(c_int32)),
@@ -77,7 +80,8 @@ def built_kernels(library: Path | None = None) -> dict[str, DecodeKernel]:
         return {}
     look_up = ctypes.CDLL(str(found[0])).grpo_pl_kernel
     look_up.argtypes, look_up.restype = [c_int32], POINTER(_Kernel)
-    kernels, n = {}, 0
+    kernels: dict[str, DecodeKernel] = {}
+    n = 0
     while pointer := look_up(n):
         if pointer.contents.supported():
             kernel = DecodeKernel(pointer.contents)

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from grpo_pl.functional.sampling import Noise, score_gaps, token_keys
 from grpo_pl.rollout.engine import RolloutInterrupted, row_keys
-from grpo_pl.rollout.native.choice import SWITCH, WIDEST, decoder_here
+from grpo_pl.rollout.native.choice import SWITCH, WIDEST, decoder_again, decoder_here
 from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
@@ -217,6 +217,23 @@ def test_the_rule_goes_by_width_and_the_switch_overrules_it(monkeypatch):
     monkeypatch.setenv(SWITCH, "mmx")
     with pytest.raises(ValueError, match="GRPO_PL_NATIVE is 'mmx': here it can be torch, "):
         decoder_here(_model())
+
+
+def test_a_run_that_goes_on_keeps_what_drew_before_or_says_that_it_cannot(monkeypatch):
+    monkeypatch.delenv(SWITCH, raising=False)
+    model, fastest = _model(), next(iter(built_kernels()))
+    monkeypatch.setitem(WIDEST, fastest, 4096)
+    assert decoder_again("torch", model) == ("torch", None)
+    assert decoder_again(fastest, model) == (fastest, None)
+    other, line = decoder_again("mmx", model)
+    assert other == fastest and line == (
+        f"the run drew with mmx, and goes on with {fastest}, since this machine does not have it: samples are equal up "
+        "to near-ties."
+    )
+    monkeypatch.setenv(SWITCH, "torch")
+    assert decoder_again("torch", model) == ("torch", None)
+    other, line = decoder_again(fastest, model)
+    assert other == "torch" and f"the run drew with {fastest}, and goes on with torch, since {SWITCH} says so" in line
 
 
 @pytest.mark.parametrize(
