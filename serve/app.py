@@ -96,7 +96,7 @@ class Application:
 
     def _all_routes(self) -> list[Route]:
         prompts = self._prompts
-        shared: dict[str, Any] = {"metrics": self.metrics, "deadline_s": self._settings.deadline_s}
+        shared: dict[str, Any] = {"metrics": self.metrics, "deadline_s": self._settings.deadline}
         drawing: dict[str, Any] = {"generator": self.generator, "weights": self.weights, "prompts": prompts, **shared}
         completions = CompletionRoutes(grammars=self.grammars, **drawing)
         responses = ResponsesRoute(completions, self._model.name)
@@ -206,7 +206,7 @@ class Application:
             open_access_log()
         self._giving_back = asyncio.create_task(_give_back_memory())  # ends with the event loop, as the other does
         run = run_of(self._model)
-        if self._settings.follow and run is not None:
+        if self._settings.follow is not None and run is not None:
             self._following = asyncio.create_task(Follower(self.weights, run).follow())  # ends with the event loop
 
     def _say_ready(self, port: int) -> None:
@@ -234,16 +234,12 @@ async def _give_back_memory() -> None:
 
 
 def run_server(settings: ServeSettings) -> None:
-    """Loads what the front process needs, starts the workers and serves.
-
-    Raises:
-        ValueError: a model, reward or device that cannot be served.
-        ChildProcessError: see ``Server.serve``.
-    """
+    """Loads what the front process needs, starts the workers and serves."""
     began = time.time()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     configure_logs()
-    path = first_checkpoint(settings.model) if settings.follow else settings.model
+    path = settings.model if settings.follow is None else first_checkpoint(settings.follow)
+    assert path is not None  # the settings are checked
     model = without_link(find_model(path, trust_rewards=settings.trust_rewards))
     if settings.served_model_name is not None:
         model = replace(model, name=settings.served_model_name)

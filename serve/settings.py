@@ -1,17 +1,22 @@
-"""``ServeSettings``: the settings of one server, and fixed limits of requests."""
+"""``ServeSettings``: the settings of one server, which are the command line's options, and fixed limits of requests."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
 import socket
 import ssl
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+
+API_KEY = "GRPO_PL_API_KEY"
+"""Environment variable with the server's key."""
+WEIGHTS_KEY = "GRPO_PL_WEIGHTS_KEY"
+"""Environment variable with the key for changing the weights."""
 
 MAX_SAMPLES = 64
 """Most completions of one prompt in one request."""
@@ -32,59 +37,64 @@ _NAME = re.compile(r"\[[0-9a-f:.]+\]|[a-z0-9._-]+", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """The settings of one server; checked before anything is loaded.
+    """The settings of one server and the options of ``grpo-pl serve``; checked before anything is loaded."""
 
-    Raises:
-        ValueError: names the first setting that cannot be used.
-    """
-
-    model: Path
-    """Exported folder, run folder, or checkpoint file."""
-    served_model_name: str | None = None
-    """Name of the model for clients; None takes the name of the run, or of the folder."""
-    host: str = "127.0.0.1"
-    """Address or name to listen on; ``0.0.0.0`` and ``::`` are all addresses of the machine."""
+    model: Path | None = None
+    """Exported folder, run folder, or checkpoint of a run."""
+    follow: Path | None = None
+    """Folder of a run in training, in place of a model: serve its newest checkpoint, and every newer one."""
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
+    host: str = "127.0.0.1"
+    """Address or name to listen on: 127.0.0.1, or 0.0.0.0 and :: for other machines to reach it."""
+    served_model_name: str | None = None
+    """Name of the model for clients; by default the run's name, or the folder's."""
     api_key: str | None = None
-    """Bearer token that all routes but ``/health`` require; None requires none."""
+    """Bearer token that every route but /health asks for; by default $GRPO_PL_API_KEY, and none without it."""
     weights_key: str | None = None
-    """Bearer token that changing the weights requires; None does not let them be changed over HTTP."""
-    follow: bool = False
-    """``model`` is a run folder: serve its newest checkpoint, at the start and whenever there is a newer one."""
+    """Bearer token for POST /v1/weights, which changes the weights between two tokens; by default $GRPO_PL_WEIGHTS_KEY,
+    and without it they cannot be changed over HTTP."""
     no_key: bool = False
-    """Allow other machines to use the server without a key."""
-    allowed_hosts: Sequence[str] = ()
-    """Further names of the server, besides its addresses, that clients may send as ``Host``."""
-    cors_origins: Sequence[str] = ()
-    """Origins of web pages that may use the server."""
+    """Let other machines in without a key."""
+    allowed_host: str = ""
+    """Further names of the server that clients may use, separated by commas."""
+    cors_origin: str = ""
+    """Origins of web pages that may use the server, separated by commas: https://example.org."""
     ssl_certfile: Path | None = None
-    """Certificate chain in PEM form; with it the server speaks TLS only."""
+    """Certificate chain in PEM form, to serve https only."""
     ssl_keyfile: Path | None = None
-    """Private key of the certificate; None if the certificate's file holds it."""
+    """Private key of the certificate, if its file does not hold it."""
     access_log: bool = False
-    """One line of JSON per request on standard output."""
+    """Write one line of JSON per request to standard output."""
     max_batch_size: int = 64
-    """Most completions that are decoded at the same time."""
+    """Completions decoded at once."""
     max_queue: int = 128
-    """Most requests that wait for a place; further ones are refused with 429."""
-    deadline_s: float = 120.0
-    """Seconds after which an unfinished request is ended with 504."""
+    """Requests that may wait for a place in the batch; further ones get 429."""
+    deadline: float = 120.0
+    """Seconds after which an unfinished request gets 504."""
     device: str = "auto"
-    """``cpu``, ``cuda``, ``cuda:1`` …; ``auto`` takes a GPU if there is one."""
+    """cpu, cuda, cuda:1 …; auto takes a GPU where there is one."""
     max_body_mb: int = 8
     """Largest request body in MiB."""
     trust_rewards: bool = False
-    """Allow the model's files to name any class as a reward; otherwise only those in ``grpo_pl.rewards.trust``."""
+    """Let the model name any class as a reward, such as functions and judges: only if you know who wrote it. Without it
+    such a model is refused."""
 
     def __post_init__(self) -> None:
+        if self.model is None and self.follow is None:
+            raise ValueError("--model is missing: give an export, a run folder or a checkpoint, or --follow a run.")
+        if self.model is not None and self.follow is not None:
+            raise ValueError("give --model or --follow, not both: --follow serves the checkpoints of its run.")
+        for name, variable in (("api_key", API_KEY), ("weights_key", WEIGHTS_KEY)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, os.environ.get(variable))  # no default, which --help would print
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must lie in 1 … 65535, or be 0 for a free one, got {self.port}.")
         for name in ("max_batch_size", "max_queue", "max_body_mb"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not (math.isfinite(self.deadline_s) and self.deadline_s > 0):
-            raise ValueError(f"deadline must be a positive number of seconds, got {self.deadline_s}.")
+        if not (math.isfinite(self.deadline) and self.deadline > 0):
+            raise ValueError(f"deadline must be a positive number of seconds, got {self.deadline}.")
         if self.served_model_name is not None and not self.served_model_name.strip():
             raise ValueError("served_model_name is blank: give a name, or leave it out.")
         for host in self.allowed_hosts:
@@ -96,13 +106,19 @@ class ServeSettings:
         self._check_key()
         self._check_tls()
 
+    @property
+    def allowed_hosts(self) -> list[str]:
+        """The names in ``allowed_host``."""
+        return _parts(self.allowed_host)
+
+    @property
+    def cors_origins(self) -> list[str]:
+        """The origins in ``cors_origin``."""
+        return _parts(self.cors_origin)
+
     @cached_property
     def addresses(self) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
-        """The addresses that ``host`` stands for, as ``socket.bind`` takes them.
-
-        Raises:
-            ValueError: no such host.
-        """
+        """The addresses that ``host`` stands for, as ``socket.bind`` takes them."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         except (OSError, UnicodeError) as error:
@@ -111,7 +127,7 @@ class ServeSettings:
 
     @property
     def is_local(self) -> bool:
-        """Whether only programs on this machine can reach the server."""
+        """True if only programs on this machine can reach the server."""
         return all(_is_loopback(address[0]) for _, address in self.addresses)
 
     @property
@@ -155,3 +171,7 @@ class ServeSettings:
 def _is_loopback(address: str) -> bool:
     ip = ip_address(address.partition("%")[0])
     return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

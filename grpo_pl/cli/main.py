@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_type_hints
 
 import grpo_pl
 from grpo_pl.cli.commands import TRAINER_VERBS, VERBS
@@ -121,16 +122,20 @@ def _command(verb: str, args: list[str]) -> int:
         function = getattr(importlib.import_module(f"grpo_pl.cli.commands.{verb}"), verb)
     description = re.split(r"\n(?:Args|Returns|Raises):", inspect.getdoc(function) or "")[0]
     parser = Parser(prog=f"grpo-pl {verb}", description=description)
-    # not by auto_cli, which drops whatever is given for an argument named `config`
-    parser.add_function_arguments(function, as_group=False, as_positional=True, sub_configs=True)
     parameters = inspect.signature(function).parameters
+    settings = get_type_hints(function)["settings"] if list(parameters) == ["settings"] else None
+    if settings is not None:  # a dataclass, whose fields are the options
+        parser.add_class_arguments(settings, as_group=False)
+        parameters = inspect.signature(settings).parameters
+    else:  # not by auto_cli, which drops whatever is given for an argument named `config`
+        parser.add_function_arguments(function, as_group=False, as_positional=True, sub_configs=True)
     switches = {name for name, parameter in parameters.items() if isinstance(parameter.default, bool)}
     named = _python_names(gather(args) if "config" in parameters else args, switches)
     first = next(iter(parameters.values()), None)
     if first is not None and first.default is first.empty and str(first.annotation).startswith("list["):
         named = _as_one_list(named)
     given = parser.instantiate(parser.parse_args(named))
-    return int(function(**given) or 0)
+    return int((function(**given) if settings is None else function(settings(**given))) or 0)
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from grpo_pl.cli.commands.serve import API_KEY
 from grpo_pl.cli.main import main
+from serve.settings import API_KEY
 
 HELLO = [{"role": "user", "content": "1+1="}]
 CHAT, EVALUATE = "/v1/chat/completions", "/v1/evaluate"

@@ -318,9 +318,9 @@ def test_a_checkpoint_that_is_not_sealed_is_not_seen_and_a_broken_one_is_passed_
 
 def test_a_run_is_followed_or_a_model_is_served_not_both(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not both"):
-        serve(model="a", follow="b")
+        ServeSettings(model=Path("a"), follow=Path("b"))
     with pytest.raises(ValueError, match=r"no run folder, because .*config.yaml is missing"):
-        serve(follow=str(tmp_path))
+        serve(ServeSettings(follow=tmp_path))
 
 
 # --- a run in training ------------------------------------------------------------------------------------------------

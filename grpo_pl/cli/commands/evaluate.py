@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from grpo_pl.cli.commands.serve import API_KEY
 from grpo_pl.files.rows import check_output, line_name, read_lines, row_writer
 from grpo_pl.training.progress import progress_bar
+from serve.settings import API_KEY
 
 if TYPE_CHECKING:
     from grpo_pl.policy.trained import ServedModel
