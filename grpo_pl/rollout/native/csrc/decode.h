@@ -1,4 +1,4 @@
-/* What Python hands to the decode kernel and gets back; `decoder.py` mirrors these structures field by field.
+/* What Python hands to the decode kernel and gets back; `decode_kernel.py` mirrors these structures field by field.
  *
  * Tensors are float32 and contiguous. A matrix lies in panels, as `body.h` explains. Python checks every size and index
  * before the call: nothing is checked here. */
