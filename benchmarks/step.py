@@ -55,7 +55,6 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards.base import Reward, Score
-from grpo_pl.training.compute import Compute
 from grpo_pl.training.microbatches import MOST_TOKENS
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import Optimization
@@ -123,8 +122,6 @@ class Ours(Callback):
         self.memory: list[float] = []
         """MiB in use after each step."""
         self.theirs: dict[str, list[float]] = {name: [] for name in peers}
-        self.measured: dict[str, float] = {}
-        """What ``compute: auto`` has found."""
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
         synchronise(module.device.type)
@@ -159,7 +156,6 @@ def our_steps(
     skip: bool = True,
     staleness: int = 0,
     micro_batch_tokens: int | None = None,
-    compute: Compute = "exact",
     **options: Any,
 ) -> Ours:
     """Steps on rollouts of that age; old ones are drawn with one thread beside updates with the others.
@@ -176,7 +172,6 @@ def our_steps(
         sampling=SamplingParams(max_completion_length=cell.completion_tokens),
         optimization=Optimization(lr=1e-6),
         max_tokens_per_microbatch=micro_batch_tokens,
-        compute=compute,
     )
     data = RolloutDataModule(
         source=Letters(length=cell.prompt_tokens), steps=steps, prompts_per_step=cell.prompts, staleness=staleness
@@ -197,7 +192,6 @@ def our_steps(
         inference_mode=False,
     )
     trainer.fit(module, data)
-    watch.measured = module.chosen_precision.state_dict()
     return watch
 
 
@@ -314,8 +308,7 @@ def medians(stages: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def in_bfloat16(cell: Cell, law: str, device: str, steps: int) -> dict[str, Any]:
-    """Float32 weights computed with in bfloat16 by both sides, and by TRL in float32 and compiled; what `compute: auto`
-    finds."""
+    """Float32 weights computed with in bfloat16 by both sides, and by TRL in float32 and compiled."""
     lengths, sizes, arms = lengths_of(law, cell), {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for name, options in (("trl_bfloat16", {"bf16": True}), ("trl_float32", {})):
@@ -326,10 +319,7 @@ def in_bfloat16(cell: Cell, law: str, device: str, steps: int) -> dict[str, Any]
             arms["trl_compiled"] = TrlArm(cell, lengths, device, folder, per_device_train_batch_size=size, **compiled)
             arms["trl_compiled"].step()  # compiles
         ours = our_steps(cell, lengths, device=device, steps=steps + 1, peers=arms, precision="bf16-mixed")
-    found = {**compared(cell, law, lengths, ours), "trl_micro_batch": sizes}
-    if law == "fixed":  # a scripted end has another log-probability than its policy gives it
-        found["auto"] = our_steps(cell, lengths, device=device, steps=2, peers={}, compute="auto").measured
-    return found
+    return {**compared(cell, law, lengths, ours), "trl_micro_batch": sizes}
 
 
 SIDES: Mapping[str, Mapping[str, Any]] = {

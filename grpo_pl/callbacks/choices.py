@@ -34,7 +34,6 @@ def choices(module: GRPOModule) -> str:
     how = "configured" if budget.configured is not None else "found"
     weights = next(policy.parameters())
     way = forward_mode(policy) if was_tried(policy) else "untried"
-    measured = module.chosen_precision.measured
     staleness = module.trainer.datamodule.staleness  # type: ignore[attr-defined]
     ahead = (
         f"rollouts {staleness} updates old, corrected by {module.algorithm.correction}, drawn with "
@@ -46,6 +45,6 @@ def choices(module: GRPOModule) -> str:
         f"{in_parts if module.draws_in_parts else ''}"
         f"log-probabilities scored in the {way} way; "
         f"micro-batch of {budget.tokens} tokens ({how}); weights {str(weights.dtype).removeprefix('torch.')} on "
-        f"{weights.device}, precision {module.trainer.precision}{f' ({measured})' if measured else ''}, processes "
+        f"{weights.device}, precision {module.trainer.precision}, processes "
         f"{module.trainer.world_size}."
     )

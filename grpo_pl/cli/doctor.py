@@ -17,6 +17,7 @@ from grpo_pl.callbacks.doctor.answers import answer_signs, end_chance, scored_ag
 from grpo_pl.callbacks.doctor.callback import Doctor
 from grpo_pl.callbacks.doctor.finding import MIN_ROLLOUTS, Finding
 from grpo_pl.callbacks.doctor.fixes import with_fixes
+from grpo_pl.callbacks.doctor.precision import bfloat16_gain
 from grpo_pl.callbacks.doctor.problems import problem_signs
 from grpo_pl.callbacks.doctor.rollouts import RolloutMeter, settings_of
 from grpo_pl.callbacks.doctor.rules import findings
@@ -84,6 +85,8 @@ class Probe(Doctor):
         assert isinstance(pl_module, GRPOModule)
         if not self.shown:
             self.shown = shown_prompts(experience, pl_module.tokenizer)
+            gain = bfloat16_gain(trainer, pl_module, experience.samples.prompts, self.should_stop)
+            self.measured[-1] = replace(self.measured[-1], bfloat16_gain=gain)
         if len(self.measured) == 1 and self.known is not None:
             again = scored_again(self.known, experience, pl_module.rewards)
             self.known = replace(again, end_chance=end_chance(pl_module, experience))

@@ -1,4 +1,4 @@
-"""What a wrong name may have meant: the nearest right spelling, and our names for those of TRL and others."""
+"""What a wrong name may have meant: the nearest right one, and our names for those of other trainers and versions."""
 
 from __future__ import annotations
 
@@ -79,6 +79,7 @@ _THEIRS = {
     "model.optimization.eps": "adam_epsilon",
     "model.activation_checkpointing": "gradient_checkpointing",
     "trainer.precision: bf16-mixed": "bf16 fp16",
+    "trainer.precision (32-true for exact; bf16-mixed for auto, where grpo-pl doctor measures a gain)": "compute",
     "nothing: every rollout is logged": "logging_steps",
     "trainer.logger": "report_to",
     "trainer.val_check_interval": "eval_steps eval_strategy",
@@ -90,7 +91,7 @@ _THEIRS = {
     "resume or ckpt_path": "resume_from_checkpoint",
     "--config configs/strategy/fsdp.yaml": "deepspeed fsdp",
 }
-"""Our field, or what to use in its place -> its names in other libraries."""
+"""Our field, or what to use in its place -> its names in other libraries and earlier versions."""
 NAMES = {name: ours for ours, names in _THEIRS.items() for name in names.split()}
 """Their name -> our field, or what to use in its place."""
 

@@ -175,10 +175,11 @@ def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[st
     """One entry ``key: old → new`` for every setting that differs between two resolved configurations."""
     old, new = flat_settings(before), flat_settings(now)
     keys = [*old, *(key for key in new if key not in old)]
+    others = ("config", "resume", "ckpt_path", "name", "runs_dir", "model.compute")  # the last one of earlier versions
     return [
         f"{key}: {old.get(key, 'unset')} → {new.get(key, 'unset')}"
         for key in keys
-        if old.get(key) != new.get(key) and key not in ("config", "resume", "ckpt_path", "name", "runs_dir")
+        if old.get(key) != new.get(key) and key not in others
     ]
 
 

@@ -299,11 +299,6 @@ def use_forward_mode(model: PreTrainedModel, mode: ForwardMode) -> None:
     setattr(model, _FOUND, mode)
 
 
-def forget_forward_mode(model: PreTrainedModel) -> None:
-    """The next call of `forward_mode` tries anew."""
-    delattr(model, _FOUND)
-
-
 def _try_modes(model: PreTrainedModel) -> ForwardMode:
     """The fastest mode that gives the model's own result, tried on two prompts with two completions each."""
     device = model.device

@@ -49,7 +49,7 @@ class ServedModel:
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the objective of the training; nothing where the export does not say."""
     precision: str = ""
-    """``trainer.precision`` of the training, measured or configured, when it last began or was resumed; nothing where
+    """``trainer.precision`` of the training when it last began or was resumed; nothing where
     nobody noted it."""
     decoder: str = ""
     """What drew its completions in a native engine: a decode kernel by its name, or ``torch``; nothing where the export

@@ -57,6 +57,13 @@ def test_a_name_of_trl_becomes_ours_wherever_it_is_put(command_line: Any, place:
     assert by_file.status == 2 and f"unknown key '{place}{name}'; here that is {ours}" in by_file.err
 
 
+def test_a_field_of_an_earlier_version_says_what_to_write_instead(command_line: Any) -> None:
+    file = command_line.config("earlier", model__compute="auto")
+    outcome = command_line("fit", f"--config={file}")
+    said = "unknown key 'model.compute'; here that is trainer.precision (32-true for exact; bf16-mixed for auto, "
+    assert outcome.status == 2 and outcome.err.startswith(f"grpo-pl fit: error: {said}")
+
+
 def test_a_name_at_the_top_of_a_file(command_line: Any) -> None:
     file = command_line.folder / "top.yaml"
     file.write_text("learning_rate: 1.0e-6\n")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from grpo_pl.callbacks.doctor.finding import FEW_MIXED, MIN_GROUPS, MOSTLY, Finding, Found, Rule, enough
-from grpo_pl.callbacks.doctor.rules_of_updates import fast, half_precision, no_update, slow
+from grpo_pl.callbacks.doctor.rules_of_updates import fast, faster_in_bfloat16, half_precision, no_update, slow
 from grpo_pl.callbacks.doctor.signs import RewardSigns, Signs
 
 MIN_COMPLETIONS = 32
@@ -384,5 +384,6 @@ RULES: Sequence[Rule] = (
     Rule("D41", "rate too large", fast),
     Rule("D42", "updates lost in rounding", half_precision),
     Rule("D43", "no update", no_update),
+    Rule("D44", "faster in bfloat16", faster_in_bfloat16),
 )
 """Every rule, in the order of the codes."""

@@ -147,6 +147,8 @@ class RolloutSigns:
     """Share of tokens outside the clip range."""
     skipped: int = 0
     """Updates that were not made because their loss or gradient was not finite."""
+    bfloat16_gain: float | None = None
+    """Seconds of a step in float32 / seconds in bfloat16 on this machine's CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,6 +126,7 @@ NO_FORM = (EXACT, replace(FORM, most=0.0))
         ),
         ("D43", _rollouts(moved=0.0, logprob_change=0.0), _rollouts(moved=1e-3)),
         ("D43", _rollouts(skipped=1), _rollouts()),
+        ("D44", _rollouts(bfloat16_gain=1.3), _rollouts(bfloat16_gain=1.29)),
     ],
 )
 def test_a_rule_finds_what_it_is_for_and_no_less(code: str, ill: Signs, well: Signs) -> None:
