@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from jsonargparse import ArgumentParser
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
