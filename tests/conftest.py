@@ -392,12 +392,14 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 
 IN_TORCH = ("test_interrupt", "test_sigkill", "test_sigterm", "test_shared_prompts", "test_draws", "test_lives",
-            "test_top_tokens")  # fmt: skip
+            "test_top_tokens", "test_rollouts_ahead")  # fmt: skip
 """Modules about the forward pass in torch, or about what happens in the middle of a rollout: the decode kernel ends it
 before anything can."""
 
 
-@pytest.fixture(autouse=True)
-def _drawn_in_torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.module.__name__.rpartition(".")[2] in IN_TORCH:
-        monkeypatch.setenv("GRPO_PL_NATIVE", "torch")
+@pytest.fixture(autouse=True, scope="module")
+def _drawn_in_torch(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.module.__name__.rpartition(".")[2] in IN_TORCH:
+            patch.setenv("GRPO_PL_NATIVE", "torch")
+        yield
