@@ -41,6 +41,8 @@ class FolderLock:
             self._lock.acquire()
         except Timeout:
             raise ValueError(f"{self.path.parent} is in use by {self._holder()}: wait for its end.") from None
+        except PermissionError as error:  # of another user, who may be using the folder
+            raise ValueError(f"{self.path} cannot be opened ({error.strerror}): it belongs to another user.") from None
         except OSError as error:  # such as a network file system without locks
             self.path.unlink(missing_ok=True)
             return error.strerror or str(error)
