@@ -6,7 +6,7 @@ Where a row differs, the gap of the race's two best scores at its first differen
 The same with the former rule, one uniform number and the inverse of the cumulative distribution, for comparison.
 
 Policies: ``flat``, made up here, 50,000 tokens with a flat tail; ``--model FOLDER`` a model of your own.
-``--time`` measures the share of a token's time that its draw takes instead.
+``--time`` measures the share of a token's time that its draw takes instead, in torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from grpo_pl.functional.sampling import Noise, NoiseAhead, score_gaps, token_key
 from grpo_pl.rollout import engine as every_engine
 from grpo_pl.rollout.engine import RolloutEngine, row_keys
 from grpo_pl.rollout.native import continuous
+from grpo_pl.rollout.native.choice import TORCH
 from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions
+from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.vllm import VLLMEngine
@@ -86,6 +88,13 @@ class Request:
             ),
         )
         return rollout.completion_ids
+
+
+def in_torch(rows: int = 0) -> NativeEngine:
+    """The native engine's own forward pass, whose draws can be patched and timed."""
+    engine = NativeEngine(max_batch_rows=rows)
+    engine.decoder = TORCH
+    return engine
 
 
 def former_draw(logits: Tensor, noise: Noise, *, temperature: float, **_: Any) -> tuple[Tensor, Tensor]:
@@ -146,7 +155,7 @@ def _rank(rank: int, model: PreTrainedModel, request: Request, rule: str, sharde
         shard(model, Sharding(mesh=mesh, param_dtype=None, reduce_dtype=None, cpu_offload=False))
     half = request.prompts // 2
     with gathered(model), drawing_by(rule):
-        drawn = request.drawn_by(NativeEngine(), model, slice(rank * half, (rank + 1) * half))
+        drawn = request.drawn_by(in_torch(), model, slice(rank * half, (rank + 1) * half))
     torch.save(drawn, folder / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
@@ -180,10 +189,16 @@ def with_threads(count: int, draw: Callable[[], Tensor]) -> Tensor:
 
 
 def ways(model: PreTrainedModel, request: Request, rule: str) -> dict[str, Callable[[], Tensor]]:
-    """Ways to compute the same rollout; the first one is what the others are compared with."""
+    """Ways to compute the same rollout; the first one is what the others are compared with. All but "decode kernel"
+    draw in torch."""
 
     def batch(rows: int, part: slice = slice(None)) -> Callable[[], Tensor]:
-        return lambda: request.drawn_by(NativeEngine(max_batch_rows=rows), model, part)
+        return lambda: request.drawn_by(in_torch(rows), model, part)
+
+    def by_kernel(threads: int) -> Tensor:
+        engine = NativeEngine()
+        engine.decoder = next(iter(built_kernels()))
+        return with_threads(threads, lambda: request.drawn_by(engine, model))
 
     def by_vllm() -> Tensor:
         engine = VLLMEngine(max_batch_rows=64, max_tokens=24 + request.tokens)
@@ -202,6 +217,8 @@ def ways(model: PreTrainedModel, request: Request, rule: str) -> dict[str, Calla
         "plain engine": lambda: request.drawn_by(PlainEngine(max_batch_rows=64), model),
         "server's batch": lambda: by_the_servers_batch(model, request),
     }
+    if rule == "race" and built_kernels() and model.dtype == torch.float32:
+        found |= {f"decode kernel, {threads} threads": functools.partial(by_kernel, threads) for threads in (1, 2)}
     if rule == "race" and importlib.util.find_spec("vllm") is not None:
         found["vLLM"] = by_vllm
     return found | {f"{other} thread{'s' * (other > 1)}": lambda: with_threads(other, batch(64))}
@@ -268,7 +285,7 @@ def time_of_draws(model: PreTrainedModel, cell: Cell, repetitions: int) -> dict[
     ):
         for _ in range(repetitions + 1):
             spent, start = 0.0, time.perf_counter()
-            request.drawn_by(NativeEngine(), model)
+            request.drawn_by(in_torch(), model)
             taken.append((time.perf_counter() - start, spent))
     counted = taken[1:]  # the first one warms up
     return {

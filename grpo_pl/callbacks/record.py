@@ -68,7 +68,7 @@ def facts_of(trainer: Trainer, module: GRPOModule) -> dict[str, Any]:
         "seed": module.seed,
         "objective": objective_name(module.algorithm),
         "rollouts": data.steps,
-        "compute": {"precision": str(trainer.precision)},
+        "compute": {"precision": str(trainer.precision), "decoder": module.decoder or ""},
         "examples": examples_of(data),
         "data": {
             "source": type(data.source).__name__,

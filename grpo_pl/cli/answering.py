@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from grpo_pl.rollout.sampler import CompletionSampler, Samples
     from grpo_pl.types import Problem, SamplingParams
 
+log = logging.getLogger(__name__)
 DRAW = 32
 """Training prompts asked of the source at a time."""
 FRUITLESS = 50
@@ -99,6 +101,7 @@ def load_answerer(trained: ServedModel, device: str, sampling: SamplingParams) -
     """A trained policy in the memory of ``device``, with the rewards it was trained on."""
     from grpo_pl.policy.loading import choose_device
     from grpo_pl.rollout.episode_settings import EpisodeSettings
+    from grpo_pl.rollout.native.choice import TORCH, decoder_again
     from grpo_pl.rollout.native.engine import NativeEngine
     from grpo_pl.rollout.sampler import CompletionSampler
 
@@ -110,7 +113,9 @@ def load_answerer(trained: ServedModel, device: str, sampling: SamplingParams) -
         reward.check()
     model = trained.load_policy(choose_device(device))
     engine = NativeEngine()
-    engine.decoder = trained.decoder or None
+    engine.decoder, line = decoder_again(trained.decoder or TORCH, model)  # before there was a kernel, torch drew
+    if line is not None:
+        log.warning(line)
     return Answerer(
         computing=partial(trained.computing, model),
         sampler=CompletionSampler(

@@ -54,7 +54,8 @@ class FolderLock:
     def release(self) -> None:
         """Frees the lock, if it is held."""
         if self._lock.is_locked:
-            self.path.unlink(missing_ok=True)
+            with suppress(PermissionError):  # Windows removes no open file; the next one takes it as it is
+                self.path.unlink(missing_ok=True)
             self._lock.release()
 
     def _holder(self) -> str:

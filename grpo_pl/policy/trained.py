@@ -52,8 +52,8 @@ class ServedModel:
     """``trainer.precision`` of the training when it last began or was resumed; nothing where
     nobody noted it."""
     decoder: str = ""
-    """What drew its completions in a native engine: a decode kernel by its name, or ``torch``; nothing where the export
-    does not say."""
+    """What drew its completions in a native engine: a decode kernel by its name, or ``torch``; nothing where nobody
+    noted it."""
     examples: Sequence[Mapping[str, Any]] = ()
     """``problem``, ``answer`` and further ``columns`` of some problems of the task, where its run is at hand."""
     trust_rewards: bool = False
@@ -189,7 +189,7 @@ def _from_checkpoint(file: Path) -> ServedModel:
         checkpoint=file,
         template=_built(PromptTemplate, parts["template"], "template", run.config),
         **_settings(model, run.config),
-        precision=_precision(run.path),
+        **_computed(run.path),
         examples=_examples(run.path),
         sampling=_built(SamplingParams, parts["sampling"], "sampling", run.config),
     )
@@ -264,13 +264,14 @@ def _examples(run: Path) -> Sequence[Mapping[str, Any]]:
     return tuple(found)
 
 
-def _precision(run: Path) -> str:
-    """What a run computed in since it last began or was resumed."""
+def _computed(run: Path) -> dict[str, Any]:
+    """``precision`` and ``decoder`` of a run since it last began or was resumed."""
     noted, file = _noted(run), run / RECORD
     for begun in reversed([noted, *_part(noted, "resumed", list, file, default=[])]):
         if isinstance(begun, dict) and begun.get("compute"):
-            return str(_part(_part(begun, "compute", dict, file), "precision", str, file))
-    return ""
+            compute = _part(begun, "compute", dict, file)
+            return {name: _part(compute, name, str, file, default="") for name in ("precision", "decoder")}
+    return {}
 
 
 def _noted(run: Path) -> Mapping[str, Any]:

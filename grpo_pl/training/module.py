@@ -35,7 +35,7 @@ from grpo_pl.rewards.batch import check_rewards
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.native.child import NativeChildEngine
-from grpo_pl.rollout.native.choice import TORCH, decoder_again, decoder_for_run
+from grpo_pl.rollout.native.choice import TORCH, decoder_for_run
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.carried import CarriedRollouts, PartialRollouts, check_partial
@@ -291,19 +291,18 @@ class GRPOModule(LightningModule):
         if self._reference is not None and not is_sharded(self._reference.model):
             self._reference.model.to(self.device)
 
+    def on_validation_start(self) -> None:
+        if getattr(self.engine, "decoder", TORCH) is None:  # outside a fit
+            self._choose_decoder()
+
     def _choose_decoder(self) -> None:
         """All ranks draw with what rank 0 would, and a resumed run with what it drew with before, where it is there."""
         if not isinstance(self.engine, NativeEngine | NativeChildEngine):
             return
-        policy = self.require_policy()
-        line: str | None = None
-        if self.decoder is None:
-            with self.trainer.precision_plugin.forward_context():
-                stops = bool(self.sampling.stop)
-                self.decoder = decoder_for_run(policy, self.sampling, stop_strings=stops)
-        else:
-            self.decoder, line = decoder_again(self.decoder, policy)
-        self.decoder = self.engine.decoder = self.collective.gather_objects(self.decoder)[0]
+        policy, stops = self.require_policy(), bool(self.sampling.stop)
+        with self.trainer.precision_plugin.forward_context():
+            chosen, line = decoder_for_run(policy, self.sampling, stop_strings=stops, noted=self.decoder)
+        self.decoder = self.engine.decoder = self.collective.gather_objects(chosen)[0]
         if line is not None:
             rank_zero_warn(line)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
+from grpo_pl.policy.trained import find_model
 from grpo_pl.rollout.native.choice import SWITCH
 from grpo_pl.rollout.native.decode_kernel import built_kernels
 
@@ -194,6 +195,8 @@ def test_a_resumed_run_draws_with_what_it_drew_with_or_says_so(command_line: Any
     run = _run(command_line, "drawn", data__steps=1, **SHORT).parent
     assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["decoder"] == fastest
     assert json.loads((run / "export" / "grpo_pl.json").read_text())["decoder"] == fastest
+    assert json.loads((run / "run.json").read_text())["compute"]["decoder"] == fastest
+    assert find_model(run / "checkpoints" / "last.ckpt").decoder == fastest  # which evaluate and export read
     for name, switch, lines in (("kept", "", 0), ("switched", "torch", 1)):
         monkeypatch.setenv(SWITCH, switch)
         config = command_line.config(name, data__steps=2, **SHORT)
@@ -203,3 +206,8 @@ def test_a_resumed_run_draws_with_what_it_drew_with_or_says_so(command_line: Any
         assert outcome.status == 0, outcome.err
         assert sum("and goes on with torch" in str(warning.message) for warning in caught) == lines
         assert ("the decode kernel" in outcome.err) == (not lines)
+    monkeypatch.setenv(SWITCH, "torch")
+    config = command_line.config("switched", data__steps=2, **SHORT)
+    with pytest.warns(UserWarning, match="and goes on with torch"):
+        outcome = command_line("validate", "--config", config, f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}")
+    assert outcome.status == 0, outcome.err

@@ -38,7 +38,7 @@ def test_a_run_in_bfloat16_draws_trains_and_validates_in_it(command_line: Any, m
         assert seen == {"rollout": {on}, "update": {on}}
         run = command_line.runs / f"seen_{precision}"
         last = run / "checkpoints" / "last.ckpt"
-        assert json.loads((run / "run.json").read_text())["compute"] == {"precision": precision}
+        assert json.loads((run / "run.json").read_text())["compute"]["precision"] == precision
         state = torch.load(last, weights_only=True)
         moments = [value for moment in state["optimizer_states"][0]["state"].values() for value in moment.values()]
         assert {value.dtype for value in [*state["state_dict"].values(), *moments]} == {torch.float32}

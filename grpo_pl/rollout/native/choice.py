@@ -18,7 +18,7 @@ SWITCH = "GRPO_PL_NATIVE"
 """Environment variable that names one of them, whatever the rule says."""
 
 WIDEST: dict[str, int] = {
-    "avx512": 256,  # a prototype on AMD Zen 4, two threads: 64: 84 → 11 ms, 128: 223 → 39 ms, 256: 505 → 247 ms
+    "avx512": 256,  # not run; a prototype on AMD Zen 4, ms of two threads, 64: 84 → 11, 128: 223 → 39, 256: 505 → 247
     "avx2": 576,  # AMD Zen 3, seconds of a thread, 64: 0.17 → 0.034, 128: 0.50 → 0.13, 256: 1.33 → 0.70, 576: 9.0 → 6.2
     "neon": 0,  # not measured yet
     "sse2": 0,  # for tests
@@ -38,8 +38,8 @@ def decoder_here(model: Any) -> str:
         if asked != TORCH and asked not in kernels:
             raise ValueError(f"{SWITCH} is {asked!r}: here it can be {', '.join([TORCH, *kernels])}.")
         return asked
-    width = unwrap(model).config.hidden_size
-    return next((name for name in kernels if width <= WIDEST[name]), TORCH)
+    fastest = next(iter(kernels), TORCH)  # no slower one: torch uses the instructions of the fastest as well
+    return fastest if unwrap(model).config.hidden_size <= WIDEST.get(fastest, 0) else TORCH
 
 
 def decoder_of(
@@ -61,15 +61,23 @@ def decoder_of(
     return name, None
 
 
-def decoder_for_run(model: Any, sampling: SamplingParams, *, stop_strings: bool) -> str:
-    """What a run draws with that begins on this machine."""
+def decoder_for_run(
+    model: Any, sampling: SamplingParams, *, stop_strings: bool, noted: str | None
+) -> tuple[str, str | None]:
+    """What a run draws with on this machine, and the line that says so if that is not what it drew with before.
+
+    Args:
+        noted: what it drew with before; None where it begins.
+    """
+    if noted is not None:
+        return decoder_again(noted, model)
     if refuse_llama_family(model, length=1) is not None:
-        return TORCH
-    return decoder_of(model, sampling, stop_strings=stop_strings)[0]
+        return TORCH, None
+    return decoder_of(model, sampling, stop_strings=stop_strings)[0], None
 
 
 def decoder_again(noted: str, model: Any) -> tuple[str, str | None]:
-    """What draws where a run goes on that drew with ``noted``, and the line that says so if it is something else."""
+    """What draws from a policy that drew with ``noted`` before, and the line that says so if it is something else."""
     asked = os.environ.get(SWITCH)
     if not asked and noted in (TORCH, *built_kernels()):
         return noted, None
@@ -85,11 +93,12 @@ def _refuse(model: Any, sampling: SamplingParams, *, stop_strings: bool) -> str 
 
     The one place that says so.
     """
-    device, dtype = model.device.type, str(model.dtype).removeprefix("torch.")
+    device, dtypes = model.device.type, {parameter.dtype for parameter in model.parameters()}
     if torch.is_autocast_enabled(device):
-        dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-    if device != "cpu" or dtype != "float32":
-        return f"computes in float32 on CPUs, and the policy in {dtype} on {device}"
+        dtypes = {torch.get_autocast_dtype(device)}
+    if device != "cpu" or dtypes != {torch.float32}:
+        types = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        return f"computes in float32 on CPUs, and the policy in {types} on {device}"
     activation = unwrap(model).config.hidden_act
     if activation not in ("silu", "swish"):
         return f"has no activation {activation}"

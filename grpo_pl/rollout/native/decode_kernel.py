@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
 from functools import cache
@@ -16,6 +17,7 @@ from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.policy.weights import whole
 from grpo_pl.rollout.native.weights import dense_linear
 
+log = logging.getLogger(__name__)
 _NO_MEMORY = 2
 
 
@@ -78,7 +80,11 @@ def built_kernels(library: Path | None = None) -> dict[str, DecodeKernel]:
     found = [library] if library else sorted(Path(__file__).parent.glob("_decode.*"))
     if not found:
         return {}
-    look_up = ctypes.CDLL(str(found[0])).grpo_pl_kernel
+    try:
+        look_up = ctypes.CDLL(str(found[0])).grpo_pl_kernel
+    except OSError as error:  # built for another processor or system: a home that several machines share
+        log.warning("The decode kernel %s does not load, and torch draws: %s", found[0].name, error)
+        return {}
     look_up.argtypes, look_up.restype = [c_int32], POINTER(_Kernel)
     kernels: dict[str, DecodeKernel] = {}
     n = 0

@@ -1,6 +1,8 @@
 """Tests of the decode kernels that this processor supports: the plain engine's samples, and the same bits anyhow."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from grpo_pl.functional.sampling import Noise, score_gaps, token_keys
 from grpo_pl.rollout.engine import RolloutInterrupted, row_keys
-from grpo_pl.rollout.native.choice import SWITCH, WIDEST, decoder_again, decoder_here
+from grpo_pl.rollout.native.choice import SWITCH, WIDEST, decoder_again, decoder_here, decoder_of
 from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
@@ -211,7 +213,7 @@ def test_the_rule_goes_by_width_and_the_switch_overrules_it(monkeypatch):
     monkeypatch.setitem(WIDEST, fastest, 32)
     assert decoder_here(_model(heads=4)) == fastest  # 32 wide
     monkeypatch.setitem(WIDEST, fastest, 31)
-    assert decoder_here(_model(heads=4)) != fastest
+    assert decoder_here(_model(heads=4)) == "torch"  # and not the next fastest
     monkeypatch.setenv(SWITCH, "torch")
     assert decoder_here(_model(heads=1, key_heads=1)) == "torch"
     monkeypatch.setenv(SWITCH, "mmx")
@@ -251,19 +253,84 @@ def test_what_the_kernel_cannot_do_goes_to_torch_with_one_line(monkeypatch, samp
     assert "own forward pass" in engine.describe() and reason in engine.describe()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(bool(LIBRARY), reason="is the test with sanitizers itself")
-def test_sanitizers_find_nothing(tmp_path):
-    """These tests again, in a process whose kernel checks each access to memory, and each shift and sum of integers."""
-    library, sources = tmp_path / "_decode.so", ROOT / "grpo_pl/rollout/native/csrc"
-    flags = ["-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-pthread", "-fsanitize=address,undefined"]
+@each_kernel
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_logits_that_are_not_finite_show_in_the_log_probability(kernel, temperature):
+    """One number in the middle of a slice of the vocabulary; the engine ends the run where it sees one."""
+    model = _model(vocabulary=200)
+    with torch.no_grad():
+        model.lm_head.weight[77] = torch.nan
+    _, logprobs, _ = _draw(kernel, model, [[1, 2, 3]], _keys(1, 4), longest=3, temperature=temperature)
+    assert logprobs.isnan().all()
+
+
+def test_weights_of_several_types_go_to_torch(monkeypatch):
+    monkeypatch.setenv(SWITCH, next(iter(built_kernels())))
+    model = _model()
+    model.model.layers[0].mlp.double()
+    name, reason = decoder_of(model, SamplingParams(max_completion_length=1), stop_strings=False)
+    assert name == "torch" and reason == "computes in float32 on CPUs, and the policy in float32 and float64 on cpu"
+
+
+def test_a_library_that_does_not_load_leaves_the_draws_to_torch(tmp_path, caplog):
+    (tmp_path / "_decode.so").write_bytes(b"of another machine")
+    assert built_kernels(tmp_path / "_decode.so") == {}
+    assert "_decode.so does not load, and torch draws" in caplog.text
+
+
+# --- other builds -----------------------------------------------------------------------------------------------------
+
+CSRC = ROOT / "grpo_pl/rollout/native/csrc"
+COMPILER = os.environ.get("CC", "gcc")
+builds_anew = pytest.mark.skipif(
+    bool(LIBRARY) or shutil.which(COMPILER) is None, reason="runs these tests again, with another build of the kernel"
+)
+
+
+def _tested_again(sources: Path, library: Path, *flags: str, **environment: str) -> None:
+    """These tests, in a process whose kernels are built with ``flags``."""
     files = [str(sources / name) for name in ("decode.c", "avx512.c", "avx2.c", "baseline.c")]
-    compiler = os.environ.get("CC", "gcc")
-    built = [compiler, *flags, "-fno-sanitize-recover=all", *files, "-lm", "-o", str(library)]
-    subprocess.run(built, check=True)
-    runtime = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    environment = {**os.environ, "DECODE_LIBRARY": str(library), "LD_PRELOAD": runtime.stdout.strip()}
-    environment |= {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
-    tests = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "not slow", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(tests, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    shared = ["-std=gnu11", "-fPIC", "-shared", "-pthread", *flags]
+    subprocess.run([COMPILER, *shared, *files, "-lm", "-o", str(library)], check=True, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", __file__],
+        env={**os.environ, **environment, "DECODE_LIBRARY": str(library)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+def _runtime(name: str) -> str:
+    found = subprocess.run([COMPILER, f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
+@builds_anew
+def test_sanitizers_find_nothing(tmp_path):
+    """Each access to memory is checked, and each shift and sum of integers."""
+    if not Path(_runtime("libasan.so")).is_absolute():
+        pytest.skip("the compiler comes without sanitizers")
+    _tested_again(
+        CSRC,
+        tmp_path / "_decode.so",
+        *("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+        LD_PRELOAD=f"{_runtime('libasan.so')} {_runtime('libstdc++.so')}",  # whose exceptions libasan looks up at once
+        ASAN_OPTIONS=f"detect_leaks=0:log_path={tmp_path / 'found'}",
+        UBSAN_OPTIONS="print_stacktrace=1",
+    )
+    assert not list(tmp_path.glob("found*"))
+
+
+@builds_anew
+@pytest.mark.skipif("avx2" not in KERNELS or "avx512" in KERNELS, reason="has AVX-512, or nothing to take its place")
+def test_the_kernel_of_sixteen_lanes_is_right_where_two_vectors_of_eight_make_one(tmp_path):
+    sources = shutil.copytree(CSRC, tmp_path / "csrc")
+    text = (sources / "avx512.c").read_text()
+    lowered = re.sub(r'"avx512f,[^"]*"', '"avx2,fma"', text)
+    lowered = re.sub(r"return __builtin_cpu_supports[^;]*;", "return 1;", lowered)
+    (sources / "avx512.c").write_text(lowered)
+    _tested_again(sources, tmp_path / "_decode.so", "-O2", "-Wno-psabi")
+    assert next(iter(built_kernels(tmp_path / "_decode.so"))) == "avx512"

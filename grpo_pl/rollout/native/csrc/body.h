@@ -485,7 +485,7 @@ static void run(struct race *race, float *logits, int count, int first, float te
     for (int i = 0; i < end; i += LANES) {
         vec l = load(logits + i);
         if (temperature != 0.0f && temperature != 1.0f) store(logits + i, l = l / temperature);
-        most = choose(l <= most, most, l); /* NaN gets through */
+        most = larger(l, most); /* a NaN shows in the sum of probabilities, and so in the log-probability */
     }
     float top = largest(most);
     if (!(top <= race->most)) {
