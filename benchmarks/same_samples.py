@@ -218,7 +218,7 @@ def ways(model: PreTrainedModel, request: Request, rule: str) -> dict[str, Calla
         "server's batch": lambda: by_the_servers_batch(model, request),
     }
     if rule == "race" and built_kernels() and model.dtype == torch.float32:
-        found |= {f"decode kernel, {threads} threads": functools.partial(by_kernel, threads) for threads in (1, 2)}
+        found |= {f"decode kernel, {n} thread{'s' * (n > 1)}": functools.partial(by_kernel, n) for n in (1, 2)}
     if rule == "race" and importlib.util.find_spec("vllm") is not None:
         found["vLLM"] = by_vllm
     return found | {f"{other} thread{'s' * (other > 1)}": lambda: with_threads(other, batch(64))}

@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from server import PROMPT, Server, build_export, running
+from server import PROMPT, Server, build_export, running, seconds_of_draws
 
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
-from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
 
 CLIENTS, SAMPLES, TOKENS = 4, 8, 256
 STREAMS = 8
@@ -32,22 +30,8 @@ STREAMS = 8
 
 def engine_rate(policy: Any, prompt_ids: list[int]) -> float:
     """Tokens per second of one rollout with as many rows as all clients ask for together."""
-    keys = [
-        [SampleKey(seed=c, split="predict", step=0, attempt=0, prompt_id=c, sample=s) for s in range(SAMPLES)]
-        for c in range(CLIENTS)
-    ]
-    began = time.perf_counter()
-    NativeEngine().generate(
-        policy,
-        GenerateRequest(
-            prompt_ids=[prompt_ids] * CLIENTS,
-            keys=keys,
-            sampling=SamplingParams(max_completion_length=TOKENS),
-            eos_token_ids=[],
-            pad_token_id=0,
-        ),
-    )
-    return CLIENTS * SAMPLES * TOKENS / (time.perf_counter() - began)
+    seconds = seconds_of_draws(policy, [prompt_ids] * CLIENTS, group=SAMPLES, tokens=TOKENS)
+    return CLIENTS * SAMPLES * TOKENS / seconds
 
 
 def server_rate(server: Server, requests: int) -> float:

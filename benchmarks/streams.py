@@ -22,11 +22,9 @@ from typing import Any, cast
 
 import torch
 from common import processor
-from server import PROMPT, Server, build_export
+from server import PROMPT, Server, build_export, seconds_of_draws
 
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
-from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
 
 TOKENS = 32
 BODY = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
@@ -139,21 +137,8 @@ def engine_tokens_per_s(model: Path, rows: int, rounds: int = 5) -> float:
     ids = list(tokenizer(PROMPT).input_ids)
     rates = []
     for number in range(rounds + 1):
-        keys = [
-            [SampleKey(seed=number, split="predict", step=0, attempt=0, prompt_id=row, sample=0)] for row in range(rows)
-        ]
-        began = time.perf_counter()
-        NativeEngine().generate(
-            network,
-            GenerateRequest(
-                prompt_ids=[ids] * rows,
-                keys=keys,
-                sampling=SamplingParams(max_completion_length=TOKENS),
-                eos_token_ids=[],
-                pad_token_id=0,
-            ),
-        )
-        rates.append(rows * TOKENS / (time.perf_counter() - began))
+        seconds = seconds_of_draws(network, [ids] * rows, group=1, tokens=TOKENS, seed=number)
+        rates.append(rows * TOKENS / seconds)
     return statistics.median(rates[1:])
 
 

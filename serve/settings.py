@@ -158,9 +158,9 @@ class ServeSettings:
     def _check_tls(self) -> None:
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ValueError(f"ssl_keyfile {self.ssl_keyfile} is of no use without --ssl-certfile.")
-        for file in (self.ssl_certfile, self.ssl_keyfile):
+        for name, file in {"--ssl-certfile": self.ssl_certfile, "--ssl-keyfile": self.ssl_keyfile}.items():
             if file is not None and not file.is_file():
-                raise ValueError(f"no such file: {file}.")
+                raise ValueError(f"{name}: no such file: {file}.")
         if self.ssl_certfile is not None:
             try:
                 ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.ssl_certfile, self.ssl_keyfile)

@@ -57,13 +57,15 @@ def with_preset_fields(tree: Mapping[str, Any], key: str = "") -> dict[str, Any]
         key: where in a configuration the tree stands, such as ``model``.
 
     Raises:
-        ValueError: no such preset.
+        ValueError: no such preset, or one beside a ``class_path``.
     """
     reset: dict[str, Any] = {}
     given: dict[str, Any] = {}
     for name, value in tree.items():
         path = key if name == "init_args" else f"{key}.{name}".lstrip(".")  # a class of one's own has fields there
         if path == PRESET:
+            if "class_path" in tree:
+                raise ValueError(f"{PRESET}: a class of your own has its fields, and the preset, under init_args.")
             start = name.removesuffix("preset")  # `model.algorithm.` where the key is written out in one
             reset = {f"{start}{field}": default for field, default in preset_fields(value).items()}
         elif PRESET.startswith(f"{path}.") and isinstance(value, Mapping):

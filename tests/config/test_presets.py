@@ -11,7 +11,7 @@ import yaml
 
 from grpo_pl.config.jsonargparse_adapter import Parser
 from grpo_pl.config.objects import ConfigError, build, read
-from grpo_pl.config.presets import preset_fields, preset_name, presets
+from grpo_pl.config.presets import preset_fields, preset_name, presets, with_preset_fields
 from grpo_pl.config.shipped import CONFIGS
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.objective.fields import BUDGET
@@ -108,6 +108,11 @@ def test_a_wrong_name_is_one_line_with_those_there_are(tmp_path: Path, name: Any
     assert str(caught.value).endswith(f" There are: {', '.join(presets())}.")
     if name == "dapoo":
         assert "; did you mean dapo? There are" in str(caught.value)
+
+
+def test_a_preset_beside_a_class_is_told_where_it_belongs() -> None:
+    with pytest.raises(ValueError, match="has its fields, and the preset, under init_args"):
+        with_preset_fields({"model": {"algorithm": {"class_path": "mine.Objective", "preset": "dapo"}}})
 
 
 def test_an_objective_is_known_by_its_fields_whatever_its_budget() -> None:
