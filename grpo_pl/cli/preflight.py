@@ -191,7 +191,10 @@ def _check_source(
     for note in getattr(source, "notes", ()):
         say(f"{part}{note}")
     if fits is not None:
-        _leave_out_long_prompts(source, part, fits, say)
+        for split in SPLITS:
+            problems = source.problems(split)
+            if problems and (too_long := leave_no_room(problems, len(problems), fits, say, part, f"{split} ")):
+                source.leave_out({split: too_long})
     _check_golds(source, part, judge, say)
 
 
@@ -244,13 +247,6 @@ def _check_demonstrations(cold_start: ColdStart, data: RolloutDataModule, say: C
     for name, overlap in overlaps.items():
         if overlap.alike:
             say(f"{name}, beside the demonstrations: {overlap}")
-
-
-def _leave_out_long_prompts(source: PromptSource, part: str, fits: Fits, say: Callable[[str], None]) -> None:
-    for split in SPLITS:
-        problems = source.problems(split)
-        if problems and (too_long := leave_no_room(problems, len(problems), fits, say, part, f"{split} ")):
-            source.leave_out({split: too_long})
 
 
 def _check_golds(source: PromptSource, part: str, judge: Reward, say: Callable[[str], None]) -> None:

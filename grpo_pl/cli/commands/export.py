@@ -53,7 +53,10 @@ def export(
     given = RunFolder(checkpoint)
     found = given.last_checkpoint if given.config.is_file() else checkpoint
     trained = without_link(find_model(found, trust_rewards=True))  # rewards are copied here, not built
-    run = given if given.config.is_file() else _run_of(trained)
+    run = given
+    if not given.config.is_file():  # that which the checkpoint or the export lies in; it may hold nothing of a run
+        inside = trained.source.absolute().parent
+        run = RunFolder(inside if trained.checkpoint is None else inside.parent)
     card = model_card(
         run,
         name=(push_to_hub or trained.name).rpartition("/")[2],
@@ -117,12 +120,6 @@ def _push(folder: Path, repository: str, *, private: bool) -> str:
         reason = " ".join(str(error).split())
         raise ValueError(f"{folder} is written, but was not uploaded to {repository}: {reason:.300}") from error
     return str(commit.commit_url)
-
-
-def _run_of(trained: ServedModel) -> RunFolder:
-    """The run folder that a checkpoint or an export lies in; it may hold nothing of a run."""
-    folder = trained.source.absolute().parent
-    return RunFolder(folder if trained.checkpoint is None else folder.parent)
 
 
 def _name_base(model: PreTrainedModel, config: dict[str, Any]) -> None:
