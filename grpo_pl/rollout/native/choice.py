@@ -18,13 +18,13 @@ SWITCH = "GRPO_PL_NATIVE"
 """Environment variable that names one of them, whatever the rule says."""
 
 WIDEST: dict[str, int] = {
-    "avx512": 256,  # not run; a prototype on AMD Zen 4, ms of two threads, 64: 84 → 11, 128: 223 → 39, 256: 505 → 247
+    "avx512": 576,  # AMD Zen 4, as below, 64: 0.10 → 0.027, 128: 0.33 → 0.094, 256: 1.05 → 0.59, 576: 6.7 → 5.2
     "avx2": 576,  # AMD Zen 3, seconds of a thread, 64: 0.17 → 0.034, 128: 0.50 → 0.13, 256: 1.33 → 0.70, 576: 9.0 → 6.2
     "neon": 0,  # not measured yet
     "sse2": 0,  # for tests
 }
 """Widest hidden size at which the kernel of an instruction set is known to draw faster than torch: 64 rows of 64 tokens
-behind prompts of 64 (576: of 17 behind 60), torch → kernel; ``benchmarks/rollout.py`` measures both."""
+behind prompts of 64 (576: of 17 or 24 behind 60), torch → kernel; ``benchmarks/rollout.py`` measures both."""
 
 
 def decoder_here(model: Any) -> str:
