@@ -186,7 +186,8 @@ def fails(connection: Any) -> None:
     raise SystemExit(3)
 
 
-def test_a_contender_that_dies_is_named(real: Any) -> None:
+def test_a_contender_that_dies_is_named(real: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)  # the child unpickles a function of this file
     child = real.Child("trl_tuned", fails)
     with pytest.raises(RuntimeError, match="trl_tuned ended with status 3"):
         child.receive()
@@ -287,7 +288,7 @@ def test_held_out_problems_are_those_of_the_recipe(real: Any, work: Any) -> None
     }
     arguments = real.parsed(["curve", "--contender=ours", "--output=x"])
     assert isinstance(arguments, argparse.Namespace)
-    assert (arguments.prompts, arguments.group, arguments.tokens, arguments.problems) == (8, 8, 40, 400)
+    assert (arguments.prompts, arguments.group, arguments.tokens, arguments.problems) == (16, 8, 40, 400)
 
 
 # --- picture ----------------------------------------------------------------------------------------------------------
