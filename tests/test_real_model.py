@@ -176,7 +176,7 @@ def test_a_run_of_two_steps_is_trained_evaluated_and_exported(command_line: Comm
         "fit",
         *("--config", CONFIGS / "smollm2.yaml", f"--model.policy.path={SOURCE}", "--name=real"),
         *("--data.steps=2", "--data.prompts_per_step=2", "--model.algorithm.group_size=4", "--data.val_prompts=2"),
-        *("--model.sampling.max_completion_length=16", "--trainer.val_check_interval=2"),
+        *("--model.sampling.max_completion_length=16", "--trainer.val_check_interval=2", "--model.cold_start.steps=2"),
         *("--checkpoint.every_n_rollouts=2", "--trainer.enable_progress_bar=false"),
     )
     assert done.status == 0, done.err
@@ -206,6 +206,7 @@ def test_two_processes_draw_what_one_does(command_line: CommandLine, tmp_path: P
         *("--config", CONFIGS / "smollm2.yaml", f"--model.policy.path={SOURCE}", "--data.validation_sets=null"),
         *("--data.steps=2", "--data.prompts_per_step=2", "--model.algorithm.group_size=4"),
         *(
+            "--model.cold_start.steps=2",
             "--model.sampling.max_completion_length=24",
             "--trainer.limit_val_batches=0",
             "--trainer.enable_progress_bar=false",
