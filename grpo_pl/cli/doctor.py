@@ -231,17 +231,11 @@ class DoctorCLI(GRPOCLI):
         else:
             count = f"{len(found) or 'no'} finding{'s' * (len(found) != 1)}"
             looked = f"{len(rollouts)} rollouts with {sum(rollout.completions for rollout in rollouts)} completions"
-            said = [f"{one}\n{_pasted(one.fix)}" if one.fix else str(one) for one in found]
+            said = [one.with_fix() for one in found]
             print("\n".join([*lines_of(shown), *said, f"{count}: {looked} in {seconds:.0f} s."]))
 
     def _earlier_run(self) -> RunFolder | None:
         return None
-
-
-def _pasted(fix: str) -> str:
-    """What may mend a finding, below it."""
-    told = "  What may mend it, as a file of its own (fit --config yours.yaml --config it.yaml):"
-    return "\n".join([told, *(f"    {line}" for line in fix.splitlines())])
 
 
 def refused_start(line: str) -> Finding:

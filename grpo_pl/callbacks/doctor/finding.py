@@ -30,6 +30,13 @@ class Finding:
     def __str__(self) -> str:
         return f"{self.code} {self.name}: {self.sentence} Change {self.field}."
 
+    def with_fix(self) -> str:
+        """The line of the finding, and below it the YAML to paste, if it has any."""
+        if not self.fix:
+            return str(self)
+        told = "  What may mend it, as a file of its own (fit --config yours.yaml --config it.yaml):"
+        return "\n".join([str(self), told, *(f"    {line}" for line in self.fix.splitlines())])
+
 
 Found = tuple[float, str, str] | None
 """Figure, sentence and field."""

@@ -10,7 +10,6 @@ import yaml
 
 from grpo_pl.callbacks.doctor.finding import Finding
 from grpo_pl.callbacks.doctor.fixes import with_fixes
-from grpo_pl.cli.doctor import _pasted
 from grpo_pl.data.tables import TablePrompts
 from grpo_pl.data.tasks.word_problems import WordProblems
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
@@ -117,7 +116,7 @@ def test_what_is_printed_is_pasted_loaded_and_trained(code: str, tmp_path: Path,
     finding = Finding(code=code, name="", figure=0.0, sentence="", field="")
     source = WordProblems()
     (mended,) = with_fixes([finding], module, source.prompts(0, count=32), source)
-    printed = textwrap.dedent("\n".join(_pasted(mended.fix).splitlines()[1:]))
+    printed = textwrap.dedent("\n".join(mended.with_fix().splitlines()[2:]))  # below the finding and its title
     files = {"it": printed}
     if code == "D11":
         _, comment = printed.split("# Or, instead of examples, ")
