@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 
 CHAT, SCORE = "/v1/chat/completions", "/v1/score"
 _WARM_UP_CHARS = 16
+_ARENA_MAX = -8  # M_ARENA_MAX of glibc's malloc.h
 _GIVE_BACK_S = 10.0  # between two returns of freed memory to the system
 
 
@@ -225,9 +226,21 @@ class Application:
         write_output("\n".join(lines))
 
 
+def _c_library() -> Any:
+    """The C library of this process, where it may be glibc."""
+    return ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _share_arenas() -> None:
+    """Has the threads share two areas of memory, where glibc gives each its own: what one frees, another takes."""
+    limit = getattr(_c_library(), "mallopt", None)
+    if limit is not None:
+        limit(_ARENA_MAX, 2)
+
+
 async def _give_back_memory() -> None:
     """Returns to the system, again and again, what large bodies and answers took; glibc would keep a part of it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    trim = getattr(_c_library(), "malloc_trim", None)
     while trim is not None:  # other C libraries have none
         await asyncio.sleep(_GIVE_BACK_S)
         await asyncio.to_thread(trim, 0)
@@ -236,6 +249,7 @@ async def _give_back_memory() -> None:
 def run_server(settings: ServeSettings) -> None:
     """Loads what the front process needs, starts the workers and serves."""
     began = time.time()
+    _share_arenas()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     configure_logs()
     path = settings.model if settings.follow is None else first_checkpoint(settings.follow)

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from serve.app import _GIVE_BACK_S
 from tests.serve.hostile_cases import CHAT, Case, cases, loads, post
 
 CASES = cases()
@@ -97,3 +98,15 @@ def test_nothing_of_the_table_is_left(server: Any, footprints: Footprint) -> Non
     assert clean, (vars(footprints), vars(now))
     assert server.call("GET", "/ready")[0] == 200
     assert "Traceback" not in server.log
+
+
+@pytest.mark.slow
+def test_the_table_asked_again_takes_no_more_memory(server: Any) -> None:
+    """What large bodies took is used again, by whichever thread parses the next one."""
+    held = []
+    for _ in range(3):
+        for case in CASES:
+            server.exchange(case.request)
+        time.sleep(_GIVE_BACK_S + 2)
+        held.append(_own_memory(psutil.Process(server.process.pid)) >> 20)
+    assert held[2] - held[0] < 10, held
