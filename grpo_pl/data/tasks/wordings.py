@@ -54,6 +54,15 @@ ONE_STEP = (
         "In the garden {name}, who already had {a} {items}, finds {b} more. How many {items} has {they} got?",
     ),
     Wording("ride", "+", "{a} children and {b} parents ride on a bus. How many people are on the bus?"),
+    Wording(
+        "plays", "+", "{name} plays for {a} minutes before lunch and {b} minutes after it. How long is that in minutes?"
+    ),
+    Wording("add", "+", "If you add {b} {items} to a pile of {a} {items}, how many {items} are in the pile?"),
+    Wording("climbs", "+", "{name} climbs {a} stairs, rests and climbs {b} more. How many stairs is that?"),
+    Wording("counted", "+", "{other} counted {a} red birds and {b} blue birds. How many birds were there?"),
+    Wording(
+        "grew", "+", "In April a plant was {a} inches tall. Since April it grew {b} inches. How tall is it, in inches?"
+    ),
     Wording("lost", "-", "{name} had {a} {items}. {They} lost {b} of them. How many {items} are left?"),
     Wording(
         "broke",
@@ -80,6 +89,15 @@ ONE_STEP = (
     Wording("costs", "*", "One ticket costs {b} dollars. How many dollars do {a} tickets cost?"),
     Wording("bring", "*", "{a} friends bring {b} {items} each to the party. How many {items} do they bring together?"),
     Wording("runs", "*", "If {name} runs {b} laps in each lesson, how many laps is that in {a} lessons?"),
+    Wording("swims", "*", "{name} swims {a} times a week, {b} laps each time. How many laps is that in a week?"),
+    Wording("bear", "*", "Each of {a} bushes can bear {b} roses. How many roses can there be?"),
+    Wording("builds", "*", "{name} builds {a} towers of {b} blocks each. How many blocks has {they} used?"),
+    Wording(
+        "sleep",
+        "*",
+        "In a camp there are {a} tents, and {b} scouts sleep in every tent. How many scouts are in the camp?",
+    ),
+    Wording("draws", "*", "On each of {a} sheets {name} draws {b} stars. How many stars are on the sheets?"),
     Wording(
         "shares",
         "/",
@@ -132,6 +150,16 @@ TWO_STEPS = (
         ("cookies", "cherries", "grapes", "dates"),
     ),
     Wording(
+        "opens",
+        "*+",
+        "{name} opens {a} packs of {b} cookies each, and {other} brings {c} cookies. How many cookies is that?",
+    ),
+    Wording(
+        "travels",
+        "++",
+        "{name} travels {a} miles by train, {b} miles by bus and {c} miles on foot. How many miles is that?",
+    ),
+    Wording(
         "divides",
         "/+",
         "{name} divides {a} {items} into {b} equal piles and adds {c} {items} to one. How many are in this pile?",
@@ -149,6 +177,7 @@ HELD_OUT = (
         "+",
         "What length, in kilometers, is a trail whose steep stretch measures {a} and whose flat stretch {b}?",
     ),
+    Wording("combine", "+", "Combine {a} grams of flour with {b} grams of sugar: what weight, in grams, results?"),
     Wording("perch", "-", "{a} sparrows perch along a roof until {b} fly off. What number of sparrows stays?"),
     Wording("leaks", "-", "A tank with {a} liters of water leaks {b} liters overnight. Find the liters that remain."),
     Wording(
@@ -163,6 +192,7 @@ HELD_OUT = (
         "*",
         "A crate weighs {b} kilograms. Give the kilograms of a truckload with {a} such crates.",
     ),
+    Wording("covers", "*", "Cycling home and back, {name} covers {b} kilometers. State the distance of {a} such outings."),
     Wording("split", "/", "When {b} neighbors split {a} {items} evenly, what is the portion of a single neighbor?"),
     Wording("types", "/", "In {b} seconds {name} types {a} letters at a steady speed. State the letters per second."),
     Wording("seat", "/", "Provided that {b} guests sit at a table, what number of tables will seat {a} guests?"),
