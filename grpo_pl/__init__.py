@@ -7,8 +7,6 @@ costs no torch. ``docs/python.md`` has a whole training in Python.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from grpo_pl.files import former_names
-
 if TYPE_CHECKING:  # for type checkers and editors; at run time the table below counts
     from grpo_pl import functional as functional
     from grpo_pl import rewards as rewards
@@ -121,4 +119,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-former_names.install()
+def defined_name(path: str) -> str:
+    """``grpo_pl.GRPOModule`` with the module that defines it, as configurations are compared; other names unchanged."""
+    module, _, name = path.rpartition(".")
+    return f"{DEFINED_IN[name]}.{name}" if module == "grpo_pl" and name in DEFINED_IN else path

@@ -11,10 +11,9 @@ Completions of one prompt are neighbours: row ``p * G + g`` is sample ``g`` of p
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -290,13 +289,3 @@ class PromptBatch:
     ) -> None:
         self.step, self.prompts, self.valid = step, tuple(prompts), tuple(valid)
         self.groups = tuple(map(tuple, groups))
-
-
-if not TYPE_CHECKING:  # which would take every unknown name for a good one
-
-    def __getattr__(name: str) -> type[Problem]:
-        """``Prompt`` is the former name of `Problem`, for sources written before."""
-        if name != "Prompt":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        warnings.warn("grpo_pl.types.Prompt is Problem now; the former name still works.", FutureWarning, stacklevel=2)
-        return Problem

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import grpo_pl
-from grpo_pl.files.former_names import current_name
 
 PACKAGE = Path(grpo_pl.__file__)
 ROOT = PACKAGE.parents[1]
@@ -23,7 +22,7 @@ def test_the_names_are_shown_without_loading_what_is_behind_them() -> None:
     ours, others = done.stdout.splitlines()
     number, *loaded = ours.split()
     assert int(number) == len(grpo_pl.__all__)
-    assert set(loaded) == {"grpo_pl", "grpo_pl.files", "grpo_pl.files.former_names"}
+    assert set(loaded) == {"grpo_pl"}
     assert not others
 
 
@@ -35,7 +34,7 @@ def test_a_name_is_there_and_explains_itself(name: str) -> None:
     if not inspect.ismodule(value):
         assert value.__name__ == name
         assert value.__module__ == grpo_pl.DEFINED_IN[name]  # not from somewhere else that imports it, too
-        assert current_name(f"grpo_pl.{name}") == f"{value.__module__}.{name}"  # as configurations compare it
+        assert grpo_pl.defined_name(f"grpo_pl.{name}") == f"{value.__module__}.{name}"  # as configurations compare it
 
 
 def test_type_checkers_see_the_same_names() -> None:
@@ -43,7 +42,7 @@ def test_type_checkers_see_the_same_names() -> None:
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     seen = {alias.asname: f"{node.module}.{alias.name}" for node in imports for alias in node.names}
     assert seen.keys() == set(grpo_pl.__all__)
-    assert all(seen[name] == current_name(f"grpo_pl.{name}") for name in seen)
+    assert all(seen[name] == grpo_pl.defined_name(f"grpo_pl.{name}") for name in seen)
 
 
 def test_the_page_lists_all_of_them() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
+from grpo_pl import defined_name
 from grpo_pl.files.checkpoints import LAST, newest_whole
-from grpo_pl.files.former_names import current_name
 from grpo_pl.files.locks import FolderLock
 from grpo_pl.files.writing import staged
 
@@ -195,4 +195,4 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
         elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
             yield from _flat(dict(enumerate(value)), f"{prefix}{key}.")  # type: ignore[arg-type]
         else:
-            yield f"{prefix}{key}", current_name(value) if key == "class_path" else value
+            yield f"{prefix}{key}", defined_name(value) if key == "class_path" else value

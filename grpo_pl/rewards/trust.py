@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from grpo_pl.files.former_names import current_name
+from grpo_pl import defined_name
 
 FLAG = "--trust-rewards"
 REWARDS: Mapping[str, Sequence[str]] = {
@@ -135,7 +135,7 @@ def _paths(package: str, modules: Mapping[str, Sequence[str]]) -> frozenset[str]
 def _check(spec: Any, allowed: frozenset[str], what: str) -> None:
     for level, found in _specs(spec):
         class_path = found.get("class_path") if isinstance(found, Mapping) else found
-        if not isinstance(found, Mapping) or not isinstance(class_path, str) or current_name(class_path) not in allowed:
+        if not isinstance(found, Mapping) or not isinstance(class_path, str) or defined_name(class_path) not in allowed:
             raise Untrusted(
                 f"the {what} {_short(class_path)} cannot be imported without {FLAG}: it is not a {what} of grpo_pl "
                 f"that loads by itself. Give {FLAG} (trust_rewards=True in Python) if you know who wrote it."

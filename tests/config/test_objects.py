@@ -117,12 +117,6 @@ def test_rewards_are_built_again_from_what_they_say_of_themselves() -> None:
     assert build(list[Reward], specs, "rewards") == rewards
 
 
-def test_a_class_by_its_former_name_is_built_with_a_warning() -> None:
-    with pytest.warns(FutureWarning, match="grpo_pl.rewards.mathematics.math_reward now"):
-        (reward,) = build(list[Reward], [{"class_path": "grpo_pl.rewards.math_answer.MathReward"}], "rewards")
-    assert reward == MathReward()
-
-
 # --- an algorithm of one's own --------------------------------------------------------------------------------------
 
 
