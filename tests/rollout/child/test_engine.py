@@ -138,6 +138,10 @@ def _kills(engine: Any, model: Any, prompts: Any, keys: Any, times: int) -> None
 
         _assert_equal(_generate(engine, model, prompts, keys, progress=kill), reference)
         assert _gone(victim)
+        if (
+            engine.pid == victim
+        ):  # on a busy machine it had drawn all before it was killed: the next rollout finds it dead
+            _assert_equal(_generate(engine, model, prompts, keys), reference)
         assert engine.pid != victim
 
 
