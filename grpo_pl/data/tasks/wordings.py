@@ -192,7 +192,9 @@ HELD_OUT = (
         "*",
         "A crate weighs {b} kilograms. Give the kilograms of a truckload with {a} such crates.",
     ),
-    Wording("covers", "*", "Cycling home and back, {name} covers {b} kilometers. State the distance of {a} such outings."),
+    Wording(
+        "covers", "*", "Cycling home and back, {name} covers {b} kilometers. State the distance of {a} such outings."
+    ),
     Wording("split", "/", "When {b} neighbors split {a} {items} evenly, what is the portion of a single neighbor?"),
     Wording("types", "/", "In {b} seconds {name} types {a} letters at a steady speed. State the letters per second."),
     Wording("seat", "/", "Provided that {b} guests sit at a table, what number of tables will seat {a} guests?"),
