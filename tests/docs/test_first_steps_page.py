@@ -1,4 +1,4 @@
-"""The commands of the README's sections on one's own data, reward and model, run as they are written, on stand-ins: a
+"""The commands of docs/first_steps.md on one's own data, reward and model, run as they are written, on stand-ins: a
 smaller quickstart, and a small model and data set in local folders of the names that the commands ask the hub for."""
 
 import os
@@ -19,7 +19,7 @@ from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from tests.docs.shell import forked_commands
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "README.md"
+PAGE = ROOT / "docs" / "first_steps.md"
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
