@@ -8,7 +8,7 @@ causal mask. Autograd sums the gradients of a shared prompt's keys and values ov
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -148,19 +148,23 @@ def _attend(
     if attention_mask is not None or unknown:
         raise NotImplementedError(f"packed attention knows no {unknown or 'attention mask'}")
     heads = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]  # (N, heads, D)
+    if widened := query.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        # torch's gradient of it takes three times as long on a CPU in bfloat16
+        heads = [states.float() for states in heads]
     mixed = []
-    for bucket in packing.buckets:
-        rows_query, rows_key, rows_value = (
-            states.index_select(0, bucket.flatten()).unflatten(0, bucket.shape).transpose(1, 2) for states in heads
-        )
-        out = F.scaled_dot_product_attention(
-            rows_query,  # (rows, heads, longest, D)
-            rows_key,
-            rows_value,
-            is_causal=True,
-            scale=scaling,
-            dropout_p=dropout,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-        mixed.append(out.transpose(1, 2).flatten(0, 1))  # (rows · longest, heads, D)
-    return torch.cat(mixed).index_select(0, packing.source).unsqueeze(0), None
+    with torch.autocast("cpu", enabled=False) if widened else nullcontext():
+        for bucket in packing.buckets:
+            rows_query, rows_key, rows_value = (
+                states.index_select(0, bucket.flatten()).unflatten(0, bucket.shape).transpose(1, 2) for states in heads
+            )
+            out = F.scaled_dot_product_attention(
+                rows_query,  # (rows, heads, longest, D)
+                rows_key,
+                rows_value,
+                is_causal=True,
+                scale=scaling,
+                dropout_p=dropout,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+            mixed.append(out.transpose(1, 2).flatten(0, 1))  # (rows · longest, heads, D)
+    return torch.cat(mixed).index_select(0, packing.source).unsqueeze(0).to(value.dtype), None

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo_pl.policy.logprobs import completion_logprobs, use_forward_mode
+from grpo_pl.policy.logprobs import completion_logprobs, forward_mode, use_forward_mode
 from grpo_pl.policy.packing import pack
 
 
@@ -116,3 +117,33 @@ def test_packed_tokens_are_those_without_padding_and_repetition(model):
     use_forward_mode(model, "packed")
     completion_logprobs(model, **_rows([[5, 6, 7]] * 3, [[1, 2, 3, 4], [1], [2, 2]]), temperature=1.0)
     assert seen == [3 + 3 + 0 + 1]
+
+
+class _Attention(TorchDispatchMode):
+    """Notes the types that attention and its gradient compute in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "scaled_dot_product" in str(func):
+            self.types |= {value.dtype for value in args if isinstance(value, torch.Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_cpu_attends_in_float32_where_products_are_in_bfloat16(model):
+    rows = _rows([[5, 6, 7]] * 2, [[1, 2, 3], [4]])
+    exact = _scores_and_gradients(model, rows, "packed")[0]
+    with _Attention() as seen, torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = _scores_and_gradients(model, rows, "packed")[0]
+    assert seen.types == {torch.float32}
+    assert not torch.equal(mixed, exact)
+    torch.testing.assert_close(mixed, exact, atol=0.05, rtol=0.0)
+
+
+def test_how_a_model_is_scored_does_not_hang_on_the_rounding_of_bfloat16(model):
+    """Logits so large that packed and padded scores differ by more than 0.05 in bfloat16."""
+    model.get_output_embeddings().weight.data *= 40
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert forward_mode(model) == "packed"
