@@ -25,6 +25,7 @@ from grpo_pl.rewards.base import Reward, correctness_index
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.rollout.episodes import episodes_fit
+from grpo_pl.training.checks import check_precision
 from grpo_pl.training.cold_start import MADE_UP, ColdStart, code_hashes
 from grpo_pl.training.defaults import table
 from grpo_pl.training.module import GRPOModule
@@ -139,12 +140,7 @@ def check_trainer(settings: Any) -> None:
             f"trainer.val_check_interval must be 1 rollout or more, got {interval}: data.steps validates at both ends "
             "only, trainer.limit_val_batches: 0 never."
         )
-    precision = str(settings["precision"])
-    if precision in ("bf16", "16") or precision.endswith("16-true") or precision.startswith("transformer-engine"):
-        raise ValueError(
-            f"trainer.precision is {precision}: set bf16-mixed to compute in bfloat16; the type of the weights is "
-            "model.policy.dtype."
-        )
+    check_precision(str(settings["precision"]))
 
 
 def check_monitor(monitor: str, module: GRPOModule, data: RolloutDataModule) -> None:

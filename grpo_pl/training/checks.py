@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import inspect
 
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+
+from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.rollout.copying import CopyEngine
@@ -53,6 +57,48 @@ def check_parts(
             f"model.max_tokens_per_microbatch is {max_tokens_per_microbatch}, but must hold a prompt and a "
             f"completion of up to {sampling.max_completion_length} tokens (model.sampling.max_completion_length)."
         )
+
+
+def check_strategy(strategy: Strategy) -> None:
+    """Refuses a strategy under which a run might train something else without a word: under tensor parallelism each
+    process would draw prompts of its own for its part of one policy.
+
+    Raises:
+        ValueError: it is none of those that are tested, and no subclass of one.
+    """
+    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy | FSDP2Strategy):
+        raise ValueError(
+            f"trainer.strategy is {type(strategy).__name__}, with which nobody has checked what is trained: leave it "
+            "out, or set ddp, grpo_pl.distributed.strategy.FSDP2Strategy (configs/strategy/fsdp.yaml), or a subclass "
+            "of one."
+        )
+
+
+def check_precision(precision: str) -> None:
+    """Refuses a precision of Lightning's that changes the type of the weights.
+
+    Raises:
+        ValueError: what to set instead.
+    """
+    if precision in ("bf16", "16") or precision.endswith("16-true") or precision.startswith("transformer-engine"):
+        raise ValueError(
+            f"trainer.precision is {precision}: set bf16-mixed to compute in bfloat16; the type of the weights is "
+            "model.policy.dtype."
+        )
+
+
+def check_length(trainer: Trainer) -> None:
+    """Refuses a Trainer that would go over the run's rollouts more than once, or end in the middle.
+
+    Raises:
+        ValueError: what to set instead.
+    """
+    for name, value, whole_run in (("max_epochs", trainer.max_epochs, 1), ("max_steps", trainer.max_steps, -1)):
+        if value != whole_run and not trainer.fast_dev_run:
+            raise ValueError(
+                f"trainer.{name} is {value}, and a run is one pass over data.steps rollouts: give {name}={whole_run}, "
+                "as grpo_pl.trainer_arguments does."
+            )
 
 
 def check_engine(engine: RolloutEngine, algorithm: GRPOAlgorithm, sampling: SamplingParams, *, staleness: int) -> None:

@@ -39,7 +39,7 @@ from grpo_pl.rollout.native.choice import TORCH, decoder_for_run
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.carried import CarriedRollouts, PartialRollouts, check_partial
-from grpo_pl.training.checks import check_engine, check_parts
+from grpo_pl.training.checks import check_engine, check_length, check_parts, check_precision, check_strategy
 from grpo_pl.training.cold_start import ColdStart, Stage
 from grpo_pl.training.collect import Collector, pass_rates
 from grpo_pl.training.defaults import Derived, derive, look_at, unset_fields, with_values
@@ -163,11 +163,19 @@ class GRPOModule(LightningModule):
     # --- building ---------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
+        self._check_trainer()
         end_with_launcher()
         self.engine.close()  # a copy of weights that it kept would be that of an earlier fit
         self._sync_proof = SyncProof()
         if stage == "fit":
             self.prepare_staleness(self._data.staleness)
+
+    def _check_trainer(self) -> None:
+        """Refuses a Trainer that would train otherwise than asked, before minutes are spent on a cold start."""
+        check_strategy(self.trainer.strategy)
+        check_precision(str(self.trainer.precision))
+        if self.trainer.training:
+            check_length(self.trainer)
 
     def teardown(self, stage: str) -> None:
         """Ends what draws and plays, however a fit or validation ends."""
@@ -201,6 +209,7 @@ class GRPOModule(LightningModule):
 
     def prepare_data(self) -> None:
         """Makes the cold start where it is missing, as a download would; runs in one process a node."""
+        self._check_trainer()
         self.derive_defaults(self._data)
         self._resolve_characters()
         if self.cold_start is not None and self._needs_start_weights():

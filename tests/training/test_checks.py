@@ -1,13 +1,22 @@
 """What of a run's parts cannot go together, before anything is computed."""
 
+import re
 from typing import Any
 
 import pytest
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 
+from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
+from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.policy.loading import PolicyConfig
+from grpo_pl.rewards import ExactReward
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.training.checks import check_engine
+from grpo_pl.training.checks import check_engine, check_strategy
+from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Rollout, SamplingParams
 
 
@@ -44,3 +53,43 @@ def test_an_engine_that_takes_no_request_is_refused_in_one_line(engine: RolloutE
 
 def test_an_engine_that_passes_its_arguments_on_is_taken() -> None:
     check_engine(Passing(), GRPOAlgorithm(), SamplingParams(), staleness=0)
+
+
+class _Own(SingleDeviceStrategy):
+    """A user's own."""
+
+
+def test_strategies_that_are_tested_and_their_subclasses_are_taken() -> None:
+    for strategy in (SingleDeviceStrategy(), DDPStrategy(), FSDP2Strategy(), _Own()):
+        check_strategy(strategy)
+
+
+def test_another_strategy_is_refused_in_one_line_before_the_cold_start(fresh_command_line: Any) -> None:
+    line = r"trainer\.strategy is ModelParallelStrategy, with which nobody .*fsdp\.yaml"
+    with pytest.raises(ValueError, match=f"^{line}"):
+        check_strategy(ModelParallelStrategy())
+    overlay = fresh_command_line.folder / "tensor_parallel.yaml"
+    strategy = "{class_path: lightning.pytorch.strategies.ModelParallelStrategy}"
+    overlay.write_text(f"trainer: {{devices: 1, strategy: {strategy}}}")
+    outcome = fresh_command_line("fit", "--config", fresh_command_line.config(), "--config", overlay)
+    assert outcome.status == 1 and re.search(f"{line}[^\n]*\n$", outcome.err) and "Traceback" not in outcome.err
+    assert not list(fresh_command_line.cache.glob("cold_start*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({}, r"^trainer\.max_epochs is 1000, and a run is one pass over data\.steps rollouts: give max_epochs=1"),
+        ({"max_epochs": 1, "max_steps": 3}, r"^trainer\.max_steps is 3, and a run is one pass .*: give max_steps=-1"),
+        ({"max_epochs": 1, "precision": "bf16-true"}, r"^trainer\.precision is bf16-true: set bf16-mixed"),
+    ],
+)
+def test_a_trainer_made_by_hand_that_would_train_otherwise_is_refused(options: dict[str, Any], line: str) -> None:
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    policy = PolicyConfig(from_scratch={"model_type": "qwen2", "intermediate_size": 16, **shape})
+    module = GRPOModule(policy=policy, rewards=[ExactReward(correctness=True)])
+    data = RolloutDataModule(ArithmeticPrompts(digits=1), steps=1, prompts_per_step=2)
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    with pytest.raises(ValueError, match=line):
+        Trainer(accelerator="cpu", **quiet, **options).fit(module, data)
+    assert module.policy is None
