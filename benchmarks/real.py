@@ -71,8 +71,14 @@ PROBLEMS: dict[str, Any] = yaml.safe_load(RECIPE.read_text())["data"]["source"][
 ROWS_AT_ONCE = 100
 """Completions that the evaluator draws at once; all 800 would need gigabytes of keys and values."""
 
-OURS = {"ours": True, "ours_all_rows": False}
-"""Name -> whether completions without advantage are left out of the update, as by default; TRL trains on all."""
+OURS = {
+    "ours": (True, "32-true"),
+    "ours_bfloat16": (True, "bf16-mixed"),
+    "ours_all_rows": (False, "32-true"),
+    "ours_all_rows_bfloat16": (False, "bf16-mixed"),
+}
+"""Name -> whether completions without advantage are left out of the update, as by default (TRL trains on all), and
+``trainer.precision``, of which the first is the recipe's."""
 TRL = ("trl_tuned", "trl_default", "trl_default_float32")
 CONTENDERS = (*OURS, *TRL)
 
@@ -181,7 +187,9 @@ class OurSteps(Callback):
                     old.unlink()
 
 
-def train_ours(work: Work, watch: Watch, folder: Path, *, skip: bool, start: Path | None = None) -> None:
+def train_ours(
+    work: Work, watch: Watch, folder: Path, *, skip: bool, precision: Any = "32-true", start: Path | None = None
+) -> None:
     module = GRPOModule(
         policy=PolicyConfig(path=work.model),
         rewards=[reward()],
@@ -195,6 +203,7 @@ def train_ours(work: Work, watch: Watch, folder: Path, *, skip: bool, start: Pat
     trainer = Trainer(
         accelerator="cpu",
         devices=1,
+        precision=precision,
         max_epochs=1,
         limit_val_batches=0,
         num_sanity_val_steps=0,
@@ -348,7 +357,8 @@ def train(contender: str, work: Work, watch: Watch, folder: Path, start: Path | 
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     if contender in OURS:
-        train_ours(work, watch, folder, skip=OURS[contender], start=start)
+        skip, precision = OURS[contender]
+        train_ours(work, watch, folder, skip=skip, precision=precision, start=start)
         return
     options = {"trl_tuned": tuned_options(work), "trl_default": {}, "trl_default_float32": {"bf16": False}}[contender]
     trl = TrlSteps(work, watch, folder, ours=contender == "trl_tuned", **options)
@@ -679,7 +689,7 @@ def parsed(command: Sequence[str]) -> argparse.Namespace:
     shared.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="see --micro-batch")
     commands = parser.add_subparsers(dest="what", required=True)
     part = commands.add_parser("steps", parents=[shared], help="time whole steps in turn")
-    part.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS[:4]))
+    part.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=[*OURS, *TRL[:2]])
     part.add_argument("--steps", type=int, default=5)
     part.add_argument("--minutes", type=float, default=60.0, help="no round begins that may not end in time")
     part.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
