@@ -1,11 +1,13 @@
-"""Pages of the site that live at the top of the repository, and links from pages to files outside ``docs``."""
+"""The site's own steps: pages from the top of the repository, links to files outside ``docs``, formulas as MathML."""
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 from typing import Any
 
+import latex2mathml.converter
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -13,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
 TOP["CHANGELOG.md"] = "changelog.md"
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)")
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -26,6 +29,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, files: Files, config: MkDocsConfig, **_: Any) -> str:
     """Files outside ``docs`` that a page links to become part of the site, below ``files/``."""
     return _LINK.sub(lambda link: _outside(link[1], files, config), markdown)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Formulas, which arithmatex has marked, become MathML: browsers show it without a script."""
+    return _FORMULA.sub(lambda found: _mathml(html.unescape(found[3]), block=found[2] == "["), content)
+
+
+def _mathml(formula: str, *, block: bool) -> str:
+    return latex2mathml.converter.convert(formula.strip(), display="block" if block else "inline")
 
 
 def _from_top(link: re.Match[str]) -> str:
