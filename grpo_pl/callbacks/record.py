@@ -66,7 +66,7 @@ def facts_of(trainer: Trainer, module: GRPOModule) -> dict[str, Any]:
         "parameters": sum(size for size, _ in sizes),
         "trained_parameters": sum(size for size, trained in sizes if trained),
         "seed": module.seed,
-        "objective": objective_name(module.algorithm),
+        "objective": objective_name(module.configured_algorithm),
         "rollouts": data.steps,
         "compute": {"precision": str(trainer.precision), "decoder": module.decoder or ""},
         "examples": examples_of(data),

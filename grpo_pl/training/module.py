@@ -272,14 +272,18 @@ class GRPOModule(LightningModule):
         Raises:
             ValueError: see `check_engine`.
         """
-        chosen = replace(self.algorithm, mismatch=self._chosen_mismatch)  # an earlier fit may have set its own
-        self.algorithm = chosen.for_stale_samples(staleness > 0 or self.draws_in_parts)
+        self.algorithm = self.configured_algorithm.for_stale_samples(staleness > 0 or self.draws_in_parts)
         if self._carried is not None:
             check_partial(self.algorithm, has_environment=self.environment is not None, staleness=staleness)
         default = NativeChildEngine if staleness > 0 else NativeEngine
         if self.engine is self._default_engine and type(self.engine) is not default:
             self.engine = self._default_engine = default()
         check_engine(self.engine, self.algorithm, self.sampling, staleness=staleness)
+
+    @property
+    def configured_algorithm(self) -> GRPOAlgorithm:
+        """The objective as it was given, before a fit chose what it left open."""
+        return replace(self.algorithm, mismatch=self._chosen_mismatch)
 
     @property
     def draws_in_parts(self) -> bool:

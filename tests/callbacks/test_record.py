@@ -18,6 +18,7 @@ def test_a_run_says_what_it_was_and_a_resumed_one_when_it_went_on(command_line: 
     assert facts["parameters"] == facts["trained_parameters"] > 1000
     assert (facts["seed"], facts["rollouts"], facts["processes"]) == (0, 2, 1)
     assert facts["model"] == "from scratch (qwen2)" and facts["command"] == "grpo-pl"
+    assert facts["objective"] == "grpo_no_kl"
     assert len(facts["data"]["digest"]) == 16 and facts["data"]["held_out"]["val"] > 0
     assert {"python", "grpo_pl", "torch", "lightning", "transformers"} == facts["versions"].keys()
 
