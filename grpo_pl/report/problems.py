@@ -77,10 +77,19 @@ def _rate(counts: Sequence[int] | None) -> float | None:
 
 
 def before_and_after(validations: Sequence[Row]) -> dict[str, Any]:
-    """The completions of the first and the last validation of one run, problem by problem."""
+    """The completions of the first and the last validation of one run, problem by problem; first those whose first
+    completion, which has the same draw in both, was wrong and became right."""
     with_answers = [row for row in validations if row.get("answers")]
     ends = {f"rollout {row['step']}": row for row in (*with_answers[:1], *with_answers[-1:])}
-    return _sides("Before and after", ends)
+    sides = _sides("Before and after", ends)
+    sides["problems"].sort(key=lambda problem: not _learnt(*problem["sides"]) if len(ends) == 2 else True)
+    return sides
+
+
+def _learnt(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
+    if before is None or after is None or not (before["completions"] and after["completions"]):
+        return False
+    return before["completions"][0]["correct"] is False and after["completions"][0]["correct"] is True
 
 
 def side_by_side(runs: Mapping[str, Sequence[Row]]) -> dict[str, Any]:

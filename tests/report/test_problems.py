@@ -50,6 +50,18 @@ def test_completions_stand_side_by_side_before_and_after() -> None:
     assert before_and_after([])["problems"] == []
 
 
+def test_what_was_wrong_and_became_right_stands_first() -> None:
+    def row(step: int, **verdicts: bool) -> dict[str, Any]:
+        asked = [
+            {"group": "val", "question": name, "answer": "2", "completions": [_answer("x", verdict)]}
+            for name, verdict in verdicts.items()
+        ]
+        return {"step": step, "answers": asked}
+
+    found = before_and_after([row(0, a=True, b=False, c=False, d=True), row(9, a=True, b=False, c=True, d=False)])
+    assert [problem["question"] for problem in found["problems"]] == ["c", "a", "b", "d"]
+
+
 def test_runs_stand_side_by_side_also_where_one_has_none() -> None:
     found = side_by_side(
         {"one": [_row(9, {}, _answer("a", None))], "old": [], "two": [_row(3, {}, _answer("b", True))]}
