@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 from grpo_pl.config.suggestions import nearest
 
@@ -38,6 +39,15 @@ SHORT: dict[str, str] = {
     "trainer.val_check_interval": "rollouts between validations",
 }
 """Options of the short page, where the verb has them, and what they are for."""
+
+
+def stored_page(verb: str) -> str | None:
+    """The short page of a verb, which the parser needs seconds for; None for verbs that have their own.
+
+    ``grpo-pl VERB --seed_everything=0 --help`` is what the parser makes of it.
+    """
+    file = Path(__file__).with_name("help") / f"{verb}.txt"
+    return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
 def split_help(args: Sequence[str]) -> tuple[list[str], str]:

@@ -22,7 +22,7 @@ from typing import get_type_hints
 import grpo_pl
 from grpo_pl.cli.commands import TRAINER_VERBS, VERBS
 from grpo_pl.cli.given import gather
-from grpo_pl.cli.help_page import split_help
+from grpo_pl.cli.help_page import split_help, stored_page
 from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR, Parser, explain, options_described
 from grpo_pl.config.objects import ConfigError
 from grpo_pl.config.shipped import with_shipped_configs
@@ -51,6 +51,9 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"grpo-pl: error: unknown command {verb!r}{nearest(verb, TRAINER_VERBS | VERBS)}", file=sys.stderr)
         print("(all commands: grpo-pl --help)", file=sys.stderr)
         return USAGE_ERROR
+    if rest in (["-h"], ["--help"]) and (page := stored_page(verb)) is not None:
+        print(page, end="")
+        return 0
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))  # a `class_path` may name a module that lies here; last, to shadow nothing
     try:

@@ -5,6 +5,8 @@ import importlib.util
 import io
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +213,18 @@ def test_help_is_one_screen_that_says_how_to_see_more(command_line: Any, verb: s
     shown = [line.split()[0][2:] for line in lines if line.startswith("  --")]
     assert {"config", "model.optimization.lr", "data.steps"} <= set(shown)
     assert f"grpo-pl {verb} --help all" in "\n".join(lines)
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate", "doctor"])
+def test_the_stored_page_is_what_the_parser_would_say(command_line: Any, verb: str) -> None:
+    made = command_line(verb, "--seed_everything=0", "--help").out
+    file = f"grpo_pl/cli/help/{verb}.txt"
+    assert command_line(verb, "--help").out == made, f"grpo-pl {verb} --seed_everything=0 --help > {file}"
+
+
+def test_the_short_page_needs_no_library_of_training() -> None:
+    code = "import sys; from grpo_pl.cli.main import main; main(['fit', '--help']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_every_option_of_the_short_page_is_one(command_line: Any) -> None:
