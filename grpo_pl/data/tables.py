@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_pl.data.cells import is_text
 from grpo_pl.data.rows import RowPrompts, RowReader, Side
+from grpo_pl.files.hub import offline_without_network
 from grpo_pl.files.rows import not_utf8
 from grpo_pl.types import Problem
 
@@ -118,6 +119,7 @@ def load_table(path: str, subset: str | None, split: str, *, text: Sequence[str]
                 check_utf8(file)
             with _without_chatter():
                 return datasets.load_dataset(str(local), subset, split=split)
+        offline_without_network()
         return datasets.load_dataset(path, subset, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else error

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from grpo_pl.files.hub import offline_without_network
 from grpo_pl.files.rows import Row, read_object
 
 MANIFEST = "grpo_pl.json"
 """File in an exported folder with what Hugging Face files do not hold: template, rewards and limits of sampling."""
-OFFLINE = "; without a network, HF_HUB_OFFLINE=1 takes cached copies at once"
 _CONFIGS = ("config.json", "adapter_config.json")
 _GENERATION = "generation_config.json"
 _INDEX = "model.safetensors.index.json"
@@ -100,9 +100,12 @@ def one_clear_line(source: str, what: str) -> Iterator[None]:
     try:
         if folder.is_dir():
             check_folder(folder)
+        else:
+            offline_without_network()
         yield
     except Exception as error:  # libraries may raise anything on a stranger's files
-        hub = f"no such folder here, and the hub has no answer{OFFLINE}" if isinstance(error, OSError) else "of the hub"
+        no_answer = "the hub cannot be reached" if offline_without_network() else "the hub has no answer"
+        hub = f"no such folder here, and {no_answer}" if isinstance(error, OSError) else "of the hub"
         where = "that folder" if folder.is_dir() else hub
         known = isinstance(error, OSError | ValueError)
         reason = " ".join((str(error) if known else f"{type(error).__name__}: {error}").split())
