@@ -12,7 +12,8 @@ from rich.console import Console
 from grpo_pl.evaluation.report import number_table
 from grpo_pl.files.runs import RunFolder
 
-SHOWN = {"val/pass@1": "pass@1 (sampled)", "val/greedy": "greedy"}
+SHOWN = {"pass@1": "pass@1 (sampled)", "greedy": "greedy"}
+"""Last parts of the names of held-out numbers."""
 TRAINING = "completions/correct"
 """Share of the completions of a training rollout that are right."""
 
@@ -38,29 +39,39 @@ class ClosingTable(Callback):
         self._first = state_dict["first"]  # held-out numbers before the run, not before its resume
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._last = {name: float(value) for name, value in trainer.callback_metrics.items() if name in SHOWN}
+        numbers = trainer.callback_metrics.items()
+        self._last = {name: float(value) for name, value in numbers if _title(name) is not None}
         self._first = self._first or self._last
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
         table = number_table("held-out problems", "before", "after")
-        for name, title in SHOWN.items():
-            if name in self._last:
-                table.add_row(title, f"{self._first[name]:.3f}", f"{self._last[name]:.3f}")
+        for name, value in self._last.items():
+            table.add_row(_title(name), f"{self._first[name]:.3f}", f"{value:.3f}")
         console = Console()
         console.print(table)
         right = trainer.callback_metrics.get(TRAINING)
         if right is not None:
             console.print(f"training    {float(right):.3f} of the last rollout's completions right", highlight=False)
         minutes, seconds = divmod(round(time.monotonic() - self._started), 60)
-        console.print(
-            f"time        {minutes} min {seconds:02d} s\n"
-            f"metrics     {self.folder.metrics}\n"
-            f"report      {self.folder.report}\n"
-            f"checkpoint  {self.folder.last_checkpoint}\n"
-            f"model       {self.folder.export}\n"
+        files = {
+            "metrics": self.folder.metrics,
+            "report": self.folder.report,
+            "checkpoint": self.folder.last_checkpoint,
+            "model": self.folder.export,
+        }
+        lines = [
+            f"time        {minutes} min {seconds:02d} s",
+            *(f"{name:<12}{path}" for name, path in files.items() if path.exists()),
             f"next        {self.next_command}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        ]
+        console.print("\n".join(lines), highlight=False, soft_wrap=True)
+
+
+def _title(metric: str) -> str | None:
+    """How the table names ``val/…`` or ``val/<set>/…``; None for numbers that it leaves out."""
+    parts = metric.split("/")
+    if parts[0] != "val" or len(parts) not in (2, 3) or parts[-1] not in SHOWN:
+        return None
+    return ": ".join([*parts[1:-1], SHOWN[parts[-1]]])

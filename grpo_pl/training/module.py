@@ -623,8 +623,8 @@ class GRPOModule(LightningModule):
             callback.on_stage_progress(stage, done, total, note)
 
     def _report_validation(self, stage: str, done: int, total: int, note: str = "") -> None:
-        """``done`` completions of a batch of held-out problems, as a part of all batches."""
-        self._report(stage, self._answered + done, self._to_answer, note)
+        """``done`` completions of a batch of held-out problems, of all batches; ``note`` is of that one alone."""
+        self._report(stage, self._answered + done, self._to_answer)
 
     def _should_stop(self) -> bool:
         return any(callback.should_stop() for callback in self._step_callbacks)
