@@ -94,7 +94,7 @@ def check_length(trainer: Trainer) -> None:
         ValueError: what to set instead.
     """
     for name, value, whole_run in (("max_epochs", trainer.max_epochs, 1), ("max_steps", trainer.max_steps, -1)):
-        if value != whole_run and not trainer.fast_dev_run:
+        if value != whole_run and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             raise ValueError(
                 f"trainer.{name} is {value}, and a run is one pass over data.steps rollouts: give {name}={whole_run}, "
                 "as grpo_pl.trainer_arguments does."

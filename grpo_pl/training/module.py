@@ -212,9 +212,17 @@ class GRPOModule(LightningModule):
         self._check_trainer()
         self.derive_defaults(self._data)
         self._resolve_characters()
-        if self.cold_start is not None and self._needs_start_weights():
+        if (start := self._start()) is not None and self._needs_start_weights():
             device = self.trainer.strategy.root_device
-            self.cold_start.ensure(self.policy_config, self.template, self._data.source, self.stage, device=device)
+            start.ensure(self.policy_config, self.template, self._data.source, self.stage, device=device)
+
+    def _start(self) -> ColdStart | None:
+        """The cold start of this run, cut to two steps by ``trainer.fast_dev_run``."""
+        start = self.cold_start
+        if start is None or not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return start
+        steps, batch_size, _ = start.size
+        return replace(start, steps=min(2, steps), count=start.count and min(start.count, 2 * batch_size))
 
     def configure_model(self) -> None:
         """Loads tokenizer, policy and, if the objective asks for them, the frozen reference and teachers."""
@@ -225,8 +233,8 @@ class GRPOModule(LightningModule):
         self.tokenizer = load_tokenizer(self.policy_config)
         needs_weights = self._needs_start_weights()
         path = None
-        if self.cold_start is not None and needs_weights:
-            path = str(self.cold_start.folder(self.policy_config, self.template, self._data.source, self.stage))
+        if (start := self._start()) is not None and needs_weights:
+            path = str(start.folder(self.policy_config, self.template, self._data.source, self.stage))
         build = partial(load_model, self.policy_config, self.tokenizer, path)
         sharding = self.trainer.strategy.sharding if isinstance(self.trainer.strategy, FSDP2Strategy) else None
         if sharding and self.policy_config.quantization is not None:
