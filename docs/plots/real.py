@@ -87,7 +87,7 @@ def main() -> None:
                 )
                 drawn.add(legend)
         axis.set_xlabel(label, fontsize=9)
-        axis.set_ylim(0, 1)
+        axis.set_ylim(0.5, 1.01)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_title("right answers to held-out problems, sampled", loc="left", fontsize=10)
