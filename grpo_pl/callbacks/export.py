@@ -49,7 +49,7 @@ class ExportPolicy(Callback):
                 sampling=module.sampling,
                 environment=None if module.environment is None else module.environment.spec(),
                 episodes=asdict(module.episodes),
-                algorithm=plain_fields(module.algorithm),
+                algorithm=plain_fields(module.configured_algorithm),
                 precision=str(trainer.precision),
                 decoder=module.decoder or "",
                 card=model_card(run, name=run.path.name, rewards=[reward.spec() for reward in module.rewards]),
