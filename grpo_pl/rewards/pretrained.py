@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_pl.files.hub import offline_without_network
 from grpo_pl.files.rows import Row, read_object
+from grpo_pl.rewards.hub import offline_without_network
 
 MANIFEST = "grpo_pl.json"
 """File in an exported folder with what Hugging Face files do not hold: template, rewards and limits of sampling."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from grpo_pl.files.hub import offline_without_network
+from grpo_pl.rewards.hub import offline_without_network
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
