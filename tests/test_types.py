@@ -51,3 +51,12 @@ def test_a_request_is_a_value() -> None:
         dataclasses.replace(request, prompt_ids=[[1]])
     with pytest.raises(dataclasses.FrozenInstanceError):
         request.pad_token_id = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("parts", "sizes"), [(1, [5]), (2, [2, 3]), (3, [1, 2, 2]), (9, [1] * 5)])
+def test_a_request_is_split_into_consecutive_prompts_none_of_them_lost(parts: int, sizes: list[int]) -> None:
+    whole = _request([[p + 1] for p in range(5)], _keys(1, 1, 1, 1, 1))
+    cut = whole.split(parts)
+    assert [len(part.keys) for part in cut] == sizes
+    assert tuple(ids for part in cut for ids in part.prompt_ids) == whole.prompt_ids
+    assert tuple(key for part in cut for key in part.keys) == whole.keys

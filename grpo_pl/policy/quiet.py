@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import tempfile
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 UNHELPFUL = (
     ".*does not have many workers.*",  # prompts are made in the main process: there is nothing to load
@@ -35,3 +41,20 @@ def quiet_libraries() -> None:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Context manager: a library that starts inside sets no handlers of signals, and prints nothing on stderr."""
+    before: dict[signal.Signals, Any] = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            for number, handler in before.items():
+                if threading.current_thread() is threading.main_thread() and handler is not None:
+                    signal.signal(number, handler)

@@ -44,6 +44,20 @@ def checkpoint_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         yield from checkpoint_names(model, {name: whole(weight) for name, weight in module}).items()
 
 
+def bucketed(weights: Iterable[tuple[str, Tensor]], size: int) -> Iterator[dict[str, Tensor]]:
+    """Weights, as many at a time as fit into ``size`` bytes, a larger one alone."""
+    bucket: dict[str, Tensor] = {}
+    end = 0
+    for name, tensor in weights:
+        if bucket and end + tensor.nbytes > size:
+            yield bucket
+            bucket, end = {}, 0
+        bucket[name] = tensor
+        end += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
 def from_weights(kind: Any, weights: Mapping[str, Tensor], **options: Any) -> Any:
     """A model of transformers with weights that have the names of its checkpoints, all of which must be there.
 

@@ -19,6 +19,8 @@ from grpo_pl.types import GenerateRequest, Rollout
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from grpo_pl.rollout.episodes import Drawn
+
 log = logging.getLogger(__name__)
 
 
@@ -54,11 +56,13 @@ class CopyEngine(RolloutEngine):
     # asked while what draws is started, or takes weights
 
     @abstractmethod
-    def _give(self, policy: Outline, mark: str, weights: Iterator[tuple[str, Tensor]], *, together: bool) -> None:
+    def _give(
+        self, policy: Outline, mark: tuple[int, int], weights: Iterator[tuple[str, Tensor]], *, together: bool
+    ) -> None:
         """Has what draws take new weights, and starts it where it is not there.
 
         Args:
-            mark: names these weights among all of this engine's, alike on all ranks.
+            mark: names these weights among all of this engine's, alike on all ranks; grows from push to push.
             together: all ranks gather ``weights``, those of a sharded policy, and must read them all.
         """
 
@@ -101,12 +105,18 @@ class CopyEngine(RolloutEngine):
         progress: ProgressFn | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> Rollout:
+        return self._from_copy(model, lambda: (self._ask(request, progress, should_stop), []), should_stop)[0]
+
+    def _from_copy(
+        self, model: PreTrainedModel, ask: Callable[[], Drawn], should_stop: Callable[[], bool] | None
+    ) -> Drawn:
+        """What ``ask`` draws once the copy has the weights; asked again after a death."""
         for first in (True, False):
             self._should_stop = should_stop
             try:
                 if self._stale:
                     self._push(model)
-                rollout = self._ask(request, progress, should_stop)
+                rollout, episodes = ask()
                 break
             except EngineDied as death:
                 self._holds = None
@@ -122,7 +132,12 @@ class CopyEngine(RolloutEngine):
             finally:
                 self._should_stop = None
         tensors: dict[str, Any] = {n: v.to(model.device) for n, v in vars(rollout).items() if torch.is_tensor(v)}
-        return replace(rollout, **tensors)
+        return replace(rollout, **tensors), episodes
+
+    def _watch(self) -> None:
+        """Raises `RolloutInterrupted` once the caller of `generate` wants it to stop."""
+        if self._should_stop is not None and self._should_stop():
+            raise RolloutInterrupted
 
     def kill(self) -> None:
         """Ends what draws while another thread waits for it, which finds it dead."""
@@ -138,7 +153,7 @@ class CopyEngine(RolloutEngine):
         together = source is None and is_sharded(model)
         try:
             policy = Outline.of(model) if source is None else source.policy
-            self._give(policy, f"{version}.{heard}", weights, together=together)
+            self._give(policy, (version, heard), weights, together=together)
         except Exception:
             if together:
                 for _ in weights:  # the other ranks gather them

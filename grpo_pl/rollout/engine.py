@@ -39,8 +39,8 @@ class RolloutEngine(ABC):
     max_tokens: int | None = None
     """Most tokens of a prompt and its completion, where the engine itself sets a limit below the model's context."""
     memory_bytes: int | None = None
-    """Of an engine with a process of its own: what that takes besides the weights at any time; 0 for one on another
-    host. None for one that keeps keys and values of all rows while it draws."""
+    """Of an engine with a process of its own: what that takes besides the weights at any time; 0 for those on other
+    hosts. None for one that keeps keys and values of all rows while it draws."""
 
     @abstractmethod
     def generate(
@@ -105,8 +105,10 @@ class RolloutInterrupted(RuntimeError):
 class EngineDied(RuntimeError):
     """The process that an engine draws in has ended. The rollout can be drawn again: keys name its samples."""
 
-    final = False
-    """Whether it was tried for long enough already."""
+    def __init__(self, message: str = "", *, final: bool = False) -> None:
+        super().__init__(message)
+        self.final = final
+        """Whether it was tried for long enough already."""
 
 
 class PolicyDiverged(ValueError):

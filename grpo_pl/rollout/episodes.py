@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo_pl.environments.base import Environment, Observation, Transition, episode_value, failed
-from grpo_pl.environments.pool import EnvironmentPool
+from grpo_pl.environments.pool import EnvironmentPool, PoolLimits
 from grpo_pl.functional.exact_sums import weighted_sum
 from grpo_pl.functional.sampling import small_seed
 from grpo_pl.policy.dialogue import Dialogue
@@ -127,7 +128,7 @@ def run_episodes(
     limits: EpisodeLimits,
     progress: ProgressFn | None = None,
     should_stop: Callable[[], bool] | None = None,
-) -> tuple[Rollout, list[Episode]]:
+) -> Drawn:
     """Plays ``len(keys[p])`` episodes, the same number G for every problem ``p``; all G begin with the same reset.
 
     A row is prompt, action, observation, action, … and ends with an action; what the policy wrote stays the tokens
@@ -155,38 +156,114 @@ def run_episodes(
     context = min(context_length(model.config) or 1 << 30, engine.max_tokens or 1 << 30)
     check_limits(dialogue, pool.environment, limits, context)
     prompts = [dialogue.prompt_ids(problem.asked) for problem in problems]
-    request = generate_request(
+    first = generate_request(
         model,
         dialogue.tokenizer,
-        prompt_ids=[prompt or [0] for prompt in prompts],  # one that is empty begins with what its environment shows
+        # one that is empty begins with what its environment shows
+        prompt_ids=[prompt or [int(dialogue.tokenizer.pad_token_id)] for prompt in prompts],
         keys=keys,
         sampling=sampling,
         prefix=dialogue.template.prefill,
     )
-    owners = [(p, key) for p, group in enumerate(keys) for key in group]
-    rows = [_Row(number, problems[p], prompts[p][: context - 1], key) for number, (p, key) in enumerate(owners)]
-    together = getattr(engine, "max_batch_rows", 0) or len(rows)
-    try:
-        pool.start()
-        driver = _Driver(
-            engine=engine,
-            keeping=engine.continuing(model, rows=min(together, len(rows))),
-            model=model,
-            dialogue=dialogue,
-            pool=pool,
-            request=request,
-            limits=limits,
-            context=context,
-            progress=progress,
-            should_stop=should_stop,
-        )
-        for first in range(0, len(rows), together):
-            driver.play(rows[first : first + together])
-    except BaseException:
-        pool.close()
-        raise
-    episodes = [row.episode() for row in rows]
-    return _rollout(rows, request.group_size, request.pad_token_id, model.device), episodes
+    request = EpisodeRequest(
+        dialogue=dialogue,
+        environment=pool.environment,
+        pool_limits=pool.limits,
+        problems=problems,
+        first=first,
+        limits=limits,
+        context=context,
+    )
+    told: dict[str, Any] = {"progress": progress, "should_stop": should_stop}
+    if isinstance(engine, PlaysEpisodes):
+        return engine.play(model, request, **told)
+    return request.play(engine, model, pool, device=model.device, **told)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeRequest:
+    """What episodes an engine is asked for. It holds values only, so that it goes to other processes as it is."""
+
+    dialogue: Dialogue
+    environment: Environment
+    pool_limits: PoolLimits
+    problems: Sequence[Problem]
+    """One for each prompt of ``first``."""
+    first: GenerateRequest
+    """The first turn, before the environment has shown anything; each turn has other contexts, keys and lengths."""
+    limits: EpisodeLimits
+    context: int
+    """Most tokens of an episode and its prompt."""
+
+    @property
+    def pad_token_id(self) -> int:
+        return self.first.pad_token_id
+
+    def split(self, parts: int) -> list[EpisodeRequest]:
+        """As ``GenerateRequest.split``."""
+        problems = iter(self.problems)
+        firsts = self.first.split(parts)
+        return [replace(self, first=one, problems=tuple(islice(problems, len(one.keys)))) for one in firsts]
+
+    def play(
+        self,
+        engine: RolloutEngine,
+        model: PreTrainedModel,
+        pool: EnvironmentPool,
+        *,
+        device: torch.device,
+        progress: ProgressFn | None,
+        should_stop: Callable[[], bool] | None,
+    ) -> Drawn:
+        """Plays them here, every turn by ``engine``; arguments, result and errors are those of `run_episodes`."""
+        owners = [(p, key) for p, group in enumerate(self.first.keys) for key in group]
+        rows = [
+            _Row(number, self.problems[p], list(self.first.prompt_ids[p])[: self.context - 1], key)
+            for number, (p, key) in enumerate(owners)
+        ]
+        together = getattr(engine, "max_batch_rows", 0) or len(rows)
+        try:
+            pool.start()
+            driver = _Driver(
+                engine=engine,
+                keeping=engine.continuing(model, rows=min(together, len(rows))),
+                model=model,
+                dialogue=self.dialogue,
+                pool=pool,
+                request=self.first,
+                limits=self.limits,
+                context=self.context,
+                progress=progress,
+                should_stop=should_stop,
+            )
+            for begin in range(0, len(rows), together):
+                driver.play(rows[begin : begin + together])
+        except BaseException:
+            pool.close()
+            raise
+        episodes = [row.episode() for row in rows]
+        return _rollout(rows, self.first.group_size, self.pad_token_id, device), episodes
+
+
+@runtime_checkable
+class PlaysEpisodes(Protocol):
+    """An engine that plays whole episodes, beside environments of its own; for others every turn is a ``generate``."""
+
+    def play(
+        self,
+        model: PreTrainedModel,
+        request: EpisodeRequest,
+        *,
+        progress: ProgressFn | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Drawn:
+        """Arguments, result and errors are those of `run_episodes`."""
+
+
+Asked = GenerateRequest | EpisodeRequest
+"""What an engine can be asked for."""
+Drawn = tuple[Rollout, list[Episode]]
+"""A rollout, and the episode of each row where some were asked for."""
 
 
 @dataclass

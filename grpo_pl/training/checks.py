@@ -129,5 +129,5 @@ def check_engine(engine: RolloutEngine, algorithm: GRPOAlgorithm, sampling: Samp
     if staleness > 0 and not isinstance(engine, CopyEngine):
         raise ValueError(
             f"data.staleness is {staleness}, and {name} reads the policy's weights while they change: set model.engine "
-            "to NativeChildEngine, VLLMEngine or RemoteEngine, or leave it out."
+            "to NativeChildEngine, VLLMEngine or RayEngine, or leave it out."
         )

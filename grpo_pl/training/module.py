@@ -37,6 +37,7 @@ from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.choice import TORCH, decoder_for_run
 from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.rollout.ray import RayEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.carried import CarriedRollouts, PartialRollouts, check_partial
 from grpo_pl.training.checks import check_engine, check_length, check_parts, check_precision, check_strategy
@@ -313,19 +314,25 @@ class GRPOModule(LightningModule):
             self._reference.model.to(self.device)
 
     def on_validation_start(self) -> None:
-        if getattr(self.engine, "decoder", TORCH) is None:  # outside a fit
+        if getattr(self._drawing, "decoder", TORCH) is None:  # outside a fit
             self._choose_decoder()
 
     def _choose_decoder(self) -> None:
         """All ranks draw with what rank 0 would, and a resumed run with what it drew with before, where it is there."""
-        if not isinstance(self.engine, NativeEngine | NativeChildEngine):
+        drawing = self._drawing
+        if not isinstance(drawing, NativeEngine | NativeChildEngine):
             return
         policy, stops = self.require_policy(), bool(self.sampling.stop)
         with self.trainer.precision_plugin.forward_context():
             chosen, line = decoder_for_run(policy, self.sampling, stop_strings=stops, noted=self.decoder)
-        self.decoder = self.engine.decoder = self.collective.gather_objects(chosen)[0]
+        self.decoder = drawing.decoder = self.collective.gather_objects(chosen)[0]
         if line is not None:
             rank_zero_warn(line)
+
+    @property
+    def _drawing(self) -> RolloutEngine:
+        """The engine itself, or that whose worker its actors hold."""
+        return self.engine.engine if isinstance(self.engine, RayEngine) else self.engine
 
     def require_policy(self) -> PreTrainedModel:
         """The policy, once ``configure_model`` has run."""

@@ -199,20 +199,20 @@ def assert_same_end(request: Any, read_metrics: Callable[..., Any]) -> Callable[
             name = "undisturbed" if quickstart.config == CONFIG else "undisturbed_play"
             undisturbed = request.getfixturevalue(name)
         ours, theirs = (read_checkpoint(q.run / "checkpoints" / "last.ckpt") for q in (quickstart, undisturbed))
-        assert _differences(ours, theirs) == []
+        assert differences(ours, theirs) == []
         assert read_metrics(quickstart.run / "metrics.csv") == read_metrics(undisturbed.run / "metrics.csv")
 
     return check
 
 
-def _differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
+def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
     if isinstance(theirs, dict):
         if ours.keys() != theirs.keys():
             return [f"{path}: {sorted(map(str, ours.keys() ^ theirs.keys()))}"]
-        return [line for key in theirs for line in _differences(ours[key], theirs[key], f"{path}.{key}")]
+        return [line for key in theirs for line in differences(ours[key], theirs[key], f"{path}.{key}")]
     if isinstance(theirs, list | tuple):
         pairs = enumerate(zip(ours, theirs, strict=True))
-        return [line for i, (a, b) in pairs for line in _differences(a, b, f"{path}.{i}")]
+        return [line for i, (a, b) in pairs for line in differences(a, b, f"{path}.{i}")]
     equal = torch.equal(ours, theirs) if isinstance(theirs, torch.Tensor) else ours == theirs
     return [] if equal else [f"{path}: {ours} != {theirs}"]
 

@@ -162,3 +162,25 @@ class StuckEngine(NativeInChild):
 
     def settings(self, policy: Outline) -> dict[str, Any]:
         return {**super().settings(policy), "where": self.where}
+
+
+class SlowLoading(SlowNativeWorker):
+    """Takes 50 times ``pause_s`` for its weights, and leaves a file named after its process in ``marks`` before."""
+
+    def __init__(self, *, marks: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.marks = marks
+
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        Path(self.marks, str(os.getpid())).touch()
+        time.sleep(50 * self.pause_s)
+        super().load(weights)
+
+
+@dataclass(kw_only=True)
+class SlowLoadingEngine(NativeInChild):
+    worker: ClassVar[str] = "child_engines:SlowLoading"
+    marks: str = ""
+
+    def settings(self, policy: Outline) -> dict[str, Any]:
+        return {**super().settings(policy), "marks": self.marks}

@@ -1,6 +1,7 @@
 """Episodes of many turns: rows token for token, limits, and what environments may do wrong."""
 
 import gc
+import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +22,13 @@ from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
+from grpo_pl.policy.weights import checkpoint_weights
+from grpo_pl.rollout.child.outline import Outline
+from grpo_pl.rollout.child.player import Player
 from grpo_pl.rollout.engine import RolloutEngine, RolloutInterrupted
-from grpo_pl.rollout.episodes import Episode, EpisodeLimits, run_episodes
+from grpo_pl.rollout.episodes import Episode, EpisodeLimits, EpisodeRequest, run_episodes
+from grpo_pl.rollout.groups import join_rollouts
+from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.slots import TurnSlots
 from grpo_pl.rollout.plain import PlainEngine
@@ -347,6 +353,26 @@ def test_no_row_is_asked_for_more_than_the_limit_of_the_engine(play: Play) -> No
     rollout, _ = play(engine=Strict(), rows=[{}, {"shown": "x" * 30}], limits=EpisodeLimits(max_turns=9))
     assert set(rollout.finish_reasons) == {"tokens"}
     assert 60 < int((rollout.prompt_mask.sum(dim=1) + rollout.lengths).max()) <= 70
+
+
+class Apart(NativeEngine):
+    """Has them played in parts by a worker, beside environments of its own."""
+
+    def play(self, model: PreTrainedModel, request: EpisodeRequest, **told: Any) -> tuple[Rollout, list[Episode]]:
+        settings = NativeChildEngine().settings(Outline.of(model))
+        player = Player(NativeChildEngine.worker, settings)
+        player.worker.load(checkpoint_weights(model))
+        parts = pickle.loads(pickle.dumps(request)).split(2)
+        drawn = [player.draw(part, progress=lambda *_: None, should_stop=lambda: False) for part in parts]
+        rollout = join_rollouts([rollout for rollout, _ in drawn], request.pad_token_id)
+        return rollout, [episode for _, episodes in drawn for episode in episodes]
+
+
+def test_a_worker_plays_the_same_episodes_beside_environments_of_its_own(play: Play) -> None:
+    here, apart = play(), play(engine=Apart())
+    assert same(here[0], apart[0])
+    assert torch.allclose(here[0].sampling_logprobs, apart[0].sampling_logprobs, atol=1e-5)
+    assert here[1] == apart[1]
 
 
 def test_a_prompt_that_is_too_long_costs_its_own_episodes(play: Play) -> None:

@@ -21,6 +21,7 @@ from grpo_pl.policy.tokenizer import FROM_DATA
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.rollout.ray import RayEngine
 from grpo_pl.training.defaults import prompts_of_a_step
 from grpo_pl.training.microbatches import MOST_TOKENS, MOST_TOKENS_ON_CPU
 from grpo_pl.training.planning import (
@@ -183,6 +184,13 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
     engine = build(RolloutEngine, model.engine, "model.engine") if model.engine else default()
     own_type = getattr(engine, "dtype", None)
     copied = weights if own_type is None else 4 if own_type == "float32" else 2
+    on_cpu = parts.trainer.accelerator == "cpu"
+    apart = engine.engine if isinstance(engine, RayEngine) else engine
+    own, bytes_each, keeps = apart.memory_bytes, copied, isinstance(apart, NativeChildEngine)
+    if isinstance(engine, RayEngine) and (not on_cpu or engine.gpus):  # elsewhere, or on GPUs that no rank trains on
+        own, bytes_each, keeps = 0, 0, False
+    elif isinstance(engine, RayEngine):  # all may share this host, whose object store holds the weights once more
+        own, bytes_each = engine.actors * (own or 0), engine.actors * copied + weights
     largest, heads = teachers_of(parts, layout) if algorithm.needs_teacher else (0.0, 0.0)
     return Workload(
         layout="single" if gpus == 1 and layout == "ddp" else layout,
@@ -200,11 +208,11 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
         packed=True,
         offload=layout == "fsdp" and arguments.cpu_offload,
         deferred=layout == "fsdp" and arguments.defer_gradient_sync,
-        engine_bytes=engine.memory_bytes,
-        engine_keeps_rows=isinstance(engine, NativeChildEngine),
+        engine_bytes=own,
+        engine_keeps_rows=keeps,
         ahead=ahead,
-        in_main_memory=parts.trainer.accelerator == "cpu",
-        engine_weight_bytes=copied if engine.memory_bytes else 0,
+        in_main_memory=on_cpu,
+        engine_weight_bytes=bytes_each if own else 0,
         teacher_bytes=largest,
         teacher_head_bytes=heads if algorithm.needs_divergence else 0.0,
     )

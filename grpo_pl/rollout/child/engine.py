@@ -55,7 +55,9 @@ class ChildEngine(CopyEngine):
         self._child = None
         super().close()
 
-    def _give(self, policy: Outline, mark: str, weights: Iterator[tuple[str, Tensor]], *, together: bool) -> None:
+    def _give(
+        self, policy: Outline, mark: tuple[int, int], weights: Iterator[tuple[str, Tensor]], *, together: bool
+    ) -> None:
         if self._child is None or self._child.closed:
             self.check()
             settings, environment = self.settings(policy), self.environment(policy)

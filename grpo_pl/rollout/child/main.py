@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
+import re
 import signal
 import sys
 import threading
@@ -13,12 +15,15 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn, Protocol
 
+import torch
 from torch import Tensor
 
+import grpo_pl
 from grpo_pl.rollout.child.link import SharedMemory, receive, send, unpacked
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.types import GenerateRequest, Rollout
 
+_SECRET = re.compile("(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)($|_)")
 _LOOK_EVERY_S = 0.5
 _TELL_EVERY_S = 0.1
 
@@ -28,7 +33,7 @@ class Worker(Protocol):
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Takes the whole policy's weights by the names of its checkpoints, and forgets what it computed with others.
-        Tensors are its own; they arrive while it iterates."""
+        Tensors arrive while it iterates, in memory that may be read-only: what it keeps it copies."""
 
     def generate(self, request: GenerateRequest, *, progress: ProgressFn, should_stop: Callable[[], bool]) -> Rollout:
         """As `RolloutEngine.generate` without the model, on whatever device."""
@@ -52,7 +57,7 @@ class Host:
             try:
                 answer = getattr(self, f"on_{kind}")(*arguments)
             except Exception as error:
-                self._send("error", _portable(error))
+                self._send("error", portable(error))
             else:
                 self._send("done", answer)
 
@@ -111,7 +116,20 @@ class Host:
             os._exit(0)  # nothing is saved here, and libraries' exit handlers take time
 
 
-def _portable(error: Exception) -> Exception:
+def forget_secrets() -> None:
+    """Takes tokens, keys and passwords out of this process's environment."""
+    for name in list(os.environ):
+        if _SECRET.search(name.upper()):
+            del os.environ[name]
+
+
+def versions() -> dict[str, str]:
+    """What must be the same wherever a run computes."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"Python": python, "torch": str(torch.__version__), "grpo_pl": grpo_pl.__version__}
+
+
+def portable(error: Exception) -> Exception:
     """An error that the parent can read without importing what the worker did."""
     kind = type(error)
     if kind.__module__.startswith("grpo_pl.") or kind is ValueError:

@@ -66,18 +66,19 @@ class NativeWorker:
         self._settings = {"config": AutoConfig.for_model(**config), "dtype": getattr(torch, dtype)}
         self._device = torch.device(device)
         self.model = AutoModelForCausalLM.from_config(**self._settings, trust_remote_code=False).to(self._device)
-        self._engine = NativeEngine(max_batch_rows=max_batch_rows)
-        self._engine.decoder = decoder
+        self.engine = NativeEngine(max_batch_rows=max_batch_rows)
+        self.engine.decoder = decoder
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         whole = dict(weights)
         if lacking(self.model, whole):  # a model that keeps fused what its checkpoints hold apart
-            loaded = from_weights(type(self.model), whole, **self._settings)
+            copies = {name: weight.clone() for name, weight in whole.items()}  # which it keeps
+            loaded = from_weights(type(self.model), copies, **self._settings)
             self.model = loaded.to(self._device)
         else:
             load_whole(self.model, whole)
 
     def generate(self, request: GenerateRequest, *, progress: ProgressFn, should_stop: Callable[[], bool]) -> Rollout:
-        rollout = self._engine.generate(self.model, request, progress=progress, should_stop=should_stop)
+        rollout = self.engine.generate(self.model, request, progress=progress, should_stop=should_stop)
         tensors: dict[str, Any] = {name: value.cpu() for name, value in vars(rollout).items() if torch.is_tensor(value)}
         return replace(rollout, **tensors)

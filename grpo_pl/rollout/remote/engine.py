@@ -128,7 +128,12 @@ class RemoteEngine(CopyEngine):
         assert self._fleet is not None
         return self._fleet.generate(self._mark, request, progress=progress, should_stop=should_stop)
 
-    def _give(self, policy: Outline, mark: str, weights: Iterator[tuple[str, Tensor]], *, together: bool) -> None:
+    def _give(
+        self, policy: Outline, mark: tuple[int, int], weights: Iterator[tuple[str, Tensor]], *, together: bool
+    ) -> None:
+        self._give_named(policy, f"{mark[0]}.{mark[1]}", weights, together=together)
+
+    def _give_named(self, policy: Outline, mark: str, weights: Iterator[tuple[str, Tensor]], *, together: bool) -> None:
         # of ranks that share a server, the first pushes a sharded policy; a whole one, whichever comes first
         gives = not together or _rank() < len(self.urls)
         if not gives:

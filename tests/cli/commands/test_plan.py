@@ -110,11 +110,19 @@ def test_the_memory_of_vllm_is_read_from_its_configuration() -> None:
     parts.model.engine.init_args.kv_cache_gib, parts.model.engine.init_args.dtype = 3.5, "bfloat16"
     work = workload(parts, gpus=1, prompt_tokens=8)
     assert (work.engine_bytes, work.engine_weight_bytes) == (4.5 * 2**30, 2)
-    elsewhere = resolved_settings(["configs/quickstart.yaml", "configs/engine/vllm_server.yaml"])
-    work = workload(elsewhere, gpus=1, prompt_tokens=20)
-    assert (work.engine_bytes, work.engine_weight_bytes) == (0, 0)
     native = workload(resolved_settings(["configs/quickstart.yaml"]), gpus=1, prompt_tokens=8)
     assert native.engine_bytes is None
+
+
+def test_actors_of_ray_count_where_they_may_share_the_host() -> None:
+    parts = resolved_settings(["configs/quickstart.yaml", "configs/engine/ray.yaml"])
+    parts.model.engine.init_args.actors = 3
+    work = workload(parts, gpus=1, prompt_tokens=8)
+    assert (work.engine_bytes, work.engine_weight_bytes) == (3 * 2**29, 3 * 4 + 4)  # and once in the object store
+    assert work.engine_keeps_rows
+    parts.trainer.accelerator = "gpu"
+    work = workload(parts, gpus=1, prompt_tokens=8)
+    assert (work.engine_bytes, work.engine_weight_bytes, work.engine_keeps_rows) == (0, 0, False)
 
 
 def test_rollouts_ahead_are_in_memory_beside_the_update() -> None:

@@ -1,0 +1,72 @@
+"""``Player``: a worker that draws completions, and plays episodes with environments beside it."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from grpo_pl.environments.pool import EnvironmentPool
+from grpo_pl.rollout.child.main import Worker
+from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
+from grpo_pl.rollout.episodes import Asked, Drawn
+from grpo_pl.types import GenerateRequest, Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Player:
+    """Answers requests of both kinds.
+
+    Args:
+        worker: ``module:Class`` of a `Worker`.
+        settings: its arguments.
+    """
+
+    def __init__(self, worker: str, settings: dict[str, Any]) -> None:
+        module, _, name = worker.partition(":")
+        self.worker: Worker = getattr(importlib.import_module(module), name)(**settings)
+        self._engine = _WorkerEngine(self.worker, max_batch_rows=settings.get("max_batch_rows", 0))
+        self._pool: EnvironmentPool | None = None  # stays from one request to the next
+        self._environment = b""  # that it plays
+
+    def draw(self, request: Asked, *, progress: ProgressFn, should_stop: Callable[[], bool]) -> Drawn:
+        if isinstance(request, GenerateRequest):
+            return self.worker.generate(request, progress=progress, should_stop=should_stop), []
+        environment = pickle.dumps((request.environment, request.pool_limits))
+        if self._pool is None or self._environment != environment:
+            if self._pool is not None:
+                self._pool.close()
+            self._pool, self._environment = EnvironmentPool(request.environment, request.pool_limits), environment
+        model: Any = getattr(self.worker, "model", None)
+        told: dict[str, Any] = {"progress": progress, "should_stop": should_stop}
+        return request.play(self._engine, model, self._pool, device=torch.device("cpu"), **told)
+
+
+@dataclass
+class _WorkerEngine(RolloutEngine):
+    """A worker where an engine is expected."""
+
+    worker: Worker
+    max_batch_rows: int
+
+    def generate(
+        self,
+        model: PreTrainedModel,
+        request: GenerateRequest,
+        *,
+        progress: ProgressFn | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Rollout:
+        return self.worker.generate(
+            request, progress=progress or (lambda *_: None), should_stop=should_stop or (lambda: False)
+        )
+
+    def continuing(self, model: PreTrainedModel, *, rows: int) -> RolloutEngine:
+        engine = getattr(self.worker, "engine", None)  # of our own, which keeps keys and values between turns
+        return self if engine is None else engine.continuing(model, rows=rows)

@@ -1,0 +1,154 @@
+"""``RayEngine``: rollouts by actors of a Ray cluster, on one host or on many."""
+
+from __future__ import annotations
+
+import importlib.util
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from grpo_pl.functional.choices import check_at_least
+from grpo_pl.rollout.child.engine import ChildEngine
+from grpo_pl.rollout.child.main import versions
+from grpo_pl.rollout.child.outline import Outline
+from grpo_pl.rollout.copying import CopyEngine, Snapshot
+from grpo_pl.rollout.engine import EngineDied, ProgressFn
+from grpo_pl.types import GenerateRequest, Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from grpo_pl.rollout.episodes import Asked, Drawn, EpisodeRequest
+    from grpo_pl.rollout.ray.pool import ActorPool
+
+
+@dataclass(kw_only=True)
+class RayEngine(CopyEngine):
+    """Draws the samples of ``engine``, up to near-ties, in actors on the nodes of a Ray cluster.
+
+    Every rank has actors of its own, of which each draws as many of its prompts. The first rank puts weights into the
+    object store, and all actors read them from there. Where an actor or its node dies, another draws its part of the
+    rollout again; a second death of a part ends the run.
+    """
+
+    engine: ChildEngine
+    """Whose worker the actors hold, with its settings."""
+    actors: int = 1
+    """How many draw for each rank."""
+    address: str = "auto"
+    """HOST:PORT of the cluster's head; ``auto`` takes $RAY_ADDRESS, or the cluster that this host is a node of."""
+    cpus: float = 1.0
+    """Of each actor, which computes with as many threads unless ``engine.threads`` says otherwise."""
+    gpus: float = 0.0
+    """Of each actor; a share of one where several fit into its memory."""
+    memory_gib: float = 0.0
+    """Main memory that each actor's node must have to give; 0 does not ask. Nothing holds an actor to it."""
+    start_s: float = 600.0
+    """Most seconds until an actor runs on a node, and until the first rank has put weights there."""
+    keeps_top: ClassVar[bool] = True  # type: ignore[misc]
+    memory_bytes: ClassVar[int] = 0  # type: ignore[misc]  # the cluster's affair
+    _pool: ActorPool | None = field(default=None, init=False, repr=False, compare=False)
+    _run: str | None = field(default=None, init=False, repr=False, compare=False)  # its name, alike on all ranks
+
+    def __post_init__(self) -> None:
+        check_at_least(1, "model.engine", actors=self.actors, start_s=self.start_s)
+        check_at_least(0, "model.engine", cpus=self.cpus, gpus=self.gpus, memory_gib=self.memory_gib)
+        if self.address == "local" or "://" in self.address:
+            raise ValueError(f"model.engine: address is {self.address!r}: give auto or HOST:PORT of a running cluster.")
+        self.engine.threads = self.engine.threads or max(1, int(self.cpus))
+        self.dtype, self.max_tokens = getattr(self.engine, "dtype", None), self.engine.max_tokens
+
+    def check(self) -> None:
+        self.engine.check()
+        self._join()
+
+    def describe(self) -> str:
+        return f"{self.actors} Ray actors with {type(self.engine).__name__}, weights put {self.pushes} times"
+
+    def prepare(self, model: PreTrainedModel) -> None:
+        self._agree(model.device)
+        super().prepare(model)
+
+    def snapshot(self, model: PreTrainedModel) -> Snapshot:
+        self._agree(model.device)
+        return super().snapshot(model)
+
+    def play(
+        self,
+        model: PreTrainedModel,
+        request: EpisodeRequest,
+        *,
+        progress: ProgressFn | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Drawn:
+        return self._from_copy(model, lambda: self._draw(request, progress), should_stop)
+
+    def kill(self) -> None:
+        if self._pool is not None:
+            self._pool.kill()
+
+    def close(self) -> None:
+        self.kill()
+        self._pool, self._run = None, None
+        super().close()
+
+    def _give(
+        self, policy: Outline, mark: tuple[int, int], weights: Iterator[tuple[str, Tensor]], *, together: bool
+    ) -> None:
+        from grpo_pl.rollout.ray.pool import ActorPool
+
+        self._join()
+        first = self._run is None or dist.get_rank() == 0
+        if self._pool is None:
+            here = replace(policy, device=torch.device("cuda:0" if self.gpus else "cpu"))
+            variables = self.engine.environment(here)
+            variables.pop("CUDA_VISIBLE_DEVICES", None)  # Ray sets it
+            memory = int(self.memory_gib * 2**30) or None
+            size = {"num_cpus": self.cpus, "num_gpus": self.gpus, "memory": memory}
+            options = {**size, "runtime_env": {"env_vars": variables}}
+            arguments = self.engine.worker, self.engine.settings(here), versions()
+            self._pool = ActorPool(options, arguments, self.actors, self.start_s, self._run if first else None)
+        if not first:
+            for _ in weights if together else ():
+                pass
+            if self._pool.take_weights(str(self._run), mark, self._watch):
+                return
+            if together:
+                raise EngineDied(f"the first rank put no weights {mark} into the cluster within {self.start_s:g} s.")
+        self._pool.put_weights(mark, weights, self._watch)
+
+    def _ask(
+        self, request: GenerateRequest, progress: ProgressFn | None, should_stop: Callable[[], bool] | None
+    ) -> Rollout:
+        return self._draw(request, progress)[0]
+
+    def _draw(self, asked: Asked, progress: ProgressFn | None) -> Drawn:
+        assert self._pool is not None
+        return self._pool.draw(asked, progress, self._watch)
+
+    def _join(self) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise ValueError("RayEngine needs Ray: pip install 'grpo_pl[ray]', here and on every node of the cluster.")
+        from grpo_pl.rollout.ray import cluster
+
+        cluster.join(self.address)
+        if self._pool is None:
+            ranks = dist.get_world_size() if dist.is_initialized() else 1
+            cluster.check_room(self.actors * ranks, self.cpus, self.gpus)
+
+    def _agree(self, device: torch.device) -> None:
+        """Joins in the main thread, where signals are handled; all ranks come to one name of the run."""
+        self._join()
+        if self._run is None and dist.is_initialized() and dist.get_world_size() > 1:
+            told = [uuid.uuid4().hex]
+            dist.broadcast_object_list(told, src=0, device=device)
+            self._run = told[0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has actors of its own."""
+        return {**super().__getstate__(), "_pool": None, "_run": None}
