@@ -1,25 +1,21 @@
 """Measures what a push of 100 million float32 parameters to an actor on another raylet takes, after
-``ray start --head --num-cpus=0 --port=6380`` and ``ray start --address=127.0.0.1:6380 --num-cpus=1``; and to
-``grpo-pl engine``, which is started. With
-``RAY_worker_niceness=0`` and this folder in PYTHONPATH for all of them."""
+``ray start --head --num-cpus=0 --port=6380`` and ``ray start --address=127.0.0.1:6380 --num-cpus=1``. The record of
+2026-11-25 was made beside the HTTP protocol that Ray replaced. With ``RAY_worker_niceness=0`` and this folder in
+PYTHONPATH for all three."""
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import ray
 import torch
-from common import Cell, interleaved, publish, ratio, summary, surroundings
-from grpo_pl.rollout.remote import RemoteEngine
+from common import Cell, interleaved, publish, summary, surroundings
 from transformers import PreTrainedModel
 
 from grpo_pl.rollout.copying import CopyEngine
@@ -60,17 +56,6 @@ def draws(engine: CopyEngine, model: PreTrainedModel, *, pushed: bool) -> Callab
     return draw
 
 
-def serve(folder: Path) -> tuple[subprocess.Popen[str], str]:
-    """A server of the former protocol, and its address."""
-    (folder / "engine.yaml").write_text("model: {engine: {class_path: ray_push.TakingEngine}}")
-    command = [sys.executable, "-m", "grpo_pl", "engine", "--port=0", f"--token-file={folder / 'token'}"]
-    command.append(f"--config={folder / 'engine.yaml'}")
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert server.stdout is not None
-    line = next(line for line in server.stdout if " serves at " in line)
-    return server, line.partition(" serves at ")[2].split(",")[0].strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--address", default="127.0.0.1:6380")
@@ -78,28 +63,16 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
     arguments = parser.parse_args()
     model = CELL.model("cpu")
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "token").write_text("a-token-of-the-benchmark")
-        server, url = serve(Path(folder))
-        engines: dict[str, CopyEngine] = {
-            "ray": RayEngine(engine=TakingEngine(), address=arguments.address),
-            "http": RemoteEngine(urls=[url], token_file=str(Path(folder) / "token")),
-        }
-        arms = {f"{name}{' push' * pushed}": draws(engine, model, pushed=pushed)
-                for name, engine in engines.items() for pushed in (True, False)}  # fmt: skip
-        seconds = interleaved(arms, repetitions=arguments.repetitions, device="cpu")
-        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-        assert ray.get_runtime_context().get_node_id() not in nodes, "the actor may be on this raylet"
-        for engine in engines.values():
-            engine.close()
-        server.terminate()
-        server.wait()
-    pushes = {name: [s - statistics.median(seconds[name]) for s in seconds[f"{name} push"]] for name in engines}
-    found: dict[str, Any] = {name: summary(values) for name, values in pushes.items()}
+    engine = RayEngine(engine=TakingEngine(), address=arguments.address)
+    arms = {"push": draws(engine, model, pushed=True), "none": draws(engine, model, pushed=False)}
+    seconds = interleaved(arms, repetitions=arguments.repetitions, device="cpu")
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    assert ray.get_runtime_context().get_node_id() not in nodes, "the actor may be on this raylet"
+    engine.close()
+    pushes = [each - statistics.median(seconds["none"]) for each in seconds["push"]]
     record = {"benchmark": "ray_push", **surroundings("cpu"), "ray": version("ray")}
     record |= {"parameters": sum(parameter.numel() for parameter in model.parameters()), "raylets": len(ray.nodes())}
-    record["asked_without_a_push"] = {name: summary(seconds[name]) for name in engines}
-    publish({**record, "seconds": found, "ray_over_http": ratio(pushes["ray"], pushes["http"])}, arguments.output)
+    publish({**record, "seconds": summary(pushes)}, arguments.output)
 
 
 if __name__ == "__main__":

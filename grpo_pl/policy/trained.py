@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from grpo_pl.files.rows import read_object
 from grpo_pl.policy.export import SAMPLING
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer, model_config
-from grpo_pl.policy.plain_config import ATTENTION
 from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tool_form import ToolForm
@@ -23,6 +22,8 @@ from grpo_pl.types import SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+"""Attention implementations that are part of ``transformers``; other names are repositories of the hub."""
 T = TypeVar("T")
 
 

@@ -9,7 +9,6 @@ TRAINER_VERBS: dict[str, str] = {
 VERBS: dict[str, str] = {
     "compare": "Fits one configuration under several algorithms: a table, a plot and the curves as CSV.",
     "demo": "Trains a tiny policy before your eyes: one held-out problem, answered again and again.",
-    "engine": "Draws the rollouts of a run on another host, by the native engine or vLLM.",
     "evaluate": "Answers the problems of a file, in process or through a server, and says how many are right.",
     "export": "Writes a checkpoint's policy as a Hugging Face folder, with its prompt template and rewards.",
     "filter": "Keeps the training problems that a policy solves now and then, with the rates it measured.",

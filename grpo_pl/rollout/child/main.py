@@ -29,7 +29,8 @@ _TELL_EVERY_S = 0.1
 
 
 class Worker(Protocol):
-    """An engine inside the child process; its constructor takes the settings as keywords."""
+    """An engine inside the child process; its constructor takes the settings as keywords. One that has an ``engine`` of
+    its own and its ``model`` draws the turns of episodes with that."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Takes the whole policy's weights by the names of its checkpoints, and forgets what it computed with others.
@@ -61,11 +62,7 @@ class Host:
             else:
                 self._send("done", answer)
 
-    def on_start(self, worker: str, settings: dict[str, Any], most_weights: int | None) -> None:
-        if most_weights is not None:
-            from grpo_pl.rollout.child.outline import check_size
-
-            check_size(settings["config"], settings["dtype"], most_weights)
+    def on_start(self, worker: str, settings: dict[str, Any]) -> None:
         module, _, name = worker.partition(":")
         self._worker = getattr(importlib.import_module(module), name)(**settings)
 

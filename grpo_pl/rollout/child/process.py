@@ -35,7 +35,6 @@ class ChildProcess:
         worker: ``module:Class`` of a `grpo_pl.rollout.child.main.Worker`, imported there.
         settings: its arguments.
         environment: variables that the process gets besides those of this one.
-        most_weights: bytes; a policy with more is refused before anything is made for it.
         should_stop: asked until it is ready; once true, the process is ended.
 
     Raises:
@@ -50,7 +49,6 @@ class ChildProcess:
         settings: Mapping[str, Any],
         environment: Mapping[str, str],
         *,
-        most_weights: int | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self._pipe, theirs = Pipe()
@@ -72,7 +70,7 @@ class ChildProcess:
             self, _end, os.getpid(), self._process, self._pipe, self._memory, self._output
         )
         try:
-            self.ask("start", worker, dict(settings), most_weights, should_stop=_at_once(should_stop))
+            self.ask("start", worker, dict(settings), should_stop=_at_once(should_stop))
         except BaseException:
             self.close()
             raise
