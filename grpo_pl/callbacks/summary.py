@@ -48,7 +48,8 @@ class ClosingTable(Callback):
             return
         table = number_table("held-out problems", "before", "after")
         for name, value in self._last.items():
-            table.add_row(_title(name), f"{self._first[name]:.3f}", f"{value:.3f}")
+            before = self._first.get(name)  # not there in a checkpoint of a version that kept fewer
+            table.add_row(_title(name), "–" if before is None else f"{before:.3f}", f"{value:.3f}")
         console = Console()
         console.print(table)
         right = trainer.callback_metrics.get(TRAINING)

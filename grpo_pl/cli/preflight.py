@@ -25,7 +25,7 @@ from grpo_pl.rewards.base import Reward, correctness_index
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.rollout.episodes import episodes_fit
-from grpo_pl.training.checks import check_precision
+from grpo_pl.training.checks import check_length, check_precision
 from grpo_pl.training.cold_start import MADE_UP, ColdStart, code_hashes
 from grpo_pl.training.defaults import table
 from grpo_pl.training.module import GRPOModule
@@ -131,9 +131,7 @@ def check_trainer(settings: Any) -> None:
     for name, (off, field) in ours.items():
         if (value := settings[name]) not in (None, off):
             raise ValueError(f"trainer.{name} is {value}, but a step of ours is no batch of Lightning's: set {field}.")
-    for name, whole_run in (("max_epochs", 1), ("max_steps", -1)):
-        if settings[name] not in (None, whole_run):
-            raise ValueError(f"trainer.{name} is {settings[name]}: the length of a run is {NAMES[name]}.")
+    check_length(settings["max_epochs"], settings["max_steps"])
     interval = settings["val_check_interval"]
     if isinstance(interval, int | float) and not (interval >= 1 and math.isfinite(interval)):
         raise ValueError(

@@ -104,9 +104,10 @@ def one_clear_line(source: str, what: str) -> Iterator[None]:
             offline_without_network()
         yield
     except Exception as error:  # libraries may raise anything on a stranger's files
-        no_answer = "the hub cannot be reached" if offline_without_network() else "the hub has no answer"
-        hub = f"no such folder here, and {no_answer}" if isinstance(error, OSError) else "of the hub"
-        where = "that folder" if folder.is_dir() else hub
+        where = "that folder" if folder.is_dir() else "of the hub"
+        if isinstance(error, OSError) and not folder.is_dir():
+            lacking = "the hub cannot be reached" if offline_without_network() else "the hub has no answer"
+            where = f"no such folder here, and {lacking}"
         known = isinstance(error, OSError | ValueError)
         reason = " ".join((str(error) if known else f"{type(error).__name__}: {error}").split())
         reason = reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]} …"

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Mark = tuple[int, int]
+"""Names the weights of one push; that of a later push is greater."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
@@ -56,9 +59,7 @@ class CopyEngine(RolloutEngine):
     # asked while what draws is started, or takes weights
 
     @abstractmethod
-    def _give(
-        self, policy: Outline, mark: tuple[int, int], weights: Iterator[tuple[str, Tensor]], *, together: bool
-    ) -> None:
+    def _give(self, policy: Outline, mark: Mark, weights: Iterator[tuple[str, Tensor]], *, together: bool) -> None:
         """Has what draws take new weights, and starts it where it is not there.
 
         Args:

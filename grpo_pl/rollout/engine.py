@@ -42,6 +42,11 @@ class RolloutEngine(ABC):
     """Of an engine with a process of its own: what that takes besides the weights at any time; 0 for those on other
     hosts. None for one that keeps keys and values of all rows while it draws."""
 
+    @property
+    def drawing_engine(self) -> RolloutEngine:
+        """The engine whose code draws: this one, or that which it runs elsewhere."""
+        return self
+
     @abstractmethod
     def generate(
         self,

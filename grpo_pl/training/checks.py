@@ -7,6 +7,7 @@ import inspect
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
+from grpo_pl.config.suggestions import NAMES
 from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
@@ -87,18 +88,27 @@ def check_precision(precision: str) -> None:
         )
 
 
-def check_length(trainer: Trainer) -> None:
-    """Refuses a Trainer that would go over the run's rollouts more than once, or end in the middle.
+def check_length(max_epochs: int | None, max_steps: int | None) -> None:
+    """Refuses to go over a run's rollouts more than once, or to end in the middle.
 
     Raises:
-        ValueError: what to set instead.
+        ValueError: what says how long a run is.
     """
-    for name, value, whole_run in (("max_epochs", trainer.max_epochs, 1), ("max_steps", trainer.max_steps, -1)):
-        if value != whole_run and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            raise ValueError(
-                f"trainer.{name} is {value}, and a run is one pass over data.steps rollouts: give {name}={whole_run}, "
-                "as grpo_pl.trainer_arguments does."
-            )
+    for name, value, whole_run in (("max_epochs", max_epochs, 1), ("max_steps", max_steps, -1)):
+        if value not in (None, whole_run):
+            raise ValueError(f"trainer.{name} is {value}: the length of a run is {NAMES[name]}; set it to {whole_run}.")
+
+
+def check_trainer(trainer: Trainer) -> None:
+    """Refuses a Trainer, also one made by hand, that would train otherwise than asked.
+
+    Raises:
+        ValueError: see `check_strategy`, `check_precision` and `check_length`.
+    """
+    check_strategy(trainer.strategy)
+    check_precision(str(trainer.precision))
+    if trainer.training and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        check_length(trainer.max_epochs, trainer.max_steps)
 
 
 def check_engine(engine: RolloutEngine, algorithm: GRPOAlgorithm, sampling: SamplingParams, *, staleness: int) -> None:

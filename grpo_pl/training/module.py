@@ -37,10 +37,9 @@ from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.choice import TORCH, decoder_for_run
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.rollout.ray import RayEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.carried import CarriedRollouts, PartialRollouts, check_partial
-from grpo_pl.training.checks import check_engine, check_length, check_parts, check_precision, check_strategy
+from grpo_pl.training.checks import check_engine, check_parts, check_trainer
 from grpo_pl.training.cold_start import ColdStart, Stage
 from grpo_pl.training.collect import Collector, pass_rates
 from grpo_pl.training.defaults import Derived, derive, look_at, unset_fields, with_values
@@ -164,19 +163,12 @@ class GRPOModule(LightningModule):
     # --- building ---------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        self._check_trainer()
+        check_trainer(self.trainer)
         end_with_launcher()
         self.engine.close()  # a copy of weights that it kept would be that of an earlier fit
         self._sync_proof = SyncProof()
         if stage == "fit":
             self.prepare_staleness(self._data.staleness)
-
-    def _check_trainer(self) -> None:
-        """Refuses a Trainer that would train otherwise than asked, before minutes are spent on a cold start."""
-        check_strategy(self.trainer.strategy)
-        check_precision(str(self.trainer.precision))
-        if self.trainer.training:
-            check_length(self.trainer)
 
     def teardown(self, stage: str) -> None:
         """Ends what draws and plays, however a fit or validation ends."""
@@ -210,7 +202,7 @@ class GRPOModule(LightningModule):
 
     def prepare_data(self) -> None:
         """Makes the cold start where it is missing, as a download would; runs in one process a node."""
-        self._check_trainer()
+        check_trainer(self.trainer)  # before minutes are spent
         self.derive_defaults(self._data)
         self._resolve_characters()
         if (start := self._start()) is not None and self._needs_start_weights():
@@ -314,12 +306,12 @@ class GRPOModule(LightningModule):
             self._reference.model.to(self.device)
 
     def on_validation_start(self) -> None:
-        if getattr(self._drawing, "decoder", TORCH) is None:  # outside a fit
+        if getattr(self.engine.drawing_engine, "decoder", TORCH) is None:  # outside a fit
             self._choose_decoder()
 
     def _choose_decoder(self) -> None:
         """All ranks draw with what rank 0 would, and a resumed run with what it drew with before, where it is there."""
-        drawing = self._drawing
+        drawing = self.engine.drawing_engine
         if not isinstance(drawing, NativeEngine | NativeChildEngine):
             return
         policy, stops = self.require_policy(), bool(self.sampling.stop)
@@ -328,11 +320,6 @@ class GRPOModule(LightningModule):
         self.decoder = drawing.decoder = self.collective.gather_objects(chosen)[0]
         if line is not None:
             rank_zero_warn(line)
-
-    @property
-    def _drawing(self) -> RolloutEngine:
-        """The engine itself, or that whose worker its actors hold."""
-        return self.engine.engine if isinstance(self.engine, RayEngine) else self.engine
 
     def require_policy(self) -> PreTrainedModel:
         """The policy, once ``configure_model`` has run."""

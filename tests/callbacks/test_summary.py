@@ -28,5 +28,8 @@ def test_every_set_of_held_out_problems_has_its_row_and_only_files_that_are_ther
     out = capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
     assert rows == [["pass@1 (sampled)", "0.250", "0.500"], ["two_step: pass@1 (sampled)", "0.000", "0.125"]]
+    table.load_state_dict({"first": {}})  # of a version that kept fewer
+    table.on_fit_end(_trainer(), Any)  # type: ignore[arg-type]
+    assert "│      – │ 0.500 │" in capsys.readouterr().out
     assert f"metrics     {folder.metrics}\n" in out
     assert not {"report", "checkpoint", "model"} & {line.split(" ")[0] for line in out.splitlines()}

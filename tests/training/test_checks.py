@@ -79,8 +79,8 @@ def test_another_strategy_is_refused_in_one_line_before_the_cold_start(fresh_com
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({}, r"^trainer\.max_epochs is 1000, and a run is one pass over data\.steps rollouts: give max_epochs=1"),
-        ({"max_epochs": 1, "max_steps": 3}, r"^trainer\.max_steps is 3, and a run is one pass .*: give max_steps=-1"),
+        ({}, r"^trainer\.max_epochs is 1000: the length of a run is data\.steps, in rollouts; set it to 1"),
+        ({"max_epochs": 1, "max_steps": 3}, r"^trainer\.max_steps is 3: .*; set it to -1"),
         ({"max_epochs": 1, "precision": "bf16-true"}, r"^trainer\.precision is bf16-true: set bf16-mixed"),
     ],
 )

@@ -185,7 +185,7 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
     own_type = getattr(engine, "dtype", None)
     copied = weights if own_type is None else 4 if own_type == "float32" else 2
     on_cpu = parts.trainer.accelerator == "cpu"
-    apart = engine.engine if isinstance(engine, RayEngine) else engine
+    apart = engine.drawing_engine
     own, bytes_each, keeps = apart.memory_bytes, copied, isinstance(apart, NativeChildEngine)
     if isinstance(engine, RayEngine) and (not on_cpu or engine.gpus):  # elsewhere, or on GPUs that no rank trains on
         own, bytes_each, keeps = 0, 0, False

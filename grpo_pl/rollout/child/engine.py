@@ -13,7 +13,7 @@ from torch import Tensor
 from grpo_pl.functional.choices import check_at_least
 from grpo_pl.rollout.child.outline import Outline
 from grpo_pl.rollout.child.process import ChildProcess
-from grpo_pl.rollout.copying import CopyEngine
+from grpo_pl.rollout.copying import CopyEngine, Mark
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.types import GenerateRequest, Rollout
 
@@ -55,9 +55,7 @@ class ChildEngine(CopyEngine):
         self._child = None
         super().close()
 
-    def _give(
-        self, policy: Outline, mark: tuple[int, int], weights: Iterator[tuple[str, Tensor]], *, together: bool
-    ) -> None:
+    def _give(self, policy: Outline, mark: Mark, weights: Iterator[tuple[str, Tensor]], *, together: bool) -> None:
         if self._child is None or self._child.closed:
             self.check()
             settings, environment = self.settings(policy), self.environment(policy)

@@ -16,7 +16,7 @@ from grpo_pl.functional.choices import check_at_least
 from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.child.main import versions
 from grpo_pl.rollout.child.outline import Outline
-from grpo_pl.rollout.copying import CopyEngine, Snapshot
+from grpo_pl.rollout.copying import CopyEngine, Mark, Snapshot
 from grpo_pl.rollout.engine import EngineDied, ProgressFn
 from grpo_pl.types import GenerateRequest, Rollout
 
@@ -63,6 +63,10 @@ class RayEngine(CopyEngine):
         self.engine.threads = self.engine.threads or max(1, int(self.cpus))
         self.dtype, self.max_tokens = getattr(self.engine, "dtype", None), self.engine.max_tokens
 
+    @property
+    def drawing_engine(self) -> ChildEngine:
+        return self.engine
+
     def check(self) -> None:
         self.engine.check()
         self._join()
@@ -97,9 +101,7 @@ class RayEngine(CopyEngine):
         self._pool, self._run = None, None
         super().close()
 
-    def _give(
-        self, policy: Outline, mark: tuple[int, int], weights: Iterator[tuple[str, Tensor]], *, together: bool
-    ) -> None:
+    def _give(self, policy: Outline, mark: Mark, weights: Iterator[tuple[str, Tensor]], *, together: bool) -> None:
         from grpo_pl.rollout.ray.pool import ActorPool
 
         self._join()
@@ -108,8 +110,7 @@ class RayEngine(CopyEngine):
             here = replace(policy, device=torch.device("cuda:0" if self.gpus else "cpu"))
             variables = self.engine.environment(here)
             variables.pop("CUDA_VISIBLE_DEVICES", None)  # Ray sets it
-            memory = int(self.memory_gib * 2**30) or None
-            size = {"num_cpus": self.cpus, "num_gpus": self.gpus, "memory": memory}
+            size = {"num_cpus": self.cpus, "num_gpus": self.gpus, "memory": int(self.memory_gib * 2**30) or None}
             options = {**size, "runtime_env": {"env_vars": variables}}
             arguments = self.engine.worker, self.engine.settings(here), versions()
             self._pool = ActorPool(options, arguments, self.actors, self.start_s, self._run if first else None)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from grpo_pl.rollout.child.main import forget_secrets, portable, versions
 from grpo_pl.rollout.child.player import Player
+from grpo_pl.rollout.copying import Mark
 from grpo_pl.rollout.engine import EngineDied, ProgressFn, RolloutInterrupted
 from grpo_pl.rollout.episodes import Asked, Drawn
 from grpo_pl.rollout.groups import join_rollouts
@@ -28,8 +29,6 @@ STUCK_S = 900.0  # in which an actor may draw nothing
 _LOOK_EVERY_S = 0.1
 _PAUSE_S = 5.0  # after the memory monitor, which looks again soon
 _CONTROL = "control"  # group of the calls that are answered while an actor draws
-
-Mark = tuple[int, int]  # of weights; newer ones have a greater one
 
 
 class EngineActor:
