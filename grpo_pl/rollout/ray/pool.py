@@ -72,7 +72,8 @@ class EngineActor:
     @ray.method(concurrency_group=_CONTROL)
     def held(self, *newer: Any) -> tuple[Any, ...]:
         """What the run's other ranks ask for: the newest mark and its references, which the first rank gives."""
-        self._held = newer or self._held
+        if newer and newer[0] > self._held[0]:  # calls may run in another order than they were made
+            self._held = newer
         return self._held
 
 
@@ -135,7 +136,7 @@ class ActorPool:
 
     def _started(self, place: int) -> Any:
         shared = {"name": self._name, "namespace": cluster.NAMESPACE} if self._name and place == 0 else {}
-        kind = ray.remote(concurrency_groups={_CONTROL: 2})(EngineActor).options(**self._options, **shared)
+        kind = ray.remote(concurrency_groups={_CONTROL: 1})(EngineActor).options(**self._options, **shared)
         actor = kind.remote(*self._arguments)
         if shared:
             actor.held.remote(self._mark, self._references)

@@ -87,14 +87,13 @@ class Cluster:
         return next(child for child in children if child.name() == "raylet")
 
     def actors(self) -> list[psutil.Process]:
-        """Processes that draw."""
+        """Processes of this cluster that draw."""
         found = []
-        for process in psutil.process_iter():
-            try:
-                if "EngineActor" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.NoSuchProcess:
-                continue
+        for node in self.nodes:
+            for process in psutil.Process(node.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    if "EngineActor" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                        found.append(process)
         return found
 
     def stored_objects(self) -> int:

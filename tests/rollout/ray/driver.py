@@ -32,7 +32,7 @@ def kill(tokens: int, finished: int) -> None:
         victims.pop()
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if "EngineActor" in " ".join(process.cmdline()):
+                if "EngineActor" in " ".join(process.cmdline()) and sys.argv[1] in " ".join(process.parent().cmdline()):
                     process.kill()
 
 

@@ -39,7 +39,7 @@ def test_an_actor_a_raylet_or_a_node_that_dies_in_a_draw_or_a_push_costs_no_samp
     cluster: Any, connect: Any, draw: Any, build_model: Any, caplog: Any, times: int, tmp_path: Path
 ) -> None:
     model = build_model("qwen2")
-    reference = draw(NativeEngine(), model, length=150)  # for an actor outlives its raylet by a moment
+    reference = draw(NativeEngine(), model, length=70)  # for an actor outlives its raylet by a moment
     engine = connect("SlowLoadingEngine", actors=2, pause_s=0.08, marks=str(tmp_path))
     draw(engine, model, length=1)
     for moment, victim in [*product(("draw", "push"), ("actor", "raylet", "node"))] * times:
@@ -59,7 +59,7 @@ def test_an_actor_a_raylet_or_a_node_that_dies_in_a_draw_or_a_push_costs_no_samp
                     cluster.lose(whole=victim == "node")  # noqa: B023 - called before the next turn
                     cluster.add()
 
-        _assert_equal(draw(engine, model, length=150, progress=kill), reference)
+        _assert_equal(draw(engine, model, length=70, progress=kill), reference)
         lost = [line for line in caplog.messages if "never ran" not in line]  # of one that was sent to the dead node
         assert len(lost) == 1 and "Another draws its part of the rollout again." in lost[0], (moment, victim)
         assert engine.pushes == pushes + (moment == "push")

@@ -114,3 +114,15 @@ def test_what_goes_wrong_in_an_actor_is_what_would_go_wrong_here(connect: Any, d
         draw(engine, model)
     with pytest.raises(ValueError, match="there is no kernel for heads of 16"):
         draw(connect("RefusingEngine"), model)
+
+
+def test_other_ranks_are_told_of_the_newest_weights_in_whatever_order_an_actor_hears_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from grpo_pl.rollout.ray import pool
+
+    monkeypatch.setattr(pool, "forget_secrets", lambda: None)  # of this process
+    actor = pool.EngineActor("child_engines:SlowNativeWorker", {}, {})
+    assert actor.held() == ((-1, -1), [])
+    assert actor.held((0, 1), ["newest"]) == ((0, 1), ["newest"])
+    assert actor.held((-1, -1), []) == ((0, 1), ["newest"]) == actor.held()
