@@ -55,6 +55,8 @@ class ClosingTable(Callback):
         right = trainer.callback_metrics.get(TRAINING)
         if right is not None:
             console.print(f"training    {float(right):.3f} of the last rollout's completions right", highlight=False)
+        written = self.folder.last_checkpoint.exists()  # not after trainer.fast_dev_run
+        next_command = self.next_command if written else f"grpo-pl serve --model {self.folder.export}"
         minutes, seconds = divmod(round(time.monotonic() - self._started), 60)
         files = {
             "metrics": self.folder.metrics,
@@ -65,7 +67,7 @@ class ClosingTable(Callback):
         lines = [
             f"time        {minutes} min {seconds:02d} s",
             *(f"{name:<12}{path}" for name, path in files.items() if path.exists()),
-            f"next        {self.next_command}",
+            f"next        {next_command}",
         ]
         console.print("\n".join(lines), highlight=False, soft_wrap=True)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from grpo_pl.callbacks.run_folder import as_list
 from grpo_pl.cli.answering import leave_no_room
 from grpo_pl.config.suggestions import NAMES, nearest
 from grpo_pl.data.datamodule import RolloutDataModule, check_distinct
@@ -25,7 +26,7 @@ from grpo_pl.rewards.base import Reward, correctness_index
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.rollout.episodes import episodes_fit
-from grpo_pl.training.checks import check_length, check_precision
+from grpo_pl.training.checks import check_extras, check_length, check_precision, check_strategy
 from grpo_pl.training.cold_start import MADE_UP, ColdStart, code_hashes
 from grpo_pl.training.defaults import table
 from grpo_pl.training.module import GRPOModule
@@ -131,6 +132,8 @@ def check_trainer(settings: Any) -> None:
     for name, (off, field) in ours.items():
         if (value := settings[name]) not in (None, off):
             raise ValueError(f"trainer.{name} is {value}, but a step of ours is no batch of Lightning's: set {field}.")
+    if settings["barebones"]:
+        raise ValueError("trainer.barebones would leave out all that a run consists of: grpo-pl plan measures a step.")
     check_length(settings["max_epochs"], settings["max_steps"])
     interval = settings["val_check_interval"]
     if isinstance(interval, int | float) and not (interval >= 1 and math.isfinite(interval)):
@@ -139,6 +142,8 @@ def check_trainer(settings: Any) -> None:
             "only, trainer.limit_val_batches: 0 never."
         )
     check_precision(str(settings["precision"]))
+    check_strategy(settings["strategy"])  # before Lightning, which names no other
+    check_extras([*as_list(settings["callbacks"]), *as_list(settings["plugins"])])
 
 
 def check_monitor(monitor: str, module: GRPOModule, data: RolloutDataModule) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 
@@ -43,6 +44,7 @@ from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.files.runs import OpenRun, RunFolder, newest_run_folder
 from grpo_pl.policy.tokenizer import FROM_DATA
+from grpo_pl.training.checks import check_monitors
 from grpo_pl.training.defaults import Derived, table, unset_fields
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.vocabulary import with_collected_characters
@@ -193,17 +195,21 @@ class GRPOCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer = self._built.trainer
         check_trainer(trainer)
+        if trainer["fast_dev_run"] is True:
+            trainer["fast_dev_run"] = 2  # rollouts: the second is drawn from weights of an update
         derived = self._derive_defaults()
         self._resolve_characters()
         if self.model.pool is not None:
             self._end.enter_context(self.model.pool)  # which the check starts
         resumes = bool(self._given.ckpt_path or self._given.get("resume"))
         check_start(self.model, self.datamodule, _say, resumes=resumes)  # before a run folder is claimed
+        check_monitors(as_list(trainer["callbacks"]), self.model.validation, self.datamodule)
         if self._given.ckpt_path:
             if self._given.get("resume"):
                 raise ValueError("give --resume or --ckpt_path, not both: --resume finds the checkpoint itself.")
             self._check_checkpoint(Path(self._given.ckpt_path))
-        own: list[Any] = [StageProgress()] if trainer["enable_progress_bar"] is not False else []
+        bars = any(isinstance(callback, ProgressBar) for callback in as_list(trainer["callbacks"]))
+        own: list[Any] = [] if bars or trainer["enable_progress_bar"] is False else [StageProgress()]
         if self.subcommand == "fit":
             own += self._open_run()
         else:

@@ -12,7 +12,17 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, _actions, _common, _typehints, get_loader, set_loader, set_parsing_settings
+import yaml
+from jsonargparse import (
+    ArgumentParser,
+    _actions,
+    _common,
+    _typehints,
+    get_loader,
+    set_dumper,
+    set_loader,
+    set_parsing_settings,
+)
 from yaml import YAMLError
 
 from grpo_pl.config.presets import PRESET, presets, with_preset_fields
@@ -111,8 +121,18 @@ def _set_up_jsonargparse() -> None:
     """Makes the process-wide settings that every parser of ours needs; may be called again."""
     set_parsing_settings(docstring_parse_attribute_docstrings=_describe)
     set_loader("yaml", _load_argument, exceptions=(YAMLError,))
+    set_dumper(
+        "yaml",
+        lambda tree: yaml.dump(tree, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False),
+    )
     _typehints.discard_init_args_on_class_path_change = _forget_another_class
 
+
+class _Dumper(yaml.SafeDumper):
+    """Writes members of an enumeration of texts, such as the default of Lightning's ``Timer``, as their texts."""
+
+
+_Dumper.add_multi_representer(str, lambda dumper, member: dumper.represent_str(str(getattr(member, "value", member))))
 
 _load_yaml = get_loader("yaml")
 _keep_what_fits = _typehints.discard_init_args_on_class_path_change

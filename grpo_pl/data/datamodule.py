@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.types import Problem, PromptBatch
@@ -69,6 +69,8 @@ class RolloutDataModule(LightningDataModule):
         self.allow_changed = allow_changed
         self._held_out: dict[str, list[Problem]] | None = None
         self.completed_rollouts = 0
+        self.repeated: int | None = None
+        """How many first rollouts' prompts come again and again (``trainer.overfit_batches``); None for all."""
 
     @property
     def prompt_count(self) -> int:
@@ -91,18 +93,35 @@ class RolloutDataModule(LightningDataModule):
 
     def prompts(self, step: int, attempt: int = 0) -> PromptBatch:
         """This rank's share of the prompts of a rollout step."""
-        everyone = self.source.prompts(step, attempt, count=self.prompt_count)
+        first = step if self.repeated is None else step % self.repeated
+        everyone = self.source.prompts(first, attempt, count=self.prompt_count)
         rank, world = self._rank_and_world()
         self.check_processes(world)
         share = len(everyone) // world
         mine = tuple(everyone[rank * share : (rank + 1) * share])
         return PromptBatch(step=step, prompts=mine, valid=(True,) * share)
 
+    def repeat_rollouts(self, count: int | float) -> None:
+        """Has the prompts of the first rollouts come again and again; 0 has every rollout's own.
+
+        Args:
+            count: how many rollouts, or as a float which share of all: ``trainer.overfit_batches``.
+        """
+        rollouts = max(1, round(count * self.steps)) if isinstance(count, float) and count else int(count)
+        self.repeated = rollouts or None
+
     def train_dataloader(self) -> DataLoader[PromptBatch]:
-        return DataLoader(_Steps(self), batch_size=None, sampler=_Remaining(self))
+        steps = _Steps(self)
+        return DataLoader(steps, batch_size=None, sampler=_Remaining(steps))
 
     def val_dataloader(self) -> DataLoader[PromptBatch]:
         return DataLoader(_HeldOut(self), batch_size=None)
+
+    def test_dataloader(self) -> DataLoader[PromptBatch]:
+        return self.val_dataloader()
+
+    def predict_dataloader(self) -> DataLoader[PromptBatch]:
+        return self.val_dataloader()
 
     def held_out(self) -> dict[str, list[Problem]]:
         """The held-out problems of each set: ``val`` are the source's own, ``val/<name>`` those of ``validation_sets``.
@@ -194,17 +213,14 @@ class _Steps(Dataset[PromptBatch]):
         return self.data.prompts(step)
 
 
-class _Remaining(Sampler[int]):
-    """Steps from the first uncompleted one. Its length is the whole run's: Lightning adds what it restored itself."""
+class _Remaining(SequentialSampler):
+    """Steps from the first uncompleted one. Its length is the whole run's: Lightning adds what it restored itself. It
+    puts nothing in the place of a sampler that is sequential, with ``trainer.overfit_batches`` neither."""
 
-    def __init__(self, data: RolloutDataModule) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return self.data.steps
+    data_source: _Steps
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.data.completed_rollouts, self.data.steps))
+        return iter(range(self.data_source.data.completed_rollouts, len(self.data_source)))
 
 
 class _HeldOut(Dataset[PromptBatch]):

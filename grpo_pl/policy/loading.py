@@ -240,7 +240,23 @@ def _scratch_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase) ->
             near = get_close_matches(name, defaults.to_dict(), n=1)
             hint = f"; did you mean {near[0]}?" if near else "."
             raise ValueError(f"policy.from_scratch: {model_type} has no setting {name!r}{hint}")
+    _check_heads(config)
     return config
+
+
+def _check_heads(config: Any) -> None:
+    """Refuses heads for which a forward pass fails later: rotary positions turn pairs of numbers."""
+    width, heads = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
+    if not width or not heads:
+        return
+    shared, size = getattr(config, "num_key_value_heads", None) or heads, getattr(config, "head_dim", None)
+    pairs = 2 if hasattr(config, "rope_parameters") else 1
+    if (size or width / heads) % pairs or heads % shared:
+        raise ValueError(
+            f"policy.from_scratch: hidden_size {width} with {heads} heads of {size or width / heads:g}, which share "
+            f"{shared} of keys and values: a head must have {'an even' if pairs == 2 else 'a whole'} number of "
+            "dimensions, and num_key_value_heads divide num_attention_heads."
+        )
 
 
 def _disable_dropout(model: PreTrainedModel) -> None:

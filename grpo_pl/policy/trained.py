@@ -57,6 +57,8 @@ class ServedModel:
     noted it."""
     examples: Sequence[Mapping[str, Any]] = ()
     """``problem``, ``answer`` and further ``columns`` of some problems of the task, where its run is at hand."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """All settings of ``model`` in the run of a checkpoint; nothing for an export."""
     trust_rewards: bool = False
     """Whether any class may be built as a reward; otherwise only those in ``grpo_pl.rewards.trust``."""
 
@@ -108,7 +110,7 @@ class ServedModel:
         return model.to(device).eval()  # type: ignore[arg-type]
 
 
-def find_model(path: Path, *, trust_rewards: bool = False) -> ServedModel:
+def find_model(path: str | Path, *, trust_rewards: bool = False) -> ServedModel:
     """The trained policy at ``path``; imports nothing that its files name.
 
     Args:
@@ -119,7 +121,7 @@ def find_model(path: Path, *, trust_rewards: bool = False) -> ServedModel:
         ValueError: there is nothing that can be served, or (``Untrusted``, without ``trust_rewards``) its files name a
             class or a setting that could run other code.
     """
-    model = _found(path)
+    model = _found(Path(path))
     if trust_rewards:
         return replace(model, trust_rewards=True)
     check_rewards_trusted(model.rewards)
@@ -175,25 +177,39 @@ def _from_export(folder: Path) -> ServedModel:
 
 
 def _from_checkpoint(file: Path) -> ServedModel:
-    from grpo_pl.config.objects import read_tree
     from grpo_pl.files.runs import RunFolder
 
     run = RunFolder(file.absolute().parent.parent)
-    if not run.config.is_file():
-        raise ValueError(f"{file} lies in no run folder ({run.config} is missing), so its rewards are unknown.")
-    model = _part(read_tree(run.config), "model", dict, run.config)
-    parts = {name: _part(model, name, dict, run.config, default={}) for name in ("template", "sampling")}
+    model, said = _run_settings(file, run.config)
+    parts = {name: _part(model, name, dict, said, default={}) for name in ("template", "sampling")}
     return ServedModel(
         name=run.path.name,
         source=file,
-        policy=_built(PolicyConfig, _part(model, "policy", dict, run.config), "policy", run.config),
+        policy=_built(PolicyConfig, _part(model, "policy", dict, said), "policy", said),
         checkpoint=file,
-        template=_built(PromptTemplate, parts["template"], "template", run.config),
-        **_settings(model, run.config),
+        template=_built(PromptTemplate, parts["template"], "template", said),
+        **_settings(model, said),
         **_computed(run.path),
         examples=_examples(run.path),
-        sampling=_built(SamplingParams, parts["sampling"], "sampling", run.config),
+        sampling=_built(SamplingParams, parts["sampling"], "sampling", said),
+        settings=model,
     )
+
+
+def _run_settings(checkpoint: Path, config: Path) -> tuple[Mapping[str, Any], Path]:
+    """What is under ``model`` in the configuration of a run, or else in its checkpoint, and the file that says so."""
+    if config.is_file():
+        from grpo_pl.config.objects import read_tree
+
+        return _part(read_tree(config), "model", dict, config), config
+    from grpo_pl.files.sharded_checkpoints import read_checkpoint
+
+    settings = read_checkpoint(checkpoint).get(HYPERPARAMETERS)
+    if not settings:
+        raise ValueError(
+            f"{checkpoint} holds no settings of its run, and {config} is missing: its rewards are unknown."
+        )
+    return settings, checkpoint
 
 
 def _settings(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
@@ -281,6 +297,8 @@ def _noted(run: Path) -> Mapping[str, Any]:
     return read_object(record) if record.is_file() else {}
 
 
+HYPERPARAMETERS = "hyper_parameters"
+"""Where a checkpoint holds the settings of its run's module, by Lightning's name for them."""
 RECORD = "run.json"
 """As in ``RunFolder``, which imports torch."""
 

@@ -117,6 +117,21 @@ def check_environment_trusted(spec: Any) -> None:
             raise Untrusted(f"the environment {spec['class_path']!r} has {name}={_short(value)}: that needs {FLAG}.")
 
 
+def refuse_own_classes(settings: Mapping[str, Any]) -> None:
+    """Refuses settings of a run's module that name classes besides its rewards and its environment, or others than
+    these may; imports nothing.
+
+    Raises:
+        Untrusted: see `check_rewards_trusted`.
+    """
+    check_rewards_trusted(settings.get("rewards") or [])
+    if settings.get("environment") is not None:
+        check_environment_trusted(settings["environment"])
+    for name, value in settings.items():
+        for found in () if name in ("rewards", "environment") else _named(value, 0):
+            raise Untrusted(f"model.{name} names a class, {_short(found)}: that needs weights_only=False.")
+
+
 def _texts(value: Any) -> Iterator[str]:
     """Every text in plain values, however deep, but for the names in mappings."""
     if isinstance(value, str):

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 
+import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Callback,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.callbacks.finetuning import BaseFinetuning
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
-from grpo_pl.config.suggestions import NAMES
+from grpo_pl.config.suggestions import NAMES, nearest
+from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.distributed.strategy import FSDP2Strategy
+from grpo_pl.evaluation.held_out import HeldOutMetrics, Validation
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.rollout.copying import CopyEngine
@@ -60,19 +76,76 @@ def check_parts(
         )
 
 
-def check_strategy(strategy: Strategy) -> None:
+REFUSED: dict[type, str] = {
+    StochasticWeightAveraging: "averages once an epoch, and a run has one: take EMAWeightAveraging",
+    GradientAccumulationScheduler: "counts Lightning's batches: set model.max_tokens_per_microbatch",
+    LearningRateFinder: "looks for a loss that falls, and a rollout's does not: see docs/tuning.md for the rate",
+    BatchSizeFinder: "counts Lightning's batches: leave model.max_tokens_per_microbatch null, which finds what fits",
+    ModelPruning: "masks weights of which engines have no masks: prune the exported model",
+    BaseFinetuning: "changes what is trained in the middle of a run: set model.policy.lora to train adapters alone",
+    AsyncCheckpointIO: "writes later, and a checkpoint counts once it is whole: set checkpoint.every_n_rollouts",
+}
+"""Callbacks and plugins of Lightning's that would do nothing here, or something else than they say, and what to do."""
+
+
+def check_strategy(strategy: Strategy | str) -> None:
     """Refuses a strategy under which a run might train something else without a word: under tensor parallelism each
     process would draw prompts of its own for its part of one policy.
+
+    Args:
+        strategy: as a Trainer has it, or its name, before there is a Trainer.
 
     Raises:
         ValueError: it is none of those that are tested, and no subclass of one.
     """
-    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy | FSDP2Strategy):
+    if isinstance(strategy, str):
+        tested, name = strategy == "auto" or strategy.startswith("ddp"), strategy
+    else:
+        tested, name = isinstance(strategy, SingleDeviceStrategy | DDPStrategy | FSDP2Strategy), type(strategy).__name__
+    if not tested:
         raise ValueError(
-            f"trainer.strategy is {type(strategy).__name__}, with which nobody has checked what is trained: leave it "
-            "out, or set ddp, grpo_pl.distributed.strategy.FSDP2Strategy (configs/strategy/fsdp.yaml), or a subclass "
-            "of one."
+            f"trainer.strategy is {name}, with which nobody has checked what is trained: leave it out, or set ddp, "
+            "grpo_pl.distributed.strategy.FSDP2Strategy (configs/strategy/fsdp.yaml), or a subclass of one."
         )
+
+
+def check_extras(extras: Iterable[object]) -> None:
+    """Refuses callbacks and plugins of a Trainer that are in `REFUSED`.
+
+    Raises:
+        ValueError: the first of them, and what to do instead.
+    """
+    for extra in extras:
+        for kind, reason in REFUSED.items():
+            if isinstance(extra, kind):
+                raise ValueError(f"trainer: {type(extra).__name__} {reason}.")
+
+
+def check_monitors(callbacks: Iterable[Callback], validation: Validation, data: RolloutDataModule) -> None:
+    """Refuses callbacks that wait for a number which no validation measures. A reward's own, by ``log_metric``, are not
+    known before; such a callback must be told ``strict: false``.
+
+    Raises:
+        ValueError: the callback, the name, and all there are.
+    """
+    watching = [callback for callback in callbacks if isinstance(callback, EarlyStopping | ModelCheckpoint)]
+    if not watching:
+        return
+    groups = data.held_out_groups()
+    known = [
+        *HeldOutMetrics(validation, groups, torch.device("cpu")).metrics,
+        *(f"{group}/unjudged" for group in groups),
+    ]
+    for callback in watching:
+        stops, name = isinstance(callback, EarlyStopping), callback.monitor
+        if name is None or name in known or not getattr(callback, "strict", True):
+            continue
+        if stops or name.startswith("val"):  # a ModelCheckpoint may look at numbers of training
+            instead = "; strict: false waits for one that a reward logs" if stops else ""
+            raise ValueError(
+                f"trainer: {type(callback).__name__} monitors {name!r}, which no validation measures"
+                f"{nearest(name, known)} ({', '.join(known)}){instead}."
+            )
 
 
 def check_precision(precision: str) -> None:
@@ -103,9 +176,10 @@ def check_trainer(trainer: Trainer) -> None:
     """Refuses a Trainer, also one made by hand, that would train otherwise than asked.
 
     Raises:
-        ValueError: see `check_strategy`, `check_precision` and `check_length`.
+        ValueError: see `check_strategy`, `check_extras`, `check_precision` and `check_length`.
     """
     check_strategy(trainer.strategy)
+    check_extras([*trainer.callbacks, trainer.strategy.checkpoint_io])  # type: ignore[attr-defined]
     check_precision(str(trainer.precision))
     if trainer.training and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         check_length(trainer.max_epochs, trainer.max_steps)

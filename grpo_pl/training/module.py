@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from grpo_pl.config.objects import build
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.orphans import end_with_launcher
@@ -29,9 +31,11 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.teacher import PROMPTS_COMPARED, TeacherConfig
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.trained import find_model
 from grpo_pl.policy.weights import is_sharded
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.batch import check_rewards
+from grpo_pl.rewards.trust import refuse_own_classes
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.native.child import NativeChildEngine
@@ -39,7 +43,7 @@ from grpo_pl.rollout.native.choice import TORCH, decoder_for_run
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.carried import CarriedRollouts, PartialRollouts, check_partial
-from grpo_pl.training.checks import check_engine, check_parts, check_trainer
+from grpo_pl.training.checks import check_engine, check_monitors, check_parts, check_trainer
 from grpo_pl.training.cold_start import ColdStart, Stage
 from grpo_pl.training.collect import Collector, pass_rates
 from grpo_pl.training.defaults import Derived, derive, look_at, unset_fields, with_values
@@ -169,6 +173,9 @@ class GRPOModule(LightningModule):
         self._sync_proof = SyncProof()
         if stage == "fit":
             self.prepare_staleness(self._data.staleness)
+            self._data.repeat_rollouts(self.trainer.overfit_batches)  # type: ignore[attr-defined]
+            if self._data.repeated is not None:  # Lightning would end after them, and validate on as few
+                self.trainer.limit_train_batches = self.trainer.limit_val_batches = 1.0
 
     def teardown(self, stage: str) -> None:
         """Ends what draws and plays, however a fit or validation ends."""
@@ -203,9 +210,10 @@ class GRPOModule(LightningModule):
     def prepare_data(self) -> None:
         """Makes the cold start where it is missing, as a download would; runs in one process a node."""
         check_trainer(self.trainer)  # before minutes are spent
+        check_monitors(self.trainer.callbacks, self.validation, self._data)  # type: ignore[attr-defined]
         self.derive_defaults(self._data)
         self._resolve_characters()
-        if (start := self._start()) is not None and self._needs_start_weights():
+        if self.policy is None and (start := self._start()) is not None and self._needs_start_weights():
             device = self.trainer.strategy.root_device
             start.ensure(self.policy_config, self.template, self._data.source, self.stage, device=device)
 
@@ -369,7 +377,7 @@ class GRPOModule(LightningModule):
 
     # --- training ---------------------------------------------------------------------------------------------------
 
-    def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Experience]:
+    def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Experience | Tensor]:
         seconds: dict[str, float] = {}
         self.engine.updates = self._sync_proof.updates = self._data.completed_rollouts
         self._sync_proof.metrics = {}
@@ -388,7 +396,8 @@ class GRPOModule(LightningModule):
         if self._carried is not None:
             self._carried.commit()
         self._data.completed_rollouts += 1
-        return {"experience": experience}  # for callbacks, as ``outputs``
+        loss = torch.tensor(result.losses or [0.0]).mean()  # for SpikeDetection and others that expect one
+        return {"experience": experience, "loss": loss}  # for callbacks, as ``outputs``
 
     def collect(self, batch: PromptBatch) -> Experience:
         """Prompts → rollout → reward → advantage."""
@@ -504,11 +513,14 @@ class GRPOModule(LightningModule):
     # --- validation -------------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
+        self._begin_held_out(self.trainer.num_val_batches)
+
+    def _begin_held_out(self, batches_of_loaders: Sequence[int | float]) -> None:
         self.engine.updates = self._data.completed_rollouts
         self._wait_for_engine()
         self._held_out = HeldOutMetrics(self.validation, self._data.held_out_groups(), self.device)
         self._answered = 0
-        batches = int(sum(self.trainer.num_val_batches))  # fewer with trainer.limit_val_batches
+        batches = int(sum(batches_of_loaders))  # fewer with trainer.limit_val_batches
         self._to_answer = self._data.held_out_share(batches) * (self.validation.samples + self.validation.greedy)
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Answers | None]:
@@ -535,17 +547,99 @@ class GRPOModule(LightningModule):
             return self._collector.answer(self.require_policy(), self._data.completed_rollouts, problems, 1, sampling)
 
     def on_validation_epoch_end(self) -> None:
+        self._log_held_out("val")
+
+    def _log_held_out(self, stage: str) -> None:
+        """Logs what was found, as ``val/…`` or ``test/…``."""
         assert self._held_out is not None
         self.held_out, self.unjudged = self._held_out.results(), self._held_out.unjudged()
         self.held_out_counts = self._held_out.counts()
-        self.log("step", float(self._data.completed_rollouts), on_epoch=True)
-        self.log_dict({key: found.mean for key, found in self.held_out.items()}, on_epoch=True)
+        numbers = {key: found.mean for key, found in self.held_out.items()}
         taken = {key.removeprefix("val/") for key in [*self.held_out, "val/unjudged"]}
         noted = noted_means(self._held_out.noted, self.collective, taken)
-        self.log_dict({f"val/{name}": mean for name, mean in noted.items()}, on_epoch=True)
-        self.log_dict({f"{group}/unjudged": float(count) for group, count in self.unjudged.items()}, on_epoch=True)
+        numbers |= {f"val/{name}": mean for name, mean in noted.items()}
+        numbers |= {f"{group}/unjudged": float(count) for group, count in self.unjudged.items()}
+        self.log("step", float(self._data.completed_rollouts), on_epoch=True)
+        self.log_dict({stage + key.removeprefix("val"): number for key, number in numbers.items()}, on_epoch=True)
+
+    # --- test and predict -------------------------------------------------------------------------------------------
+
+    def on_test_start(self) -> None:
+        self.on_validation_start()
+
+    def on_test_epoch_start(self) -> None:
+        self._begin_held_out(self.trainer.num_test_batches)
+
+    def test_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Answers | None]:
+        """As `validation_step`."""
+        return self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        self._log_held_out("test")
+
+    def on_predict_start(self) -> None:
+        self.on_validation_start()
+
+    def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
+        """A greedy completion of each problem, and whether it is right; None where that could not be judged."""
+        answers = self.answer_greedily(batch.prompts)
+        assert answers.samples is not None
+        columns = zip(answers.samples.completions, answers.correct[:, 0], answers.judged[:, 0], strict=True)
+        return [
+            {
+                "question": problem.question,
+                "answer": problem.answer,
+                "completion": completion,
+                "correct": bool(correct) if judged else None,
+            }
+            for problem, (completion, correct, judged) in zip(batch.prompts, columns, strict=True)
+        ]
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """What the policy returns for token ids: logits, as a model of ``transformers`` does."""
+        return self.require_policy()(*inputs, **named)
 
     # --- checkpoint -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]  # Lightning's reads open files as well
+        cls,
+        checkpoint_path: str | Path,
+        map_location: str | torch.device | None = None,
+        hparams_file: None = None,
+        strict: bool = True,
+        weights_only: bool = True,
+        **fields: Any,
+    ) -> Self:
+        """The module of a run of ``grpo-pl fit`` with the policy of a checkpoint, for `forward`, ``Trainer.test``,
+        ``Trainer.predict`` and training from there. Engine and cold start of the run are left out.
+
+        Args:
+            checkpoint_path: a checkpoint of the run, or its folder.
+            map_location: device of the policy; null is the CPU.
+            hparams_file: none; settings stand in the run's ``config.yaml``, or else in the checkpoint.
+            strict: all weights must be there.
+            weights_only: false lets the settings name any class, as a reward's.
+            fields: plain values that take the place of the run's own, such as ``validation={"samples": 4}``.
+
+        Raises:
+            ValueError: no settings, as of a run that was made in Python, settings that name a class of others' (an
+                ``Untrusted``), or weights of another policy.
+        """
+        found = find_model(checkpoint_path, trust_rewards=not weights_only)
+        if hparams_file is not None or not strict:
+            raise ValueError(
+                "load_from_checkpoint: leave out hparams_file and strict: all of a run is loaded, or nothing."
+            )
+        if found.checkpoint is None:
+            raise ValueError(f"{checkpoint_path} is no checkpoint: give a file of the run's folder checkpoints.")
+        settings = {**found.settings, "engine": None, "cold_start": None, **fields}
+        if weights_only:
+            refuse_own_classes(settings)
+        module: Self = build(cls, settings, "model")
+        module.tokenizer, module.decoder = found.tokenizer, found.decoder or None
+        module.policy = found.load_policy(str(map_location or "cpu"))
+        return module
 
     def finish_rollouts(self) -> dict[int, str]:
         """See `RolloutsAhead.finish`; nothing is lost where none is drawn ahead."""

@@ -152,6 +152,15 @@ def test_from_scratch_wants_a_model_type_that_transformers_knows(tokenizer: PreT
         ({"hiden_size": 8}, "llama has no setting 'hiden_size'; did you mean hidden_size?"),
         ({"hidden_size": "8"}, "expected int, got str"),
         ({"num_attention_heads": 0}, "transformers refuses 'llama': integer division or modulo by zero"),
+        (
+            {"model_type": "qwen2", "hidden_size": 9, "num_attention_heads": 2},
+            "hidden_size 9 with 2 heads of 4.5, which",
+        ),
+        ({"model_type": "qwen2", "hidden_size": 10, "num_attention_heads": 2}, "2 heads of 5, which share 1 of keys"),
+        (
+            {"hidden_size": 12, "num_attention_heads": 3, "num_key_value_heads": 2},
+            "3 heads of 4, which share 2 of keys and values: a head must have an even number of dimensions",
+        ),
         ({"num_key_value_heads": 0}, "no llama model can be built from this config: ZeroDivisionError"),
     ],
 )

@@ -87,8 +87,11 @@ def test_nothing_to_serve_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="neither"):
         find_model(tmp_path)
     (tmp_path / "lone.ckpt").touch()
-    with pytest.raises(ValueError, match="no run folder"):
+    with pytest.raises(ValueError, match="cannot be read"):
         find_model(tmp_path / "lone.ckpt")
+    torch.save({"state_dict": {}}, tmp_path / "lone.ckpt")
+    with pytest.raises(ValueError, match=r"holds no settings of its run, and .*config\.yaml is missing"):
+        find_model(str(tmp_path / "lone.ckpt"))
 
 
 def test_rewards_inside_rewards_are_rebuilt() -> None:

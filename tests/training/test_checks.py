@@ -93,10 +93,3 @@ def test_a_trainer_made_by_hand_that_would_train_otherwise_is_refused(options: d
     with pytest.raises(ValueError, match=line):
         Trainer(accelerator="cpu", **quiet, **options).fit(module, data)
     assert module.policy is None
-
-
-def test_a_fast_dev_run_makes_two_steps_of_a_cold_start(fresh_command_line: Any) -> None:
-    outcome = fresh_command_line("fit", "--config", fresh_command_line.config(), "--trainer.fast_dev_run=true")
-    assert outcome.status == 0, outcome.err
-    assert re.findall(r"cold start: (\d+/\d+)", outcome.out + outcome.err)[-1] == "2/2"
-    assert "held-out problems" in outcome.out and "checkpoint " not in outcome.out

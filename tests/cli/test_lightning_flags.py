@@ -1,0 +1,154 @@
+"""Flags, callbacks and plugins of Lightning's: each works, or is refused in one line before the cold start."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+CALLBACKS = "lightning.pytorch.callbacks"
+
+
+def _overlay(command_line: Any, **trainer: Any) -> Path:
+    file = Path(command_line.folder / "trainer.yaml")
+    file.write_text(yaml.safe_dump({"trainer": trainer}))
+    return file
+
+
+def _callback(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"class_path": f"{CALLBACKS}.{name}", "init_args": arguments}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "line"),
+    [
+        (
+            {"callbacks": [_callback("StochasticWeightAveraging", swa_lrs=0.1)]},
+            "trainer: StochasticWeightAveraging averages once",
+        ),
+        (
+            {"callbacks": [_callback("GradientAccumulationScheduler", scheduling={0: 2})]},
+            "trainer: GradientAccumulationScheduler counts",
+        ),
+        ({"callbacks": [_callback("LearningRateFinder")]}, "trainer: LearningRateFinder looks for a loss that falls"),
+        ({"callbacks": [_callback("BatchSizeFinder")]}, "trainer: BatchSizeFinder .*max_tokens_per_microbatch null"),
+        (
+            {"callbacks": [_callback("ModelPruning", pruning_fn="l1_unstructured")]},
+            "trainer: ModelPruning masks weights",
+        ),
+        ({"callbacks": [_callback("BackboneFinetuning")]}, r"trainer: BackboneFinetuning .* model\.policy\.lora"),
+        (
+            {"plugins": [{"class_path": "lightning.pytorch.plugins.io.AsyncCheckpointIO"}]},
+            "trainer: AsyncCheckpointIO writes later",
+        ),
+        (
+            {"callbacks": [_callback("EarlyStopping", monitor="val/pass@11")]},
+            r"trainer: EarlyStopping .*'val/pass@11', .*did you mean val/pass@1\?",
+        ),
+        (
+            {"callbacks": [_callback("EarlyStopping", monitor="reward")]},
+            "trainer: EarlyStopping monitors 'reward', which no valid",
+        ),
+        ({"callbacks": [_callback("ModelCheckpoint", monitor="val/x")]}, "trainer: ModelCheckpoint monitors 'val/x'"),
+        ({"strategy": "fsdp"}, r"trainer\.strategy is fsdp, .*configs/strategy/fsdp\.yaml"),
+        ({"strategy": "deepspeed"}, r"trainer\.strategy is deepspeed, "),
+        ({"barebones": True}, r"trainer\.barebones would leave out"),
+    ],
+)
+def test_what_would_do_something_else_is_refused_before_the_cold_start(
+    fresh_command_line: Any, trainer: dict[str, Any], line: str
+) -> None:
+    overlay = _overlay(fresh_command_line, **trainer)
+    outcome = fresh_command_line("fit", "--config", fresh_command_line.config(), "--config", overlay)
+    assert outcome.status == 1
+    (told,) = outcome.err.splitlines()
+    assert re.search(f"^grpo-pl fit: error: {line}", told), told
+    assert not fresh_command_line.runs.exists() and not list(fresh_command_line.cache.glob("cold_start*"))
+
+
+def _completions(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "completions.jsonl").read_text().splitlines()]
+
+
+def test_callbacks_of_lightning_that_work_change_nothing_of_a_run(command_line: Any, read_metrics: Any) -> None:
+    working = [
+        _callback("Timer", duration="00:00:30:00"),
+        _callback("RichProgressBar"),
+        _callback("RichModelSummary"),
+        _callback("SpikeDetection", exclude_batches_path=str(command_line.folder)),
+        _callback("LearningRateMonitor"),
+        _callback("DeviceStatsMonitor"),
+        _callback("OnExceptionCheckpoint", dirpath=str(command_line.folder)),
+        _callback("EarlyStopping", monitor="val/pass@1", mode="max", patience=9),
+        _callback("ModelCheckpoint", dirpath=str(command_line.folder / "own"), monitor="reward", mode="max"),
+    ]
+    plain = command_line("fit", "--config", command_line.config("plain"))
+    overlay = _overlay(command_line, callbacks=working)
+    ours = command_line("fit", "--config", command_line.config("watched"), "--config", overlay)
+    assert plain.status == ours.status == 0, ours.err
+    runs = [command_line.runs / name for name in ("plain", "watched")]
+    assert _completions(runs[0]) == _completions(runs[1])
+    rows = [
+        {name: value for name, value in row.items() if not name.startswith(("lr-", "DeviceStatsMonitor"))}
+        for row in read_metrics(runs[1] / "metrics.csv")
+    ]
+    assert read_metrics(runs[0] / "metrics.csv") == [row for row in rows if row.keys() != {"step"}]
+    assert list((command_line.folder / "own").glob("*.ckpt"))
+    resolved = yaml.safe_load((runs[1] / "config.yaml").read_text())
+    assert resolved["trainer"]["callbacks"][0]["init_args"]["interval"] == "step"  # an enumeration's member
+
+
+def test_flags_of_lightning_that_work_change_nothing_of_a_run(command_line: Any) -> None:
+    overlay = _overlay(
+        command_line,
+        deterministic=True,
+        detect_anomaly=True,
+        max_time="00:00:30:00",
+        profiler="simple",
+        limit_val_batches=1,
+        logger={
+            "class_path": "lightning.pytorch.loggers.CSVLogger",
+            "init_args": {"save_dir": str(command_line.folder)},
+        },
+    )
+    for name, more in (("without", []), ("with", ["--config", overlay])):
+        outcome = command_line("fit", "--config", command_line.config(name), *more)
+        assert outcome.status == 0, outcome.err
+    assert _completions(command_line.runs / "without") == _completions(command_line.runs / "with")
+    assert list(command_line.folder.glob("lightning_logs/*/metrics.csv"))
+
+
+def test_a_run_ends_after_limit_train_batches_rollouts(command_line: Any, read_metrics: Any) -> None:
+    outcome = command_line("fit", "--config", command_line.config("short"), "--trainer.limit_train_batches=2")
+    assert outcome.status == 0, outcome.err
+    assert [row["step"] for row in read_metrics(command_line.runs / "short/metrics.csv") if "reward" in row] == [
+        "1",
+        "2",
+    ]
+
+
+@pytest.mark.parametrize(("batches", "repeated"), [("2", 2), ("0.25", 1)])
+def test_overfit_batches_asks_the_same_problems_again_in_a_run_of_full_length(
+    command_line: Any, batches: str, repeated: int
+) -> None:
+    name = f"overfit{repeated}"
+    outcome = command_line("fit", "--config", command_line.config(name), f"--trainer.overfit_batches={batches}")
+    assert outcome.status == 0, outcome.err
+    rows = _completions(command_line.runs / name)
+    asked = [sorted({row["prompt_id"] for row in rows if row["step"] == step}) for step in range(4)]
+    assert all(asked[step] == asked[step % repeated] for step in range(4)) and len(asked[3]) == 4
+    assert len({tuple(one) for one in asked}) == repeated
+    drawn = [[row["completion"] for row in rows if row["step"] == step] for step in (0, repeated)]
+    assert drawn[0] != drawn[1]
+
+
+def test_a_fast_dev_run_makes_two_rollouts_and_two_steps_of_a_cold_start(fresh_command_line: Any) -> None:
+    outcome = fresh_command_line("fit", "--config", fresh_command_line.config(), "--trainer.fast_dev_run=true")
+    assert outcome.status == 0, outcome.err
+    assert re.findall(r"cold start: (\d+/\d+)", outcome.out + outcome.err)[-1] == "2/2"
+    assert "held-out problems" in outcome.out and "checkpoint" not in outcome.out
+    next_command = outcome.out.splitlines()[-1]
+    export = re.fullmatch(r"next +grpo-pl serve --model (\S+)", next_command)
+    assert export and Path(export[1], "model.safetensors").is_file()
