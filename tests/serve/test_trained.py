@@ -10,6 +10,7 @@ import yaml
 from safetensors.torch import load_file
 
 from grpo_pl.config.rewards import build_rewards
+from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards import ExactReward, LengthReward, PerSource
 
@@ -87,7 +88,7 @@ def test_nothing_to_serve_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="neither"):
         find_model(tmp_path)
     (tmp_path / "lone.ckpt").touch()
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot be read"):
         find_model(tmp_path / "lone.ckpt")
     torch.save({"state_dict": {}}, tmp_path / "lone.ckpt")
     with pytest.raises(ValueError, match=r"holds no settings of its run, and .*config\.yaml is missing"):
