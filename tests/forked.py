@@ -177,12 +177,12 @@ def forked(
     return process, os.fdopen(reading)
 
 
-def run_script(name: str, *, env: Mapping[str, str], cwd: Path) -> tuple[int, str]:
-    """``python NAME`` in a folder: its exit status, and what it printed."""
+def run_script(name: str, *arguments: str, env: Mapping[str, str], cwd: Path) -> tuple[int, str]:
+    """``python NAME ARGUMENTS`` in a folder: its exit status, and what it printed."""
     import grpo_pl.cli.trainer  # noqa: F401 - once, not in each script
 
     def run() -> int:
-        sys.argv, sys.path[:0] = [name], [str(cwd)]
+        sys.argv, sys.path[:0] = [name, *arguments], [str(cwd)]
         runpy.run_path(name, run_name="__main__")
         return 0
 

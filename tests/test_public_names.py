@@ -51,6 +51,22 @@ def test_the_page_lists_all_of_them() -> None:
     assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == grpo_pl.__all__
 
 
+def test_tensor_mathematics_is_shown_as_well_and_costs_nothing_before_it_is_asked_for() -> None:
+    package = ROOT / "grpo_pl/functional/__init__.py"
+    (block,) = [node for node in ast.parse(package.read_text()).body if isinstance(node, ast.If)]
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {alias.asname: node.module for node in imports for alias in node.names}
+    assert seen.keys() == set(grpo_pl.functional.__all__) <= set(dir(grpo_pl.functional))
+    for name, module in seen.items():
+        value = getattr(grpo_pl.functional, name)
+        assert value.__module__ == module and inspect.getdoc(value), name
+    code = "import sys, grpo_pl.functional; print(*({'torch', 'lightning', 'transformers'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "\n"
+    with pytest.raises(AttributeError, match="no attribute 'grpo_loss'"):
+        grpo_pl.functional.grpo_loss  # noqa: B018
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'GRPOTrainer'"):
         grpo_pl.GRPOTrainer  # noqa: B018

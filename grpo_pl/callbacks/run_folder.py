@@ -51,8 +51,10 @@ def open_run(root: str | Path, name: str, *, config: str | None = None, resume: 
             ``OpenRun.checkpoint``.
 
     Raises:
-        ValueError: a name that is no folder's, or another process works on that run.
+        ValueError: a root that is no folder's, a name that is none, or another process works on that run.
     """
+    if "://" in str(root):
+        raise ValueError(f"--runs_dir is {str(root)!r}, and a run is written to files of this machine: mount it there.")
     check_name(name)
     return (resume_run if resume else start_run)(Path(root), name, config, first=is_first_process())
 

@@ -235,7 +235,7 @@ class GRPOCLI(LightningCLI):
         if built.checkpoint.keep_best:
             check_monitor(built.checkpoint.monitor, self.model, self.datamodule)
         config = self._resolved_config()
-        opened = open_run(Path(given.runs_dir), self._name(), config=config, resume=given.resume)
+        opened = open_run(given.runs_dir, self._name(), config=config, resume=given.resume)
         self.run = self._end.enter_context(opened)
         folder = self.run.folder
         if self.run.checkpoint is not None:

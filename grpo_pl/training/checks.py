@@ -110,7 +110,7 @@ def check_strategy(strategy: Strategy | str) -> None:
 
 
 def check_extras(extras: Iterable[object]) -> None:
-    """Refuses callbacks and plugins of a Trainer that are in `REFUSED`.
+    """Refuses callbacks and plugins of a Trainer that are in `REFUSED`, and checkpoints in no folder.
 
     Raises:
         ValueError: the first of them, and what to do instead.
@@ -119,6 +119,11 @@ def check_extras(extras: Iterable[object]) -> None:
         for kind, reason in REFUSED.items():
             if isinstance(extra, kind):
                 raise ValueError(f"trainer: {type(extra).__name__} {reason}.")
+        if isinstance(extra, ModelCheckpoint) and "://" in str(extra.dirpath):
+            raise ValueError(
+                f"trainer: {type(extra).__name__} has dirpath {str(extra.dirpath)!r}, and checkpoints are written to "
+                "files of this machine: mount it as a folder, or copy checkpoints afterwards."
+            )
 
 
 def check_monitors(callbacks: Iterable[Callback], validation: Validation, data: RolloutDataModule) -> None:

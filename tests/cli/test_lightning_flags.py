@@ -52,6 +52,10 @@ def _callback(name: str, **arguments: Any) -> dict[str, Any]:
             "trainer: EarlyStopping monitors 'reward', which no valid",
         ),
         ({"callbacks": [_callback("ModelCheckpoint", monitor="val/x")]}, "trainer: ModelCheckpoint monitors 'val/x'"),
+        (
+            {"callbacks": [_callback("ModelCheckpoint", dirpath="memory://here")]},
+            "trainer: ModelCheckpoint has dirpath 'memory://here', and checkpoints are written to files",
+        ),
         ({"strategy": "fsdp"}, r"trainer\.strategy is fsdp, .*configs/strategy/fsdp\.yaml"),
         ({"strategy": "deepspeed"}, r"trainer\.strategy is deepspeed, "),
         ({"barebones": True}, r"trainer\.barebones would leave out"),
@@ -152,3 +156,8 @@ def test_a_fast_dev_run_makes_two_rollouts_and_two_steps_of_a_cold_start(fresh_c
     next_command = outcome.out.splitlines()[-1]
     export = re.fullmatch(r"next +grpo-pl serve --model (\S+)", next_command)
     assert export and Path(export[1], "model.safetensors").is_file()
+
+
+def test_a_run_folder_that_is_no_folder_is_refused(fresh_command_line: Any) -> None:
+    outcome = fresh_command_line("fit", "--config", fresh_command_line.config(), runs="s3://bucket/runs")
+    assert outcome.status == 1 and "--runs_dir is 's3://bucket/runs', and a run is written to files" in outcome.err
