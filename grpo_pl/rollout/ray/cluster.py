@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,9 +19,11 @@ from torch import Tensor
 
 from grpo_pl.policy.quiet import undisturbed
 from grpo_pl.policy.weights import bucketed
+from grpo_pl.rollout.engine import EngineDied
 
 NAMESPACE = "grpo_pl"
-_BUCKET_BYTES = 256 * 2**20  # of weights in one object
+_ENDED = "this host's Ray node has ended, as all do a minute after the head: start them again; --resume goes on."
+_node = socket.socket(socket.AF_UNIX)  # whose other end the raylet of this host holds, as long as that lives
 _START = "`ray start --head` starts one, and `ray start --address=HOST:6379` adds a node."
 _TOKEN = "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH must be set here as on all nodes, or nowhere."
 
@@ -37,11 +40,18 @@ def join(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
         with undisturbed():
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
+        _node.connect(ray._private.worker._global_node.raylet_socket_name)
     except Exception as error:
         if "AuthenticationError" in f"{error!r} {error.__cause__}":
             raise ValueError(f"the Ray cluster at {address} does not take this process's token: {_TOKEN}") from error
         why = _line(error.__cause__ or error)
         raise ValueError(f"no Ray cluster can be joined at {address} ({why}): {_START}") from error
+
+
+def check_node() -> None:
+    """Ends the run in one line where the node on this host has ended: Ray would end the process without a word."""
+    if select.select([_node], [], [], 0)[0]:  # nothing is ever sent
+        raise EngineDied(_ENDED, final=True)
 
 
 def check_room(actors: int, cpus: float, gpus: float) -> None:
@@ -60,10 +70,9 @@ def put_weights(weights: Iterator[tuple[str, Tensor]], *, watch: Callable[[], No
     here = ray.get_runtime_context().get_node_id()
     most = sum(n["Resources"].get("object_store_memory", 0.0) for n in ray.nodes() if n["NodeID"] == here)
     references, size = [], 0
-    for bucket in bucketed(weights, _BUCKET_BYTES):
+    for bucket in bucketed(weights, 256 * 2**20):  # bytes in one object
         watch()
-        size += sum(tensor.nbytes for tensor in bucket.values())
-        if size > most:
+        if (size := size + sum(tensor.nbytes for tensor in bucket.values())) > most:
             what = f"the policy's weights do not fit into the {most / 2**30:.2f} GiB of this node's object store"
             raise ValueError(f"{what}: give `ray start` a larger --object-store-memory.")
         flat = {name: tensor.detach().cpu().contiguous() for name, tensor in bucket.items()}

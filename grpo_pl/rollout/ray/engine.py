@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -82,15 +82,8 @@ class RayEngine(CopyEngine):
         self._agree(model.device)
         return super().snapshot(model)
 
-    def play(
-        self,
-        model: PreTrainedModel,
-        request: EpisodeRequest,
-        *,
-        progress: ProgressFn | None = None,
-        should_stop: Callable[[], bool] | None = None,
-    ) -> Drawn:
-        return self._from_copy(model, lambda: self._draw(request, progress), should_stop)
+    def play(self, model: PreTrainedModel, request: EpisodeRequest, **told: Any) -> Drawn:
+        return self._from_copy(model, lambda: self._draw(request, told.get("progress")), told.get("should_stop"))
 
     def kill(self) -> None:
         if self._pool is not None:
@@ -123,9 +116,7 @@ class RayEngine(CopyEngine):
                 raise EngineDied(f"the first rank put no weights {mark} into the cluster within {self.start_s:g} s.")
         self._pool.put_weights(mark, weights, self._watch)
 
-    def _ask(
-        self, request: GenerateRequest, progress: ProgressFn | None, should_stop: Callable[[], bool] | None
-    ) -> Rollout:
+    def _ask(self, request: GenerateRequest, progress: ProgressFn | None, should_stop: Any) -> Rollout:
         return self._draw(request, progress)[0]
 
     def _draw(self, asked: Asked, progress: ProgressFn | None) -> Drawn:

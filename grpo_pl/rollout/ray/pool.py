@@ -12,7 +12,6 @@ from threading import Event
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 from torch import Tensor
 
 from grpo_pl.rollout.child.main import forget_secrets, portable, versions
@@ -55,14 +54,11 @@ class EngineActor:
                 self._player.worker.load(cluster.read_weights(references))
                 self._mark = mark
             should_stop = ray.get_runtime_context().is_canceled
-            return self._player.draw(asked, progress=self._tell, should_stop=should_stop)
+            return self._player.draw(asked, progress=lambda *n: setattr(self, "_told", n), should_stop=should_stop)
         except Exception as error:
             return portable(error)
         finally:
             self._told = (0, 0)
-
-    def _tell(self, tokens: int, finished: int) -> None:
-        self._told = tokens, finished
 
     @ray.method(concurrency_group=_CONTROL)
     def status(self) -> tuple[str, tuple[int, int]]:
@@ -80,11 +76,9 @@ class EngineActor:
 class ActorPool:
     """The actors of one rank. The first one may bear a ``name``, by which other ranks find where weights are."""
 
-    def __init__(
-        self, options: dict[str, Any], arguments: tuple[Any, ...], actors: int, start_s: float, name: str | None
-    ) -> None:
+    def __init__(self, options: dict[str, Any], arguments: Any, actors: int, start_s: float, name: str | None) -> None:
         self._options = {**options, "scheduling_strategy": "SPREAD", "max_restarts": 0}
-        self._arguments, self._start_s, self._name = arguments, start_s, name
+        self._made_of, self._start_s, self._name = arguments, start_s, name
         self._mark: Mark = (-1, -1)
         self._references: list[Any] = []  # of the weights
         self._told: list[tuple[str, tuple[int, int]]] = []  # by each actor: its node; tokens, completions
@@ -93,6 +87,7 @@ class ActorPool:
 
     def put_weights(self, mark: Mark, weights: Iterator[tuple[str, Tensor]], watch: Callable[[], None]) -> None:
         """Has actors draw from new weights."""
+        cluster.check_node()
         self._references = []  # so that the store need not hold both
         self._mark, self._references = mark, cluster.put_weights(weights, watch=watch)
         if self._name:
@@ -104,7 +99,7 @@ class ActorPool:
         while newest < mark and time.monotonic() < deadline:
             watch()
             time.sleep(_LOOK_EVERY_S)
-            with suppress(ValueError, RayError):  # it is not there yet
+            with suppress(ValueError, ray.exceptions.RayError):  # it is not there yet
                 first = ray.get_actor(name, cluster.NAMESPACE)
                 newest, self._references = ray.get(first.held.remote(), timeout=_PAUSE_S)
         self._mark = newest
@@ -123,6 +118,7 @@ class ActorPool:
                         part.result()  # raises what it failed by
                     if progress is not None:
                         progress(sum(told[0] for _, told in self._told), sum(told[1] for _, told in self._told))
+                    cluster.check_node()
                     watch()
             finally:
                 self._stopped.set()
@@ -131,13 +127,17 @@ class ActorPool:
 
     def kill(self) -> None:
         self._stopped.set()
-        for actor in self._actors:
+        for actor in filter(None, self._actors):
             ray.kill(actor)
 
     def _started(self, place: int) -> Any:
         shared = {"name": self._name, "namespace": cluster.NAMESPACE} if self._name and place == 0 else {}
-        kind = ray.remote(concurrency_groups={_CONTROL: 1})(EngineActor).options(**self._options, **shared)
-        actor = kind.remote(*self._arguments)
+        kind = ray.remote(concurrency_groups={_CONTROL: 1}, **self._options, **shared)(EngineActor)
+        while True:
+            with suppress(ray.exceptions.ActorAlreadyExistsError):  # the dead one, until the head has let it go
+                actor = kind.remote(*self._made_of)
+                break
+            time.sleep(_LOOK_EVERY_S)
         if shared:
             actor.held.remote(self._mark, self._references)
         return actor
@@ -151,7 +151,7 @@ class ActorPool:
                 self._follow(place, answer)
                 drawn: Drawn | Exception = ray.get(answer)
                 break
-            except RayError as error:
+            except ray.exceptions.RayError as error:
                 line = f"the Ray actor on {self._told[place][0] or 'a node'} ended: {cluster.cause(error)}."
                 # one that was placed on a node which was lost already does not count
                 deaths += "never ran" not in line or time.monotonic() > deadline
@@ -160,7 +160,8 @@ class ActorPool:
             if deaths > 1:
                 raise EngineDied(f"{line} It was the second in this part of a rollout; --resume goes on.", final=True)
             log.warning("%s Another draws its part of the rollout again.", line)
-            self._told[place], self._actors[place] = ("", (0, 0)), self._started(place)
+            self._told[place], self._actors[place] = ("", (0, 0)), None  # its name is taken as long as it is held
+            self._actors[place] = self._started(place)
             self._stopped.wait(_PAUSE_S if "memory monitor" in line else _LOOK_EVERY_S)
         if isinstance(drawn, Exception):
             raise drawn

@@ -25,10 +25,10 @@ START_S = 120.0
 
 
 class Cluster:
-    """A head without CPUs, on which this process is, and two nodes of two each; ``ray start`` stays, so that all of a
-    node are its children."""
+    """A head, on which this process is, and nodes of two CPUs; ``ray start`` stays, so that all of a node are its
+    children."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, head_cpus: int = 0, nodes: int = 2) -> None:
         (folder / "token").write_text("a-token-of-the-tests-that-is-long-enough")
         self.folder = folder
         self.environment = {
@@ -45,10 +45,10 @@ class Cluster:
         }
         self.nodes: list[subprocess.Popen[bytes]] = []
         self._started = 0
-        head = ["--head", "--port=0", "--include-dashboard=false", f"--temp-dir={folder / 'r'}", "--num-cpus=0"]
-        self.address = self._start(head, r"--address='([^']+)'")
-        self.add()
-        self.add()
+        head = ["--head", "--port=0", "--include-dashboard=false", f"--temp-dir={folder / 'r'}"]
+        self.address = self._start([*head, f"--num-cpus={head_cpus}"], r"--address='([^']+)'")
+        for _ in range(nodes):
+            self.add()
 
     def add(self, *, cpus: int = 2, **environment: str) -> None:
         """Another node."""

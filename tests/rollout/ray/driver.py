@@ -1,4 +1,4 @@
-"""``driver.py ADDRESS CPUS kill|spare``: draws in a process of its own, and may kill the actor in the middle of it."""
+"""``driver.py ADDRESS CPUS actor|raylet|none``: draws in a process of its own, and kills that in the middle of it."""
 
 import logging
 import sys
@@ -24,15 +24,16 @@ request = GenerateRequest(
     eos_token_ids=[],
     pad_token_id=0,
 )
-victims = [1] if sys.argv[3] == "kill" else []
+victims = [{"actor": "EngineActor", "raylet": "raylet/raylet"}[name] for name in sys.argv[3:] if name != "none"]
 
 
 def kill(tokens: int, finished: int) -> None:
     while tokens and victims:
-        victims.pop()
+        victim = victims.pop()
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if "EngineActor" in " ".join(process.cmdline()) and sys.argv[1] in " ".join(process.parent().cmdline()):
+                family = " ".join(" ".join(one.cmdline()) for one in [process, *process.parents()[:1]])
+                if victim in " ".join(process.cmdline()) and sys.argv[1] in family:  # a raylet is told the address
                     process.kill()
 
 

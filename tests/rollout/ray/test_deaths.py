@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -13,12 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from grpo_pl.rollout.engine import EngineDied
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.ray import RayEngine
 from grpo_pl.types import Rollout
-from tests.rollout.ray.conftest import ROOT, STORE_BYTES
+from tests.rollout.ray.conftest import ROOT, STORE_BYTES, Cluster
 
 pytestmark = [
     pytest.mark.ray,
@@ -69,6 +71,27 @@ def test_a_second_death_in_one_part_ends_the_run_in_one_line(connect: Any, draw:
     with pytest.raises(EngineDied, match="It was the second in this part of a rollout; --resume goes on") as death:
         draw(connect("DyingEngine"), build_model("qwen2"))
     assert death.value.final and "\n" not in str(death.value)
+
+
+def test_an_actor_that_takes_the_place_of_the_first_ranks_tells_others_of_the_weights(
+    cluster: Any, connect: Any, draw: Any, build_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, victims = build_model("qwen2"), ["first"]
+    reference = draw(NativeEngine(), model, length=40)
+    ranks = [connect(pause_s=0.05), connect()]
+    for engine in ranks:
+        engine._run = "a-run"  # as ranks agree on
+
+    def kill(tokens: int, finished: int) -> None:
+        if tokens and victims:
+            victims.pop()
+            cluster.actors()[0].kill()
+
+    for rank, engine in enumerate(ranks):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        stored = cluster.stored_objects()
+        _assert_equal(draw(engine, model, length=40, progress=None if rank else kill), reference)
+    assert victims == [] and cluster.stored_objects() == stored  # the other took the first one's weights
 
 
 # --- clusters that cannot be used -------------------------------------------------------------------------------------
@@ -141,6 +164,14 @@ def third(cluster: Any) -> Iterator[Callable[..., None]]:
         cluster.lose(whole=True)
 
 
+def test_a_host_whose_node_ends_is_told_in_one_line() -> None:
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        alone = Cluster(Path(folder), head_cpus=2, nodes=0)
+        (line,) = _driven(alone, 2, "raylet")
+        alone.end()
+    assert re.fullmatch(r"this host's Ray node has ended, .*; --resume goes on\.", line), line
+
+
 def test_a_node_with_another_version_is_named(cluster: Any, third: Any, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "grpo_pl", tmp_path / "grpo_pl", ignore=shutil.ignore_patterns("__pycache__"))
     init = tmp_path / "grpo_pl/__init__.py"
@@ -148,19 +179,19 @@ def test_a_node_with_another_version_is_named(cluster: Any, third: Any, tmp_path
     assert '__version__ = "' in text
     init.write_text(text.replace('__version__ = "', '__version__ = "9'))
     third(PYTHONPATH=os.pathsep.join([str(tmp_path), cluster.environment["PYTHONPATH"]]))
-    (line,) = _driven(cluster, 3, "spare")
+    (line,) = _driven(cluster, 3, "none")
     assert re.search(r"^model\.engine: the node .* has .*'grpo_pl': '9.*: install the same there\.$", line), line
 
 
 def test_the_memory_monitor_is_named(cluster: Any, third: Any) -> None:
     third(RAY_memory_usage_threshold="0.01", RAY_memory_monitor_refresh_ms="100")
-    last, again = _driven(cluster, 3, "spare")
+    last, again = _driven(cluster, 3, "none")
     cause = "ended: Ray's memory monitor killed it, because its node was short of memory, whoever uses that"
     assert cause in again and again.endswith("Another draws its part of the rollout again.")
     assert cause in last and "the second in this part of a rollout" in last
 
 
 def test_the_drivers_terminal_shows_our_line_alone(cluster: Any) -> None:
-    lines = _driven(cluster, 2, "kill")
-    assert [line for line in lines if "Another draws its part of the rollout again." in line], lines
+    lines = _driven(cluster, 2, "actor")
+    assert [line for line in lines if "Another draws its part of the rollout again." in line], "\n".join(lines)
     assert len(lines) == 2 and "drawn (1, 40)" in lines, lines
