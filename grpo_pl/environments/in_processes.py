@@ -60,6 +60,8 @@ class Processes:
             ValueError: the environment cannot be handed over, or refuses its settings.
         """
         try:
+            if type(self.pattern).__module__ == "__main__":
+                raise ValueError("it stands in the script that runs")
             pattern = pickle.dumps(self.pattern)
         except Exception as error:  # a user's class may refuse in any way
             raise ValueError(

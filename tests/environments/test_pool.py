@@ -295,6 +295,12 @@ def test_an_environment_that_no_other_process_can_find_is_refused() -> None:
         EnvironmentPool(Local()).start()
 
 
+def test_an_environment_of_the_script_that_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Countdown, "__module__", "__main__")
+    with pytest.raises(ValueError, match=r"Countdown cannot be sent .*\(it stands in the script that runs\): put it"):
+        EnvironmentPool(Countdown()).start()
+
+
 @pytest.mark.parametrize("field", ["step_timeout_s", "threads", "max_observation_chars"])
 def test_limits_are_positive(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field} must be positive"):

@@ -1,0 +1,42 @@
+"""The scripts of examples/ run, made shorter; those of docs/lightning.md are tested with that page."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.forked import run_script
+
+ROOT = Path(__file__).parents[2]
+SHORTER = {
+    "training.py": ("steps=250", "steps=20", "steps=12", "steps=2", "val_prompts=50", "val_prompts=8"),
+    "reward.py": ("steps=60", "steps=2"),
+    "environment.py": ("steps=150", "steps=2"),
+}
+"""What stands there, and what is run in its place."""
+
+
+@pytest.mark.parametrize("name", SHORTER)
+def test_an_example_runs_and_says_where_its_completions_are(name: str, tmp_path: Path) -> None:
+    text, changes = (ROOT / "examples" / name).read_text(), SHORTER[name]
+    for before, after in zip(changes[::2], changes[1::2], strict=True):
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    (tmp_path / name).write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRPO_PL_CACHE": str(tmp_path / "cache")}
+    status, said = run_script(name, env=environment, cwd=tmp_path)
+    assert status == 0, said
+    place = re.findall(r"(?: is| are) in (\S+)$", said, re.MULTILINE)[-1]
+    assert (tmp_path / place).exists()
+
+
+def test_every_example_is_short_and_tested() -> None:
+    scripts = {path.name: path.read_text() for path in (ROOT / "examples").glob("*.py")}
+    assert scripts.keys() == SHORTER.keys() | {"cli.py", "fabric.py"}
+    assert all(len(text.splitlines()) <= 60 for text in scripts.values())
+
+
+def test_the_training_is_that_of_the_page() -> None:
+    _, code = (ROOT / "examples/training.py").read_text().split("\n\n", 1)
+    assert code in (ROOT / "docs/python.md").read_text()
