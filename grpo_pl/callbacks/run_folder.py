@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def open_run(root: str | Path, name: str, *, config: str | None = None, resume: 
     Raises:
         ValueError: a root that is no folder's, a name that is none, or another process works on that run.
     """
-    if "://" in str(root):
+    if re.match(r"\w+:/", str(root)):  # a Path has one slash of a URL's two
         raise ValueError(f"--runs_dir is {str(root)!r}, and a run is written to files of this machine: mount it there.")
     check_name(name)
     return (resume_run if resume else start_run)(Path(root), name, config, first=is_first_process())

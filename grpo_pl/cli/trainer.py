@@ -235,6 +235,7 @@ class GRPOCLI(LightningCLI):
         if built.checkpoint.keep_best:
             check_monitor(built.checkpoint.monitor, self.model, self.datamodule)
         config = self._resolved_config()
+        self.model.settings = yaml.safe_load(config)["model"]
         opened = open_run(given.runs_dir, self._name(), config=config, resume=given.resume)
         self.run = self._end.enter_context(opened)
         folder = self.run.folder

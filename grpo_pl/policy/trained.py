@@ -16,7 +16,7 @@ from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tool_form import ToolForm
 from grpo_pl.rewards.pretrained import MANIFEST, check_folder, is_there
-from grpo_pl.rewards.trust import FLAG, Untrusted, check_rewards_trusted
+from grpo_pl.rewards.trust import FLAG, Untrusted, check_rewards_trusted, is_plain
 from grpo_pl.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def find_model(path: str | Path, *, trust_rewards: bool = False) -> ServedModel:
     if trust_rewards:
         return replace(model, trust_rewards=True)
     check_rewards_trusted(model.rewards)
-    _refuse_code(model)
+    refuse_code(model)
     return model
 
 
@@ -204,7 +204,7 @@ def _run_settings(checkpoint: Path, config: Path) -> tuple[Mapping[str, Any], Pa
         return _part(read_tree(config), "model", dict, config), config
     from grpo_pl.files.sharded_checkpoints import read_checkpoint
 
-    settings = read_checkpoint(checkpoint).get(HYPERPARAMETERS)
+    settings = _part(read_checkpoint(checkpoint), SETTINGS, dict, checkpoint, default={})
     if not settings:
         raise ValueError(
             f"{checkpoint} holds no settings of its run, and {config} is missing: its rewards are unknown."
@@ -255,7 +255,8 @@ def _built(kind: Callable[..., T], given: Mapping[str, Any], name: str, file: Pa
 
     for key, value in given.items():
         parts = value if isinstance(value, list) and key == "examples" else [value] if key in _NESTED else []
-        if key == "class_path" or any(not isinstance(p, dict | None) or "class_path" in (p or {}) for p in parts):
+        named = key == "class_path" or not is_plain({key: value})  # a dotted key would name the class of a field
+        if named or any(not isinstance(p, dict | None) or "class_path" in (p or {}) for p in parts):
             # a text would be read as the name of a file with the fields
             raise ValueError(f"{file}: {name}.{key} must hold fields alone, got {value!r:.60}.")
     try:
@@ -297,13 +298,14 @@ def _noted(run: Path) -> Mapping[str, Any]:
     return read_object(record) if record.is_file() else {}
 
 
-HYPERPARAMETERS = "hyper_parameters"
-"""Where a checkpoint holds the settings of its run's module, by Lightning's name for them."""
+SETTINGS = "settings"
+"""Where a checkpoint holds the settings of its run's module. Under ``hyper_parameters``, Lightning's name for such, a
+``LightningCLI`` would let them win over the command line, and import what they name."""
 RECORD = "run.json"
 """As in ``RunFolder``, which imports torch."""
 
 
-def _refuse_code(model: ServedModel) -> None:
+def refuse_code(model: ServedModel) -> None:
     """Refuses settings by which ``transformers`` or ``peft`` would import a module or fetch a kernel by name.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -118,8 +119,10 @@ def check_environment_trusted(spec: Any) -> None:
 
 
 def refuse_own_classes(settings: Mapping[str, Any]) -> None:
-    """Refuses settings of a run's module that name classes besides its rewards and its environment, or others than
-    these may; imports nothing.
+    """Refuses settings of a run's module from which more than ours could be built; imports nothing.
+
+    Besides rewards and environment nothing may name a class: neither a ``class_path``, nor a key that is read as
+    several (``engine.class_path``), nor a text in the place of fields, which is read as a class or a file of settings.
 
     Raises:
         Untrusted: see `check_rewards_trusted`.
@@ -128,8 +131,28 @@ def refuse_own_classes(settings: Mapping[str, Any]) -> None:
     if settings.get("environment") is not None:
         check_environment_trusted(settings["environment"])
     for name, value in settings.items():
-        for found in () if name in ("rewards", "environment") else _named(value, 0):
-            raise Untrusted(f"model.{name} names a class, {_short(found)}: that needs weights_only=False.")
+        if name in ("rewards", "environment"):
+            continue
+        known = name.isidentifier() and not isinstance(value, str) and is_plain(value) and not any(_named(value, 0))
+        words = name in _FREE_TEXTS or all(_WORD.fullmatch(text) for text in _texts(value))
+        if not known or not words or _has_text_for_fields(value, name):
+            raise Untrusted(f"model.{_short(name)} is {_short(value)}, which may name code: that needs {FLAG}.")
+
+
+_FREE_TEXTS = ("policy", "teacher", "teachers", "template", "sampling", "episodes", "reflection_words")
+"""Settings of the module with texts of any kind; those of others are words."""
+_WITH_FIELDS = ("lora", "from_scratch", "model", "examples", "plain_turns", "teachers")
+"""What holds fields among these."""
+_WORD = re.compile(r"[\w-]*")
+
+
+def _has_text_for_fields(value: Any, name: str) -> bool:
+    """Whether a text stands at any depth where one of ``_WITH_FIELDS`` has fields."""
+    if isinstance(value, Mapping):
+        return any(_has_text_for_fields(inner, name if name == "teachers" else key) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return any(_has_text_for_fields(inner, name) for inner in value)
+    return isinstance(value, str) and name in _WITH_FIELDS
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -161,7 +184,7 @@ def _check(spec: Any, allowed: frozenset[str], what: str) -> None:
             raise Untrusted(f"the {what} {class_path!r} has more than class_path and init_args: it needs {FLAG}.")
         for name, value in arguments.items():
             # a dotted name would set an argument of an argument, such as the class of one
-            if not (isinstance(name, str) and name.isidentifier()) or not _is_plain(value) or _exceeds(name, value):
+            if not (isinstance(name, str) and name.isidentifier()) or not is_plain(value) or _exceeds(name, value):
                 raise Untrusted(f"the {what} {class_path!r} has {_short(name)}={_short(value)}: that needs {FLAG}.")
 
 
@@ -201,7 +224,7 @@ def _exceeds(name: str, value: Any) -> bool:
     return isinstance(value, bool) or not isinstance(value, int | float) or not value <= LIMITS[name]
 
 
-def _is_plain(value: Any, level: int = 0) -> bool:
+def is_plain(value: Any, level: int = 0) -> bool:
     """Whether a value is of JSON types only, without keys that jsonargparse interprets (``a.b``, ``a+``)."""
     if value is None or isinstance(value, bool | int | float | str):
         return True
@@ -209,8 +232,8 @@ def _is_plain(value: Any, level: int = 0) -> bool:
         return False
     if isinstance(value, Mapping):
         names_itself = (isinstance(key, str) and "." not in key and not key.endswith("+") for key in value)
-        return all(names_itself) and all(_is_plain(inner, level + 1) for inner in value.values())
-    return isinstance(value, list | tuple) and all(_is_plain(inner, level + 1) for inner in value)
+        return all(names_itself) and all(is_plain(inner, level + 1) for inner in value.values())
+    return isinstance(value, list | tuple) and all(is_plain(inner, level + 1) for inner in value)
 
 
 def _short(value: Any) -> str:

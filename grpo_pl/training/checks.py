@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     ModelPruning,
     StochasticWeightAveraging,
+    WeightAveraging,
 )
 from lightning.pytorch.callbacks.finetuning import BaseFinetuning
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
@@ -99,7 +100,7 @@ def check_strategy(strategy: Strategy | str) -> None:
         ValueError: it is none of those that are tested, and no subclass of one.
     """
     if isinstance(strategy, str):
-        tested, name = strategy == "auto" or strategy.startswith("ddp"), strategy
+        tested, name = strategy in ("auto", "ddp") or strategy.startswith("ddp_find_unused"), strategy
     else:
         tested, name = isinstance(strategy, SingleDeviceStrategy | DDPStrategy | FSDP2Strategy), type(strategy).__name__
     if not tested:
@@ -119,16 +120,17 @@ def check_extras(extras: Iterable[object]) -> None:
         for kind, reason in REFUSED.items():
             if isinstance(extra, kind):
                 raise ValueError(f"trainer: {type(extra).__name__} {reason}.")
-        if isinstance(extra, ModelCheckpoint) and "://" in str(extra.dirpath):
+        if "://" in (folder := str(getattr(extra, "dirpath", ""))):
             raise ValueError(
-                f"trainer: {type(extra).__name__} has dirpath {str(extra.dirpath)!r}, and checkpoints are written to "
-                "files of this machine: mount it as a folder, or copy checkpoints afterwards."
+                f"trainer: {type(extra).__name__} has dirpath {folder!r}, and checkpoints are written to files of this "
+                "machine: mount it as a folder, or copy checkpoints afterwards."
             )
 
 
 def check_monitors(callbacks: Iterable[Callback], validation: Validation, data: RolloutDataModule) -> None:
-    """Refuses callbacks that wait for a number which no validation measures. A reward's own, by ``log_metric``, are not
-    known before; such a callback must be told ``strict: false``.
+    """Refuses an EarlyStopping that waits for a number which no validation measures, and a ModelCheckpoint with a
+    misspelt one. A reward's own numbers, by ``log_metric``, are not known before: the former must be told ``strict:
+    false``.
 
     Raises:
         ValueError: the callback, the name, and all there are.
@@ -142,24 +144,41 @@ def check_monitors(callbacks: Iterable[Callback], validation: Validation, data: 
         *(f"{group}/unjudged" for group in groups),
     ]
     for callback in watching:
-        stops, name = isinstance(callback, EarlyStopping), callback.monitor
+        name, near = callback.monitor, nearest(str(callback.monitor), known)
         if name is None or name in known or not getattr(callback, "strict", True):
             continue
-        if stops or name.startswith("val"):  # a ModelCheckpoint may look at numbers of training
-            instead = "; strict: false waits for one that a reward logs" if stops else ""
+        if isinstance(callback, EarlyStopping) or (name.startswith("val") and near):
+            instead = "; strict: false waits for one that a reward logs" if isinstance(callback, EarlyStopping) else ""
             raise ValueError(
-                f"trainer: {type(callback).__name__} monitors {name!r}, which no validation measures"
-                f"{nearest(name, known)} ({', '.join(known)}){instead}."
+                f"trainer: {type(callback).__name__} monitors {name!r}, which no validation measures{near} "
+                f"({', '.join(known)}){instead}."
             )
 
 
+def check_averaging(callbacks: Iterable[Callback], *, copied: bool) -> None:
+    """Refuses averaged weights where they would be drawn from, or where the module cannot be copied.
+
+    Args:
+        copied: engines have copies of the weights, the policy is sharded, or episodes are played.
+
+    Raises:
+        ValueError: what goes together.
+    """
+    if copied and any(isinstance(callback, WeightAveraging) for callback in callbacks):
+        raise ValueError(
+            "trainer: averaged weights go with an engine that reads the policy's own (NativeEngine, PlainEngine), with "
+            "single turns, and with a policy that is not sharded."
+        )
+
+
 def check_precision(precision: str) -> None:
-    """Refuses a precision of Lightning's that changes the type of the weights.
+    """Refuses a precision of Lightning's that changes the type of the weights, or scales gradients before they are
+    clipped.
 
     Raises:
         ValueError: what to set instead.
     """
-    if precision in ("bf16", "16") or precision.endswith("16-true") or precision.startswith("transformer-engine"):
+    if precision in ("bf16", "16", "16-mixed", "bf16-true", "16-true") or precision.startswith("transformer-engine"):
         raise ValueError(
             f"trainer.precision is {precision}: set bf16-mixed to compute in bfloat16; the type of the weights is "
             "model.policy.dtype."
@@ -186,6 +205,10 @@ def check_trainer(trainer: Trainer) -> None:
     check_strategy(trainer.strategy)
     check_extras([*trainer.callbacks, trainer.strategy.checkpoint_io])  # type: ignore[attr-defined]
     check_precision(str(trainer.precision))
+    if trainer.world_size > 1 and trainer._accelerator_connector.use_distributed_sampler:
+        raise ValueError(
+            "trainer.use_distributed_sampler would cut problems that are cut by process already: set false."
+        )
     if trainer.training and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         check_length(trainer.max_epochs, trainer.max_steps)
 

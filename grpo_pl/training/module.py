@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
@@ -31,11 +32,12 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.teacher import PROMPTS_COMPARED, TeacherConfig
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.policy.trained import find_model
+from grpo_pl.policy.trained import SETTINGS, find_model
 from grpo_pl.policy.weights import is_sharded
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.batch import check_rewards
-from grpo_pl.rewards.trust import refuse_own_classes
+from grpo_pl.rewards.trust import Untrusted, refuse_own_classes
+from grpo_pl.rollout.copying import CopyEngine
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.native.child import NativeChildEngine
@@ -43,7 +45,7 @@ from grpo_pl.rollout.native.choice import TORCH, decoder_for_run
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.carried import CarriedRollouts, PartialRollouts, check_partial
-from grpo_pl.training.checks import check_engine, check_monitors, check_parts, check_trainer
+from grpo_pl.training.checks import check_averaging, check_engine, check_monitors, check_parts, check_trainer
 from grpo_pl.training.cold_start import ColdStart, Stage
 from grpo_pl.training.collect import Collector, pass_rates
 from grpo_pl.training.defaults import Derived, derive, look_at, unset_fields, with_values
@@ -147,6 +149,8 @@ class GRPOModule(LightningModule):
         self.decoder: str | None = None
         """What draws in a native engine, in the whole run and on all ranks (see `decoder_of`); None before a fit."""
         self.policy: PreTrainedModel | None = None
+        self.settings: dict[str, Any] | None = None
+        """What the module is built from, as plain values, for its checkpoints; None for one that is made in Python."""
         self.held_out: dict[str, MetricResult] = {}
         """What the last validation found, by metric key."""
         self.unjudged: dict[str, int] = {}
@@ -171,8 +175,14 @@ class GRPOModule(LightningModule):
         end_with_launcher()
         self.engine.close()  # a copy of weights that it kept would be that of an earlier fit
         self._sync_proof = SyncProof()
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         if stage == "fit":
             self.prepare_staleness(self._data.staleness)
+            check_monitors(callbacks, self.validation, self._data)
+            copied = isinstance(self.engine, CopyEngine) or isinstance(self.trainer.strategy, FSDP2Strategy)
+            check_averaging(callbacks, copied=copied or self.environment is not None)
+            if self.trainer.fast_dev_run:  # type: ignore[attr-defined]  # Lightning would count optimizer steps as well
+                self.trainer.fit_loop.epoch_loop.max_steps = -1
             self._data.repeat_rollouts(self.trainer.overfit_batches)  # type: ignore[attr-defined]
             if self._data.repeated is not None:  # Lightning would end after them, and validate on as few
                 self.trainer.limit_train_batches = self.trainer.limit_val_batches = 1.0
@@ -226,9 +236,31 @@ class GRPOModule(LightningModule):
         return replace(start, steps=min(2, steps), count=start.count and min(start.count, 2 * batch_size))
 
     def configure_model(self) -> None:
-        """Loads tokenizer, policy and, if the objective asks for them, the frozen reference and teachers."""
-        if self.policy is not None:
-            return
+        """Loads tokenizer, policy and, if the objective asks for them, the frozen reference and teachers; what an
+        earlier stage or `load_from_checkpoint` has loaded stays."""
+        sharding = self.trainer.strategy.sharding if isinstance(self.trainer.strategy, FSDP2Strategy) else None
+        if self.policy is None:
+            self._load_policy(sharded=sharding is not None)
+        elif sharding and not is_sharded(self.policy):
+            raise ValueError("FSDP2 cannot shard a policy that is loaded already: give its checkpoint as ckpt_path.")
+        policy, training = self.require_policy(), self.trainer.training
+        if self.activation_checkpointing:
+            policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if self.algorithm.needs_reference and training and self._reference is None:
+            self._reference = Reference(policy, self.algorithm.ref_update_every)
+        if sharding and not is_sharded(policy):
+            shard(policy, sharding)
+            if self._reference is not None and self._reference.model is not policy:
+                shard(self._reference.model, sharding)
+        if self.algorithm.needs_teacher and training and self._teachers is None:
+            self.check_teachers(self._data)
+            self._teachers = Teachers(self.teacher_configs, self.tokenizer, sharding)
+
+    def _load_policy(self, *, sharded: bool) -> None:
+        if sharded and self.policy_config.quantization is not None:
+            raise ValueError(
+                "policy.quantization cannot be sharded by FSDP2: set it null, or another trainer.strategy."
+            )
         self.derive_defaults(self._data)
         self._resolve_characters()
         self.tokenizer = load_tokenizer(self.policy_config)
@@ -237,23 +269,7 @@ class GRPOModule(LightningModule):
         if (start := self._start()) is not None and needs_weights:
             path = str(start.folder(self.policy_config, self.template, self._data.source, self.stage))
         build = partial(load_model, self.policy_config, self.tokenizer, path)
-        sharding = self.trainer.strategy.sharding if isinstance(self.trainer.strategy, FSDP2Strategy) else None
-        if sharding and self.policy_config.quantization is not None:
-            raise ValueError(
-                "policy.quantization cannot be sharded by FSDP2: set it null, or another trainer.strategy."
-            )
-        self.policy = build_once(build) if sharding else build(weights=needs_weights)
-        if self.activation_checkpointing:
-            self.policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if self.algorithm.needs_reference and self.trainer.training:
-            self._reference = Reference(self.policy, self.algorithm.ref_update_every)
-        if sharding:
-            shard(self.policy, sharding)
-            if self._reference is not None and self._reference.model is not self.policy:
-                shard(self._reference.model, sharding)
-        if self.algorithm.needs_teacher and self.trainer.training:
-            self.check_teachers(self._data)
-            self._teachers = Teachers(self.teacher_configs, self.tokenizer, sharding)
+        self.policy = build_once(build) if sharded else build(weights=needs_weights)
 
     def check_teachers(self, data: RolloutDataModule) -> None:
         """Refuses teachers that lack a part of the data, or would read other tokens than the policy writes.
@@ -581,18 +597,21 @@ class GRPOModule(LightningModule):
         self.on_validation_start()
 
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
-        """A greedy completion of each problem, and whether it is right; None where that could not be judged."""
+        """A greedy completion of each of this process's problems, and whether it is right; None where that could not be
+        judged."""
         answers = self.answer_greedily(batch.prompts)
         assert answers.samples is not None
-        columns = zip(answers.samples.completions, answers.correct[:, 0], answers.judged[:, 0], strict=True)
+        columns = (batch.prompts, batch.valid, answers.samples.completions, answers.correct[:, 0], answers.judged[:, 0])
         return [
             {
+                "prompt_id": problem.id,
                 "question": problem.question,
                 "answer": problem.answer,
                 "completion": completion,
                 "correct": bool(correct) if judged else None,
             }
-            for problem, (completion, correct, judged) in zip(batch.prompts, columns, strict=True)
+            for problem, valid, completion, correct, judged in zip(*columns, strict=True)
+            if valid  # or it fills up the share of a process
         ]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -607,35 +626,39 @@ class GRPOModule(LightningModule):
         checkpoint_path: str | Path,
         map_location: str | torch.device | None = None,
         hparams_file: None = None,
-        strict: bool = True,
-        weights_only: bool = True,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
         **fields: Any,
     ) -> Self:
         """The module of a run of ``grpo-pl fit`` with the policy of a checkpoint, for `forward`, ``Trainer.test``,
         ``Trainer.predict`` and training from there. Engine and cold start of the run are left out.
 
         Args:
-            checkpoint_path: a checkpoint of the run, or its folder.
+            checkpoint_path: a checkpoint of the run.
             map_location: device of the policy; null is the CPU.
             hparams_file: none; settings stand in the run's ``config.yaml``, or else in the checkpoint.
             strict: all weights must be there.
             weights_only: false lets the settings name any class, as a reward's.
-            fields: plain values that take the place of the run's own, such as ``validation={"samples": 4}``.
+            fields: values that take the place of the run's own, such as ``validation={"samples": 4}``.
 
         Raises:
             ValueError: no settings, as of a run that was made in Python, settings that name a class of others' (an
                 ``Untrusted``), or weights of another policy.
         """
-        found = find_model(checkpoint_path, trust_rewards=not weights_only)
-        if hparams_file is not None or not strict:
+        if hparams_file is not None or strict is False:
             raise ValueError(
                 "load_from_checkpoint: leave out hparams_file and strict: all of a run is loaded, or nothing."
             )
+        trusted = weights_only is False
+        try:
+            found = find_model(checkpoint_path, trust_rewards=trusted)
+            if not trusted:
+                refuse_own_classes({**found.settings, "engine": None, "cold_start": None})
+        except Untrusted as error:
+            raise Untrusted(f"{checkpoint_path}: {error} Here that is weights_only=False.") from error
         if found.checkpoint is None:
             raise ValueError(f"{checkpoint_path} is no checkpoint: give a file of the run's folder checkpoints.")
         settings = {**found.settings, "engine": None, "cold_start": None, **fields}
-        if weights_only:
-            refuse_own_classes(settings)
         module: Self = build(cls, settings, "model")
         module.tokenizer, module.decoder = found.tokenizer, found.decoder or None
         module.policy = found.load_policy(str(map_location or "cpu"))
@@ -646,6 +669,8 @@ class GRPOModule(LightningModule):
         return {} if self._ahead is None else self._ahead.finish()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.settings is not None:
+            checkpoint[SETTINGS] = self.settings
         checkpoint["characters"] = self.policy_config.characters
         checkpoint["draw_rule"] = DRAW_RULE
         checkpoint["decoder"] = self.decoder

@@ -51,12 +51,14 @@ def _callback(name: str, **arguments: Any) -> dict[str, Any]:
             {"callbacks": [_callback("EarlyStopping", monitor="reward")]},
             "trainer: EarlyStopping monitors 'reward', which no valid",
         ),
-        ({"callbacks": [_callback("ModelCheckpoint", monitor="val/x")]}, "trainer: ModelCheckpoint monitors 'val/x'"),
+        ({"callbacks": [_callback("ModelCheckpoint", monitor="val/pas@1")]}, "trainer: ModelCheckpoint monitors 'val/pas@1'"),
         (
             {"callbacks": [_callback("ModelCheckpoint", dirpath="memory://here")]},
             "trainer: ModelCheckpoint has dirpath 'memory://here', and checkpoints are written to files",
         ),
         ({"strategy": "fsdp"}, r"trainer\.strategy is fsdp, .*configs/strategy/fsdp\.yaml"),
+        ({"strategy": "ddp_spawn"}, r"trainer\.strategy is ddp_spawn, "),
+        ({"precision": "16-mixed"}, r"trainer\.precision is 16-mixed"),
         ({"strategy": "deepspeed"}, r"trainer\.strategy is deepspeed, "),
         ({"barebones": True}, r"trainer\.barebones would leave out"),
     ],
@@ -100,6 +102,7 @@ def test_callbacks_of_lightning_that_work_change_nothing_of_a_run(command_line: 
     ]
     assert read_metrics(runs[0] / "metrics.csv") == [row for row in rows if row.keys() != {"step"}]
     assert list((command_line.folder / "own").glob("*.ckpt"))
+    assert any(name.startswith("lr-") for row in read_metrics(runs[1] / "metrics.csv") for name in row)
     resolved = yaml.safe_load((runs[1] / "config.yaml").read_text())
     assert resolved["trainer"]["callbacks"][0]["init_args"]["interval"] == "step"  # an enumeration's member
 
@@ -124,6 +127,15 @@ def test_flags_of_lightning_that_work_change_nothing_of_a_run(command_line: Any)
     assert list(command_line.folder.glob("lightning_logs/*/metrics.csv"))
 
 
+def test_early_stopping_ends_a_run(command_line: Any, read_metrics: Any) -> None:
+    stop = _callback("EarlyStopping", monitor="val/mean_length", mode="max", stopping_threshold=1.0)
+    overlay = _overlay(command_line, callbacks=[stop], val_check_interval=1)
+    outcome = command_line("fit", "--config", command_line.config("stopped"), "--config", overlay)
+    assert outcome.status == 0, outcome.err
+    rows = [row for row in read_metrics(command_line.runs / "stopped/metrics.csv") if "reward" in row]
+    assert len(rows) < 4
+
+
 def test_a_run_ends_after_limit_train_batches_rollouts(command_line: Any, read_metrics: Any) -> None:
     outcome = command_line("fit", "--config", command_line.config("short"), "--trainer.limit_train_batches=2")
     assert outcome.status == 0, outcome.err
@@ -146,6 +158,13 @@ def test_overfit_batches_asks_the_same_problems_again_in_a_run_of_full_length(
     assert len({tuple(one) for one in asked}) == repeated
     drawn = [[row["completion"] for row in rows if row["step"] == step] for step in (0, repeated)]
     assert drawn[0] != drawn[1]
+
+
+def test_a_fast_dev_run_counts_rollouts_and_not_updates(command_line: Any, read_metrics: Any) -> None:
+    config = command_line.config("fast", model__algorithm={"group_size": 4, "beta": 0.0, "num_iterations": 3})
+    outcome = command_line("fit", "--config", config, "--trainer.fast_dev_run=2")
+    assert outcome.status == 0, outcome.err
+    assert "after rollout 0" in outcome.err and re.search(r"^rollout 2: val/greedy", outcome.err, re.MULTILINE)
 
 
 def test_a_fast_dev_run_makes_two_rollouts_and_two_steps_of_a_cold_start(fresh_command_line: Any) -> None:

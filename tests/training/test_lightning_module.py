@@ -1,5 +1,6 @@
 """``GRPOModule`` as a LightningModule: what is loaded from a checkpoint, asked, tested and predicted with."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def _data(run: Path) -> RolloutDataModule:
 
 def test_a_checkpoint_holds_the_settings_of_its_module_as_plain_values(run: Path) -> None:
     checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
-    assert checkpoint["hyper_parameters"] == yaml.safe_load((run / "config.yaml").read_text())["model"]
+    assert checkpoint["settings"] == yaml.safe_load((run / "config.yaml").read_text())["model"]
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["in_its_run", "alone"])
@@ -65,24 +66,42 @@ def test_a_loaded_module_tests_and_predicts_as_its_run_validated(run: Path) -> N
     assert {name.replace("test/", "val/"): number for name, number in tested.items()} == validated
     assert "test/pass@1" in tested and "test/unjudged" in tested
     (rows,) = Trainer(**QUIET).predict(module, data)
-    assert [row["question"] for row in rows] == [problem.question for problem in data.held_out()["val"]]
+    assert [row["prompt_id"] for row in rows] == [problem.id for problem in data.held_out()["val"]]
     assert all(isinstance(row["completion"], str) for row in rows)
     assert sum(row["correct"] for row in rows) / len(rows) == pytest.approx(validated["val/greedy"])
 
 
-def test_a_loaded_module_is_trained_further(run: Path) -> None:
-    module, data = GRPOModule.load_from_checkpoint(run / "checkpoints/last.ckpt"), _data(run)
+def test_a_loaded_module_is_trained_further_with_the_reference_that_it_needs(run: Path) -> None:
+    module = GRPOModule.load_from_checkpoint(run / "checkpoints/last.ckpt", algorithm={"group_size": 4, "beta": 0.1})
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    seen: list[float] = []
-    callbacks = [
-        LambdaCallback(on_train_batch_end=lambda trainer, module, outputs, batch, index: seen.append(outputs["loss"])),
-        EMAWeightAveraging(),
-    ]
-    Trainer(**QUIET, max_epochs=1, limit_val_batches=0, use_distributed_sampler=False, callbacks=callbacks).fit(
-        module, data
-    )
-    assert len(seen) == 2
+    seen: list[dict[str, Any]] = []
+    callback = LambdaCallback(on_train_batch_end=lambda trainer, module, outputs, batch, index: seen.append(outputs))
+    Trainer(**QUIET, max_epochs=1, limit_val_batches=0, callbacks=[callback]).fit(module, _data(run))
+    assert [torch.is_tensor(outputs["loss"]) for outputs in seen] == [True, True]
+    assert all(outputs["experience"].ref_logprobs is not None for outputs in seen)
     assert any(not torch.equal(before[name], value) for name, value in module.state_dict().items())
+
+
+def test_the_average_of_the_weights_is_what_is_left_where_that_is_asked_for(run: Path) -> None:
+    file = run / "checkpoints/last.ckpt"
+    start = GRPOModule.load_from_checkpoint(file).require_policy().get_input_embeddings().weight.detach().clone()
+    after = []
+    for callbacks in ([], [EMAWeightAveraging(decay=0.5)]):
+        module = GRPOModule.load_from_checkpoint(file)
+        Trainer(**QUIET, max_epochs=1, val_check_interval=1, check_val_every_n_epoch=None, callbacks=callbacks).fit(
+            module, _data(run)
+        )
+        after.append(module.require_policy().get_input_embeddings().weight.detach())
+    newest, average = after
+    assert 0 < (average - start).norm() < (newest - start).norm()
+
+
+def test_an_average_beside_copies_of_the_weights_is_refused(run: Path) -> None:
+    module = GRPOModule.load_from_checkpoint(
+        run / "checkpoints/last.ckpt", engine={"class_path": "grpo_pl.rollout.native.child.NativeChildEngine"}
+    )
+    with pytest.raises(ValueError, match="averaged weights go with an engine that reads the policy's own"):
+        Trainer(**QUIET, max_epochs=1, callbacks=[EMAWeightAveraging()]).fit(module, _data(run))
 
 
 def test_throughput_is_measured_by_lightnings_own_callback(run: Path) -> None:
@@ -94,27 +113,66 @@ def test_throughput_is_measured_by_lightnings_own_callback(run: Path) -> None:
     assert "train/samples" in header.split(",")
 
 
-def test_settings_that_name_others_classes_are_refused_unless_asked_for(run: Path, tmp_path: Path) -> None:
+TOOLS = "grpo_pl.environments.tools.ToolEnvironment"
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"rewards": [{"class_path": "grpo_pl.rewards.FunctionReward", "init_args": {"function": "os:getcwd"}}]},
+        {"rewards": "rewards.yaml"},
+        {"algorithm": {"class_path": "elsewhere.Algorithm"}},
+        {"algorithm": "elsewhere.Algorithm"},
+        {"algorithm": {"baseline": "elsewhere.Estimator"}},
+        {"algorithm": {"baseline": {"class_path": "elsewhere.Estimator"}}},
+        {"algorithm.class_path": "elsewhere.Algorithm"},
+        {"engine.class_path": "elsewhere.Engine"},
+        {"environment": {"class_path": "elsewhere.Environment", "init_args": {}}},
+        {"environment.class_path": TOOLS, "environment.init_args": {"tools": ["os:system"]}},
+        {"rewards+": [{"class_path": "elsewhere.Reward"}]},
+        {"policy": {"from_scratch": {}, "lora.class_path": "elsewhere.Lora"}},
+        {"template": "template.yaml"},
+        {"teachers": {"one": "teacher.yaml"}},
+        {"teacher": {"model": {"path": "x", "lora": "lora.yaml"}}},
+        {"template": {"examples": ["examples.yaml"]}},
+        {"optimization": "optimization.yaml"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("weights_only", [None, True])
+def test_settings_that_may_name_code_are_refused(
+    run: Path, tmp_path: Path, hostile: dict[str, Any], weights_only: bool | None
+) -> None:
     checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
-    rewards = [{"class_path": "grpo_pl.rewards.FunctionReward", "init_args": {"function": "os:getcwd"}}]
-    for field, value in (
-        ("rewards", rewards),
-        ("algorithm", {"class_path": "elsewhere.Algorithm"}),
-        ("environment", {"class_path": "elsewhere.Environment", "init_args": {}}),
-    ):
-        file = Path(tmp_path / f"{field}.ckpt")
-        torch.save({**checkpoint, "hyper_parameters": {**checkpoint["hyper_parameters"], field: value}}, file)
-        with pytest.raises(Untrusted):
-            GRPOModule.load_from_checkpoint(file)
+    torch.save({**checkpoint, "settings": {**checkpoint["settings"], **hostile}}, tmp_path / "strange.ckpt")
+    with pytest.raises(ValueError, match=r"code|trust|fields alone|must be|list of objects"):
+        GRPOModule.load_from_checkpoint(tmp_path / "strange.ckpt", weights_only=weights_only)
+    assert "elsewhere" not in sys.modules
+
+
+def test_settings_of_a_friend_may_name_any_class(run: Path, tmp_path: Path) -> None:
+    checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    (tmp_path / "mine.py").write_text("def half(completions):\n    return [0.5 for _ in completions]\n")
+    function = {"function": f"{tmp_path / 'mine.py'}:half", "weight": 0.0}
+    own = {"class_path": "grpo_pl.rewards.FunctionReward", "init_args": function}
+    settings = {**checkpoint["settings"], "rewards": [*checkpoint["settings"]["rewards"], own]}
+    file = tmp_path / "friend.ckpt"
+    torch.save({**checkpoint, "settings": settings}, file)
+    with pytest.raises(Untrusted, match=r"friend\.ckpt: .*Here that is weights_only=False\.$"):
+        GRPOModule.load_from_checkpoint(file)
+    assert len(GRPOModule.load_from_checkpoint(file, weights_only=False).rewards) == 3
 
 
 def test_what_cannot_be_loaded_is_said_in_one_line(run: Path, tmp_path: Path) -> None:
     checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
-    del checkpoint["hyper_parameters"]
+    del checkpoint["settings"]
     torch.save(checkpoint, tmp_path / "python.ckpt")
     with pytest.raises(ValueError, match=r"python\.ckpt holds no settings of its run"):
         GRPOModule.load_from_checkpoint(tmp_path / "python.ckpt")
     with pytest.raises(ValueError, match=r"export is no checkpoint: give a file of the run's folder checkpoints"):
         GRPOModule.load_from_checkpoint(run / "export")
+    torch.save({**checkpoint, "settings": ["x"]}, tmp_path / "list.ckpt")
+    with pytest.raises(ValueError, match=r"list\.ckpt: settings must be an object with fields"):
+        GRPOModule.load_from_checkpoint(tmp_path / "list.ckpt")
     with pytest.raises(ValueError, match="leave out hparams_file and strict"):
         GRPOModule.load_from_checkpoint(run / "checkpoints/last.ckpt", strict=False)

@@ -45,7 +45,7 @@ def export(
             local folder.
         dry_run: write and upload nothing; print the model card and what would be done.
     """
-    from grpo_pl.policy.trained import find_model, without_link
+    from grpo_pl.policy.trained import find_model, refuse_code, without_link
     from grpo_pl.report.model_card import model_card
 
     if push_to_hub is not None and not REPOSITORY.fullmatch(push_to_hub):
@@ -53,6 +53,7 @@ def export(
     given = RunFolder(checkpoint)
     found = given.last_checkpoint if given.config.is_file() else checkpoint
     trained = without_link(find_model(found, trust_rewards=True))  # rewards are copied here, not built
+    refuse_code(trained)
     run = given
     if not given.config.is_file():  # that which the checkpoint or the export lies in; it may hold nothing of a run
         inside = trained.source.absolute().parent

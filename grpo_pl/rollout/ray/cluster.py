@@ -12,8 +12,6 @@ from typing import Any
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else a death prints dozens of lines here
 os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "3600")  # after which Ray ends the process
 import ray
-import ray._private.services
-import ray._private.worker
 import torch
 from torch import Tensor
 
@@ -23,7 +21,7 @@ from grpo_pl.rollout.engine import EngineDied
 
 NAMESPACE = "grpo_pl"
 _ENDED = "this host's Ray node has ended, as all do a minute after the head: start them again; --resume goes on."
-_node = socket.socket(socket.AF_UNIX)  # whose other end the raylet of this host holds, as long as that lives
+_raylet: list[socket.socket] = []  # of this host, which holds the other end as long as it lives
 _START = "`ray start --head` starts one, and `ray start --address=HOST:6379` adds a node."
 _TOKEN = "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH must be set here as on all nodes, or nowhere."
 
@@ -40,7 +38,6 @@ def join(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
         with undisturbed():
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
-        _node.connect(ray._private.worker._global_node.raylet_socket_name)
     except Exception as error:
         if "AuthenticationError" in f"{error!r} {error.__cause__}":
             raise ValueError(f"the Ray cluster at {address} does not take this process's token: {_TOKEN}") from error
@@ -50,7 +47,11 @@ def join(address: str) -> None:
 
 def check_node() -> None:
     """Ends the run in one line where the node on this host has ended: Ray would end the process without a word."""
-    if select.select([_node], [], [], 0)[0]:  # nothing is ever sent
+    if not _raylet:
+        _raylet.append(socket.socket(socket.AF_UNIX))
+        _raylet[0].connect(ray._private.worker._global_node.raylet_socket_name)
+    (poller := select.poll()).register(_raylet[0], select.POLLIN)
+    if poller.poll(0):  # its end, for nothing is ever sent
         raise EngineDied(_ENDED, final=True)
 
 

@@ -137,7 +137,8 @@ class ActorPool:
             with suppress(ray.exceptions.ActorAlreadyExistsError):  # the dead one, until the head has let it go
                 actor = kind.remote(*self._made_of)
                 break
-            time.sleep(_LOOK_EVERY_S)
+            if self._stopped.wait(_LOOK_EVERY_S):
+                raise RolloutInterrupted
         if shared:
             actor.held.remote(self._mark, self._references)
         return actor
