@@ -56,6 +56,8 @@ LONGEST = (
     "tests/test_presets.py",
     "tests/rewards/",
     "tests/callbacks/",
+    "tests/rollout/ray/test_runs.py",
+    "tests/rollout/ray/test_deaths.py",
 )
 """What takes longest, in this order: handed out first, so that no worker is left with it at the end. The table comes
 first because it looks at how the memory of a server grows that is new."""
