@@ -52,7 +52,7 @@ def open_run(root: str | Path, name: str, *, config: str | None = None, resume: 
             ``OpenRun.checkpoint``.
 
     Raises:
-        ValueError: a root that is no folder's, a name that is none, or another process works on that run.
+        ValueError: a root or a name that cannot be a folder here, or another process works on that run.
     """
     if re.match(r"\w+:/", str(root)):  # a Path has one slash of a URL's two
         raise ValueError(f"--runs_dir is {str(root)!r}, and a run is written to files of this machine: mount it there.")
@@ -71,7 +71,7 @@ def trainer_arguments(folder: RunFolder, **others: Any) -> dict[str, Any]:
     """
     given = as_list(others.pop("callbacks", None))
     own = [StageProgress(), *run_callbacks(folder), RolloutCheckpoint(), CompletionsLog(), SampleTable(), RewardWatch()]
-    callbacks = [*given, *(callback for callback in own if not any(_takes_place_of(callback, mine) for mine in given))]
+    callbacks = [*given, *(callback for callback in own if not any(takes_place_of(callback, mine) for mine in given))]
     write_into(folder, callbacks)
     arguments = {
         **TRAINER_DEFAULTS,
@@ -87,7 +87,7 @@ def trainer_arguments(folder: RunFolder, **others: Any) -> dict[str, Any]:
     return arguments
 
 
-def _takes_place_of(own: Callback, given: Callback) -> bool:
+def takes_place_of(own: Callback, given: Callback) -> bool:
     """A callback stands for the run's own one that it is or extends; there is one progress bar, whatever its class."""
     return isinstance(given, ProgressBar if isinstance(own, ProgressBar) else type(own))
 

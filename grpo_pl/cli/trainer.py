@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 
@@ -28,6 +27,7 @@ from grpo_pl.callbacks.run_folder import (
     open_run,
     run_callbacks,
     run_loggers,
+    takes_place_of,
     write_into,
 )
 from grpo_pl.callbacks.samples import SampleTable
@@ -208,8 +208,9 @@ class GRPOCLI(LightningCLI):
             if self._given.get("resume"):
                 raise ValueError("give --resume or --ckpt_path, not both: --resume finds the checkpoint itself.")
             self._check_checkpoint(Path(self._given.ckpt_path))
-        bars = any(isinstance(callback, ProgressBar) for callback in as_list(trainer["callbacks"]))
-        own: list[Any] = [] if bars or trainer["enable_progress_bar"] is False else [StageProgress()]
+        bar, given = StageProgress(), as_list(trainer["callbacks"])
+        shown = trainer["enable_progress_bar"] is not False and not any(takes_place_of(bar, mine) for mine in given)
+        own: list[Any] = [bar] if shown else []
         if self.subcommand == "fit":
             own += self._open_run()
         else:

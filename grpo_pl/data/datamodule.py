@@ -214,8 +214,8 @@ class _Steps(Dataset[PromptBatch]):
 
 
 class _Remaining(SequentialSampler):
-    """Steps from the first uncompleted one. Its length is the whole run's: Lightning adds what it restored itself. It
-    puts nothing in the place of a sampler that is sequential, with ``trainer.overfit_batches`` neither."""
+    """Steps from the first uncompleted one. Its length is the whole run's: Lightning adds what it restored itself,
+    and replaces no sampler that is sequential, not even with ``trainer.overfit_batches``."""
 
     data_source: _Steps
 

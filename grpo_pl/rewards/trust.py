@@ -147,12 +147,13 @@ _WORD = re.compile(r"[\w-]*")
 
 
 def _has_text_for_fields(value: Any, name: str) -> bool:
-    """Whether a text stands at any depth where one of ``_WITH_FIELDS`` has fields."""
+    """Whether a text stands at any depth where one of ``_WITH_FIELDS`` has fields, or names a kernel of the hub."""
     if isinstance(value, Mapping):
         return any(_has_text_for_fields(inner, name if name == "teachers" else key) for key, inner in value.items())
     if isinstance(value, list | tuple):
         return any(_has_text_for_fields(inner, name) for inner in value)
-    return isinstance(value, str) and name in _WITH_FIELDS
+    is_kernel = name == "attn_implementation" and "/" in str(value)  # which transformers fetches from the hub
+    return isinstance(value, str) and (name in _WITH_FIELDS or is_kernel)
 
 
 def _texts(value: Any) -> Iterator[str]:

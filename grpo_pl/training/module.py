@@ -178,7 +178,6 @@ class GRPOModule(LightningModule):
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         if stage == "fit":
             self.prepare_staleness(self._data.staleness)
-            check_monitors(callbacks, self.validation, self._data)
             copied = isinstance(self.engine, CopyEngine) or isinstance(self.trainer.strategy, FSDP2Strategy)
             check_averaging(callbacks, copied=copied or self.environment is not None)
             if self.trainer.fast_dev_run:  # type: ignore[attr-defined]  # Lightning would count optimizer steps as well
@@ -642,8 +641,8 @@ class GRPOModule(LightningModule):
             fields: values that take the place of the run's own, such as ``validation={"samples": 4}``.
 
         Raises:
-            ValueError: no settings, as of a run that was made in Python, settings that name a class of others' (an
-                ``Untrusted``), or weights of another policy.
+            ValueError: no settings, as of a run that was made in Python, settings that name a class outside grpo_pl
+                (``Untrusted``), or weights of another policy.
         """
         if hparams_file is not None or strict is False:
             raise ValueError(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 CALLBACKS = "lightning.pytorch.callbacks"
@@ -128,6 +129,15 @@ def test_flags_of_lightning_that_work_change_nothing_of_a_run(command_line: Any)
         assert outcome.status == 0, outcome.err
     assert _completions(command_line.runs / "without") == _completions(command_line.runs / "with")
     assert list(command_line.folder.glob("lightning_logs/*/metrics.csv"))
+
+
+def test_max_time_ends_a_run_with_a_checkpoint(command_line: Any, read_metrics: Any) -> None:
+    config = command_line.config("timed", data__steps=5000, trainer__val_check_interval=5000)
+    outcome = command_line("fit", "--config", config, "--trainer.max_time=00:00:00:01", "--checkpoint.keep=1")
+    assert outcome.status == 0, outcome.err
+    rows = [row for row in read_metrics(command_line.runs / "timed/metrics.csv") if "reward" in row]
+    saved = torch.load(command_line.runs / "timed/checkpoints/last.ckpt", weights_only=True)
+    assert 0 < len(rows) == saved["RolloutDataModule"]["completed_rollouts"] < 5000
 
 
 def test_early_stopping_ends_a_run(command_line: Any, read_metrics: Any) -> None:

@@ -1,6 +1,7 @@
 """What of a run's parts cannot go together, before anything is computed."""
 
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.rewards import ExactReward
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.training.checks import check_engine, check_strategy
+from grpo_pl.training.checks import check_engine, check_strategy, check_trainer
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Rollout, SamplingParams
 
@@ -93,3 +94,13 @@ def test_a_trainer_made_by_hand_that_would_train_otherwise_is_refused(options: d
     with pytest.raises(ValueError, match=line):
         Trainer(accelerator="cpu", **quiet, **options).fit(module, data)
     assert module.policy is None
+
+
+def test_a_sampler_that_would_cut_shares_again_is_refused() -> None:
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    for devices, distributed, refused in ((2, True, True), (2, False, False), (1, True, False)):
+        trainer = Trainer(
+            accelerator="cpu", devices=devices, strategy="ddp", use_distributed_sampler=distributed, **quiet
+        )
+        with pytest.raises(ValueError, match=r"use_distributed_sampler would cut") if refused else nullcontext():
+            check_trainer(trainer)

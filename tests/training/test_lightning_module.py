@@ -134,6 +134,7 @@ TOOLS = "grpo_pl.environments.tools.ToolEnvironment"
         {"template": "template.yaml"},
         {"teachers": {"one": "teacher.yaml"}},
         {"teacher": {"model": {"path": "x", "lora": "lora.yaml"}}},
+        {"teacher": {"model": {"path": "x", "attn_implementation": "elsewhere/kernel"}}},
         {"template": {"examples": ["examples.yaml"]}},
         {"optimization": "optimization.yaml"},
     ],
