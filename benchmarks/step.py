@@ -55,10 +55,10 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.tools.memory import Workload, memory_plan, shape_of
 from grpo_pl.training.microbatches import MOST_TOKENS
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import Optimization
-from grpo_pl.training.planning import Workload, memory_plan, shape_of
 from grpo_pl.types import Problem, SamplingParams
 
 CPU_CELLS = [SMALL, MEDIUM]

@@ -3,7 +3,7 @@
 from lightning.pytorch.cli import LightningCLI
 
 import grpo_pl as g
-from grpo_pl.callbacks.run_folder import TRAINER_DEFAULTS
+from grpo_pl.cli.run_folder import TRAINER_DEFAULTS
 from grpo_pl.data.tasks.sorting import SortingPrompts as SortingPrompts  # a short name is found once it is imported
 
 if __name__ == "__main__":

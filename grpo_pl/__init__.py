@@ -15,11 +15,10 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.callbacks.export import ExportPolicy as ExportPolicy
     from grpo_pl.callbacks.profiling import StageProfile as StageProfile
     from grpo_pl.callbacks.report import WriteReport as WriteReport
-    from grpo_pl.callbacks.run_folder import open_run as open_run
-    from grpo_pl.callbacks.run_folder import trainer_arguments as trainer_arguments
     from grpo_pl.callbacks.samples import SampleTable as SampleTable
-    from grpo_pl.callbacks.watch import RewardWatch as RewardWatch
     from grpo_pl.cli.preflight import check_start as check_start
+    from grpo_pl.cli.run_folder import open_run as open_run
+    from grpo_pl.cli.run_folder import trainer_arguments as trainer_arguments
     from grpo_pl.data.datamodule import RolloutDataModule as RolloutDataModule
     from grpo_pl.data.sources import PromptSource as PromptSource
     from grpo_pl.distributed.strategy import FSDP2Strategy as FSDP2Strategy
@@ -39,6 +38,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.rollout.engine import RolloutEngine as RolloutEngine
     from grpo_pl.rollout.native.engine import NativeEngine as NativeEngine
     from grpo_pl.rollout.plain import PlainEngine as PlainEngine
+    from grpo_pl.tools.watch import RewardWatch as RewardWatch
     from grpo_pl.training.cold_start import ColdStart as ColdStart
     from grpo_pl.training.experience import Experience as Experience
     from grpo_pl.training.hooks import StepCallback as StepCallback
@@ -69,14 +69,14 @@ DEFINED_IN = {
     "Validation": "grpo_pl.evaluation.held_out",
     "FSDP2Strategy": "grpo_pl.distributed.strategy",
     # its run folder
-    "open_run": "grpo_pl.callbacks.run_folder",
-    "trainer_arguments": "grpo_pl.callbacks.run_folder",
+    "open_run": "grpo_pl.cli.run_folder",
+    "trainer_arguments": "grpo_pl.cli.run_folder",
     "check_start": "grpo_pl.cli.preflight",
     "RunFolder": "grpo_pl.files.runs",
     "RolloutCheckpoint": "grpo_pl.callbacks.checkpoint",
     "CompletionsLog": "grpo_pl.callbacks.completions",
     "SampleTable": "grpo_pl.callbacks.samples",
-    "RewardWatch": "grpo_pl.callbacks.watch",
+    "RewardWatch": "grpo_pl.tools.watch",
     "ExportPolicy": "grpo_pl.callbacks.export",
     "WriteReport": "grpo_pl.callbacks.report",
     "StageProfile": "grpo_pl.callbacks.profiling",

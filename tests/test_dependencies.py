@@ -50,7 +50,7 @@ def _imported(folder: str) -> dict[str, set[str]]:
 
 
 EXTRA_OF = {
-    "grpo_pl/cli/scaffold/worlds.py": "environments",
+    "grpo_pl/tools/scaffold/worlds.py": "environments",
     "grpo_pl/environments/gymnasium_ids.py": "environments",
     "grpo_pl/environments/textarena_games.py": "environments",
     "grpo_pl/rewards/endpoint.py": "judge",
@@ -58,8 +58,8 @@ EXTRA_OF = {
     "grpo_pl/rewards/rubric.py": "judge",
     "grpo_pl/policy/lora.py": "lora",
     "grpo_pl/policy/quantization.py": "qlora",
-    "grpo_pl/evaluation/comparison.py": "plot",
-    "grpo_pl/cli/scaffold/easier.py": "reasoning-gym",
+    "grpo_pl/tools/comparison.py": "plot",
+    "grpo_pl/tools/scaffold/easier.py": "reasoning-gym",
     "grpo_pl/data/tasks/reasoning_gym.py": "reasoning-gym",
     "grpo_pl/data/tasks/worked_texts.py": "reasoning-gym",
     "grpo_pl/rewards/sandbox/gym_entry.py": "reasoning-gym",

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import chain, islice
 from typing import Any
 
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from grpo_pl.callbacks.doctor.answers import answer_signs, end_chance, scored_again
-from grpo_pl.callbacks.doctor.callback import Doctor
-from grpo_pl.callbacks.doctor.finding import MIN_ROLLOUTS, Finding
-from grpo_pl.callbacks.doctor.fixes import with_fixes
-from grpo_pl.callbacks.doctor.precision import bfloat16_gain
-from grpo_pl.callbacks.doctor.problems import problem_signs
-from grpo_pl.callbacks.doctor.rollouts import RolloutMeter, settings_of
-from grpo_pl.callbacks.doctor.rules import findings
-from grpo_pl.callbacks.doctor.shown import ShownPrompt, lines_of, shown_prompts
-from grpo_pl.callbacks.doctor.signs import AnswerSigns, ProblemSigns, Signs
 from grpo_pl.callbacks.progress import StageProgress
-from grpo_pl.callbacks.run_folder import follow_launcher
 from grpo_pl.cli.preflight import check_monitor, check_start, check_trainer, room_for_prompts
+from grpo_pl.cli.run_folder import follow_launcher
 from grpo_pl.cli.trainer import GRPOCLI, _say
 from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR
 from grpo_pl.config.objects import ConfigError
@@ -34,8 +21,15 @@ from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.policy.loading import load_tokenizer
 from grpo_pl.rollout.engine import RolloutInterrupted
-from grpo_pl.training.experience import Experience
-from grpo_pl.training.module import GRPOModule
+from grpo_pl.tools.doctor.answers import answer_signs
+from grpo_pl.tools.doctor.finding import MIN_ROLLOUTS, Finding
+from grpo_pl.tools.doctor.fixes import with_fixes
+from grpo_pl.tools.doctor.probe import Probe, ProbeTrainer
+from grpo_pl.tools.doctor.problems import problem_signs
+from grpo_pl.tools.doctor.rollouts import settings_of
+from grpo_pl.tools.doctor.rules import findings
+from grpo_pl.tools.doctor.shown import lines_of
+from grpo_pl.tools.doctor.signs import Signs
 from grpo_pl.training.vocabulary import first_prompts
 
 REFUSED = "D00"
@@ -43,74 +37,6 @@ REFUSED = "D00"
 EXPLAINED = frozenset({"D20", "D21", "D23", "D30"})
 """Findings for which ``fit`` may refuse to start although it could be probed."""
 MOST_PROBLEMS = 100_000
-
-
-class ProbeTrainer(Trainer):
-    """A Trainer with the verb ``doctor``."""
-
-    def doctor(self, model: LightningModule, datamodule: LightningDataModule, weights_only: bool | None = None) -> None:
-        """Looks at the first rollouts."""
-        self.fit(model, datamodule=datamodule, weights_only=weights_only)
-
-
-class Probe(Doctor):
-    """The doctor of a probe: it has looked at problems and answers before, ends in time, and says nothing itself."""
-
-    drift_every = 1
-
-    def __init__(self, rollouts: int, seconds: float) -> None:
-        super().__init__(rollouts)
-        self.seconds = seconds
-        self.found: ProblemSigns | None = None
-        self.known: AnswerSigns | None = None
-        self.result: Signs | None = None
-        self.shown: list[ShownPrompt] = []
-        self.timed_out = False
-        self._began: float | None = None
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the first rollout began."""
-        return 0.0 if self._began is None else time.monotonic() - self._began
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._began = time.monotonic()
-
-    def should_stop(self) -> bool:
-        self.timed_out = self.timed_out or self.elapsed > self.seconds
-        return self.timed_out
-
-    def step_metrics(self, trainer: Trainer, pl_module: LightningModule, experience: Experience) -> Mapping[str, float]:
-        super().step_metrics(trainer, pl_module, experience)
-        assert isinstance(pl_module, GRPOModule)
-        if not self.shown:
-            self.shown = shown_prompts(experience, pl_module.tokenizer)
-            gain = bfloat16_gain(trainer, pl_module, experience.samples.prompts, self.should_stop)
-            self.measured[-1] = replace(self.measured[-1], bfloat16_gain=gain)
-        if len(self.measured) == 1 and self.known is not None:
-            again = scored_again(self.known, experience, pl_module.rewards)
-            self.known = replace(again, end_chance=end_chance(pl_module, experience))
-        return {}
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        assert isinstance(pl_module, GRPOModule)
-        self.result = self.signs(trainer, pl_module)
-        trainer.should_stop = trainer.should_stop or self.should_stop()
-
-    def problems(self, data: RolloutDataModule) -> ProblemSigns | None:
-        return self.found
-
-    def answers(self) -> AnswerSigns | None:
-        return self.known
-
-    def say(self, finding: Finding) -> None:
-        """Nothing: all findings are printed together."""
-
-    def _new_meter(self, module: GRPOModule) -> RolloutMeter:
-        return RolloutMeter(module, most_rows=32, share=1.0)
 
 
 class DoctorCLI(GRPOCLI):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from grpo_pl.callbacks.run_folder import as_list
 from grpo_pl.cli.answering import leave_no_room
+from grpo_pl.cli.run_folder import as_list
 from grpo_pl.config.suggestions import NAMES, nearest
 from grpo_pl.data.datamodule import RolloutDataModule, check_distinct
 from grpo_pl.data.overlap import find_overlaps, refuse_repeats

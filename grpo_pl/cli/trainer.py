@@ -20,7 +20,12 @@ from grpo_pl.callbacks.configuration import KeepConfiguration
 from grpo_pl.callbacks.evaluation import ReportEvaluation
 from grpo_pl.callbacks.profiling import StageProfile
 from grpo_pl.callbacks.progress import StageProgress
-from grpo_pl.callbacks.run_folder import (
+from grpo_pl.callbacks.samples import SampleTable
+from grpo_pl.cli.commands import TRAINER_VERBS
+from grpo_pl.cli.help_page import ALL, USAGE, check_part, is_in, short_page, split_help
+from grpo_pl.cli.preflight import check_monitor, check_start, check_trainer
+from grpo_pl.cli.resuming import check_resume
+from grpo_pl.cli.run_folder import (
     TRAINER_DEFAULTS,
     as_list,
     follow_launcher,
@@ -30,12 +35,6 @@ from grpo_pl.callbacks.run_folder import (
     takes_place_of,
     write_into,
 )
-from grpo_pl.callbacks.samples import SampleTable
-from grpo_pl.callbacks.watch import RewardWatch
-from grpo_pl.cli.commands import TRAINER_VERBS
-from grpo_pl.cli.help_page import ALL, USAGE, check_part, is_in, short_page, split_help
-from grpo_pl.cli.preflight import check_monitor, check_start, check_trainer
-from grpo_pl.cli.resuming import check_resume
 from grpo_pl.config.jsonargparse_adapter import Parser, add_preset_option, subclasses_allowed
 from grpo_pl.config.objects import import_shipped_sources, own_classes, read, read_tree, require_fields
 from grpo_pl.config.shipped import short_name, values_of
@@ -44,6 +43,7 @@ from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.files.runs import OpenRun, RunFolder, newest_run_folder
 from grpo_pl.policy.tokenizer import FROM_DATA
+from grpo_pl.tools.watch import RewardWatch
 from grpo_pl.training.checks import check_monitors
 from grpo_pl.training.defaults import Derived, table, unset_fields
 from grpo_pl.training.module import GRPOModule

@@ -275,8 +275,8 @@ _RULES: dict[str, str | Say] = {
     r"module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'": lambda key, found, _: (
         f"there is no {found['module']}.{found['name']}{nearest_class('.'.join(found.groups()))}"
     ),
-    r"^Problem with given class_path '(?P<path>[\w.]+)': (?P<why>No module named .*)": (
-        "{key}: there is no {path}: {why}"
+    r"^Problem with given class_path '(?P<path>[\w.]+)': No module named": lambda key, found, _: (
+        f"{key}: there is no {found['path']}{nearest_class(found['path'])}"
     ),
     r"^Problem with given class_path '(?P<path>[\w.]+)': (?P<why>.*)": "{key}: {path}: {why}",
     r"Expected a dot import path string: (?P<name>\S+)": _no_class,

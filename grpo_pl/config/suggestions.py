@@ -1,4 +1,4 @@
-"""What a wrong name may have meant: the nearest right one, and our names for those of other trainers and versions."""
+"""The right name in the place of a wrong one: the nearest, or ours for that of another trainer or version."""
 
 from __future__ import annotations
 
@@ -96,6 +96,10 @@ NAMES = {name: ours for ours, names in _THEIRS.items() for name in names.split()
 """Their name -> our field, or what to use in its place."""
 
 
+MOVED = {f"grpo_pl.callbacks.{name}": f"grpo_pl.tools.{name}" for name in ("doctor", "live", "watch")}
+"""Module of an earlier version -> where its classes are now."""
+
+
 def our_name(name: str) -> str:
     """``; here that is X`` for the last part of a dotted name, or nothing where no other trainer has it."""
     ours = NAMES.get(name.rpartition(".")[2])
@@ -121,8 +125,14 @@ def _ratio(a: str, b: str) -> float:
 
 
 def nearest_class(name: str) -> str:
-    """Like `nearest`, among what the module that ``name`` starts with offers, or among the classes that need no
-    module: those of every loaded module of ours and Lightning's callbacks and loggers."""
+    """Where a class is now that has moved; else like `nearest`, among what the module that ``name`` starts with offers,
+    or among the classes that need no module: those of every loaded module of ours and Lightning's callbacks and
+    loggers."""
+    moved = next(
+        (f"{new}{name.removeprefix(old)}" for old, new in MOVED.items() if f"{name}.".startswith(f"{old}.")), ""
+    )
+    if moved:
+        return f"; it is {moved} now"
     module, _, leaf = name.rpartition(".")
     try:
         modules = [module] if module else [*(key for key in sys.modules if key.startswith("grpo_pl.")), *_SHORT]

@@ -1,5 +1,6 @@
 """Names of TRL, transformers and Lightning: one line that says which field it is here, wherever they are put."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,16 @@ def test_a_name_of_trl_becomes_ours_wherever_it_is_put(command_line: Any, place:
     file.write_text(yaml.safe_dump(overlay))
     by_file = command_line("fit", f"--config={command_line.config('foreign')}", f"--config={file}")
     assert by_file.status == 2 and f"unknown key '{place}{name}'; here that is {ours}" in by_file.err
+
+
+@pytest.mark.parametrize("name", ["live.LiveView", "watch.RewardWatch", "doctor.callback.Doctor"])
+def test_an_earlier_class_path_of_a_tool_ends_in_one_line_with_the_new_one(command_line: Any, name: str) -> None:
+    assert nearest_class(f"grpo_pl.callbacks.{name}") == f"; it is grpo_pl.tools.{name} now"
+    module = name.rpartition(".")[0]
+    assert callable(getattr(importlib.import_module(f"grpo_pl.tools.{module}"), name.rpartition(".")[2]))
+    given = f"--trainer.callbacks+={{class_path: grpo_pl.callbacks.{name}}}"
+    ended = command_line("fit", f"--config={command_line.config('foreign')}", given)
+    assert ended.status == 2 and f"; it is grpo_pl.tools.{module.partition('.')[0]}" in ended.err.splitlines()[0]
 
 
 def test_a_field_of_an_earlier_version_says_what_to_write_instead(command_line: Any) -> None:

@@ -17,7 +17,7 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.trained import find_model
 from grpo_pl.policy.weights import checkpoint_weights
 from grpo_pl.rewards import ExactReward
-from grpo_pl.training.planning import Shape, memory_plan
+from grpo_pl.tools.memory import Shape, memory_plan
 from grpo_pl.types import SamplingParams
 from tests.cli.commands.test_plan import WORK
 

@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import grpo_pl.rewards
-from grpo_pl.callbacks.skeletons import forms_of
 from grpo_pl.rewards import (
     CodeReward,
     ColumnArithmeticReward,
@@ -45,6 +44,7 @@ from grpo_pl.rewards import (
 from grpo_pl.rewards.answer_reading import json_field, last_number, read_anywhere
 from grpo_pl.rewards.mathematics import answer_text
 from grpo_pl.rewards.mathematics.units import split_unit
+from grpo_pl.tools.skeletons import forms_of
 
 PATTERNS = [
     " ", "\n", "~", "7", "42,", "1 111 ", "- ", "a ", "aП", "{", "}", "(", "^", "$", "```", "\\", "\\[", "\\(",

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from grpo_pl.cli.given import Given, settings
 from grpo_pl.config.objects import Config
+from grpo_pl.config.overrides import ConfigArguments, settings
 from grpo_pl.config.presets import PRESET
 from grpo_pl.config.shipped import CONFIGS
-from grpo_pl.evaluation.comparison import RunCurves, draw_curves, read_run, results_table, write_curves
 from grpo_pl.files.runs import RunFolder, claim_run_folder
+from grpo_pl.tools.comparison import RunCurves, draw_curves, read_run, results_table, write_curves
 
 
 def compare(
-    config: Given = "configs/quickstart.yaml",
+    config: ConfigArguments = "configs/quickstart.yaml",
     algorithms: str = "grpo,dr_grpo,rloo",
     steps: int = 40,
     seed: int = 0,

@@ -7,18 +7,18 @@ import sys
 import webbrowser
 from pathlib import Path
 
-from grpo_pl.cli.given import Given
 from grpo_pl.cli.main import main
+from grpo_pl.config.overrides import ConfigArguments
 from grpo_pl.files.runs import newest_run_folder
 
-LIVE = "grpo_pl.callbacks.live.LiveView"
+LIVE = "grpo_pl.tools.live.LiveView"
 DEFAULT = "configs/countdown_search.yaml"
 LONG_SEARCH = 65
 """A held-out problem of that configuration that few lines solve."""
 
 
 def demo(
-    config: Given = None,
+    config: ConfigArguments = None,
     seed: int | None = None,
     every: int = 10,
     problem: int | None = None,
@@ -28,7 +28,7 @@ def demo(
     """Trains a tiny policy while you watch: what it first wrote about a held-out problem beside what it writes now, and
     how often it is right.
 
-    It is ``grpo-pl fit`` with the callback ``grpo_pl.callbacks.live.LiveView``. Options of a configuration, such as
+    It is ``grpo-pl fit`` with the callback ``grpo_pl.tools.live.LiveView``. Options of a configuration, such as
     --data.steps=60, are passed on. At the end the report opens, where there is a browser to open it.
 
     Args:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_pl.cli.answering import Answerer, load_answerer, training_problems
-from grpo_pl.cli.given import Given, settings
+from grpo_pl.config.overrides import ConfigArguments, settings
 from grpo_pl.data.rules import is_multiple_choice, is_true_or_false
 from grpo_pl.files.rows import Row, append_rows, check_output, resume_rows, row_writer
 from grpo_pl.rewards.base import correctness_index
@@ -28,7 +28,7 @@ _RANGE = re.compile(r"\s*(\d*\.?\d+)\s*\.\.\s*(\d*\.?\d+)\s*")
 
 
 def filter(
-    config: Given = None,
+    config: ConfigArguments = None,
     model: str | None = None,
     output: str = "filtered.jsonl",
     keep: str = "0.1..0.9",

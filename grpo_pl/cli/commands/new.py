@@ -28,10 +28,10 @@ def new(
         lora: train adapters of the pretrained model, or all of its weights (false); by default adapters from a billion
             parameters on.
     """
-    from grpo_pl.cli.scaffold.kinds import draft
-    from grpo_pl.cli.scaffold.pretrained import Pretrained
-    from grpo_pl.cli.scaffold.writing import check_folder, write_task
     from grpo_pl.policy.quiet import quiet_libraries
+    from grpo_pl.tools.scaffold.kinds import draft
+    from grpo_pl.tools.scaffold.pretrained import Pretrained
+    from grpo_pl.tools.scaffold.writing import check_folder, write_task
 
     if lora is not None and policy is None:
         raise ValueError("--lora is about a pretrained model: name it by --policy.")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_pl.cli.answering import load_answerer, training_problems
-from grpo_pl.cli.given import Given, settings
+from grpo_pl.config.overrides import ConfigArguments, settings
 from grpo_pl.files.rows import row_writer
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.policy.dialogue import messages_of, opening
@@ -32,7 +32,7 @@ def predict(
     prompts: int = 200,
     samples: int = 4,
     keep_correct: bool = False,
-    config: Given = None,
+    config: ConfigArguments = None,
     temperature: float | None = None,
     max_completion_length: int | None = None,
     seed: int = 0,

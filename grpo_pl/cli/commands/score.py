@@ -11,7 +11,7 @@ from typing import Any, get_args
 from rich.console import Console
 
 from grpo_pl.cli.commands.score_summary import ScoreSummary, print_summary
-from grpo_pl.cli.given import Given, settings
+from grpo_pl.config.overrides import ConfigArguments, settings
 from grpo_pl.config.suggestions import nearest
 from grpo_pl.files.rows import check_output, count_rows, read_rows, require_rows, row_writer
 from grpo_pl.rewards.base import Reward, Score, Status
@@ -24,7 +24,7 @@ STATUSES = get_args(Status)
 
 def score(
     file: str,
-    config: Given = None,
+    config: ConfigArguments = None,
     output: str | None = None,
     completion_column: str = "completion",
     answer_column: str = "answer",
@@ -74,7 +74,7 @@ def score(
     return 0 if summary.passed else 1
 
 
-def load_rewards(config: Given) -> list[Reward]:
+def load_rewards(config: ConfigArguments) -> list[Reward]:
     """The rewards under ``rewards`` or ``model.rewards`` of a YAML file.
 
     Raises:

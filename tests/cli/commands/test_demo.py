@@ -32,7 +32,7 @@ def test_the_report_opens_before_a_screen_only(
     folder = Path(command_line.runs) / f"screen_{screen}"
     assert opened == ([(folder / "report.html").absolute().as_uri()] if screen else [])
     written = (folder / "config.yaml").read_text()
-    assert "grpo_pl.callbacks.live.LiveView" in written and "seed_everything: 3" in written and "steps: 2" in written
+    assert "grpo_pl.tools.live.LiveView" in written and "seed_everything: 3" in written and "steps: 2" in written
 
 
 def test_settings_that_are_given_win(command_line: Any) -> None:

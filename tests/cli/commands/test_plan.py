@@ -13,9 +13,8 @@ import pytest
 import torch
 import yaml
 
-from grpo_pl.cli.commands.plan import meta_model, plan, resolved_settings, workload
-from grpo_pl.training.microbatches import MOST_TOKENS, MOST_TOKENS_ON_CPU
-from grpo_pl.training.planning import (
+from grpo_pl.cli.commands.plan import plan
+from grpo_pl.tools.memory import (
     PROGRAM,
     Shape,
     Workload,
@@ -25,6 +24,8 @@ from grpo_pl.training.planning import (
     teacher_bytes,
     token_budget,
 )
+from grpo_pl.tools.plan import meta_model, resolved_settings, workload
+from grpo_pl.training.microbatches import MOST_TOKENS, MOST_TOKENS_ON_CPU
 
 MIB = 2**20
 SHAPE = Shape(

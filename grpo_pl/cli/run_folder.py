@@ -13,7 +13,6 @@ from lightning.pytorch.loggers import Logger
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.callbacks.choices import TellChoices
 from grpo_pl.callbacks.completions import CompletionsLog
-from grpo_pl.callbacks.doctor.callback import Doctor
 from grpo_pl.callbacks.export import ExportPolicy
 from grpo_pl.callbacks.held_out import HeldOutLog
 from grpo_pl.callbacks.metrics_csv import EventFiles, MetricsCSV
@@ -25,10 +24,11 @@ from grpo_pl.callbacks.signal_watch import SignalWatch
 from grpo_pl.callbacks.summary import ClosingTable
 from grpo_pl.callbacks.termination import StopOnSignal
 from grpo_pl.callbacks.validation import ValidateAtBothEnds
-from grpo_pl.callbacks.watch import RewardWatch
 from grpo_pl.distributed.checkpoint_io import CheckpointFiles
 from grpo_pl.distributed.strategy import FSDP2Strategy, is_first_process, launched_devices
 from grpo_pl.files.runs import OpenRun, RunFolder, check_name, resume_run, start_run
+from grpo_pl.tools.doctor.callback import Doctor
+from grpo_pl.tools.watch import RewardWatch
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": 1,  # a run is one pass over `data.steps` rollouts

@@ -10,13 +10,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from grpo_pl.callbacks.doctor.answers import JUDGED
-from grpo_pl.callbacks.doctor.signs import RewardSigns, RolloutSigns, Settings
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rewards.base import Reward, Score, correctness_index
 from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.rewards.format import FormatReward
 from grpo_pl.rewards.function import FunctionReward
+from grpo_pl.tools.doctor.answers import JUDGED
+from grpo_pl.tools.doctor.signs import RewardSigns, RolloutSigns, Settings
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.microbatches import rollout_rows
 from grpo_pl.training.module import GRPOModule

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from grpo_pl.callbacks.skeletons import NewForm
 from grpo_pl.rewards.base import Score
+from grpo_pl.tools.skeletons import NewForm
 
 Sign = Literal["disagreement", "repetition", "length", "form"]
 REPETITION_EXCESS = 0.2

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import grpo_pl
-from grpo_pl.callbacks.doctor.rules import RULES, findings
-from grpo_pl.callbacks.doctor.signs import AnswerSigns, ProblemSigns, RewardSigns, RolloutSigns, Settings, Signs
+from grpo_pl.tools.doctor.rules import RULES, findings
+from grpo_pl.tools.doctor.signs import AnswerSigns, ProblemSigns, RewardSigns, RolloutSigns, Settings, Signs
 
 EXACT = RewardSigns(name="exact", weight=1.0, correctness=True, least=0.0, most=1.0)
 FORM = RewardSigns(name="format", weight=0.1, correctness=False, least=0.0, most=1.0, earned=True, form=True)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_pl.callbacks.doctor.finding import Finding
-from grpo_pl.callbacks.doctor.fixes import with_fixes
 from grpo_pl.data.tables import TablePrompts
 from grpo_pl.data.tasks.word_problems import WordProblems
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards import ExactReward, FormatReward, MathReward, Reward
+from grpo_pl.tools.doctor.finding import Finding
+from grpo_pl.tools.doctor.fixes import with_fixes
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import SamplingParams
 from tests.conftest import TINY_POLICY, CommandLine

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from grpo_pl.callbacks.doctor.finding import FEW_MIXED, MIN_GROUPS, MOSTLY, Finding, Found, Rule, enough
-from grpo_pl.callbacks.doctor.rules_of_updates import fast, faster_in_bfloat16, half_precision, no_update, slow
-from grpo_pl.callbacks.doctor.signs import RewardSigns, Signs
+from grpo_pl.tools.doctor.finding import FEW_MIXED, MIN_GROUPS, MOSTLY, Finding, Found, Rule, enough
+from grpo_pl.tools.doctor.rules_of_updates import fast, faster_in_bfloat16, half_precision, no_update, slow
+from grpo_pl.tools.doctor.signs import RewardSigns, Signs
 
 MIN_COMPLETIONS = 32
 """Fewer say nothing about shares."""

@@ -10,14 +10,14 @@ from typing import Any
 import yaml
 
 import grpo_pl.rewards
-from grpo_pl.callbacks.doctor.answers import FORMS, scored_texts
-from grpo_pl.callbacks.doctor.finding import Finding
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.loading import context_length, model_config
 from grpo_pl.rewards.answer_reading import AnswerReward, is_plain_number
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.format import FormatReward, format_failures
+from grpo_pl.tools.doctor.answers import FORMS, scored_texts
+from grpo_pl.tools.doctor.finding import Finding
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Problem
 

@@ -14,13 +14,13 @@ from string import Template
 from types import ModuleType
 from typing import Any
 
-from grpo_pl.cli.scaffold.draft import Draft, copy_data
-from grpo_pl.cli.scaffold.fitting import fit_to
-from grpo_pl.cli.scaffold.pretrained import Pretrained, of_pretrained
-from grpo_pl.cli.scaffold.shapes import shape_for
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.files.writing import staged_folder
 from grpo_pl.rewards.base import Reward
+from grpo_pl.tools.scaffold.draft import Draft, copy_data
+from grpo_pl.tools.scaffold.fitting import fit_to
+from grpo_pl.tools.scaffold.pretrained import Pretrained, of_pretrained
+from grpo_pl.tools.scaffold.shapes import shape_for
 
 TEMPLATES = Path(__file__).parent / "templates"
 CHECKED = 16

@@ -9,12 +9,12 @@ from typing import Any, cast
 from lightning.pytorch import LightningModule, Trainer
 from rich.console import Console
 
-from grpo_pl.callbacks.doctor.finding import Finding
-from grpo_pl.callbacks.doctor.problems import SeenProblems
-from grpo_pl.callbacks.doctor.rollouts import RolloutMeter, settings_of
-from grpo_pl.callbacks.doctor.rules import findings
-from grpo_pl.callbacks.doctor.signs import AnswerSigns, ProblemSigns, RewardSigns, RolloutSigns, Signs
 from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.tools.doctor.finding import Finding
+from grpo_pl.tools.doctor.problems import SeenProblems
+from grpo_pl.tools.doctor.rollouts import RolloutMeter, settings_of
+from grpo_pl.tools.doctor.rules import findings
+from grpo_pl.tools.doctor.signs import AnswerSigns, ProblemSigns, RewardSigns, RolloutSigns, Signs
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from grpo_pl.cli.scaffold.draft import Draft
+from grpo_pl.tools.scaffold.draft import Draft
 
 EPISODES = 200
 """Episodes of random actions that an environment is looked at in."""

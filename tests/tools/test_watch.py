@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_pl.callbacks.watch import RewardWatch
 from grpo_pl.files.rows import read_rows
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import FormatReward, LenientAnswerReward, MathReward, Score, StrictAnswerReward
+from grpo_pl.tools.watch import RewardWatch
 from grpo_pl.training.experience import Experience
 from grpo_pl.types import Problem, PromptBatch
 

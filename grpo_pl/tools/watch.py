@@ -11,14 +11,14 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from grpo_pl.callbacks.completions import rows_of, shortened
-from grpo_pl.callbacks.skeletons import FirstForms, forms_of
-from grpo_pl.callbacks.suspicion import CompletionAudit, Sign, Suspicion, judge_metrics, sample_rows, suspicions
 from grpo_pl.files.rows import Row, row_writer
 from grpo_pl.files.writing import dispensable
 from grpo_pl.functional.choices import check_at_least, check_choice
 from grpo_pl.rewards.answer_reading import AnswerReward
 from grpo_pl.rewards.base import Reward, Score, correctness_index, needs_of
 from grpo_pl.rewards.length import repeated_share
+from grpo_pl.tools.skeletons import FirstForms, forms_of
+from grpo_pl.tools.suspicion import CompletionAudit, Sign, Suspicion, judge_metrics, sample_rows, suspicions
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule
@@ -45,7 +45,7 @@ class RewardWatch(StepCallback):
       rollouts, less 1.
     - ``watch/repetition_drift``: repeated share of n-grams (see ``RepetitionReward``) less that of the first rollouts.
     - ``watch/form_drift``: share of completions whose form is frequent now and was not there in the first rollouts; a
-      form is the text, or its end, with numbers and words folded (see ``grpo_pl.callbacks.skeletons``).
+      form is the text, or its end, with numbers and words folded (see ``grpo_pl.tools.skeletons``).
 
     ``suspicious.jsonl`` in the run's folder holds the most suspicious completions of the run, at most one of each sign
     a rollout: rewarded ones that a judge refuses, repetitive ones, much longer or shorter ones than at first, and ones

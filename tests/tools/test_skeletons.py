@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from grpo_pl.callbacks.skeletons import MOST_FORMS, FirstForms, forms_of, skeleton
+from grpo_pl.tools.skeletons import MOST_FORMS, FirstForms, forms_of, skeleton
 
 
 @pytest.mark.parametrize(

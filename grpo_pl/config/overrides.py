@@ -10,11 +10,11 @@ from grpo_pl.config.objects import Config, ConfigError, read
 from grpo_pl.config.shipped import values_of
 from grpo_pl.config.suggestions import nearest
 
-Given = str | Path | list[str] | None
+ConfigArguments = str | Path | list[str] | None
 """One file, or several files and options such as ``--data.source.digits=3``, in their order."""
 
 
-def settings(given: Given, *keys: str) -> Config:
+def settings(given: ConfigArguments, *keys: str) -> Config:
     """The settings that a verb reads, of which it uses those under ``keys``, such as ``data.source``.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from grpo_pl.callbacks.doctor.signs import Signs
+from grpo_pl.tools.doctor.signs import Signs
 
 MIN_GROUPS, MIN_ROLLOUTS = 12, 3
 """Fewer say nothing about shares."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from grpo_pl.evaluation.comparison import moving_average, read_run, results_table, write_curves
+from grpo_pl.tools.comparison import moving_average, read_run, results_table, write_curves
 
 METRICS = """step,reward,completions/mean_length_correct,completions/mean_length_wrong,entropy,step_time,val/pass@1
 0,,,,,,0.25

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from grpo_pl.callbacks.live import Answered, LiveView, side_by_side, sparkline
+from grpo_pl.tools.live import Answered, LiveView, side_by_side, sparkline
 from grpo_pl.types import Problem
 
-LIVE = "--trainer.callbacks+={class_path: grpo_pl.callbacks.live.LiveView, init_args: {every_n_rollouts: 2}}"
+LIVE = "--trainer.callbacks+={class_path: grpo_pl.tools.live.LiveView, init_args: {every_n_rollouts: 2}}"
 
 
 def test_a_sparkline_has_a_bar_for_each_value_or_for_the_mean_of_a_span() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grpo_pl.callbacks.doctor.finding import FEW_MIXED, MIN_ROLLOUTS, MOSTLY, Found, enough
-from grpo_pl.callbacks.doctor.signs import RolloutSigns, Signs
+from grpo_pl.tools.doctor.finding import FEW_MIXED, MIN_ROLLOUTS, MOSTLY, Found, enough
+from grpo_pl.tools.doctor.signs import RolloutSigns, Signs
 
 LEAST_DRIFT = 0.1
 """Of a policy with an entropy of 1 nat a token or more; of one that is surer, in proportion less."""

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_pl.callbacks.doctor.callback import Doctor
-from grpo_pl.callbacks.doctor.rollouts import repeated_texts
-from grpo_pl.callbacks.doctor.signs import RewardSigns, RolloutSigns
 from grpo_pl.rewards.base import Score
+from grpo_pl.tools.doctor.callback import Doctor
+from grpo_pl.tools.doctor.rollouts import repeated_texts
+from grpo_pl.tools.doctor.signs import RewardSigns, RolloutSigns
 
 SLOW: dict[str, Any] = {"model__optimization": {"lr": 1e-8}}
 

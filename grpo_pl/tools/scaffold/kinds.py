@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_pl.cli.scaffold.draft import Draft
-from grpo_pl.cli.scaffold.easier import easier_settings
-from grpo_pl.cli.scaffold.worlds import of_environment
 from grpo_pl.data.tables import FORMATS, load_table
 from grpo_pl.rewards.sandbox.gym_entry import check_task
+from grpo_pl.tools.scaffold.draft import Draft
+from grpo_pl.tools.scaffold.easier import easier_settings
+from grpo_pl.tools.scaffold.worlds import of_environment
 
 COPIED = 50 * 2**20
 """Bytes of the largest data file that is copied into the folder; a larger one is read where it is."""

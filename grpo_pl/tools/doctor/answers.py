@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from grpo_pl.callbacks.doctor.signs import AnswerSigns
 from grpo_pl.data.cells import normal_question
 from grpo_pl.data.demonstrations import read_demonstrations
 from grpo_pl.data.sources import PromptSource
@@ -21,6 +20,7 @@ from grpo_pl.rewards.batch import ScoredBatch, score_completions
 from grpo_pl.rewards.model import LoadsModel
 from grpo_pl.rollout.engine import pad_left
 from grpo_pl.rollout.sampler import Samples
+from grpo_pl.tools.doctor.signs import AnswerSigns
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Problem, Rollout

@@ -7,12 +7,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_pl.callbacks.doctor.signs import ProblemSigns
 from grpo_pl.data.cells import normal_question
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.overlap import find_overlaps
 from grpo_pl.policy.template import Fits
 from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
+from grpo_pl.tools.doctor.signs import ProblemSigns
 from grpo_pl.training.cold_start import MADE_UP
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.vocabulary import first_prompts, texts_of_run
