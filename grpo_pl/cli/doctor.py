@@ -21,15 +21,15 @@ from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.policy.loading import load_tokenizer
 from grpo_pl.rollout.engine import RolloutInterrupted
-from grpo_pl.tools.doctor.answers import answer_signs
+from grpo_pl.tools.doctor.answers import measure_answers
 from grpo_pl.tools.doctor.finding import MIN_ROLLOUTS, Finding
 from grpo_pl.tools.doctor.fixes import with_fixes
 from grpo_pl.tools.doctor.probe import Probe, ProbeTrainer
-from grpo_pl.tools.doctor.problems import problem_signs
-from grpo_pl.tools.doctor.rollouts import settings_of
+from grpo_pl.tools.doctor.problems import measure_problems
+from grpo_pl.tools.doctor.rollouts import run_settings
 from grpo_pl.tools.doctor.rules import findings
+from grpo_pl.tools.doctor.run_statistics import RunStatistics
 from grpo_pl.tools.doctor.shown import lines_of
-from grpo_pl.tools.doctor.signs import Signs
 from grpo_pl.training.vocabulary import first_prompts
 
 REFUSED = "D00"
@@ -85,7 +85,7 @@ class DoctorCLI(GRPOCLI):
         _, fits, _ = room_for_prompts(module, module.tokenizer)
         self.probe = Probe(given.rollouts, given.seconds)
         try:
-            self.probe.found = problem_signs(module, data, fits)  # before problems are left out
+            self.probe.found = measure_problems(module, data, fits)  # before problems are left out
             check_start(module, data, _say)
             if built.checkpoint.keep_best:
                 check_monitor(built.checkpoint.monitor, module, data)
@@ -93,7 +93,7 @@ class DoctorCLI(GRPOCLI):
             self.refusal = str(error)
         if module.pool is None:
             try:
-                self.probe.known = answer_signs(module, _training_problems(data), data.source)
+                self.probe.known = measure_answers(module, _training_problems(data), data.source)
             except ValueError:
                 if not self.refusal:
                     raise
@@ -117,19 +117,19 @@ class DoctorCLI(GRPOCLI):
             self._print([refused_start(self.refusal)], None, 0.0)
             return
         probe, module, data = self.probe, self.model, self.datamodule
-        before = Signs(
-            settings=settings_of(module, rollouts=data.steps, prompts_per_step=data.prompt_count),
+        before = RunStatistics(
+            settings=run_settings(module, rollouts=data.steps, prompts_per_step=data.prompt_count),
             problems=probe.found,
             answers=probe.known,
         )
         why, explained = self.refusal, any(one.code in EXPLAINED for one in findings(before))
         if (explained or not why) and not (probe.found and probe.found.too_long == probe.found.prompts):
             why = self._probe(subcommand) or why
-        signs = probe.result or before
-        found = [*([refused_start(why)] if why and not explained else []), *findings(signs)]
+        statistics = probe.result or before
+        found = [*([refused_start(why)] if why and not explained else []), *findings(statistics)]
         found = with_fixes(found, module, _training_problems(data), data.source)
-        self._print(found, signs, probe.elapsed)
-        if probe.timed_out and len(signs.rollouts) < MIN_ROLLOUTS:
+        self._print(found, statistics, probe.elapsed)
+        if probe.timed_out and len(statistics.rollouts) < MIN_ROLLOUTS:
             _say("The time was up before enough was seen: raise --seconds, or lower data.prompts_per_step.")
             self.status = self.status or USAGE_ERROR
 
@@ -144,14 +144,14 @@ class DoctorCLI(GRPOCLI):
             return str(error)
         return ""
 
-    def _print(self, found: list[Finding], signs: Signs | None, seconds: float) -> None:
+    def _print(self, found: list[Finding], statistics: RunStatistics | None, seconds: float) -> None:
         self.status = int(bool(found))
-        rollouts = () if signs is None else signs.rollouts
+        rollouts = () if statistics is None else statistics.rollouts
         shown = self.probe.shown if self.looking else []
         if not is_first_process():
             return
         if self._given.json:
-            report = {"findings": list(map(asdict, found)), "signs": None if signs is None else asdict(signs)}
+            report = {"findings": list(map(asdict, found)), "signs": None if statistics is None else asdict(statistics)}
             report["shown"] = list(map(asdict, shown))
             print(json.dumps({**report, "seconds": round(seconds, 1)}, indent=2))
         else:

@@ -1,1 +1,1 @@
-"""What hinders learning: figures of a run's problems, rewards and first rollouts, and the rules that judge them."""
+"""Finds what will hinder learning: statistics of a run's problems, rewards and first rollouts, and rules about them."""

@@ -1,12 +1,11 @@
-"""Measures ``AnswerSigns``: what the rewards say of gold answers, demonstrations and empty completions."""
+"""Measures ``AnswerStatistics``: how gold answers, demonstrations and empty completions are rewarded."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -20,16 +19,12 @@ from grpo_pl.rewards.batch import ScoredBatch, score_completions
 from grpo_pl.rewards.model import LoadsModel
 from grpo_pl.rollout.engine import pad_left
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.tools.doctor.signs import AnswerSigns
+from grpo_pl.tools.doctor.run_statistics import AnswerStatistics
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Problem, Rollout
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-T = TypeVar("T")
-PROBLEMS, DEAR_PROBLEMS = 32, 2
+PROBLEMS, EXPENSIVE_PROBLEMS = 32, 2
 """Problems whose answers are tried; the second where a reward asks a model or a service."""
 FORMS = (
     "{gold}",
@@ -44,23 +39,28 @@ FORMS = (
 JUDGED = frozenset({"ok", "wrong", "no_answer"})
 """Statuses of scores that depend on the text alone, not on a clock."""
 MEANT_TO_BE_RIGHT = 0.75
-"""Share of the problems from which demonstrations are taken for right answers; others are wrong on purpose."""
-EOS_PLACES = 64
-"""Places of each completion at which the chance of an end token is looked at."""
+"""Demonstrations count as right answers where more than this share of problems has one that is paid; others are wrong
+on purpose."""
+EOS_POSITIONS = 64
+"""Last positions of each completion at which the probability of an end token is computed."""
 
 
-def answer_signs(module: GRPOModule, problems: Sequence[Problem], source: PromptSource) -> AnswerSigns:
+def measure_answers(module: GRPOModule, problems: Sequence[Problem], source: PromptSource) -> AnswerStatistics:
     """Scores gold answers in every form of ``FORMS``, demonstrations, and empty completions."""
-    few = _spread([p for p in problems if p.answer] or list(problems), _most(module.rewards))
+    known_answers = [p for p in problems if p.answer] or list(problems)
+    count = _problem_count(module.rewards)
+    few = known_answers[:: max(1, len(known_answers) // count)][:count]  # evenly spaced
     prefill = module.template.prefill
     texts = [[prefill, *(prefill + form.format(gold=problem.answer) for form in FORMS)] for problem in few]
     scored = scored_texts(module, few, texts)
     width = 1 + len(FORMS)
-    paid = [[score.correct is True for score in part] for part in _parts(scored.judged(), width)]
-    totals = [[total or 0.0 for total in part] for part in _parts(scored.totals(), width)]
+    judged, rewards = scored.judged(), scored.totals()
+    starts = range(0, len(judged), width)
+    paid = [[score.correct is True for score in judged[i : i + width]] for i in starts]
+    totals = [[total or 0.0 for total in rewards[i : i + width]] for i in starts]
     shown = _demonstrations(module, source, problems, few)
-    judged = scored_texts(module, [p for p, _ in shown], [[text] for _, text in shown]).judged() if shown else []
-    shown_right = {p.id for (p, _), score in zip(shown, judged, strict=True) if score.correct}
+    checked = scored_texts(module, [p for p, _ in shown], [[text] for _, text in shown]).judged() if shown else []
+    shown_right = {p.id for (p, _), score in zip(shown, checked, strict=True) if score.correct}
     known = [i for i, problem in enumerate(few) if problem.answer]
     accepted = [any(paid[i][1:]) or few[i].id in shown_right for i in known]
     empties = {
@@ -68,7 +68,7 @@ def answer_signs(module: GRPOModule, problems: Sequence[Problem], source: Prompt
         for reward, scores in zip(module.rewards, scored.scores, strict=True)
         if (values := [value for score in scores[::width] if (value := score.value) is not None])
     }
-    return AnswerSigns(
+    return AnswerStatistics(
         golds=len(known),
         refused=len(known) - sum(accepted),
         accepted_form=any(any(paid[i][1:]) for i in known)
@@ -77,30 +77,21 @@ def answer_signs(module: GRPOModule, problems: Sequence[Problem], source: Prompt
         empty_total=fmean(row[0] for row in totals),
         best_total=fmean(max(totals[i][1:]) for i in known) if any(accepted) else None,
         demonstrations=len(shown) if module.cold_start is not None else 0,
-        demonstrations_paid=sum(score.correct is True for score in judged),
+        demonstrations_paid=sum(score.correct is True for score in checked),
         empties=empties,
     )
 
 
-def _most(rewards: Sequence[Reward]) -> int:
+def _problem_count(rewards: Sequence[Reward]) -> int:
     """Problems whose answers are tried."""
-    dear = any(reward.asynchronous or isinstance(reward, LoadsModel) for reward in rewards)
-    return DEAR_PROBLEMS if dear else PROBLEMS
-
-
-def _parts(row: Sequence[T], width: int) -> list[Sequence[T]]:
-    return [row[i : i + width] for i in range(0, len(row), width)]
-
-
-def _spread(problems: Sequence[Problem], count: int) -> list[Problem]:
-    """``count`` of the problems, evenly spaced."""
-    return list(problems[:: max(1, len(problems) // count)][:count])
+    expensive = any(reward.asynchronous or isinstance(reward, LoadsModel) for reward in rewards)
+    return EXPENSIVE_PROBLEMS if expensive else PROBLEMS
 
 
 def _demonstrations(
     module: GRPOModule, source: PromptSource, problems: Sequence[Problem], few: Sequence[Problem]
 ) -> list[tuple[Problem, str]]:
-    """What the cold start's file shows for some of the problems, or the source for a ``few``."""
+    """Demonstrations in the cold start's file for some of the problems, or by the source for a ``few``."""
     file = None if module.cold_start is None else module.cold_start.demonstrations
     if file is not None:
         asked = {normal_question(problem.question): problem for problem in problems}
@@ -146,18 +137,18 @@ def _score(rewards: Sequence[Reward], samples: Samples) -> ScoredBatch:
     )
 
 
-def scored_again(signs: AnswerSigns, experience: Experience, rewards: Sequence[Reward]) -> AnswerSigns:
-    """``signs`` with what a second call of the rewards says of the same completions; those that ask a model or a
-    service are not called again."""
-    if _most(rewards) != PROBLEMS:
-        return signs
+def scored_again(statistics: AnswerStatistics, experience: Experience, rewards: Sequence[Reward]) -> AnswerStatistics:
+    """``statistics`` with the completions that get another value in a second call of the rewards; rewards that ask a
+    model or a service are not called again."""
+    if _problem_count(rewards) != PROBLEMS:
+        return statistics
     second = _score(rewards, experience.samples)
     changed = {
         reward.name: sum(a.value != b.value and {a.status, b.status} <= JUDGED for a, b in zip(*pair, strict=True))
         for reward, *pair in zip(rewards, experience.scored.scores, second.scores, strict=True)
     }
     name = max(changed, key=lambda reward: changed[reward])
-    return replace(signs, scored_again=len(experience.samples.completions), differed=changed[name], differing=name)
+    return replace(statistics, scored_again=len(experience.samples.completions), differed=changed[name], differing=name)
 
 
 @torch.no_grad()
@@ -165,13 +156,12 @@ def end_chance(module: GRPOModule, experience: Experience) -> float:
     """The largest probability of an end token in the first two completions of different prompts."""
     policy, rollout = module.require_policy(), experience.rollout
     ends = end_token_ids(policy, module.tokenizer, module.sampling)
-    return max(_end_chance(policy, rollout, row, ends) for row in {0, len(rollout.finish_reasons) - 1})
-
-
-def _end_chance(policy: PreTrainedModel, rollout: Rollout, row: int, ends: Collection[int]) -> float:
-    prompt, drawn = rollout.prompt_ids[row][rollout.prompt_mask[row]], rollout.completion_mask[row]
-    ids = torch.cat([prompt, rollout.completion_ids[row][drawn]]).unsqueeze(0)
-    keep = min(EOS_PLACES, int(drawn.sum()) + 1)
-    chances = policy(input_ids=ids, logits_to_keep=keep).logits[0].float().softmax(dim=-1)  # (keep, V)
-    known = [end for end in ends if end < chances.shape[1]]
-    return float(chances[:, known].sum(dim=1).max()) if known else 0.0
+    largest = 0.0
+    for row in {0, len(rollout.finish_reasons) - 1}:
+        prompt, drawn = rollout.prompt_ids[row][rollout.prompt_mask[row]], rollout.completion_mask[row]
+        ids = torch.cat([prompt, rollout.completion_ids[row][drawn]]).unsqueeze(0)
+        keep = min(EOS_POSITIONS, int(drawn.sum()) + 1)
+        chances = policy(input_ids=ids, logits_to_keep=keep).logits[0].float().softmax(dim=-1)  # (keep, V)
+        if known := [end for end in ends if end < chances.shape[1]]:
+            largest = max(largest, float(chances[:, known].sum(dim=1).max()))
+    return largest

@@ -1,4 +1,4 @@
-"""``Doctor``: looks at the first rollouts of a run and says once what will hinder learning."""
+"""``Doctor``: a callback that measures the first rollouts of a run and prints what will hinder learning."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from rich.console import Console
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.tools.doctor.finding import Finding
 from grpo_pl.tools.doctor.problems import SeenProblems
-from grpo_pl.tools.doctor.rollouts import RolloutMeter, settings_of
+from grpo_pl.tools.doctor.rollouts import RolloutMeter, run_settings
 from grpo_pl.tools.doctor.rules import findings
-from grpo_pl.tools.doctor.signs import AnswerSigns, ProblemSigns, RewardSigns, RolloutSigns, Signs
+from grpo_pl.tools.doctor.run_statistics import (
+    AnswerStatistics,
+    ProblemStatistics,
+    RewardStatistics,
+    RolloutStatistics,
+    RunStatistics,
+)
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule
@@ -28,11 +34,11 @@ class Doctor(StepCallback):
     sample and no weight; a resumed run goes on measuring and repeats nothing."""
 
     drift_every = 3
-    """Of so many rollouts, one has its log-probabilities computed once more: all in all below 1 % of a step."""
+    """Every so many rollouts, log-probabilities are computed once more: below 1 % of the time of a step on average."""
 
     def __init__(self, rollouts: int = ROLLOUTS) -> None:
         self.rollouts = rollouts
-        self.measured: list[RolloutSigns] = []
+        self.measured: list[RolloutStatistics] = []
         self._said: list[str] = []
         self._meter: RolloutMeter | None = None
         self._seen = SeenProblems()
@@ -43,7 +49,7 @@ class Doctor(StepCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._said = list(state_dict["said"])
         self.measured = [
-            RolloutSigns(**{**one, "rewards": tuple(RewardSigns(**reward) for reward in one["rewards"])})
+            RolloutStatistics(**{**one, "rewards": tuple(RewardStatistics(**reward) for reward in one["rewards"])})
             for one in state_dict["measured"]
         ]
 
@@ -60,8 +66,8 @@ class Doctor(StepCallback):
         step = experience.samples.step
         rate = module.optimization.lr_at(step, data.steps) / module.optimization.peak
         drift = len(self.measured) % self.drift_every == 0
-        signs = self._meter.end(experience, rate=rate or 1.0, drift=drift)
-        self.measured.append(signs)
+        statistics = self._meter.end(experience, rate=rate or 1.0, drift=drift)
+        self.measured.append(statistics)
         self._seen.add(experience.samples.prompts)
         return {}
 
@@ -79,27 +85,27 @@ class Doctor(StepCallback):
             skipped=int(logged.get("updates/skipped", 0)),
         )
         if trainer.is_global_zero:
-            for finding in findings(self.signs(trainer, cast(GRPOModule, pl_module))):
+            for finding in findings(self.statistics(trainer, cast(GRPOModule, pl_module))):
                 if finding.code not in self._said:
                     self._said.append(finding.code)
                     self.say(finding)
 
-    def signs(self, trainer: Trainer, module: GRPOModule) -> Signs:
+    def statistics(self, trainer: Trainer, module: GRPOModule) -> RunStatistics:
         """All that has been measured so far."""
         data = _data(trainer)
-        return Signs(
-            settings=settings_of(module, rollouts=data.steps, prompts_per_step=data.prompt_count),
+        return RunStatistics(
+            settings=run_settings(module, rollouts=data.steps, prompts_per_step=data.prompt_count),
             problems=self.problems(data),
             answers=self.answers(),
             rollouts=self.measured,
         )
 
-    def problems(self, data: RolloutDataModule) -> ProblemSigns | None:
-        """Of the problems that the rollouts asked."""
-        return self._seen.signs(data)
+    def problems(self, data: RolloutDataModule) -> ProblemStatistics | None:
+        """Statistics of the problems that the rollouts asked."""
+        return self._seen.statistics(data)
 
-    def answers(self) -> AnswerSigns | None:
-        """Nothing: a run calls its rewards for its completions alone."""
+    def answers(self) -> AnswerStatistics | None:
+        """None: a run calls its rewards for its completions alone."""
         return None
 
     def say(self, finding: Finding) -> None:

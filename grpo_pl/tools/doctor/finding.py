@@ -1,11 +1,11 @@
-"""What a rule of the doctor is, and what it finds."""
+"""``Rule`` and ``Finding``: a test of a run's statistics, and its result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from grpo_pl.tools.doctor.signs import Signs
+from grpo_pl.tools.doctor.run_statistics import RunStatistics
 
 MIN_GROUPS, MIN_ROLLOUTS = 12, 3
 """Fewer say nothing about shares."""
@@ -15,12 +15,12 @@ MOSTLY = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What will hinder learning."""
+    """A state that will hinder learning."""
 
     code: str
     name: str
     figure: float
-    """What was measured; its unit is in the sentence."""
+    """The measured value; its unit is in the sentence."""
     sentence: str
     field: str
     """What to change."""
@@ -48,9 +48,9 @@ class Rule:
 
     code: str
     name: str
-    find: Callable[[Signs], Found]
+    find: Callable[[RunStatistics], Found]
 
 
-def enough(s: Signs) -> bool:
-    """Whether there were enough groups for shares of them to mean something."""
+def enough(s: RunStatistics) -> bool:
+    """True if there were enough groups for shares of them to mean something."""
     return len(s.rollouts) >= MIN_ROLLOUTS and s.total("groups") >= MIN_GROUPS

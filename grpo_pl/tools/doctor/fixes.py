@@ -36,11 +36,25 @@ def with_fixes(
     if module.policy_config.path is None or module.pool is not None or MENDED.isdisjoint(one.code for one in found):
         return list(found)
     examples = solved_examples(module, problems, source)
-    makers = {"D10": _longer, "D11": _form, "D12": _end}
-    return [
-        replace(one, fix=makers[one.code](module, examples, problems, source)) if one.code in MENDED else one
-        for one in found
-    ]
+    template = {"template": {"examples": examples}} if examples and not module.template.examples else {}
+    fixes = {}
+    for code in MENDED.intersection(one.code for one in found):
+        if code == "D10":  # a limit twice as high, as far as the context goes; short answers to imitate
+            context = context_length(model_config(module.policy_config, module.tokenizer))
+            length = module.sampling.max_completion_length
+            longer = 2 * length if context is None else max(length, min(2 * length, context // 2))
+            sampling = {"sampling": {"max_completion_length": longer}} if longer > length else {}
+            fixes[code] = _yaml({**sampling, **template})
+        elif code == "D11":  # examples of the form, rewards that read or pay more of it; in a comment a cold start
+            tree = {**template, **_rewards(module, examples, problems)}
+            cold = "" if module.cold_start is not None else _cold_start(problems, source)
+            fixes[code] = "\n".join(filter(None, [_yaml(tree) if tree else "", cold]))
+        else:  # end tokens that the tokenizer knows besides its own, else a blank line as the end
+            known = module.tokenizer.get_vocab()
+            ids = sorted(known[token] for token in _ENDS if token in known and token != module.tokenizer.eos_token)
+            stop: dict[str, Any] = {"stop_token_ids": ids} if ids else {"stop": ["\n\n"]}
+            fixes[code] = _yaml({"sampling": stop, **template})
+    return [replace(one, fix=fixes[one.code]) if one.code in fixes else one for one in found]
 
 
 def solved_examples(module: GRPOModule, problems: Sequence[Problem], source: PromptSource) -> list[dict[str, str]]:
@@ -62,36 +76,6 @@ def solved_examples(module: GRPOModule, problems: Sequence[Problem], source: Pro
                 {"question": problem.question, "completion": row[form]} for problem, row in zip(few, texts, strict=True)
             ]
     return []
-
-
-def _longer(
-    module: GRPOModule, examples: list[dict[str, str]], problems: Sequence[Problem], source: PromptSource
-) -> str:
-    """A limit twice as high, as far as the context goes; short answers to imitate."""
-    context = context_length(model_config(module.policy_config, module.tokenizer))
-    length = module.sampling.max_completion_length
-    longer = 2 * length if context is None else max(length, min(2 * length, context // 2))
-    tree: dict[str, Any] = {"sampling": {"max_completion_length": longer}} if longer > length else {}
-    return _yaml({**tree, **_template(module, examples)})
-
-
-def _form(module: GRPOModule, examples: list[dict[str, str]], problems: Sequence[Problem], source: PromptSource) -> str:
-    """Examples of the form, rewards that read or pay more of it; in a comment a cold start."""
-    tree = {**_template(module, examples), **_rewards(module, examples, problems)}
-    cold = "" if module.cold_start is not None else _cold_start(problems, source)
-    return "\n".join(filter(None, [_yaml(tree) if tree else "", cold]))
-
-
-def _end(module: GRPOModule, examples: list[dict[str, str]], problems: Sequence[Problem], source: PromptSource) -> str:
-    """End tokens that the tokenizer knows besides its own, else a blank line as the end."""
-    known = module.tokenizer.get_vocab()
-    ids = sorted(known[token] for token in _ENDS if token in known and token != module.tokenizer.eos_token)
-    stop: dict[str, Any] = {"stop_token_ids": ids} if ids else {"stop": ["\n\n"]}
-    return _yaml({"sampling": stop, **_template(module, examples)})
-
-
-def _template(module: GRPOModule, examples: list[dict[str, str]]) -> dict[str, Any]:
-    return {"template": {"examples": examples}} if examples and not module.template.examples else {}
 
 
 def _rewards(module: GRPOModule, examples: list[dict[str, str]], problems: Sequence[Problem]) -> dict[str, Any]:

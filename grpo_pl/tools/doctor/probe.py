@@ -15,8 +15,8 @@ from grpo_pl.tools.doctor.callback import Doctor
 from grpo_pl.tools.doctor.finding import Finding
 from grpo_pl.tools.doctor.precision import bfloat16_gain
 from grpo_pl.tools.doctor.rollouts import RolloutMeter
+from grpo_pl.tools.doctor.run_statistics import AnswerStatistics, ProblemStatistics, RunStatistics
 from grpo_pl.tools.doctor.shown import ShownPrompt, shown_prompts
-from grpo_pl.tools.doctor.signs import AnswerSigns, ProblemSigns, Signs
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.module import GRPOModule
 
@@ -37,9 +37,9 @@ class Probe(Doctor):
     def __init__(self, rollouts: int, seconds: float) -> None:
         super().__init__(rollouts)
         self.seconds = seconds
-        self.found: ProblemSigns | None = None
-        self.known: AnswerSigns | None = None
-        self.result: Signs | None = None
+        self.found: ProblemStatistics | None = None
+        self.known: AnswerStatistics | None = None
+        self.result: RunStatistics | None = None
         self.shown: list[ShownPrompt] = []
         self.timed_out = False
         self._began: float | None = None
@@ -73,13 +73,13 @@ class Probe(Doctor):
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         assert isinstance(pl_module, GRPOModule)
-        self.result = self.signs(trainer, pl_module)
+        self.result = self.statistics(trainer, pl_module)
         trainer.should_stop = trainer.should_stop or self.should_stop()
 
-    def problems(self, data: RolloutDataModule) -> ProblemSigns | None:
+    def problems(self, data: RolloutDataModule) -> ProblemStatistics | None:
         return self.found
 
-    def answers(self) -> AnswerSigns | None:
+    def answers(self) -> AnswerStatistics | None:
         return self.known
 
     def say(self, finding: Finding) -> None:

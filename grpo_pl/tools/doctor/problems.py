@@ -1,4 +1,4 @@
-"""Measures ``ProblemSigns``: repeats, leaks, characters that cannot be written, prompts that are too long."""
+"""Measures ``ProblemStatistics``: repeats, leaks, characters that cannot be written, prompts that are too long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.overlap import find_overlaps
 from grpo_pl.policy.template import Fits
 from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
-from grpo_pl.tools.doctor.signs import ProblemSigns
+from grpo_pl.tools.doctor.run_statistics import ProblemStatistics
 from grpo_pl.training.cold_start import MADE_UP
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.vocabulary import first_prompts, texts_of_run
@@ -31,15 +31,16 @@ class SeenProblems:
 
     def add(self, problems: Iterable[Problem]) -> None:
         for problem in problems:
-            self._asked[problem.source, problem.id] = _identity(problem)
+            self._asked[problem.source, problem.id] = normal_question(problem.question)
 
-    def signs(self, data: RolloutDataModule) -> ProblemSigns:
+    def statistics(self, data: RolloutDataModule) -> ProblemStatistics:
         """Repeats among them, and held-out problems that were trained on."""
         asked = set(self._asked.values())
         held_out = data.held_out()
         if self._held_out is None:
-            self._held_out = {_identity(p) for problems in held_out.values() for p in problems if p.question}
-        return ProblemSigns(
+            asked_there = (p.question for problems in held_out.values() for p in problems if p.question)
+            self._held_out = set(map(normal_question, asked_there))
+        return ProblemStatistics(
             train=len(self._asked),
             repeated=len(self._asked) - len(asked),
             held_out=min(map(len, held_out.values())),
@@ -47,22 +48,23 @@ class SeenProblems:
         )
 
 
-def _identity(problem: Problem) -> str:
-    return normal_question(problem.question)
-
-
-def problem_signs(module: GRPOModule, data: RolloutDataModule, fits: Fits | None) -> ProblemSigns:
-    """What can be found before the first rollout; of a source without a list, in its first prompts."""
+def measure_problems(module: GRPOModule, data: RolloutDataModule, fits: Fits | None) -> ProblemStatistics:
+    """Statistics of all problems before the first rollout; of a source without a list, of its first prompts."""
     listed = [rows for leaf in data.source.leaves().values() if (rows := leaf.problems("train")) is not None]
     train = chain(*listed) if len(listed) == len(data.source.leaves()) else first_prompts(data)
     seen, held_out = SeenProblems(), data.held_out()
     problems = list(train)
     seen.add(problems)
-    found = seen.signs(data)
-    overlaps = find_overlaps(chain(problems, _demonstrated(module, data)), held_out)
-    everyone = [p for p in chain(problems, *held_out.values())]
+    found = seen.statistics(data)
+    demonstrated: list[Problem] = []
+    cold_start = module.cold_start
+    if cold_start is not None and (cold_start.demonstrations is None or Path(cold_start.demonstrations).is_file()):
+        questions = enumerate(cold_start.asked(data.source, MADE_UP))
+        demonstrated = [Problem(id=number, question=question, answer="") for number, question in questions]
+    overlaps = find_overlaps(chain(problems, demonstrated), held_out)
+    everyone = list(chain(problems, *held_out.values()))
     texts, unwritable, characters = _unwritable(module, data)
-    return ProblemSigns(
+    return ProblemStatistics(
         train=found.train,
         repeated=found.repeated,
         held_out=found.held_out,
@@ -75,17 +77,8 @@ def problem_signs(module: GRPOModule, data: RolloutDataModule, fits: Fits | None
     )
 
 
-def _demonstrated(module: GRPOModule, data: RolloutDataModule) -> Iterable[Problem]:
-    cold_start = module.cold_start
-    file = None if cold_start is None else cold_start.demonstrations
-    if cold_start is None or (file is not None and not Path(file).is_file()):
-        return
-    for number, question in enumerate(cold_start.asked(data.source, MADE_UP)):
-        yield Problem(id=number, question=question, answer="")
-
-
 def _unwritable(module: GRPOModule, data: RolloutDataModule) -> tuple[int, int, str]:
-    """Texts, those of them that cannot be written, and characters that are lacking."""
+    """Number of texts, number of those that the tokenizer cannot write, and the characters that it lacks."""
     tokenizer = module.tokenizer
     lacks = lacking_by(tokenizer)
     if lacks is None:

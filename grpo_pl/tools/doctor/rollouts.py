@@ -1,4 +1,4 @@
-"""Measures ``RolloutSigns``: what a rollout drew, and what its updates changed."""
+"""Measures ``RolloutStatistics``: completions and rewards of a rollout, and the change by its updates."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.rewards.format import FormatReward
 from grpo_pl.rewards.function import FunctionReward
 from grpo_pl.tools.doctor.answers import JUDGED
-from grpo_pl.tools.doctor.signs import RewardSigns, RolloutSigns, Settings
+from grpo_pl.tools.doctor.run_statistics import RewardStatistics, RolloutStatistics, RunSettings
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.microbatches import rollout_rows
 from grpo_pl.training.module import GRPOModule
@@ -30,11 +31,11 @@ MOST_WEIGHTS = 1 << 16
 """Weights that are looked at before and after the updates."""
 
 
-def settings_of(module: GRPOModule, *, rollouts: int, prompts_per_step: int) -> Settings:
-    """What the rules read of a configuration."""
+def run_settings(module: GRPOModule, *, rollouts: int, prompts_per_step: int) -> RunSettings:
+    """The fields of a configuration that the rules read."""
     algorithm, policy = module.algorithm, module.policy
     trained = [] if policy is None else [p for p in policy.parameters() if p.requires_grad]
-    return Settings(
+    return RunSettings(
         group_size=algorithm.group_size,
         prompts_per_update=prompts_per_step / algorithm.num_minibatches,
         rollouts=rollouts,
@@ -60,8 +61,8 @@ class RolloutMeter:
         self._before = self._weights()
 
     @torch.no_grad()
-    def end(self, experience: Experience, *, rate: float, drift: bool = True) -> RolloutSigns:
-        """The signs of a rollout, after its updates.
+    def end(self, experience: Experience, *, rate: float, drift: bool = True) -> RolloutStatistics:
+        """The statistics of a rollout, after its updates.
 
         Args:
             rate: its learning rate as a share of the peak.
@@ -74,7 +75,7 @@ class RolloutMeter:
         size = sum(b.double().square().sum().item() for b in before)
         logprob_change, kl, entropy = self._drift(experience) if drift else (None, None, None)
         return replace(
-            rollout_signs(experience, self.module.rewards),
+            measure_rollout(experience, self.module.rewards),
             rate=rate,
             moved=sum(moved) / len(moved) if moved else None,
             weight_change=math.sqrt(change / size) if size else None,
@@ -86,7 +87,8 @@ class RolloutMeter:
     def _weights(self) -> list[Tensor]:
         """Equally many evenly spaced elements of each trained matrix that is no embedding, of this process's part."""
         policy = self.module.require_policy()
-        embeddings = {id(getattr(layer, "weight", None)) for layer in (_input(policy), policy.get_output_embeddings())}
+        layers: Any = (policy.get_input_embeddings(), policy.get_output_embeddings())  # type: ignore[operator]
+        embeddings = {id(getattr(layer, "weight", None)) for layer in layers}
         matrices = [p for p in policy.parameters() if p.requires_grad and p.dim() == 2 and id(p) not in embeddings]
         found = []
         for matrix in matrices:
@@ -116,12 +118,8 @@ class RolloutMeter:
         return delta.abs().mean().item(), kl, entropy[mask].double().mean().item()
 
 
-def _input(policy: torch.nn.Module) -> object:
-    return policy.get_input_embeddings()  # type: ignore[operator]
-
-
-def rollout_signs(experience: Experience, rewards: Sequence[Reward]) -> RolloutSigns:
-    """What was drawn and how it was rewarded; texts are this process's, numbers those of the whole batch."""
+def measure_rollout(experience: Experience, rewards: Sequence[Reward]) -> RolloutStatistics:
+    """Statistics of completions and rewards; texts are of this process, numbers of the whole batch."""
     statistics, samples, rollout = experience.statistics, experience.samples, experience.rollout
     judged = experience.values[correctness_index(rewards)]  # (P, G)
     right, cut = judged >= 1.0, experience.truncated
@@ -138,7 +136,7 @@ def rollout_signs(experience: Experience, rewards: Sequence[Reward]) -> RolloutS
         if right[i].any() and (judged[i] < 1.0).any()
     ]
     groups, completions = judged.shape[0], judged.numel()
-    return RolloutSigns(
+    return RolloutStatistics(
         groups=groups,
         completions=completions,
         mixed=int(statistics.informative.sum()),
@@ -153,18 +151,18 @@ def rollout_signs(experience: Experience, rewards: Sequence[Reward]) -> RolloutS
         prompts=len(set(samples.prompt_texts)),
         gap=torch.stack(both).double().mean().item() if both else None,
         rewards=tuple(
-            _reward_signs(reward, values, scores, samples.completions, rollout.group_size)
+            _measure_reward(reward, values, scores, samples.completions, rollout.group_size)
             for reward, values, scores in zip(rewards, experience.values, experience.scored.scores, strict=True)
         ),
     )
 
 
-def _reward_signs(
+def _measure_reward(
     reward: Reward, values: Tensor, scores: Sequence[Score], texts: Sequence[str], group_size: int
-) -> RewardSigns:
+) -> RewardStatistics:
     known = values[~values.isnan()]
     equal, differed = repeated_texts(texts, scores, group_size)
-    return RewardSigns(
+    return RewardStatistics(
         name=reward.name,
         weight=reward.weight,
         correctness=reward.correctness,
@@ -178,7 +176,7 @@ def _reward_signs(
 
 
 def repeated_texts(texts: Sequence[str], scores: Sequence[Score], group_size: int) -> tuple[int, int]:
-    """How many completions repeat an earlier one of their group, and how many of these have another value than it."""
+    """Number of completions that repeat an earlier one of their group, and of those with another value than it."""
     equal = differed = 0
     for start in range(0, len(texts), group_size):
         values: Mapping[str, list[float]] = defaultdict(list)

@@ -1,6 +1,6 @@
-"""The rules: what figures of a run are a finding, what it says, and which field to change.
+"""The rules: which statistics of a run are a finding, its sentence, and the field to change.
 
-Each rule is a pure function of `Signs`. ``docs/doctor.md`` has the figures that its threshold lies between.
+Each rule is a pure function of `RunStatistics`. ``docs/doctor.md`` has the figures that its threshold lies between.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from grpo_pl.tools.doctor.finding import FEW_MIXED, MIN_GROUPS, MOSTLY, Finding, Found, Rule, enough
 from grpo_pl.tools.doctor.rules_of_updates import fast, faster_in_bfloat16, half_precision, no_update, slow
-from grpo_pl.tools.doctor.signs import RewardSigns, Signs
+from grpo_pl.tools.doctor.run_statistics import RewardStatistics, RunStatistics
 
 MIN_COMPLETIONS = 32
 """Fewer say nothing about shares."""
@@ -30,9 +30,9 @@ EMPTY = 0.1
 DIFFERED = 0.02
 
 
-def findings(signs: Signs) -> list[Finding]:
+def findings(statistics: RunStatistics) -> list[Finding]:
     """Everything that the rules find, in the order of the codes."""
-    found = [(rule, rule.find(signs)) for rule in RULES]
+    found = [(rule, rule.find(statistics)) for rule in RULES]
     return [
         Finding(code=rule.code, name=rule.name, figure=one[0], sentence=one[1], field=one[2])
         for rule, one in found
@@ -43,17 +43,17 @@ def findings(signs: Signs) -> list[Finding]:
 # --- groups without a difference ------------------------------------------------------------------------------------
 
 
-def _all_equal(s: Signs) -> bool:
+def _all_equal(s: RunStatistics) -> bool:
     return enough(s) and s.share("mixed", "groups") <= FEW_MIXED
 
 
-def _has_another_cause(s: Signs) -> bool:
-    """Whether a rule explains equal groups better than the difficulty of the problems does."""
+def _has_another_cause(s: RunStatistics) -> bool:
+    """True if another rule explains equal rewards better than the difficulty of the problems does."""
     others = (constant_reward, weights_cancel, identical, cut_off, no_form, no_end, no_question, refused, unpaid)
     return any(rule(s) is not None for rule in others) or (empty_paid(s) is not None and s.share("right") > MOSTLY)
 
 
-def too_hard(s: Signs) -> Found:
+def too_hard(s: RunStatistics) -> Found:
     right = s.share("right")
     if not _all_equal(s) or right > RARELY or _has_another_cause(s):
         return None
@@ -66,7 +66,7 @@ def too_hard(s: Signs) -> Found:
     )
 
 
-def too_easy(s: Signs) -> Found:
+def too_easy(s: RunStatistics) -> Found:
     right = s.share("right")
     if not _all_equal(s) or right < MOSTLY or _has_another_cause(s):
         return None
@@ -78,7 +78,7 @@ def too_easy(s: Signs) -> Found:
     )
 
 
-def split(s: Signs) -> Found:
+def split(s: RunStatistics) -> Found:
     right = s.share("right")
     if not _all_equal(s) or not RARELY < right < MOSTLY or _has_another_cause(s):
         return None
@@ -90,12 +90,12 @@ def split(s: Signs) -> Found:
     )
 
 
-def _equal(s: Signs) -> str:
+def _equal(s: RunStatistics) -> str:
     groups = s.total("groups")
     return f"in {groups - s.total('mixed')} of {groups} groups all rewards are equal"
 
 
-def constant_reward(s: Signs) -> Found:
+def constant_reward(s: RunStatistics) -> Found:
     if s.total("completions") < MIN_COMPLETIONS:
         return None
     for reward in s.rewards:
@@ -109,7 +109,7 @@ def constant_reward(s: Signs) -> Found:
     return None
 
 
-def _is_constant(reward: RewardSigns, s: Signs) -> bool:
+def _is_constant(reward: RewardStatistics, s: RunStatistics) -> bool:
     value = reward.most
     if value is None or value != reward.least:
         return False
@@ -121,7 +121,7 @@ def _is_constant(reward: RewardSigns, s: Signs) -> bool:
     return value != 1.0 or empty == 1.0
 
 
-def weights_cancel(s: Signs) -> Found:
+def weights_cancel(s: RunStatistics) -> Found:
     differ = s.share("mixed_answers", "groups")
     if not _all_equal(s) or differ <= 2 * FEW_MIXED:
         return None
@@ -133,7 +133,7 @@ def weights_cancel(s: Signs) -> Found:
     )
 
 
-def wrong_pays(s: Signs) -> Found:
+def wrong_pays(s: RunStatistics) -> Found:
     gap = s.mean(lambda rollout: rollout.gap)
     if gap is None or gap >= 0.0 or not enough(s) or s.share("mixed_answers", "groups") <= FEW_MIXED:
         return None
@@ -144,7 +144,7 @@ def wrong_pays(s: Signs) -> Found:
     )
 
 
-def identical(s: Signs) -> Found:
+def identical(s: RunStatistics) -> Found:
     share = s.share("identical", "groups")
     if not enough(s) or s.settings.group_size < 2 or share < IDENTICAL or s.share("right") > MOSTLY:
         return None
@@ -154,7 +154,7 @@ def identical(s: Signs) -> Found:
     return share, f"in {share:.0%} of the groups all completions are the same text, so none is better.", field
 
 
-def small_batch(s: Signs) -> Found:
+def small_batch(s: RunStatistics) -> Found:
     prompts = s.settings.prompts_per_update
     completions = prompts * s.settings.group_size
     if prompts >= 2 and completions >= MIN_COMPLETIONS_PER_UPDATE:
@@ -169,7 +169,7 @@ def small_batch(s: Signs) -> Found:
 # --- completions ----------------------------------------------------------------------------------------------------
 
 
-def cut_off(s: Signs) -> Found:
+def cut_off(s: RunStatistics) -> Found:
     share = s.share("cut_unpaid")
     if s.total("completions") < MIN_COMPLETIONS or share < CUT or no_end(s):
         return None
@@ -189,7 +189,7 @@ def cut_off(s: Signs) -> Found:
     )
 
 
-def no_form(s: Signs) -> Found:
+def no_form(s: RunStatistics) -> Found:
     if s.total("completions") < MIN_COMPLETIONS or cut_off(s) or no_end(s):
         return None
     share = s.share("no_answer")
@@ -205,7 +205,7 @@ def no_form(s: Signs) -> Found:
     )
 
 
-def no_end(s: Signs) -> Found:
+def no_end(s: RunStatistics) -> Found:
     chance = s.answers.end_chance if s.answers else None
     all_cut = s.total("completions") >= MIN_COMPLETIONS and s.total("cut") == s.total("completions")
     if chance is None or chance >= NO_END or not all_cut:
@@ -220,7 +220,7 @@ def no_end(s: Signs) -> Found:
 # --- problems -------------------------------------------------------------------------------------------------------
 
 
-def unwritable(s: Signs) -> Found:
+def unwritable(s: RunStatistics) -> Found:
     p = s.problems
     if p is None or not p.unwritable:
         return None
@@ -232,7 +232,7 @@ def unwritable(s: Signs) -> Found:
     )
 
 
-def leaked(s: Signs) -> Found:
+def leaked(s: RunStatistics) -> Found:
     p = s.problems
     if p is None or not p.leaked:
         return None
@@ -243,7 +243,7 @@ def leaked(s: Signs) -> Found:
     )
 
 
-def repeated(s: Signs) -> Found:
+def repeated(s: RunStatistics) -> Found:
     p = s.problems
     if p is None or s.settings.plays or p.train < MIN_GROUPS or p.repeated < REPEATED * p.train:
         return None
@@ -255,7 +255,7 @@ def repeated(s: Signs) -> Found:
     )
 
 
-def too_long(s: Signs) -> Found:
+def too_long(s: RunStatistics) -> Found:
     p = s.problems
     if p is None or not p.too_long:
         return None
@@ -267,7 +267,7 @@ def too_long(s: Signs) -> Found:
     )
 
 
-def no_question(s: Signs) -> Found:
+def no_question(s: RunStatistics) -> Found:
     questions, prompts = s.total("questions"), s.total("prompts")
     if questions < MIN_GROUPS or prompts > questions / 2:
         return None
@@ -278,7 +278,7 @@ def no_question(s: Signs) -> Found:
     )
 
 
-def few_held_out(s: Signs) -> Found:
+def few_held_out(s: RunStatistics) -> Found:
     p = s.problems
     if p is None or not p.held_out:
         return None
@@ -295,7 +295,7 @@ def few_held_out(s: Signs) -> Found:
 # --- rewards of known answers ---------------------------------------------------------------------------------------
 
 
-def refused(s: Signs) -> Found:
+def refused(s: RunStatistics) -> Found:
     a = s.answers
     if a is None or not a.golds or a.refused <= REFUSED * a.golds:
         return None
@@ -308,7 +308,7 @@ def refused(s: Signs) -> Found:
     )
 
 
-def unpaid(s: Signs) -> Found:
+def unpaid(s: RunStatistics) -> Found:
     a = s.answers
     if a is None or not a.demonstrations or a.demonstrations_paid >= PAID_AT_LEAST * a.demonstrations:
         return None
@@ -320,7 +320,7 @@ def unpaid(s: Signs) -> Found:
     )
 
 
-def empty_paid(s: Signs) -> Found:
+def empty_paid(s: RunStatistics) -> Found:
     a = s.answers
     if a is None:
         return None
@@ -338,7 +338,7 @@ def empty_paid(s: Signs) -> Found:
 _REWARDS = "model.rewards"
 
 
-def noise(s: Signs) -> Found:
+def noise(s: RunStatistics) -> Found:
     if s.answers is not None and s.answers.differed > DIFFERED * s.answers.scored_again:
         again = s.answers
         return (

@@ -1,11 +1,11 @@
-"""The rules about updates: whether they move the policy, and not too far."""
+"""The rules about updates: they should move the policy, and not too far."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from grpo_pl.tools.doctor.finding import FEW_MIXED, MIN_ROLLOUTS, MOSTLY, Found, enough
-from grpo_pl.tools.doctor.signs import RolloutSigns, Signs
+from grpo_pl.tools.doctor.run_statistics import RolloutStatistics, RunStatistics
 
 LEAST_DRIFT = 0.1
 """Of a policy with an entropy of 1 nat a token or more; of one that is surer, in proportion less."""
@@ -19,7 +19,7 @@ BFLOAT16_GAIN = 1.3
 """How many times as fast bfloat16 must be, for what it rounds away."""
 
 
-def slow(s: Signs) -> Found:
+def slow(s: RunStatistics) -> Found:
     drift = s.mean(lambda rollout: _at_peak(rollout, rollout.logprob_change))
     if drift is None or not enough(s) or s.share("mixed", "groups") <= FEW_MIXED or half_precision(s) or no_update(s):
         return None
@@ -36,11 +36,11 @@ def slow(s: Signs) -> Found:
     )
 
 
-def _at_peak(rollout: RolloutSigns, change: float | None) -> float | None:
+def _at_peak(rollout: RolloutStatistics, change: float | None) -> float | None:
     return None if change is None or not rollout.mixed else change / rollout.rate
 
 
-def fast(s: Signs) -> Found:
+def fast(s: RunStatistics) -> Found:
     kl, clipped = s.mean(lambda rollout: rollout.kl), s.mean(lambda rollout: rollout.clipped)
     if len(s.rollouts) < MIN_ROLLOUTS:
         return None
@@ -49,8 +49,12 @@ def fast(s: Signs) -> Found:
         return kl, f"the updates of one rollout move the policy by a KL divergence of {kl:.2g} a token.", field
     if clipped is not None and clipped > MOST_CLIPPED:
         return clipped, f"{clipped:.0%} of the tokens are outside the clip range.", field
+    # a policy may grow sure of what is right: nearly all is, or more than in the first half of the rollouts
+    half = len(s.rollouts) // 2
+    first, last = replace(s, rollouts=s.rollouts[:half]), replace(s, rollouts=s.rollouts[half:])
+    learns = s.share("right") >= MOSTLY or last.share("right") >= first.share("right") + LEARNS
     entropies = [rollout.entropy for rollout in s.rollouts if rollout.entropy is not None]
-    if len(entropies) >= MIN_ROLLOUTS and entropies[-1] < FALL * entropies[0] and not _learns(s):
+    if len(entropies) >= MIN_ROLLOUTS and entropies[-1] < FALL * entropies[0] and not learns:
         return (
             entropies[-1] / entropies[0],
             f"the entropy of a token fell from {entropies[0]:.2g} to {entropies[-1]:.2g} in {len(entropies)} rollouts.",
@@ -59,14 +63,7 @@ def fast(s: Signs) -> Found:
     return None
 
 
-def _learns(s: Signs) -> bool:
-    """Whether the policy grows sure of what is right: nearly all is, or more than in the first half of the rollouts."""
-    half = len(s.rollouts) // 2
-    first, last = replace(s, rollouts=s.rollouts[:half]), replace(s, rollouts=s.rollouts[half:])
-    return s.share("right") >= MOSTLY or last.share("right") >= first.share("right") + LEARNS
-
-
-def half_precision(s: Signs) -> Found:
+def half_precision(s: RunStatistics) -> Found:
     moved = s.mean(lambda rollout: rollout.moved if rollout.mixed else None)
     if not s.settings.half_precision or moved is None or moved >= MOVED or no_update(s):
         return None
@@ -77,7 +74,7 @@ def half_precision(s: Signs) -> Found:
     )
 
 
-def no_update(s: Signs) -> Found:
+def no_update(s: RunStatistics) -> Found:
     skipped = s.total("skipped")
     moved = s.mean(lambda rollout: rollout.moved if rollout.mixed else None)
     if skipped:
@@ -87,7 +84,7 @@ def no_update(s: Signs) -> Found:
     return 0.0, f"no weight changed in {len(s.rollouts)} rollouts, although rewards differ.", _RATE
 
 
-def faster_in_bfloat16(s: Signs) -> Found:
+def faster_in_bfloat16(s: RunStatistics) -> Found:
     gain = s.mean(lambda rollout: rollout.bfloat16_gain)
     if gain is None or gain < BFLOAT16_GAIN:
         return None

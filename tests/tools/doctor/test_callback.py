@@ -10,7 +10,7 @@ import torch
 from grpo_pl.rewards.base import Score
 from grpo_pl.tools.doctor.callback import Doctor
 from grpo_pl.tools.doctor.rollouts import repeated_texts
-from grpo_pl.tools.doctor.signs import RewardSigns, RolloutSigns
+from grpo_pl.tools.doctor.run_statistics import RewardStatistics, RolloutStatistics
 
 SLOW: dict[str, Any] = {"model__optimization": {"lr": 1e-8}}
 
@@ -40,9 +40,9 @@ def test_a_run_is_the_same_with_and_without_it(
 
 def test_what_was_measured_survives_a_checkpoint() -> None:
     doctor = Doctor()
-    reward = RewardSigns(name="exact", weight=1.0, correctness=True, least=0.0, most=1.0)
+    reward = RewardStatistics(name="exact", weight=1.0, correctness=True, least=0.0, most=1.0)
     doctor.measured = [
-        RolloutSigns(
+        RolloutStatistics(
             groups=2,
             completions=8,
             mixed=1,

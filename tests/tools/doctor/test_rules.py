@@ -8,11 +8,18 @@ import pytest
 
 import grpo_pl
 from grpo_pl.tools.doctor.rules import RULES, findings
-from grpo_pl.tools.doctor.signs import AnswerSigns, ProblemSigns, RewardSigns, RolloutSigns, Settings, Signs
+from grpo_pl.tools.doctor.run_statistics import (
+    AnswerStatistics,
+    ProblemStatistics,
+    RewardStatistics,
+    RolloutStatistics,
+    RunSettings,
+    RunStatistics,
+)
 
-EXACT = RewardSigns(name="exact", weight=1.0, correctness=True, least=0.0, most=1.0)
-FORM = RewardSigns(name="format", weight=0.1, correctness=False, least=0.0, most=1.0, earned=True, form=True)
-ROLLOUT = RolloutSigns(
+EXACT = RewardStatistics(name="exact", weight=1.0, correctness=True, least=0.0, most=1.0)
+FORM = RewardStatistics(name="format", weight=0.1, correctness=False, least=0.0, most=1.0, earned=True, form=True)
+ROLLOUT = RolloutStatistics(
     groups=8,
     completions=64,
     mixed=5,
@@ -34,32 +41,32 @@ ROLLOUT = RolloutSigns(
     kl=1e-3,
     entropy=0.5,
 )
-SETTINGS = Settings(group_size=8, prompts_per_update=8, rollouts=100, temperature=1.0, length=32)
-PROBLEMS = ProblemSigns(train=100, held_out=100, texts=400, prompts=200)
-ANSWERS = AnswerSigns(
+SETTINGS = RunSettings(group_size=8, prompts_per_update=8, rollouts=100, temperature=1.0, length=32)
+PROBLEMS = ProblemStatistics(train=100, held_out=100, texts=400, prompts=200)
+ANSWERS = AnswerStatistics(
     golds=32, refused=0, accepted_form=True, empty_right=0.0, empty_total=0.0, best_total=1.1, scored_again=64
 )
-HEALTHY = Signs(settings=SETTINGS, problems=PROBLEMS, answers=ANSWERS, rollouts=[ROLLOUT] * 4)
+HEALTHY = RunStatistics(settings=SETTINGS, problems=PROBLEMS, answers=ANSWERS, rollouts=[ROLLOUT] * 4)
 EQUAL: dict[str, Any] = {"mixed": 0, "mixed_answers": 0, "gap": None, "logprob_change": None, "moved": 0.0}
 
 
-def _codes(signs: Signs) -> list[str]:
-    return [finding.code for finding in findings(signs)]
+def _codes(statistics: RunStatistics) -> list[str]:
+    return [finding.code for finding in findings(statistics)]
 
 
-def _rollouts(signs: Signs = HEALTHY, **changed: Any) -> Signs:
-    return replace(signs, rollouts=[replace(ROLLOUT, **changed)] * 4)
+def _rollouts(statistics: RunStatistics = HEALTHY, **changed: Any) -> RunStatistics:
+    return replace(statistics, rollouts=[replace(ROLLOUT, **changed)] * 4)
 
 
-def _settings(**changed: Any) -> Signs:
+def _settings(**changed: Any) -> RunStatistics:
     return replace(HEALTHY, settings=replace(SETTINGS, **changed))
 
 
-def _problems(**changed: Any) -> Signs:
+def _problems(**changed: Any) -> RunStatistics:
     return replace(HEALTHY, problems=replace(PROBLEMS, **changed))
 
 
-def _answers(**changed: Any) -> Signs:
+def _answers(**changed: Any) -> RunStatistics:
     return replace(HEALTHY, answers=replace(ANSWERS, **changed))
 
 
@@ -68,7 +75,7 @@ def test_a_healthy_run_has_no_finding() -> None:
 
 
 def test_nothing_is_found_where_nothing_was_measured() -> None:
-    assert findings(Signs(settings=SETTINGS)) == []
+    assert findings(RunStatistics(settings=SETTINGS)) == []
 
 
 ALWAYS_HALF = (replace(EXACT, least=0.5, most=0.5), FORM)
@@ -129,7 +136,7 @@ NO_FORM = (EXACT, replace(FORM, most=0.0))
         ("D44", _rollouts(bfloat16_gain=1.3), _rollouts(bfloat16_gain=1.29)),
     ],
 )
-def test_a_rule_finds_what_it_is_for_and_no_less(code: str, ill: Signs, well: Signs) -> None:
+def test_a_rule_finds_what_it_is_for_and_no_less(code: str, ill: RunStatistics, well: RunStatistics) -> None:
     assert _codes(ill) == [code]
     assert code not in _codes(well)
 
@@ -170,7 +177,9 @@ def test_too_little_evidence_is_no_finding() -> None:
         (_rollouts(_answers(empty_right=1.0), **EQUAL, right=64), "D32"),
     ],
 )
-def test_a_cause_that_explains_equal_groups_takes_the_place_of_their_difficulty(cause: Signs, code: str) -> None:
+def test_a_cause_that_explains_equal_groups_takes_the_place_of_their_difficulty(
+    cause: RunStatistics, code: str
+) -> None:
     assert _codes(cause) == [code]
 
 
@@ -191,7 +200,7 @@ def test_the_rate_is_judged_at_its_peak() -> None:
 
 
 def test_a_penalty_that_nobody_incurs_is_no_constant_reward() -> None:
-    penalty = RewardSigns(name="repetition", weight=1.0, correctness=False, least=0.0, most=0.0, earned=False)
+    penalty = RewardStatistics(name="repetition", weight=1.0, correctness=False, least=0.0, most=0.0, earned=False)
     assert _codes(_rollouts(rewards=(EXACT, penalty))) == []
 
 

@@ -1,15 +1,15 @@
-"""``Signs``: what was measured of a run, as plain numbers; whatever was not measured is None or missing."""
+"""``RunStatistics``: what was measured of a run, as plain numbers; what was not measured is None or missing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class RunSettings:
     """The fields of a configuration that the rules read."""
 
     group_size: int
@@ -30,8 +30,8 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProblemSigns:
-    """What was found among the problems, before any rollout or in the first ones."""
+class ProblemStatistics:
+    """Of the problems, before any rollout or in the first ones."""
 
     train: int
     """Training problems that were looked at."""
@@ -55,8 +55,8 @@ class ProblemSigns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerSigns:
-    """What the rewards say of answers that are known to be right or empty."""
+class AnswerStatistics:
+    """Of the rewards of answers that are known to be right or empty."""
 
     golds: int
     """Gold answers that were tried, each in several forms."""
@@ -87,8 +87,8 @@ class AnswerSigns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardSigns:
-    """The values of one reward in one rollout."""
+class RewardStatistics:
+    """Of the values of one reward in one rollout."""
 
     name: str
     weight: float
@@ -106,8 +106,8 @@ class RewardSigns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutSigns:
-    """What one rollout and its updates did."""
+class RolloutStatistics:
+    """Of one rollout and its updates."""
 
     groups: int
     completions: int
@@ -130,7 +130,7 @@ class RolloutSigns:
     prompts: int = 0
     gap: float | None = None
     """Weighted reward of right completions less that of wrong ones, mean over the groups that have both."""
-    rewards: tuple[RewardSigns, ...] = ()
+    rewards: tuple[RewardStatistics, ...] = ()
     rate: float = 1.0
     """Learning rate as a share of its peak."""
     weight_change: float | None = None
@@ -152,13 +152,13 @@ class RolloutSigns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Signs:
+class RunStatistics:
     """All that the rules see."""
 
-    settings: Settings
-    problems: ProblemSigns | None = None
-    answers: AnswerSigns | None = None
-    rollouts: Sequence[RolloutSigns] = ()
+    settings: RunSettings
+    problems: ProblemStatistics | None = None
+    answers: AnswerStatistics | None = None
+    rollouts: Sequence[RolloutStatistics] = ()
 
     def total(self, name: str) -> int:
         """A count of the rollouts, added up."""
@@ -168,24 +168,21 @@ class Signs:
         """A count of the rollouts as a share of another; 0 of nothing."""
         return self.total(name) / max(1, self.total(of))
 
-    def mean(self, value: Callable[[RolloutSigns], float | None]) -> float | None:
+    def mean(self, value: Callable[[RolloutStatistics], float | None]) -> float | None:
         """Over the rollouts in which it was measured; None where it was in none."""
         found = [one for rollout in self.rollouts if (one := value(rollout)) is not None]
         return fmean(found) if found else None
 
     @cached_property
-    def rewards(self) -> list[RewardSigns]:
+    def rewards(self) -> list[RewardStatistics]:
         """The values of each reward over all rollouts."""
-        columns = zip(*(rollout.rewards for rollout in self.rollouts), strict=True)
-        return [_joined(column) for column in columns]
-
-
-def _joined(parts: Sequence[RewardSigns]) -> RewardSigns:
-    first = parts[0]
-    return RewardSigns(
-        **{name: getattr(first, name) for name in ("name", "weight", "correctness", "earned", "form")},
-        least=min((part.least for part in parts if part.least is not None), default=None),
-        most=max((part.most for part in parts if part.most is not None), default=None),
-        equal_texts=sum(part.equal_texts for part in parts),
-        differed=sum(part.differed for part in parts),
-    )
+        return [
+            replace(
+                parts[0],
+                least=min((part.least for part in parts if part.least is not None), default=None),
+                most=max((part.most for part in parts if part.most is not None), default=None),
+                equal_texts=sum(part.equal_texts for part in parts),
+                differed=sum(part.differed for part in parts),
+            )
+            for parts in zip(*(rollout.rewards for rollout in self.rollouts), strict=True)
+        ]
