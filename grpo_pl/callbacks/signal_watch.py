@@ -1,4 +1,4 @@
-"""``SignalWatch``: warns of a run in which nothing can be learnt, because all completions of a group get one reward."""
+"""``SignalWatch``: warns of a run in which nothing can be learnt, because rewards are equal in every group."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from grpo_pl.report.no_signal import CAUSES, ROLLOUTS
+from grpo_pl.evaluation.curves import CAUSES, SILENT_ROLLOUTS, SilentRollouts
 
 
 class SignalWatch(Callback):
-    """Counts rollouts in a row without a group of unequal rewards; one warning a run, also over a resume."""
+    """Warns once a run, also over a resume."""
 
     def __init__(self) -> None:
-        self._in_a_row = 0
+        self._silent = SilentRollouts()
         self._warned = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {"in_a_row": self._in_a_row, "warned": self._warned}
+        return {"in_a_row": self._silent.in_a_row, "warned": self._warned}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._in_a_row, self._warned = state_dict["in_a_row"], state_dict["warned"]
+        self._silent, self._warned = SilentRollouts(state_dict["in_a_row"]), state_dict["warned"]
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._in_a_row = 0 if bool(outputs["experience"].statistics.informative.any()) else self._in_a_row + 1
-        if self._in_a_row >= ROLLOUTS and not self._warned:
+        equal = not bool(outputs["experience"].statistics.informative.any())
+        if self._silent.add(batch_idx, float(equal)) and not self._warned:
             self._warned = True
             rank_zero_warn(
-                f"No learning signal: the rewards of every group were equal for {ROLLOUTS} rollouts. {CAUSES}"
+                f"No learning signal: the rewards of every group were equal for {SILENT_ROLLOUTS} rollouts. {CAUSES}"
             )

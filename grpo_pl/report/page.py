@@ -1,21 +1,28 @@
-"""Builds ``report.html``: one file without external resources, in which the texts of a run are data, not markup."""
+"""Builds the report of one run or several: one HTML file without external resources, in which the texts of runs are
+data, not markup."""
 
 from __future__ import annotations
 
+import html
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from grpo_pl.evaluation.curves import Points, read_curves
-from grpo_pl.files.rows import Row, line_name, read_lines, read_object
-from grpo_pl.files.runs import RunFolder
-from grpo_pl.files.writing import staged
-from grpo_pl.report.charts import charts, held_out_charts
-from grpo_pl.report.look import asset, json_in_html, whole_page
-from grpo_pl.report.no_signal import no_signal
-from grpo_pl.report.problems import before_and_after, length_chart, problem_charts
+import yaml
 
+from grpo_pl.evaluation.curves import Points, no_signal, read_curves
+from grpo_pl.files.rows import Row, line_name, read_lines, read_object
+from grpo_pl.files.runs import RunFolder, flat_settings
+from grpo_pl.files.writing import staged
+from grpo_pl.report.charts import charts, compared_held_out, comparison_charts, held_out_charts
+from grpo_pl.report.problems import before_and_after, length_chart, problem_charts, side_by_side
+
+STYLE, SCRIPT = "theme.css", ("charts.js", "completions.js")
+"""What all pages have; each adds its own."""
 LARGEST_SAMPLES = 8_000_000
 """Most bytes of samples in a report; beyond, it shows every second rollout only, or every fourth, eighth …"""
 
@@ -29,6 +36,8 @@ IN_RECORD = (
     *("machine", "processes"),
 )
 """Fields of a run's files without which there is no report."""
+OF_THE_RUN = ("config", "resume", "ckpt_path", "name", "runs_dir")
+"""Settings in which any two runs differ."""
 
 
 def write_report(run: RunFolder) -> Path:
@@ -44,6 +53,31 @@ def write_report(run: RunFolder) -> Path:
     return run.report
 
 
+def write_comparison(runs: Sequence[RunFolder], output: Path) -> Path:
+    """Writes the report of several runs, atomically, and returns its path.
+
+    Raises:
+        ValueError: a folder that holds no ``metrics.csv``, one run twice, or ``output`` is a folder.
+    """
+    for run in runs:
+        require_run(run)
+    if output.is_dir():
+        raise ValueError(f"--output {output} is a folder: name a file.")
+    paths = [run.path.resolve() for run in runs]
+    twice = next((path for path in paths if paths.count(path) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is given twice: a run is not compared with itself.")
+    names = [path.name for path in paths]
+    named = {  # with the parent's name where two bear the same
+        path.name if names.count(path.name) == 1 else f"{path.parent.name}/{path.name}": run
+        for path, run in zip(paths, runs, strict=True)
+    }
+    page = _page(comparison_data(named))
+    with staged(output) as file:
+        file.write_text(page, encoding="utf-8", errors="replace")
+    return output
+
+
 def require_run(run: RunFolder) -> None:
     """Refuses a folder without ``metrics.csv``."""
     if not run.metrics.is_file():
@@ -57,7 +91,7 @@ def build_page(run: RunFolder) -> str:
     training = [asdict(chart) for chart in charts(columns)]
     lengths = length_chart(samples)
     data = {
-        "name": run_name(run),
+        "name": run.path.resolve().name,
         "runs": 1,
         "warning": no_signal(columns),
         "tiles": tiles(columns, validations),
@@ -71,18 +105,50 @@ def build_page(run: RunFolder) -> str:
         "differences": [[]],
         "config": run.config.read_text(errors="replace") if run.config.is_file() else "",
     }
-    return assembled(data)
+    return _page(data)
 
 
-def assembled(data: Mapping[str, Any]) -> str:
-    """The page around its data."""
-    title = f"{data['name']} – grpo-pl"
-    return whole_page(asset("page.html"), title=title, style=asset("page.css"), script=asset("page.js"), data=data)
+def comparison_data(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
+    """The data of the page of several runs, by their names."""
+    columns = {name: read_curves(run.metrics) for name, run in runs.items()}
+    validations = {name: read_if_there(run.held_out, IN_HELD_OUT) for name, run in runs.items()}
+    warnings = [f"{name}: {warning}" for name, of in columns.items() if (warning := no_signal(of))]
+    last = []
+    for name, of in columns.items():  # the held-out metric of each run, or its reward where there is none
+        key = next((key for key in ("val/pass@1", "val/greedy", "reward") if key in of), None)
+        if key is not None:
+            note = f"{key.removeprefix('val/')}, from {of[key][0][1]:.3f}"
+            last.append({"label": name, "value": f"{of[key][-1][1]:.3f}", "note": note})
+    known = {name: {key: value for key, value in facts(run)} for name, run in runs.items()}
+    keys = dict.fromkeys(key for each in known.values() for key in each)
+    return {
+        "name": " · ".join(runs),
+        "runs": len(runs),
+        "warning": " ".join(warnings),
+        "tiles": last,
+        "facts": [["", *runs], *([key, *(each.get(key, "–") for each in known.values())] for key in keys)],
+        "held_out": {
+            "charts": list(map(asdict, compared_held_out(columns, validations))),
+            "answers": side_by_side(validations),
+        },
+        "charts": list(map(asdict, comparison_charts(columns))),
+        "samples": [],
+        "differences": _differences(runs),
+        "config": "",
+    }
 
 
-def run_name(run: RunFolder) -> str:
-    """The name of a run's folder."""
-    return run.path.resolve().name
+def _differences(runs: Mapping[str, RunFolder]) -> list[list[str]]:
+    """The settings in which the runs differ, a column for each run."""
+    settings = {
+        name: flat_settings(yaml.safe_load(run.config.read_text(encoding="utf-8")) or {})
+        if run.config.is_file()
+        else {}
+        for name, run in runs.items()
+    }
+    keys = dict.fromkeys(key for of in settings.values() for key in of if key.partition(".")[0] not in OF_THE_RUN)
+    rows = [[key, *(str(of.get(key, "unset")) for of in settings.values())] for key in keys]
+    return [["setting", *runs], *(row for row in rows if len(set(row[1:])) > 1)]
 
 
 def read_if_there(file: Path, needed: Sequence[str]) -> list[Row]:
@@ -189,3 +255,38 @@ def _short(number: float) -> str:
         if number >= limit:
             return f"{number / limit:.1f} {letter}"
     return f"{number:.0f}"
+
+
+def _page(data: Mapping[str, Any]) -> str:
+    """The HTML text of a report around its data."""
+    title = f"{data['name']} – grpo-pl"
+    return whole_page(asset("page.html"), title=title, style=asset("page.css"), script=asset("page.js"), data=data)
+
+
+def whole_page(page: str, *, title: str, style: str, script: str, data: Any = None) -> str:
+    """A page without external resources: ``{{title}}``, ``{{style}}``, ``{{script}}`` and ``{{data}}`` filled in.
+
+    Args:
+        page: the HTML with the placeholders.
+        style: what comes after the shared style, and ``script`` what comes after the shared scripts.
+        data: JSON values; whatever stands in them stays data.
+    """
+    parts: Mapping[str, str] = {
+        "{{title}}": html.escape(title),
+        "{{style}}": f"{asset(STYLE)}{style}",
+        "{{script}}": "\n".join([*map(asset, SCRIPT), script]),
+        "{{data}}": json_in_html(data),
+    }
+    # in one pass, so that data which looks like a placeholder is not replaced
+    return re.sub(r"\{\{(?:title|style|script|data)\}\}", lambda placeholder: parts[placeholder.group()], page)
+
+
+def json_in_html(data: Any) -> str:
+    """``data`` as JSON for a script element; escapes whatever in a string could end that element."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def asset(name: str) -> str:
+    """The text of a file of this folder."""
+    return resources.files("grpo_pl.report").joinpath(name).read_text(encoding="utf-8")

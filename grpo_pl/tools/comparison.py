@@ -1,17 +1,16 @@
-"""Compares several runs: writes their curves to one CSV file, prints them as a table and draws them as a PNG."""
+"""Compares the metrics of several runs: one CSV file, a table, and a PNG with their curves."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from grpo_pl.evaluation.curves import Points, read_curves
+from grpo_pl.evaluation.curves import Points
 from grpo_pl.files.writing import staged
 
 if TYPE_CHECKING:
@@ -28,84 +27,63 @@ CURVES = {
 """Column of the comparison's CSV -> column of a run's ``metrics.csv``."""
 
 
-@dataclass(frozen=True)
-class RunCurves:
-    """The metrics that one run logged, by rollout."""
-
-    curves: Mapping[str, Points]
-    """Curves by the names of ``CURVES``; empty if the run never logged that metric, such as KL without a reference."""
-    held_out: Points
-    """The curve of ``val/pass@1``."""
-    unjudged: int
-    """Held-out completions of the last validation that could not be judged and are left out of every metric."""
-    seconds: float
-    """Median of ``step_time`` in seconds; 0 if it was never logged."""
-    teacher_seconds: float = 0.0
-    """Median of ``time/teacher``, of those; 0 without a teacher."""
-
-    def late(self, name: str) -> float | None:
-        """Mean over the last fifth of the points of a curve, at least one; None if it is empty."""
-        points = self.curves[name]
-        last = points[-max(1, len(points) // 5) :]
-        return fmean(value for _, value in last) if last else None
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+"""The colours of Okabe and Ito (2008), which colour-blind readers can tell apart."""
+SOLID, DASHED, DOTTED = (0.0, ()), (0.0, (5.0, 2.0)), (0.0, (1.0, 1.5))
+Runs = Mapping[str, Mapping[str, Points]]
+"""Name of a run -> its columns, from `read_curves`."""
 
 
-def read_run(metrics: Path) -> RunCurves:
-    """Reads the curves of a run from its ``metrics.csv``."""
-    columns = read_curves(metrics)
-    seconds, taught = ([value for _, value in columns.get(name, [])] for name in ("step_time", "time/teacher"))
-    return RunCurves(
-        curves={name: columns.get(column, []) for name, column in CURVES.items()},
-        held_out=columns.get("val/pass@1", []),
-        unjudged=int(columns["val/unjudged"][-1][1]) if "val/unjudged" in columns else 0,
-        seconds=median(seconds) if seconds else 0.0,
-        teacher_seconds=median(taught) if taught else 0.0,
-    )
-
-
-def write_curves(path: Path, runs: Mapping[str, RunCurves]) -> None:
+def write_curves(path: Path, runs: Runs) -> None:
     """One row per run and rollout: ``algorithm, rollout, reward, …``; cells without a value are empty."""
     with staged(path) as staging, staging.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["algorithm", "rollout", *CURVES])
         for algorithm, run in runs.items():
-            columns = {name: dict(run.curves[name]) for name in CURVES}
-            for rollout in sorted({step for column in columns.values() for step in column}):
-                writer.writerow([algorithm, rollout, *(columns[name].get(rollout, "") for name in CURVES)])
+            curves = [dict(run.get(column, [])) for column in CURVES.values()]
+            for rollout in sorted({step for curve in curves for step in curve}):
+                writer.writerow([algorithm, rollout, *(curve.get(rollout, "") for curve in curves)])
 
 
-def results_table(runs: Mapping[str, RunCurves]) -> Table:
-    """First and last held-out pass@1 of each run, and the late mean of each curve; fits a terminal of 80 columns, and
-    with the seconds that a teacher takes in a step one of 90.
+def results_table(runs: Runs) -> Table:
+    """First and last held-out pass@1 of each run, the mean of each curve over its last fifth, and the median time of a
+    step; fits a terminal of 80 columns, and with the seconds that a teacher takes in a step one of 90.
 
-    The caption tells how many held-out completions could not be judged, if there are any.
+    The caption has the held-out completions that could not be judged, if there are any.
     """
-    title = "held-out pass@1, then means over the last fifth of the rollouts"
-    left_out = [f"{name}: {run.unjudged}" for name, run in runs.items() if run.unjudged]
-    caption = f"held-out completions that could not be judged and count nowhere: {', '.join(left_out)}"
+    unjudged = [f"{name}: {run['val/unjudged'][-1][1]:.0f}" for name, run in runs.items() if "val/unjudged" in run]
+    unjudged = [entry for entry in unjudged if not entry.endswith(": 0")]
     table = Table(
-        title=title,
+        title="held-out pass@1, then means over the last fifth of the rollouts",
         title_justify="left",
-        caption=caption if left_out else None,
+        caption=f"held-out completions that could not be judged and count nowhere: {', '.join(unjudged)}"
+        if unjudged
+        else None,
         caption_justify="left",
         box=None,
         padding=(0, 1, 0, 0),
     )
     table.add_column("algorithm", no_wrap=True)
-    taught = ["teacher, s"] if any(run.teacher_seconds for run in runs.values()) else []
-    for heading in ("pass@1", "reward", "length right", "length wrong", "KL", "entropy", "time, s", *taught):
+    times = ["step_time"]
+    headings = ["pass@1", "reward", "length right", "length wrong", "KL", "entropy", "time, s"]
+    if any(seconds for run in runs.values() for _, seconds in run.get("time/teacher", [])):
+        times.append("time/teacher")
+        headings.append("teacher, s")
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=heading == "pass@1")
     for algorithm, run in runs.items():
-        ends = {name: run.late(name) for name in CURVES}
-        digits = {"length_correct": 1, "length_wrong": 1}
-        cells = ["–" if value is None else f"{value:.{digits.get(name, 3)}f}" for name, value in ends.items()]
-        held_out = f"{run.held_out[0][1]:.3f} → {run.held_out[-1][1]:.3f}" if run.held_out else "–"
-        cells += [f"{run.seconds:.2f}", *([f"{run.teacher_seconds:.2f}"] if taught else [])]
-        table.add_row(algorithm, held_out, *cells)
+        held_out = run.get("val/pass@1")
+        cells = [f"{held_out[0][1]:.3f} → {held_out[-1][1]:.3f}" if held_out else "–"]
+        for name, column in CURVES.items():
+            points = run.get(column, [])
+            late = [value for _, value in points[-max(1, len(points) // 5) :]]
+            cells.append(f"{fmean(late):.{1 if name.startswith('length') else 3}f}" if late else "–")
+        cells += [f"{median(value for _, value in run[time]) if time in run else 0.0:.2f}" for time in times]
+        table.add_row(algorithm, *cells)
     return table
 
 
-def draw_curves(path: Path, runs: Mapping[str, RunCurves], title: str) -> None:
+def draw_curves(path: Path, runs: Runs, title: str) -> None:
     """Draws reward, length of correct and of wrong completions, KL and entropy over rollouts, and writes a PNG.
 
     Thin lines are the measured values, thick lines a centred moving average over a tenth of the run.
@@ -123,9 +101,14 @@ def draw_curves(path: Path, runs: Mapping[str, RunCurves], title: str) -> None:
         colour = PALETTE[number % len(PALETTE)]
         dashes = SOLID if number < len(PALETTE) else DASHED  # once the colours have been used
         for name, ax in panels.items():
-            _draw(ax, run.curves[name], colour, DOTTED if name == "length_wrong" else dashes)
+            if points := run.get(CURVES[name]):
+                style = DOTTED if name == "length_wrong" else dashes
+                steps, values = zip(*points, strict=True)
+                ax.plot(steps, values, color=colour, linestyle=style, linewidth=0.8, alpha=0.3)
+                smooth = moving_average(values, len(values) // 20)
+                ax.plot(steps, smooth, color=colour, linestyle=style, linewidth=1.8)
         handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=2, label=algorithm))
-    if not any(run.curves["kl"] for run in runs.values()):
+    if not any(run.get("kl") for run in runs.values()):
         where = panels["kl"].transAxes
         panels["kl"].text(0.5, 0.5, "none of these has a reference model", ha="center", transform=where)
         panels["kl"].set_yticks([])
@@ -150,22 +133,6 @@ def _panels(figure: Figure) -> dict[str, Axes]:
     lines = [Line2D([], [], color="0.3", linestyle=dashes, label=label) for label, dashes in kinds.items()]
     length.legend(handles=lines, frameon=False, fontsize=9)
     return {"reward": reward, "length_correct": length, "length_wrong": length, "kl": kl, "entropy": entropy}
-
-
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
-"""The colours of Okabe and Ito (2008), which colour-blind readers can tell apart."""
-
-
-Dashes = tuple[float, tuple[float, ...]]
-SOLID, DASHED, DOTTED = (0.0, ()), (0.0, (5.0, 2.0)), (0.0, (1.0, 1.5))
-
-
-def _draw(ax: Axes, points: Sequence[tuple[int, float]], colour: str, dashes: Dashes) -> None:
-    if not points:
-        return
-    steps, values = zip(*points, strict=True)
-    ax.plot(steps, values, color=colour, linestyle=dashes, linewidth=0.8, alpha=0.3)
-    ax.plot(steps, moving_average(values, len(values) // 20), color=colour, linestyle=dashes, linewidth=1.8)
 
 
 def moving_average(values: Sequence[float], reach: int) -> list[float]:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from grpo_pl.callbacks.signal_watch import SignalWatch
+from grpo_pl.evaluation.curves import no_signal
 from grpo_pl.files.runs import RunFolder
-from grpo_pl.report.no_signal import no_signal
 from grpo_pl.report.page import build_page
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from grpo_pl.files.runs import RunFolder
-from grpo_pl.report.comparison import comparison, write_comparison
+from grpo_pl.report.page import comparison_data, write_comparison
 from tests.browser import Browser, needs_browser
 from tests.report.runs import write_run
 
@@ -17,7 +17,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
 
 
 def test_settings_that_differ_stand_side_by_side(runs: list[RunFolder]) -> None:
-    data = comparison({run.path.name: run for run in runs})
+    data = comparison_data({run.path.name: run for run in runs})
     assert data["differences"] == [["setting", "a", "b"], ["model.seed", "0", "1"]]
     assert ["seed", "0", "1"] in data["facts"] and data["facts"][0] == ["", "a", "b"]
     assert [(tile["label"], tile["value"]) for tile in data["tiles"]] == [("a", "0.700"), ("b", "0.700")]

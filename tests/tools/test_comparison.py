@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from grpo_pl.tools.comparison import moving_average, read_run, results_table, write_curves
+from grpo_pl.evaluation.curves import read_curves
+from grpo_pl.tools.comparison import moving_average, results_table, write_curves
 
 METRICS = """step,reward,completions/mean_length_correct,completions/mean_length_wrong,entropy,step_time,val/pass@1
 0,,,,,,0.25
@@ -23,19 +24,8 @@ def metrics(tmp_path: Path) -> Path:
     return file
 
 
-def test_points_are_the_cells_that_have_a_value(metrics: Path) -> None:
-    run = read_run(metrics)
-    assert run.curves["reward"] == [(1, 0.5), (2, 0.75)]
-    assert run.curves["length_correct"] == [(1, 10.0)]
-    assert run.curves["kl"] == []
-    assert run.held_out == [(0, 0.25), (2, 0.5)]
-    assert run.seconds == 3.0
-    assert run.late("reward") == 0.75
-    assert run.late("kl") is None
-
-
 def test_the_csv_has_a_row_per_run_and_rollout(metrics: Path, tmp_path: Path) -> None:
-    run = read_run(metrics)
+    run = read_curves(metrics)
     write_curves(tmp_path / "curves.csv", {"a": run, "b": run})
     with (tmp_path / "curves.csv").open(newline="") as file:
         rows = list(csv.reader(file))
@@ -47,7 +37,7 @@ def test_the_csv_has_a_row_per_run_and_rollout(metrics: Path, tmp_path: Path) ->
 def test_the_table_says_before_after_and_where_curves_ended(metrics: Path) -> None:
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(results_table({"a": read_run(metrics)}))
+        console.print(results_table({"a": read_curves(metrics)}))
     row = next(line for line in capture.get().splitlines() if line.split()[:1] == ["a"])
     assert row.split() == ["a", "0.250", "→", "0.500", "0.750", "10.0", "22.0", "–", "1.250", "3.00"]
 
@@ -59,7 +49,7 @@ def test_the_table_says_what_a_teacher_takes(metrics: Path, tmp_path: Path) -> N
     file.write_text("\n".join([f"{line},{cell}" for line, cell in zip(lines, cells, strict=True)] + [""]))
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(results_table({"a": read_run(metrics), "b": read_run(file)}))
+        console.print(results_table({"a": read_curves(metrics), "b": read_curves(file)}))
     rows = {line.split()[0]: line.split() for line in capture.get().splitlines()[1:]}
     assert rows["algorithm"][-2:] == ["teacher,", "s"]
     assert (rows["a"][-1], rows["b"][-1]) == ("0.00", "0.38")
@@ -71,7 +61,7 @@ def test_the_table_says_how_many_completions_could_not_be_judged(metrics: Path, 
     file.write_text("\n".join([f"{lines[0]},val/unjudged", f"{lines[1]},9", *lines[2:4], f"{lines[4]},3", ""]))
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(results_table({"a": read_run(metrics), "b": read_run(file)}))
+        console.print(results_table({"a": read_curves(metrics), "b": read_curves(file)}))
     assert "could not be judged and count nowhere: b: 3" in capture.get()
 
 

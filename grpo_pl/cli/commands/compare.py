@@ -15,8 +15,9 @@ from grpo_pl.config.objects import Config
 from grpo_pl.config.overrides import ConfigArguments, settings
 from grpo_pl.config.presets import PRESET
 from grpo_pl.config.shipped import CONFIGS
+from grpo_pl.evaluation.curves import Points, read_curves
 from grpo_pl.files.runs import RunFolder, claim_run_folder
-from grpo_pl.tools.comparison import RunCurves, draw_curves, read_run, results_table, write_curves
+from grpo_pl.tools.comparison import draw_curves, results_table, write_curves
 
 
 def compare(
@@ -56,15 +57,20 @@ def compare(
     if importlib.util.find_spec("matplotlib") is None:
         raise ImportError("compare draws with matplotlib, which is not installed: pip install 'grpo_pl[plot]'.")
     folder = claim_run_folder(Path(runs_dir), name).path
-    runs: dict[str, RunCurves] = {}
+    runs: dict[str, dict[str, Points]] = {}
     for number, (preset, file) in enumerate(presets.items(), start=1):
         print(f"[{number}/{len(presets)}] {preset}", flush=True)
         files = [f"--config={one}" for one in (*given.files, file, *last.files)]
         if _fit([*files, *given.options], folder, preset, steps=steps, seed=seed):
-            runs[preset] = read_run(RunFolder(folder / preset).metrics)
+            runs[preset] = read_curves(RunFolder(folder / preset).metrics)
     failed = [preset for preset in presets if preset not in runs]
     if runs:
-        _show(runs, folder, f"{Path(given.files[0]).stem}, seed {seed}")
+        curves, plot = folder / "compare.csv", folder / "compare.png"
+        write_curves(curves, runs)
+        draw_curves(plot, runs, f"{Path(given.files[0]).stem}, seed {seed}")
+        console = Console()
+        console.print(results_table(runs))
+        console.print(f"curves  {curves}\nplot    {plot}", highlight=False, soft_wrap=True)
     if failed:
         print(f"grpo-pl compare: error: {', '.join(failed)} failed; the reason stands above.", file=sys.stderr)
     return int(bool(failed))
@@ -80,24 +86,22 @@ def find_presets(algorithms: str, config: Path) -> dict[str, Path]:
     given = [name.strip() for name in algorithms.split(",") if name.strip()]
     if not given:
         raise ValueError("--algorithms is empty: give presets such as grpo,dr_grpo,rloo.")
-    files = [_find_preset(name, folders) for name in given]
+    files = []
+    for name in given:
+        own = [Path(name)] if name.endswith((".yaml", ".yml")) else [folder / f"{name}.yaml" for folder in folders]
+        found = next((file for file in own if file.is_file()), None)
+        if found is None:
+            known = ", ".join(sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})) or "none"
+            raise ValueError(f"no preset {name!r}. There are: {known}; or give the path of a .yaml file.")
+        files.append(found)
     twice = [stem for stem, count in Counter(file.stem for file in files).items() if count > 1]
     if twice:
         raise ValueError(f"--algorithms has {twice[0]!r} twice: each needs a name of its own.")
     return {file.stem: file for file in files}
 
 
-def _find_preset(name: str, folders: Sequence[Path]) -> Path:
-    candidates = [Path(name)] if name.endswith((".yaml", ".yml")) else [folder / f"{name}.yaml" for folder in folders]
-    for file in candidates:
-        if file.is_file():
-            return file
-    known = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
-    raise ValueError(f"no preset {name!r}. There are: {', '.join(known) or 'none'}; or give the path of a .yaml file.")
-
-
 def _fit(given: Sequence[str], folder: Path, name: str, *, steps: int, seed: int) -> bool:
-    """One fit in a process of its own, so that runs share no state; whether it succeeded."""
+    """Runs one fit in a process of its own, so that runs share no state; true if it succeeded."""
     options = {
         "seed_everything": seed,
         "data.steps": steps,
@@ -108,13 +112,3 @@ def _fit(given: Sequence[str], folder: Path, name: str, *, steps: int, seed: int
     }
     command = [sys.executable, "-m", "grpo_pl", "fit", *given, *(f"--{key}={value}" for key, value in options.items())]
     return subprocess.run(command, check=False).returncode == 0
-
-
-def _show(runs: dict[str, RunCurves], folder: Path, title: str) -> None:
-    write_curves(folder / "compare.csv", runs)
-    draw_curves(folder / "compare.png", runs, title)
-    console = Console()
-    console.print(results_table(runs))
-    console.print(
-        f"curves  {folder / 'compare.csv'}\nplot    {folder / 'compare.png'}", highlight=False, soft_wrap=True
-    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo_pl.files.runs import RunFolder
-from grpo_pl.report.comparison import write_comparison
-from grpo_pl.report.page import write_report
+from grpo_pl.report.page import write_comparison, write_report
 
 
 def report(runs: list[Path], output: Path | None = None) -> None:

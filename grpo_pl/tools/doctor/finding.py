@@ -9,7 +9,6 @@ from grpo_pl.tools.doctor.run_statistics import RunStatistics
 
 MIN_GROUPS, MIN_ROLLOUTS = 12, 3
 """Fewer say nothing about shares."""
-FEW_MIXED = 0.1
 MOSTLY = 0.95
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from grpo_pl.tools.doctor.finding import FEW_MIXED, MIN_GROUPS, MOSTLY, Finding, Found, Rule, enough
+from grpo_pl.evaluation.curves import FEW_MIXED
+from grpo_pl.tools.doctor.finding import MIN_GROUPS, MOSTLY, Finding, Found, Rule, enough
 from grpo_pl.tools.doctor.rules_of_updates import fast, faster_in_bfloat16, half_precision, no_update, slow
 from grpo_pl.tools.doctor.run_statistics import RewardStatistics, RunStatistics
 
