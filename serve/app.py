@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import httpx2
 from fastapi import FastAPI, Response
 
-from grpo_pl.config.rewards import build_rewards
+from grpo_pl.config.objects import build_rewards
 from grpo_pl.policy.loading import choose_device
 from grpo_pl.policy.trained import ServedModel, find_model, without_link
 from grpo_pl.rewards.base import needs_of

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from grpo_pl.config.rewards import build_rewards
+from grpo_pl.config.objects import build_rewards
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.native.continuous import batch_of
 from serve.dispatch import Chunk

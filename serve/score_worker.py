@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, NamedTuple
 
-from grpo_pl.config.rewards import build_rewards
+from grpo_pl.config.objects import build_rewards
 from grpo_pl.rewards.base import MissingColumn, Reward, correctness_index
 from grpo_pl.rewards.batch import score_completions
 from grpo_pl.rewards.sandbox.turns import CALLER, Caller

@@ -16,9 +16,7 @@ from typing import Any
 
 from fastapi import Response
 
-from grpo_pl.config.environments import build_environment
-from grpo_pl.config.objects import build
-from grpo_pl.config.rewards import build_rewards
+from grpo_pl.config.objects import build, build_environment, build_rewards
 from grpo_pl.files.checkpoints import PATTERN, broken, facts_of, newest_whole, rollouts_of
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.policy.trained import ServedModel, find_model, without_link

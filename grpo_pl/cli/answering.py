@@ -10,9 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from grpo_pl.config.environments import build_environment
-from grpo_pl.config.objects import build
-from grpo_pl.config.rewards import build_rewards
+from grpo_pl.config.objects import build, build_environment, build_rewards
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.rewards.base import Reward, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, score_completions

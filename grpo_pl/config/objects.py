@@ -24,8 +24,10 @@ from jsonargparse import Namespace, get_loader
 
 from grpo_pl.config.jsonargparse_adapter import Parser, add_preset_option, explain, option_names, subclasses_allowed
 from grpo_pl.config.presets import PRESET
-from grpo_pl.config.shipped import values_of
-from grpo_pl.rewards.trust import SOURCES
+from grpo_pl.environments.base import Environment
+from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.batch import check_rewards
+from grpo_pl.rewards.trust import SOURCES, check_environment_trusted, check_rewards_trusted
 
 T = TypeVar("T")
 OWN_CLASSES = {"model.algorithm": "grpo_pl.objective.algorithm.GRPOAlgorithm"}
@@ -78,20 +80,15 @@ def read_tree(file: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         what = "is empty" if tree is None else f"holds {str(tree)[:40]!r}"
         raise ValueError(f"{file} {what}; a configuration is a mapping such as `data: {{steps: 100}}`.")
-    _import_beside(file, tree)
+    folder = file.resolve().parent
+    if str(folder.parent) not in sys.path and _names_module(tree, f"{folder.name}."):
+        # `tides/config.yaml` may name `tides.task.Right`, wherever it is read; last, to shadow nothing
+        sys.path.append(str(folder.parent))
     return tree
 
 
-def _import_beside(file: Path, tree: Any) -> None:
-    """Lets a file import the folder that it is in, from wherever it is read: ``tides/config.yaml`` may name
-    ``tides.task.Right``. The folder above goes to the end of Python's search path, where it shadows nothing."""
-    folder = file.resolve().parent
-    if str(folder.parent) not in sys.path and _names_module(tree, f"{folder.name}."):
-        sys.path.append(str(folder.parent))
-
-
 def _names_module(tree: Any, start: str) -> bool:
-    """Whether a ``class_path`` at any depth begins with ``start``."""
+    """True if a ``class_path`` at any depth begins with ``start``."""
     if isinstance(tree, Mapping):
         return str(tree.get("class_path", "")).startswith(start) or any(_names_module(v, start) for v in tree.values())
     return isinstance(tree, list) and any(_names_module(value, start) for value in tree)
@@ -111,6 +108,37 @@ def build(kind: Callable[..., T], value: Any, key: str) -> T:
     for part in reversed(key.split(".")):
         tree = {part: tree}
     return Config((), (tree,), ()).build(key, kind)
+
+
+def build_rewards(specs: Sequence[Mapping[str, Any]], *, trust_rewards: bool = False) -> list[Reward]:
+    """The rewards of ``class_path`` and ``init_args`` pairs, with those that they hold in turn.
+
+    Args:
+        trust_rewards: build any class; else only those that ``grpo_pl.rewards.trust`` lets load by themselves.
+
+    Raises:
+        ValueError: a class that cannot be imported, is no reward or refuses its arguments, or a list that
+            ``check_rewards`` refuses.
+    """
+    if not trust_rewards:
+        check_rewards_trusted(specs)
+    rewards = build(list[Reward], list(specs), "rewards")
+    check_rewards(rewards)
+    return rewards
+
+
+def build_environment(spec: Mapping[str, Any], *, trust: bool = False) -> Environment:
+    """The environment of a ``class_path`` and its ``init_args``.
+
+    Args:
+        trust: build any class; else only those that ``grpo_pl.rewards.trust`` lets load by themselves.
+
+    Raises:
+        ValueError: a class that cannot be imported, is no environment or refuses its arguments.
+    """
+    if not trust:
+        check_environment_trusted(spec)
+    return build(Environment, dict(spec), "environment")
 
 
 @dataclass(frozen=True)
@@ -199,6 +227,16 @@ def require_fields(trees: Iterable[Mapping[str, Any]], groups: Iterable[str]) ->
                 raise ConfigError(f"{key} must be a mapping of fields, got {'null' if given is None else given}.")
 
 
+def values_of(args: Sequence[str], *flags: str) -> list[str]:
+    """The values that ``--flag VALUE`` and ``--flag=VALUE`` give to any of ``flags``, in their order."""
+    values = []
+    for arg, after in zip(args, [*args[1:], None], strict=False):
+        flag, equals, value = arg.partition("=")
+        if flag in flags and (equals or after is not None):
+            values.append(value if equals else str(after))
+    return values
+
+
 def own_classes(trees: Sequence[Mapping[str, Any]], options: Sequence[str]) -> list[type]:
     """The base classes of `OWN_CLASSES` for which a file or an option names a ``class_path``."""
     bases = []
@@ -206,16 +244,16 @@ def own_classes(trees: Sequence[Mapping[str, Any]], options: Sequence[str]) -> l
         given: list[Any] = [_at(tree, key) for tree in trees]
         for text in values_of(options, f"--{key}", f"--{key}.class_path"):
             given.append(yaml.safe_load(text) if text.startswith("{") else text)
-        if any("class_path" in one if isinstance(one, Mapping) else _is_class_path(one) for one in given):
-            module, _, name = path.rpartition(".")
-            bases.append(getattr(import_module(module), name))
+        for one in given:
+            named = "class_path" in one if isinstance(one, Mapping) else False
+            if isinstance(one, str) and "." in one and all(part.isidentifier() for part in one.split(".")):
+                # `my_parts.MyAlgorithm`, unless it is the name of a file with the fields
+                named = not one.endswith((".yaml", ".yml")) and not Path(one).is_file()
+            if named:
+                module, _, name = path.rpartition(".")
+                bases.append(getattr(import_module(module), name))
+                break
     return bases
-
-
-def _is_class_path(text: Any) -> bool:
-    """Whether ``text`` looks like ``my_parts.MyAlgorithm``, and is not the name of a file with the fields."""
-    dotted = isinstance(text, str) and "." in text and all(part.isidentifier() for part in text.split("."))
-    return dotted and not text.endswith((".yaml", ".yml")) and not Path(text).is_file()
 
 
 def _at(tree: Mapping[str, Any], key: str) -> Any:

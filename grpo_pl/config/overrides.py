@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_pl.config.objects import Config, ConfigError, read
-from grpo_pl.config.shipped import values_of
+from grpo_pl.config.objects import Config, ConfigError, read, values_of
 from grpo_pl.config.suggestions import nearest
 
 ConfigArguments = str | Path | list[str] | None

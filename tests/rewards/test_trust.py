@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import grpo_pl.rewards as rewards_module
-from grpo_pl.config.objects import build
-from grpo_pl.config.rewards import build_rewards
+from grpo_pl.config.objects import build, build_rewards
 from grpo_pl.rewards import ExactReward, Reward
 from grpo_pl.rewards.process import ProcessReward
 from grpo_pl.rewards.trust import REWARDS, SOURCES, Untrusted, check_rewards_trusted, check_source_trusted

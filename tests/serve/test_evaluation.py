@@ -9,7 +9,7 @@ import torch
 
 from grpo_pl.cli.commands.score import score
 from grpo_pl.cli.main import main
-from grpo_pl.config.rewards import build_rewards
+from grpo_pl.config.objects import build_rewards
 from grpo_pl.evaluation.metrics import MajorityAtK, PassAtK
 from grpo_pl.functional.advantages import subtract_baseline
 from grpo_pl.functional.estimates import estimate_mean

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from grpo_pl.cli.main import main
-from grpo_pl.config.rewards import build_rewards
+from grpo_pl.config.objects import build_rewards
 from grpo_pl.data.tables import TablePrompts
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate

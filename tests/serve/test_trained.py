@@ -9,7 +9,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from grpo_pl.config.rewards import build_rewards
+from grpo_pl.config.objects import build_rewards
 from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards import ExactReward, LengthReward, PerSource

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from grpo_pl.cli.commands.serve import serve
 from grpo_pl.cli.main import main
-from grpo_pl.config.environments import build_environment
+from grpo_pl.config.objects import build_environment
 from grpo_pl.files.checkpoints import seal
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rollout.episode_settings import EpisodeSettings

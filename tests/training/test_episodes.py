@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_pl.config.environments import build_environment
+from grpo_pl.config.objects import build_environment
 from grpo_pl.environments.tools import ToolEnvironment
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.tokenizer import character_tokenizer
