@@ -1,6 +1,7 @@
 """Shipped configurations are found from anywhere, and files of one's own come first."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,9 @@ import pytest
 from grpo_pl.config.presets import CONFIGS, short_name, with_shipped_configs
 
 ROOT = Path(__file__).parents[2]
+SOURCES = ["grpo_pl", "serve", "configs", "pyproject.toml", "setup.py", "README.md", "LICENSE"]
+"""All that a build of the package reads."""
+NO_COMPILER = {**os.environ, "CC": "no-such-compiler", "PATH": "/nowhere"}
 
 
 def test_a_shipped_configuration_is_found_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,30 +40,61 @@ def test_a_file_that_lies_here_is_taken(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("compiler", [True, False], ids=["with a compiler", "without"])
 def test_a_wheel_holds_every_file_that_the_package_reads(tmp_path: Path, compiler: bool) -> None:
     """The decode kernel is in it where there is a C compiler; where there is none, nothing fails."""
-    pytest.importorskip("setuptools", minversion="77")
     if compiler and shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
-    source = tmp_path / "source"
-    tracked = subprocess.run(
-        ["git", "ls-files", "grpo_pl", "serve", "configs"], cwd=ROOT, capture_output=True, text=True
-    )
+    wanted = _files_of_the_package()
+    _copy(SOURCES, tmp_path / "source")
+    environment = dict(os.environ) if compiler else NO_COMPILER
+    names = _built("wheel", tmp_path / "source", environment)
+    assert wanted - names <= {"grpo_pl/configs", "serve/Dockerfile"}
+    assert any(name.startswith("grpo_pl/rollout/native/_decode") for name in names) == compiler
+
+
+def test_a_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
+    wanted = _files_of_the_package()
+    _copy(SOURCES, tmp_path / "source")
+    _built("sdist", tmp_path / "source", NO_COMPILER)
+    (archive,) = (tmp_path / "source" / "built").iterdir()
+    shutil.unpack_archive(archive, tmp_path / "unpacked", filter="data")
+    (source,) = (tmp_path / "unpacked").iterdir()
+    assert wanted - _built("wheel", source, NO_COMPILER) <= {"grpo_pl/configs", "serve/Dockerfile"}
+
+
+@pytest.mark.parametrize("file", ["Dockerfile", "serve/Dockerfile"])
+def test_an_image_is_built_from_all_that_the_package_needs(file: str) -> None:
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", (ROOT / file).read_text(), re.MULTILINE)
+    assert sorted(" ".join(copied).split()) == sorted(SOURCES)
+
+
+def _files_of_the_package() -> set[str]:
+    """The tracked files, by their names in a wheel."""
+    command = ["git", "ls-files", "grpo_pl", "serve", "configs"]
+    tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if tracked.returncode != 0:
         pytest.skip("needs a git checkout")
-    for name in ("grpo_pl", "serve", "configs"):
-        shutil.copytree(
-            ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "_decode*")
-        )
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    build = "import setuptools.build_meta as b, sys; b.build_wheel(sys.argv[1])"
-    environment = dict(os.environ) if compiler else {**os.environ, "CC": "no-such-compiler", "PATH": "/nowhere"}
-    made = [sys.executable, "-c", build, str(tmp_path)]
-    subprocess.run(made, cwd=source, env=environment, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    wanted = {
+    return {
         name.replace("configs/", "grpo_pl/configs/", 1) if name.startswith("configs/") else name
         for name in tracked.stdout.split()
     }
-    assert wanted - names <= {"grpo_pl/configs", "serve/Dockerfile"}
-    assert any(name.startswith("grpo_pl/rollout/native/_decode") for name in names) == compiler
+
+
+def _copy(names: list[str], source: Path) -> None:
+    source.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__", "_decode*")
+    for name in names:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, source / name)
+
+
+def _built(what: str, source: Path, environment: dict[str, str]) -> set[str]:
+    """Builds a wheel or source distribution into a new folder; gives the names in a wheel."""
+    pytest.importorskip("setuptools", minversion="77")
+    folder = source / "built"
+    folder.mkdir()
+    program = f"import setuptools.build_meta as b, sys; b.build_{what}(sys.argv[1])"
+    command = [sys.executable, "-c", program, str(folder)]
+    subprocess.run(command, cwd=source, env=environment, check=True, capture_output=True)
+    (built,) = folder.iterdir()
+    return set(zipfile.ZipFile(built).namelist()) if what == "wheel" else set()
