@@ -3,7 +3,7 @@
 #
 #   1  SFT                a cold start on a few demonstrations gives readable reasoning       1-reasoning
 #   2  RL                 rules for accuracy and format make it right                         1-reasoning
-#   3  rejection sampling the trained policy answers training problems; right answers stay    2-kept.jsonl
+#   3  rejection sampling the trained policy answers training problems; right ones are kept   2-kept.jsonl
 #   4  SFT                the *base* model learns from these, not from the old demonstrations 3-all-round
 #   5  RL                 accuracy, format and a preference beyond correctness                3-all-round
 #
