@@ -1,8 +1,12 @@
-"""Three rollouts of the quickstart under every preset, with a smaller model and shorter sums; grpo's is the teacher."""
+"""Three rollouts of the quickstart under every preset, with a smaller model and shorter sums; grpo's is the teacher.
+
+Four are trained by default: one that samples again, one with steps, one with a teacher, and GRPO. The loss and gradient
+of every preset are held by tests/objective/test_algorithm.py.
+"""
 
 import csv
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,6 +49,13 @@ SMALL: dict[str, Any] = {
         "val_prompts": 2,
     },
 }
+TRAINED = ("grpo", "dapo", "grpo_process", "gkd")
+
+
+def _slow_but_trained(names: Sequence[str]) -> list[Any]:
+    return [name if name in TRAINED else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 TAUGHT = ("distill", "distill_and_reward", "gkd")
 CORRECTNESS_ALONE = {
     "model": {"rewards": [{"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True}}]}
@@ -88,7 +99,7 @@ def fit(command_line: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return run
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", _slow_but_trained(PRESETS))
 def test_three_rollouts_are_finite_and_move_every_weight(fit: Callable[[str], Fitted], preset: str) -> None:
     fitted = fit(preset)
     assert [row["step"] for row in fitted.steps] == [1, 2, 3]
@@ -111,12 +122,13 @@ def test_dynamic_sampling_leaves_no_group_of_equal_rewards(fit: Callable[[str], 
     assert all(row["frac_reward_zero_std"] == 0 for row in steps)
 
 
+@pytest.mark.slow
 def test_expert_iteration_learns_from_correct_completions_alone(fit: Callable[[str], Fitted]) -> None:
     for row in fit("expert_iteration").steps:
         assert row["samples/dropped"] == round(32 * (1 - row["rewards/math/mean"]))
 
 
-@pytest.mark.parametrize("preset", TAUGHT)
+@pytest.mark.parametrize("preset", _slow_but_trained(TAUGHT))
 def test_what_a_teacher_finds_is_logged(fit: Callable[[str], Fitted], preset: str) -> None:
     """The same policy in all: `grpo` has moved three rollouts away from it."""
     key = "teacher/divergence" if preset == "gkd" else "teacher/kl"

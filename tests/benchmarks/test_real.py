@@ -115,6 +115,7 @@ def test_what_trl_computes_with_is_observed(real: Any, work: Any, tmp_path: Path
         assert 4 <= step.tokens <= 16 and step.trained_rows == 4
 
 
+@pytest.mark.slow
 def test_the_search_sends_the_fastest_of_what_it_tried(real: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Sent(list[Any]):
         send = list.append
@@ -196,6 +197,7 @@ def fails(connection: Any) -> None:
     raise SystemExit(3)
 
 
+@pytest.mark.slow
 def test_a_contender_that_dies_is_named(real: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT)  # the child unpickles a function of this file
     child = real.Child("trl_tuned", fails)
@@ -203,6 +205,7 @@ def test_a_contender_that_dies_is_named(real: Any, monkeypatch: pytest.MonkeyPat
         child.receive()
 
 
+@pytest.mark.slow
 def test_contenders_take_turns_and_the_record_has_no_paths(
     real: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,6 +271,7 @@ def test_an_interrupted_curve_goes_on_from_its_last_evaluation(
     assert right[0] == right[1]
 
 
+@pytest.mark.slow
 def test_finished_runs_are_kept_and_other_settings_refused(
     real: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,10 @@ def _rows(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-@pytest.fixture(scope="module", params=list(NEEDS))
+@pytest.fixture(
+    scope="module",
+    params=["frozen_lake", *(pytest.param(name, marks=pytest.mark.slow) for name in ("guess_number", "calculator"))],
+)
 def run(request: pytest.FixtureRequest, command_line: Any) -> Path:
     """A tiny run of a shipped configuration."""
     name = request.param

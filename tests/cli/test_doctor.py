@@ -168,6 +168,7 @@ def _pretrained(command_line: CommandLine, folder: Path, **changed: Any) -> dict
     return {"model__policy": {"path": str(folder)}, "model__cold_start": None, **changed}
 
 
+@pytest.mark.slow
 def test_a_pretrained_policy_without_the_form_gets_yaml_to_paste(command_line: CommandLine, tmp_path: Path) -> None:
     changed = _pretrained(command_line, tmp_path / "model")
     _, report = _doctor(command_line, **changed)

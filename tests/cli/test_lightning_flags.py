@@ -82,6 +82,7 @@ def _completions(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "completions.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_callbacks_of_lightning_that_work_change_nothing_of_a_run(command_line: Any, read_metrics: Any) -> None:
     working = [
         _callback("Timer", duration="00:00:30:00"),
@@ -158,7 +159,7 @@ def test_a_run_ends_after_limit_train_batches_rollouts(command_line: Any, read_m
     ]
 
 
-@pytest.mark.parametrize(("batches", "repeated"), [("2", 2), ("0.25", 1)])
+@pytest.mark.parametrize(("batches", "repeated"), [("2", 2), pytest.param("0.25", 1, marks=pytest.mark.slow)])
 def test_overfit_batches_asks_the_same_problems_again_in_a_run_of_full_length(
     command_line: Any, batches: str, repeated: int
 ) -> None:

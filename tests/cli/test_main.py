@@ -237,7 +237,14 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "plain",
+        "several_updates_and_kl",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("renewed_reference", "taught")),
+    ],
+)
 def test_a_resumed_run_goes_on_bit_for_bit(
     command_line: Any, variant: str, read_metrics: ReadMetrics, first: Fitted
 ) -> None:
@@ -371,7 +378,11 @@ def test_every_shipped_configuration_can_be_built(file: Path) -> None:
     assert built.data.steps > 0
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize(
+    "overlay",  # those of algorithm/ by tests/config/test_presets.py
+    [pytest.param(file, marks=pytest.mark.slow) if file.parent.name == "algorithm" else file for file in OVERLAYS],
+    ids=[f"{file.parent.name}/{file.stem}" for file in OVERLAYS],
+)
 def test_every_shipped_overlay_can_be_built_on_the_quickstart(overlay: Path) -> None:
     given = yaml.safe_load(overlay.read_text()).get("model", {}).get("algorithm", {})
     taught = given.get("supervision") == "token" or given.get("distillation", "none") != "none"

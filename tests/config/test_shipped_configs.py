@@ -37,7 +37,9 @@ def test_a_file_that_lies_here_is_taken(tmp_path: Path, monkeypatch: pytest.Monk
     assert with_shipped_configs(missing) == missing
 
 
-@pytest.mark.parametrize("compiler", [True, False], ids=["with a compiler", "without"])
+@pytest.mark.parametrize(
+    "compiler", [pytest.param(True, marks=pytest.mark.slow), False], ids=["with a compiler", "without"]
+)
 def test_a_wheel_holds_every_file_that_the_package_reads(tmp_path: Path, compiler: bool) -> None:
     """The decode kernel is in it where there is a C compiler; where there is none, nothing fails."""
     if compiler and shutil.which("cc") is None:

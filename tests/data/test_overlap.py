@@ -47,7 +47,7 @@ def _table(folder: Path, name: str, questions: list[str], **arguments: Any) -> d
     return {"class_path": "grpo_pl.data.tables.TablePrompts", "init_args": {"path": str(file), **arguments}}
 
 
-@pytest.mark.parametrize("verb", ["fit", "validate"])
+@pytest.mark.parametrize("verb", ["fit", pytest.param("validate", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("made_up", [False, True])
 def test_a_validation_set_that_repeats_training_questions_is_refused_unless_allowed(
     command_line: Any, tmp_path: Path, verb: str, made_up: bool

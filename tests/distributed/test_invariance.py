@@ -9,10 +9,11 @@ from safetensors.torch import load_file
 
 from grpo_pl.files.checkpoints import policy_weights
 
-MULTI = ("ddp", "fsdp", "sharded")
+MULTI = ("ddp", "sharded")
+ALL = (*MULTI, pytest.param("fsdp", marks=pytest.mark.slow))
 
 
-@pytest.mark.parametrize("name", MULTI)
+@pytest.mark.parametrize("name", ALL)
 def test_all_samples_are_those_of_one_process(completed: Callable[..., Any], name: str) -> None:
     ours, single = completed(name).samples(), completed("single").samples()
     assert len(single) == 5 * 4
@@ -20,7 +21,7 @@ def test_all_samples_are_those_of_one_process(completed: Callable[..., Any], nam
     assert near_ties == 0
 
 
-@pytest.mark.parametrize("name", MULTI)
+@pytest.mark.parametrize("name", ALL)
 def test_metrics_of_every_step_are_those_of_one_process(
     completed: Callable[..., Any], read_metrics: Callable[..., Any], name: str
 ) -> None:
@@ -32,7 +33,7 @@ def test_metrics_of_every_step_are_those_of_one_process(
             assert float(mine[key]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), (key, theirs["step"])
 
 
-@pytest.mark.parametrize("name", MULTI)
+@pytest.mark.parametrize("name", ALL)
 def test_final_weights_are_those_of_one_process(completed: Callable[..., Any], name: str) -> None:
     single, ours = completed("single").state(5)["state_dict"], completed(name).state(5)["state_dict"]
     assert ours.keys() == single.keys()
@@ -55,7 +56,7 @@ def test_optimiser_state_is_that_of_one_process(completed: Callable[..., Any]) -
             assert float(ours[number]["step"]) == float(entry["step"]) == 20.0
 
 
-@pytest.mark.parametrize("name", ("single", *MULTI))
+@pytest.mark.parametrize("name", ("single", *ALL))
 def test_the_exported_model_is_that_of_the_last_checkpoint(completed: Callable[..., Any], name: str) -> None:
     exported = load_file(completed(name).path / "export" / "model.safetensors")
     weights = policy_weights(completed(name).state(5))

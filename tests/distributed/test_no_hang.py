@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from grpo_pl.files.checkpoints import newest_whole, rollouts_of
+from tests.distributed.conftest import STRATEGIES
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 FSDP = "--config=configs/strategy/fsdp.yaml"
@@ -49,7 +50,7 @@ def test_sigterm_to_one_process_ends_both_with_a_checkpoint(
     tmp_path: Path,
 ) -> None:
     run = tmp_path / "runs" / "five"
-    flags = ["fit", f"--config={five_rollouts}", FSDP, "--checkpoint.every_n_rollouts=100"]
+    flags = ["fit", f"--config={five_rollouts}", *STRATEGIES["sharded"], "--checkpoint.every_n_rollouts=100"]
     processes, finish = start(_run_command, tmp_path / "runs", *flags, "--model.engine=user_parts.Slow")
     while not (run / "metrics.csv").exists() or ",0." not in (run / "metrics.csv").read_text().split("\n", 3)[-1]:
         assert all(process.is_alive() for process in processes)
@@ -64,10 +65,10 @@ def test_sigterm_to_one_process_ends_both_with_a_checkpoint(
     rows = read_metrics(run / "metrics.csv")
     assert max(int(row["step"]) for row in rows) == stopped  # the rollout that was cut short left no trace
     command(tmp_path / "runs", *flags, "--resume")
-    assert read_metrics(run / "metrics.csv") == read_metrics(completed("fsdp").metrics)
+    assert read_metrics(run / "metrics.csv") == read_metrics(completed("sharded").metrics)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_a_reward_that_fails_in_one_process_is_told_first_and_both_save_and_end(
     start: Callable[..., Any], five_rollouts: Path, tmp_path: Path, strategy: str
 ) -> None:

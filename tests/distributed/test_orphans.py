@@ -107,6 +107,7 @@ def test_what_a_person_started_outlives_the_shell(
     assert _lives(rank)
 
 
+@pytest.mark.slow
 def test_a_run_of_torchrun_ends_with_it_workers_and_all(tmp_path: Path) -> None:
     """The real ones: two ranks and the workers of their rewards."""
     five = Path(__file__).with_name("five.yaml")

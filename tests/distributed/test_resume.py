@@ -35,8 +35,8 @@ def _assert_equal_states(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     ("name", "rollouts"),
     [
         ("single", 1),
-        ("fsdp", 3),
-        *(pytest.param(name, rollouts, marks=pytest.mark.slow) for name, rollouts in (("ddp", 2), ("sharded", 4))),
+        ("sharded", 3),
+        *(pytest.param(name, rollouts, marks=pytest.mark.slow) for name, rollouts in (("ddp", 2), ("fsdp", 4))),
     ],
 )
 def test_a_resumed_run_ends_bit_for_bit_like_one_that_never_stopped(
@@ -58,7 +58,13 @@ def test_a_resumed_run_ends_bit_for_bit_like_one_that_never_stopped(
     assert resumed.samples() == [row for row in whole.samples() if row[0] >= rollouts]
 
 
-@pytest.mark.parametrize(("before", "after"), [("sharded", "single"), ("single", "fsdp"), ("fsdp", "ddp")])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("sharded", "single"),  # and from one to two: test_rollouts_ahead.py
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("single", "fsdp"), ("fsdp", "ddp"))),
+    ],
+)
 def test_a_run_goes_on_under_another_strategy_and_number_of_processes(
     completed: Callable[..., Any],
     command: Callable[..., Any],

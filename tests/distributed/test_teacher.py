@@ -31,7 +31,8 @@ def taught(completed: Callable[..., Any], five_rollouts: Path, tmp_path_factory:
     return file
 
 
-@pytest.mark.parametrize("name", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
 def test_what_is_learned_from_teachers_is_that_of_one_process(
     like_one_process: Callable[..., Any], read_metrics: Callable[..., Any], taught: Path, name: str
 ) -> None:

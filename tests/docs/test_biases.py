@@ -33,6 +33,7 @@ def test_only_the_group_std_weighs_questions_by_difficulty(biases):
         assert table[name] == pytest.approx([level] * len(biases.PASS_RATES), rel=0.08)
 
 
+@pytest.mark.slow
 def test_plots_are_written(biases, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     monkeypatch.setattr(sys, "argv", ["biases.py", "--out", str(tmp_path), "--samples", "640"])

@@ -36,6 +36,7 @@ def test_the_reward_is_built_from_its_yaml_and_scores(tmp_path: Path, monkeypatc
     assert reward.weight == 0.2
 
 
+@pytest.mark.slow
 def test_score_finds_a_reward_that_lies_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _example("my_package/rewards.py", tmp_path, monkeypatch)
     (tmp_path / "rows.jsonl").write_text('{"completion": "12345678", "answer": "1"}\n')

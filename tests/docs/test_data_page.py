@@ -82,6 +82,7 @@ def at_the_desk(command_line: Any, desk: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(desk)
 
 
+@pytest.mark.slow
 def test_own_data_own_reward_and_a_local_model() -> None:
     _run("Your own data, reward and model")
     with Path("runs/mine/metrics.csv").open(newline="") as file:
@@ -97,6 +98,7 @@ def test_own_data_own_reward_and_a_local_model() -> None:
     assert all(row["rewards"]["brief"]["value"] == 1.0 for row in predictions)
 
 
+@pytest.mark.slow
 def test_a_filter_and_a_run_on_what_it_kept(capsys: pytest.CaptureFixture[str]) -> None:
     _run("The right difficulty")
     kept = _rows("filtered.jsonl")
@@ -109,6 +111,7 @@ def test_a_filter_and_a_run_on_what_it_kept(capsys: pytest.CaptureFixture[str]) 
     assert {row["prompt"].splitlines()[0] for row in _rows(f"{newest}/completions.jsonl")} <= questions
 
 
+@pytest.mark.slow
 def test_a_student_learns_from_the_right_answers_of_a_teacher(command_line: Any) -> None:
     (block,) = _blocks("Rejection sampling and distillation", "yaml")
     student = yaml.safe_load(command_line.config("student").read_text())

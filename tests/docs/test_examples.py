@@ -17,7 +17,7 @@ SHORTER = {
 """What stands there, and what is run in its place."""
 
 
-@pytest.mark.parametrize("name", SHORTER)
+@pytest.mark.parametrize("name", [pytest.param("training.py", marks=pytest.mark.slow), "reward.py", "environment.py"])
 def test_an_example_runs_and_says_where_its_completions_are(name: str, tmp_path: Path) -> None:
     text, changes = (ROOT / "examples" / name).read_text(), SHORTER[name]
     for before, after in zip(changes[::2], changes[1::2], strict=True):

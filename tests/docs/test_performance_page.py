@@ -109,6 +109,7 @@ def test_a_part_that_fails_says_why_and_the_next_call_goes_on_with_what_is_missi
     assert done["hangs"]["failed"] == "stopped after 1 s" and "record" not in done["hangs"]
 
 
+@pytest.mark.slow
 def test_wheels_are_gathered_for_what_is_not_there_and_for_what_that_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

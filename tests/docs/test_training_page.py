@@ -45,6 +45,7 @@ def test_a_callback_and_a_logger_of_the_page(run: Any, tmp_path: Path) -> None:
     assert list((tmp_path / "logs").rglob("metrics.csv"))
 
 
+@pytest.mark.slow
 def test_the_sweep_is_short_and_runs(command_line: CommandLine, tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="pip install 'grpo_pl[dev]'")
     assert len(BLOCKS["sweep.py"].splitlines()) + 1 <= 40

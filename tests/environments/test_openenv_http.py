@@ -151,6 +151,7 @@ distributed.barrier()
 """
 
 
+@pytest.mark.slow
 def test_every_rank_has_servers_of_its_own(servers: list[EchoServer], tmp_path: Path) -> None:
     """Both would begin with the first that they find free."""
     ranks = [

@@ -118,7 +118,7 @@ def test_a_hang_that_the_policy_is_to_blame_for_keeps_what_was_earned() -> None:
 
 def test_two_hundred_episodes_among_them_every_misdeed_end_within_the_limit() -> None:
     before = below()
-    limits = PoolLimits(step_timeout_s=6.0, max_observation_chars=10_000, memory_limit_mb=512)  # a busy machine is slow
+    limits = PoolLimits(step_timeout_s=4.0, max_observation_chars=10_000, memory_limit_mb=512)  # a busy machine is slow
     many = [action for action in MISDEEDS if action != "spin"]
     actions = {i: [*many, "-2"][i % (len(many) + 1)] for i in range(198)} | {198: "spin", 199: "spin"}
     with EnvironmentPool(Wayward(start=5), limits) as pool:

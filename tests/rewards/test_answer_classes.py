@@ -24,7 +24,9 @@ def reward() -> Iterator[MathReward]:
 
 
 @pytest.mark.usefixtures("reward")  # whose workers judge here as well, for its limits are equal
-@pytest.mark.parametrize("file", ["answer_classes.jsonl", "hand_written_pairs.jsonl"])
+@pytest.mark.parametrize(
+    "file", ["answer_classes.jsonl", pytest.param("hand_written_pairs.jsonl", marks=pytest.mark.slow)]
+)
 def test_the_classes_are_judged_as_expected_by_the_command_line(tmp_path: Path, file: str) -> None:
     """``grpo-pl score`` exits 1 if an expectation is not met."""
     command = ["score", str(DATA / file), "--config", str(DATA / "answer_classes.yaml")]
@@ -58,7 +60,7 @@ def golds(rng: random.Random, count: int) -> list[str]:
 
 
 def test_a_gold_answer_repeated_letter_by_letter_is_right(reward: MathReward) -> None:
-    repeated = golds(random.Random(0), 3 * len(SHAPES))
+    repeated = golds(random.Random(0), len(SHAPES))
     scores = reward([f"so \\boxed{{{gold}}}." for gold in repeated], repeated, {})
     assert [(g, s.status) for g, s in zip(repeated, scores, strict=True) if s.value != 1.0] == []
     assert [fault for fault in reward.gold_faults(repeated) if fault] == []

@@ -14,7 +14,7 @@ SOFT, HARD = 1.0, 2.5
 COSTLY = {"timeout", "killed", "crashed"}
 
 
-@pytest.fixture(scope="module", params=["gmpy2", "python"])
+@pytest.fixture(scope="module", params=["python", pytest.param("gmpy2", marks=pytest.mark.slow)])
 def reward(request: pytest.FixtureRequest) -> Iterator[MathReward]:
     if request.param == "gmpy2" and not HAS_GMPY2:
         pytest.skip("gmpy2 is not installed")

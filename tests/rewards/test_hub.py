@@ -14,6 +14,7 @@ from grpo_pl.rewards.hub import offline_without_network
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
+@pytest.mark.slow
 def test_a_name_of_the_hub_is_refused_within_seconds() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     environment |= {"HF_ENDPOINT": "https://hub.invalid", "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}

@@ -292,7 +292,7 @@ def test_two_hundred_episodes_and_everything_that_goes_wrong(play: Play) -> None
         rows=rows,
         group_size=10,
         limits=EpisodeLimits(max_turns=3),
-        pool_limits=PoolLimits(step_timeout_s=4.0, max_observation_chars=10_000),
+        pool_limits=PoolLimits(step_timeout_s=2.5, max_observation_chars=10_000),
     )
     assert len(episodes) == 200 == len(rollout.completion_ids)
     for i, episode in enumerate(episodes):

@@ -252,7 +252,7 @@ def client(server: Running) -> openai.OpenAI:
 @pytest.fixture(scope="session")
 def crowded(start: Callable[..., Running]) -> Running:
     """One with a key, two places, a queue of one, and little patience."""
-    return start("--max-batch-size", "2", "--max-queue", "1", "--deadline", "3", api_key="secret-1")
+    return start("--max-batch-size", "2", "--max-queue", "1", "--deadline", "2", api_key="secret-1")
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from serve.app import _GIVE_BACK_S
 from tests.serve.hostile_cases import CHAT, Case, cases, loads, post
 
 CASES = cases()
+SLOW = ("1,024 problems", "64 long completions")
+"""Others of their kind are quicker."""
 
 
 class Footprint:
@@ -52,7 +54,11 @@ def test_the_table_is_long_and_no_case_is_there_twice() -> None:
     assert len({case.request for case in CASES}) == len(CASES)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: re.sub(r"\W+", "-", case.name)[:60])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.slow) if case.name in SLOW else case for case in CASES],
+    ids=[re.sub(r"\W+", "-", case.name)[:60] for case in CASES],
+)
 def test_a_hostile_request_is_answered_as_one(server: Any, footprints: Footprint, case: Case) -> None:
     answer = server.exchange(case.request)
     head, _, body = answer.partition(b"\r\n\r\n")

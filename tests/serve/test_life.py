@@ -70,11 +70,11 @@ def test_a_full_queue_is_429_and_a_waiting_request_gets_its_turn(start: Callable
 def test_what_is_not_done_by_the_deadline_is_504(crowded: Any) -> None:
     wait_until(crowded.is_idle)
     began = time.monotonic()
-    # a tiny model may be quick: ask for more completions than it draws in three seconds, two at a time
+    # a tiny model may be quick: ask for more completions than it draws in two seconds, two at a time
     status, answer = crowded.post("/v1/chat/completions", {**LONG, "n": 64})
     assert status == 504, answer
     assert answer["error"]["code"] == "deadline_exceeded"
-    assert time.monotonic() - began > 2.5
+    assert time.monotonic() - began > 1.5
     wait_until(crowded.is_idle)
 
 
@@ -149,6 +149,7 @@ def test_a_gold_answer_that_cannot_be_read_is_no_zero(server: Any) -> None:
     assert answer["group"]["scored"] == 1
 
 
+@pytest.mark.slow
 def test_memory_and_buffers_stay_flat_over_many_requests(server: Any) -> None:
     worker, front = server.worker("generate"), psutil.Process(server.process.pid)
 
@@ -170,9 +171,9 @@ def test_memory_and_buffers_stay_flat_over_many_requests(server: Any) -> None:
 
 def test_sigterm_under_load_finishes_what_is_in_flight(start: Callable[..., Any]) -> None:
     server = start()
-    body = {"messages": HELLO, "max_tokens": 400, "ignore_eos": True, "n": 8}
+    body = {"messages": HELLO, "max_tokens": 400, "ignore_eos": True, "n": 3}
     connections = [_post(server, {**body, "stream": i % 2 == 0}) for i in range(4)]
-    wait_until(lambda: server.metric("running_sequences") == 32)
+    wait_until(lambda: server.metric("running_sequences") == 12)
     server.process.send_signal(signal.SIGTERM)
     for i, connection in enumerate(connections):
         answer = connection.getresponse()
@@ -180,15 +181,16 @@ def test_sigterm_under_load_finishes_what_is_in_flight(start: Callable[..., Any]
         assert answer.status == 200
         if i % 2 == 0:
             assert text.endswith("data: [DONE]\n\n")
-            assert text.count('"finish_reason":"length"') == 8
+            assert text.count('"finish_reason":"length"') == 3
         else:
-            assert json.loads(text)["usage"]["completion_tokens"] == 8 * 400
+            assert json.loads(text)["usage"]["completion_tokens"] == 3 * 400
     assert server.process.wait(60) == 0
     wait_until(lambda: not any(_lives(process) for process in server.family))
     with pytest.raises(OSError, match="refused"):
         _post(server, body)
 
 
+@pytest.mark.slow
 def test_signals_that_interrupt_one_another_end_the_server_once(start: Callable[..., Any]) -> None:
     server = start()
     for i in range(2000):

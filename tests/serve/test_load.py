@@ -125,7 +125,9 @@ def _meanwhile(server: Any, seconds: float) -> tuple[float, float]:
     return max(first), max(health)
 
 
-@pytest.mark.parametrize("body", [_large(64), _large(64, stream=True)], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    "body", [_large(64, stream=True), pytest.param(_large(64), marks=pytest.mark.slow)], ids=["stream", "whole"]
+)
 def test_a_chat_does_not_wait_for_a_request_that_fills_the_batch(busy: Any, body: dict[str, Any]) -> None:
     large = _send(busy, CHAT, body)
     time.sleep(0.5)
@@ -145,7 +147,10 @@ TRIPLES = "(?:[0-2][3-5][6-8]){132}"
 
 @pytest.mark.parametrize(
     "more",
-    [{"max_tokens": 400, "ignore_eos": True}, {"max_tokens": 400, "structured_outputs": {"regex": TRIPLES}}],
+    [
+        {"max_tokens": 400, "ignore_eos": True},
+        pytest.param({"max_tokens": 400, "structured_outputs": {"regex": TRIPLES}}, marks=pytest.mark.slow),
+    ],
     ids=["text", "grammar"],
 )
 def test_what_made_way_is_drawn_as_if_it_had_not(narrow: Any, more: dict[str, Any]) -> None:

@@ -91,6 +91,7 @@ def mixed(start: Callable[..., Any], export: Path, tmp_path_factory: pytest.Temp
     return start(model=folder)
 
 
+@pytest.mark.slow
 def test_a_server_scores_with_rewards_inside_rewards(mixed: Any) -> None:
     items = [
         {"completion": r"\boxed{0.5}", "answer": "1/2", "source": source, "completion_length": 20}

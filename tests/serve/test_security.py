@@ -244,6 +244,7 @@ def test_somebody_who_knows_the_author_may_let_it_run(
             refuse()
 
 
+@pytest.mark.slow
 def test_the_server_process_refuses_as_well(export: Path, tmp_path: Path) -> None:
     reward, _ = _hostile("function", tmp_path)
     folder = _with_rewards(export, tmp_path / "export", [MATH, reward])

@@ -158,6 +158,7 @@ def test_a_change_waits_while_too_many_versions_answer(server: Any, export: Path
     wait_until(lambda: server.metric("weights_versions") == 1)
 
 
+@pytest.mark.slow
 def test_memory_is_flat_over_a_hundred_changes(server: Any, exports: dict[str, Path]) -> None:
     worker, front = server.worker("generate"), psutil.Process(server.process.pid)
 
@@ -416,6 +417,7 @@ def ended(command_line: Any) -> Path:
     return Path(command_line.runs / "ended")
 
 
+@pytest.mark.slow
 def test_the_server_of_an_export_takes_the_checkpoints_of_its_run(start: Callable[..., Any], ended: Path) -> None:
     assert "class_path: grpo_pl.rewards.MathReward" in (ended / "config.yaml").read_text()  # the export has the module
     server = start("--weights-key", KEY, model=ended)

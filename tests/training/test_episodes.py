@@ -100,7 +100,7 @@ def test_processes_draw_what_threads_do(
     assert both[0] == both[1]
 
 
-@pytest.mark.parametrize("ending", ["ValueError", "KeyboardInterrupt"])
+@pytest.mark.parametrize("ending", [pytest.param("ValueError", marks=pytest.mark.slow), "KeyboardInterrupt"])
 def test_environments_end_with_whatever_ends_the_run(command_line: Any, no_process_left: None, ending: str) -> None:
     failing = f"--trainer.callbacks+={{class_path: failing_callback.Failing, init_args: {{error: {ending}}}}}"
     outcome = command_line("fit", f"--config={CONFIG}", *SHORT, IN_PROCESSES, failing, f"--name={ending}")

@@ -69,9 +69,9 @@ def test_a_run_in_bfloat16_draws_trains_and_validates_in_it(command_line: Any, m
     [
         (AUTO, [], 1),
         (AUTO, ["--trainer.precision=bf16-mixed"], 0),
-        (AUTO | {"gain": 1.29}, [], 0),
-        (AUTO | {"mean_error": float("nan")}, [], 0),
-        ({}, [], 0),
+        pytest.param(AUTO | {"gain": 1.29}, [], 0, marks=pytest.mark.slow),
+        pytest.param(AUTO | {"mean_error": float("nan")}, [], 0, marks=pytest.mark.slow),
+        pytest.param({}, [], 0, marks=pytest.mark.slow),
     ],
     ids=["bfloat16", "bfloat16_again", "slow", "apart", "exact"],
 )

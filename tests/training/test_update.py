@@ -491,6 +491,7 @@ def _large_update(headroom: int, file: Path) -> None:
     torch.save({"tokens": budget.tokens, "move": _weights(model) - start, "losses": result.losses}, file)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory the way Linux does")
 def test_an_update_that_runs_out_of_memory_goes_on_with_half_and_loses_nothing(tmp_path: Path) -> None:
     _large_update(0, tmp_path / "whole.pt")

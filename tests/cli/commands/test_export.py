@@ -154,6 +154,7 @@ def hub() -> Iterator[Hub]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_the_hub_gets_every_file_and_loses_earlier_weights(run: Path, tmp_path: Path, hub: Hub) -> None:
     hub.files = {"model-00001-of-00002.safetensors": b"old", "notes.txt": b"theirs"}
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_secret", "HF_HUB_DISABLE_XET": "1"}

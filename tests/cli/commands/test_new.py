@@ -77,6 +77,7 @@ def test_a_new_task_is_trained_as_it_stands(command_line: Any, place: Path, name
     }
 
 
+@pytest.mark.slow
 def test_the_tests_that_are_written_pass_from_another_folder(place: Path, tmp_path: Path) -> None:
     quiet = ("-q", "-p", "no:xdist", "-p", "no:cacheprovider")
     for arguments in ([str(place / KINDS[0])], ["--import-mode=importlib", *(str(place / name) for name in KINDS[1:])]):

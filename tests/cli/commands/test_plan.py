@@ -286,6 +286,7 @@ def compare(tmp_path: Path) -> Callable[..., tuple[float, float]]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize(
     "changes",

@@ -222,7 +222,7 @@ def reward() -> Iterator[MathReward]:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
-@pytest.mark.parametrize("count", [40, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, pytest.param(600, marks=pytest.mark.slow)])
 def test_random_pairs_get_their_verdict(
     reward: MathReward, family: Callable[[random.Random], Pair], count: int
 ) -> None:

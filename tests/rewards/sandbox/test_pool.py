@@ -31,6 +31,22 @@ def pool() -> Iterator[WorkerPool]:
     pool.close()
 
 
+@pytest.fixture(scope="module")
+def workers() -> Iterator[WorkerPool]:
+    """Shared by tests that end none of them."""
+    pool = WorkerPool(SandboxSettings(soft_limit_s=0.5, hard_limit_s=10.0))
+    pool.start()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def shared(workers: WorkerPool) -> WorkerPool:
+    """A running pool that remembers no verdict."""
+    workers._cache.clear()
+    return workers
+
+
 def statuses(verdicts: list[Verdict]) -> list[str]:
     return [verdict.status for verdict in verdicts]
 
@@ -49,30 +65,28 @@ def wait_until_gone(pids: list[int], seconds: float = 120.0) -> list[int]:
     return left
 
 
-def test_verdicts_keep_the_order_of_the_jobs(pool: WorkerPool) -> None:
-    assert statuses(pool.run(JOBS)) == EXPECTED
-    assert statuses(pool.run(JOBS[::-1])) == EXPECTED[::-1]
-    assert pool.run([]) == []
+def test_verdicts_keep_the_order_of_the_jobs(shared: WorkerPool) -> None:
+    assert statuses(shared.run(JOBS)) == EXPECTED
+    assert statuses(shared.run(JOBS[::-1])) == EXPECTED[::-1]
+    assert shared.run([]) == []
 
 
-def test_equal_jobs_are_judged_once(pool: WorkerPool) -> None:
-    pool.start()
+def test_equal_jobs_are_judged_once(shared: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = []
-    submit = pool._threads.submit
-    pool._threads.submit = lambda job: sent.append(job) or submit(job)
-    assert statuses(pool.run([JOBS[0], JOBS[1], JOBS[0]] * 5)) == ["ok"] * 15
+    submit = shared._threads.submit
+    monkeypatch.setattr(shared._threads, "submit", lambda job: sent.append(job) or submit(job))
+    assert statuses(shared.run([JOBS[0], JOBS[1], JOBS[0]] * 5)) == ["ok"] * 15
     assert sent == JOBS[:2]
-    pool.run(JOBS[:3])
+    shared.run(JOBS[:3])
     assert sent == JOBS[:3]
 
 
-def test_what_may_take_long_begins_first(pool: WorkerPool) -> None:
-    pool.start()
+def test_what_may_take_long_begins_first(shared: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = []
-    submit = pool._threads.submit
-    pool._threads.submit = lambda job: sent.append(job[1]) or submit(job)
+    submit = shared._threads.submit
+    monkeypatch.setattr(shared._threads, "submit", lambda job: sent.append(job[1]) or submit(job))
     jobs = [("5", answer) for answer in ("2", r"\sqrt{2}", "2^{3}", r"\binom{5}{2}!^2", "3", "5!")]
-    assert statuses(pool.run(jobs)) == ["wrong"] * 6
+    assert statuses(shared.run(jobs)) == ["wrong"] * 6
     assert sent == [r"\binom{5}{2}!^2", "2^{3}", "5!", "2", r"\sqrt{2}", "3"]
 
 
@@ -83,8 +97,8 @@ def test_the_cache_forgets_the_oldest_and_never_keeps_timeouts() -> None:
     pool.close()
 
 
-def test_a_bomb_costs_its_own_verdict_only(pool: WorkerPool) -> None:
-    assert statuses(pool.run([JOBS[0], BOMB, JOBS[1], JOBS[2]])) == ["ok", "timeout", "ok", "wrong"]
+def test_a_bomb_costs_its_own_verdict_only(shared: WorkerPool) -> None:
+    assert statuses(shared.run([JOBS[0], BOMB, JOBS[1], JOBS[2]])) == ["ok", "timeout", "ok", "wrong"]
 
 
 def test_workers_killed_from_outside_mid_batch_lose_nothing(pool: WorkerPool) -> None:
@@ -151,16 +165,16 @@ def test_a_dropped_pool_ends_its_workers() -> None:
     assert wait_until_gone(pids) == []
 
 
-def test_many_threads_share_a_pool(pool: WorkerPool) -> None:
+def test_many_threads_share_a_pool(shared: WorkerPool) -> None:
     with ThreadPoolExecutor(8) as threads:
-        results = list(threads.map(lambda i: statuses(pool.run(JOBS[i:])), range(16)))
+        results = list(threads.map(lambda i: statuses(shared.run(JOBS[i:])), range(16)))
     assert results == [EXPECTED[i:] for i in range(16)]
 
 
-def test_async_handlers_share_a_pool(pool: WorkerPool) -> None:
+def test_async_handlers_share_a_pool(shared: WorkerPool) -> None:
     async def handler(i: int) -> list[str]:
-        inline = statuses(pool.run(JOBS[i : i + 2]))
-        return inline + statuses(await asyncio.to_thread(pool.run, JOBS[i + 2 :]))
+        inline = statuses(shared.run(JOBS[i : i + 2]))
+        return inline + statuses(await asyncio.to_thread(shared.run, JOBS[i + 2 :]))
 
     async def main() -> list[list[str]]:
         return await asyncio.gather(*(handler(i) for i in range(6)))
@@ -201,7 +215,7 @@ def test_a_daemonic_process_pool_scores(method: str) -> None:
     assert [score.value for score in scores] == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_data_loader_workers_score(method: str) -> None:
     from torch.utils.data import DataLoader
 

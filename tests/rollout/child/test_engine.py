@@ -243,13 +243,18 @@ DRAWING = "child.ask('generate', {}, progress=tell)"
     ("way", "number", "group"),
     [
         (DRAWING, signal.SIGKILL, False),
-        ("tell(0, 0); time.sleep(300)", signal.SIGKILL, False),
-        (DRAWING, signal.SIGTERM, False),
         (DRAWING, signal.SIGINT, True),
-        ("tell(0, 0); raise ValueError", None, False),
-        ("tell(0, 0); os._exit(3)", None, False),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("tell(0, 0); time.sleep(300)", signal.SIGKILL, False),
+                (DRAWING, signal.SIGTERM, False),
+                ("tell(0, 0); raise ValueError", None, False),
+                ("tell(0, 0); os._exit(3)", None, False),
+            )
+        ),
     ],
-    ids=["killed while drawing", "killed while idle", "SIGTERM", "Ctrl-C", "an error", "os._exit"],
+    ids=["killed while drawing", "Ctrl-C", "killed while idle", "SIGTERM", "an error", "os._exit"],
 )
 def test_the_process_does_not_outlive_the_one_that_started_it(
     tmp_path: Path, way: str, number: signal.Signals | None, group: bool

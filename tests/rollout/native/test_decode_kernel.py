@@ -308,6 +308,7 @@ def _runtime(name: str) -> str:
     return found.stdout.strip()
 
 
+@pytest.mark.slow
 @builds_anew
 def test_sanitizers_find_nothing(tmp_path):
     """Each access to memory is checked, and each shift and sum of integers."""
