@@ -34,7 +34,8 @@ def easier_settings(task: str) -> dict[str, Any]:
     for name, high in defaults.items():
         rest = name.removeprefix("max_")
         low = defaults.get(f"min_{rest}")
-        if rest == name or not _is_range(low, high):
+        numeric = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
+        if rest == name or not numeric or not low < high:
             continue
         none = [(low, low)] if rest == "decimals" else []
         for narrow in [*none, *narrowed(low, high)]:
@@ -68,10 +69,6 @@ def _half_the_digits(number: Any) -> Any:
     if abs(number) <= 10:
         return number
     return type(number)(math.copysign(10 ** math.ceil(math.log10(abs(number)) / 2), number))
-
-
-def _is_range(low: Any, high: Any) -> bool:
-    return all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high)) and low < high
 
 
 def _has_enough(task: str, settings: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What of a small policy follows from the texts of a task: tokens for constant parts, context and length."""
+"""A small policy for the texts of a task: tokens for constant parts, context and lengths, width and layers."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ SPELLED = 1024
 """Problems whose characters are looked at: prose has a rare one every few hundred texts."""
 FEWEST = 32
 """Problems of a step of the cold start and of a rollout."""
+WORK = 35e6
+"""Most parameters times tokens of a row: with a cold start and ``ROLLOUTS`` rollouts at most six minutes of two cores;
+docs/tuning.md has what ten tasks took."""
+ROLLOUTS, FEWEST_ROLLOUTS, MOST_ROLLOUTS = 55, 50, 130
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,3 +165,32 @@ def token_counter(tags: Sequence[str]) -> Callable[[str], int]:
     """Tokens of a text under a vocabulary of characters and ``tags``, of which longer ones go first."""
     pattern = re.compile("|".join([*map(re.escape, sorted(tags, key=len, reverse=True)), "."]), re.DOTALL)
     return lambda text: len(pattern.findall(text))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Width and layers of a policy: narrower for longer rows, so that all take about the same time."""
+
+    hidden: int
+    layers: int
+
+    @property
+    def intermediate(self) -> int:
+        """Width of the feed-forward blocks, 2.75 times that of the rest."""
+        return self.hidden * 11 // 4
+
+    def work(self, tokens: int) -> int:
+        """Parameters of the blocks times tokens of a row."""
+        return self.layers * self.hidden * (4 * self.hidden + 3 * self.intermediate) * tokens
+
+    def rollouts(self, tokens: int) -> int:
+        """55 where the budget is used up, in proportion more for shorter rows and fewer for longer ones; 50 … 130."""
+        return min(MOST_ROLLOUTS, max(FEWEST_ROLLOUTS, round(ROLLOUTS * WORK / self.work(tokens))))
+
+
+SHAPES = (Shape(128, 3), Shape(112, 3), Shape(96, 3), Shape(80, 3), Shape(64, 3), Shape(64, 2))
+
+
+def shape_for(tokens: int) -> Shape:
+    """The widest policy that trains on rows of so many tokens within the budget; else the smallest."""
+    return next((shape for shape in SHAPES if shape.work(tokens) <= WORK), SHAPES[-1])

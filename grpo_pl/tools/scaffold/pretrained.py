@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
@@ -75,12 +75,14 @@ def of_pretrained(wanted: Pretrained, source: PromptSource, name: str, say: Call
         f"prompts of up to {prompt} tokens, completions of up to {completion}; answers are "
         f"{'numbers, read wherever they stand last' if numbers else 'texts, read between <answer> and </answer>'}."
     )
+    shots = [{"question": one.question, "completion": one.completion} for one in examples]
+    shown_examples = yaml.safe_dump(shots, sort_keys=False, allow_unicode=True, width=10**6).rstrip()
     return {
         "policy": json.dumps(str(here.resolve()) if (here := Path(wanted.path)).exists() else wanted.path),
         "lora": _LORA if adapters else "",
         "chat": chat,
         "system": json.dumps(SYSTEM),
-        "examples": _indented([{"question": one.question, "completion": one.completion} for one in examples], 6),
+        "examples": textwrap.indent(shown_examples, " " * 6, lambda line: True),
         "reward": _NUMBER if numbers else f"    - class_path: {name}.task.Right\n      init_args:\n",
         "completion": completion,
         "lr": f"{peak_rate(parameters, kind):.1e}",
@@ -101,11 +103,6 @@ def _demonstration(problem: Problem, source: PromptSource) -> str:
     if not known:
         raise ValueError(f"{problem.question[:60]!r} has no answer, so nothing to show the policy as an example.")
     return max(known, key=len)
-
-
-def _indented(value: Any, spaces: int) -> str:
-    lines = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=10**6).rstrip().splitlines()
-    return "\n".join(" " * spaces + line for line in lines)
 
 
 _LORA = """    lora:  # low-rank adapters are trained, and all else is frozen; leave `lora` out to train all weights

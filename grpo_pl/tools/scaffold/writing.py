@@ -6,8 +6,9 @@ import importlib.util
 import json
 import keyword
 import random
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from string import Template
@@ -17,10 +18,9 @@ from typing import Any
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.files.writing import staged_folder
 from grpo_pl.rewards.base import Reward
-from grpo_pl.tools.scaffold.draft import Draft, copy_data
-from grpo_pl.tools.scaffold.fitting import fit_to
+from grpo_pl.tools.scaffold.fitting import fit_to, shape_for
+from grpo_pl.tools.scaffold.kinds import Draft
 from grpo_pl.tools.scaffold.pretrained import Pretrained, of_pretrained
-from grpo_pl.tools.scaffold.shapes import shape_for
 
 TEMPLATES = Path(__file__).parent / "templates"
 CHECKED = 16
@@ -64,24 +64,19 @@ def write_task(drafted: Draft, folder: Path, say: Callable[[str], None], pretrai
     for note in drafted.notes:
         say(note)
     with staged_folder(folder, replace=False) as staging:
-        copy_data(drafted, staging)
+        if drafted.copied is not None:
+            shutil.copyfile(drafted.copied, staging / drafted.file_name)
         _fill(drafted.kind, "task.py", staging, shown)
-        with _loaded(staging / "task.py") as task:
+        with _imported(staging / "task.py") as task:
             if drafted.config is not None:
-                config = _shape_of_episodes(drafted.config)
+                given: Any = drafted.config
+                config = {**_shape(int(given["context"])), "steps": 60, "interval": 30, **given}
             else:
-                source = task.Problems(settings=dict(drafted.settings)) if drafted.settings else task.Problems()
-                held_out = _checked_held_out(task, source, say)
-                if pretrained is not None:
-                    config = of_pretrained(pretrained, source, name, say)
-                else:
-                    config = _measured(source, say)
-                say(f"{held_out} held-out problems.")
-                config |= {"init_args": _init_args(drafted.settings), "held_out": held_out}
+                config = _config_of_problems(drafted, task, name, pretrained, say)
         written = "config.yaml" if pretrained is None else "config_pretrained.yaml"
         _fill(drafted.kind, written, staging, {**shown, **config}, name="config.yaml")
         _fill(drafted.kind, "test_task.py", staging, shown)
-        _fill(drafted.kind, "README.md", staging, {**shown, **_told(drafted)})
+        _fill(drafted.kind, "README.md", staging, {**shown, **_data_section(drafted)})
 
 
 def _fill(kind: str, file: str, folder: Path, values: dict[str, object], *, name: str = "") -> None:
@@ -92,8 +87,8 @@ def _fill(kind: str, file: str, folder: Path, values: dict[str, object], *, name
 
 
 @contextmanager
-def _loaded(file: Path) -> Iterator[ModuleType]:
-    """The module of a file, as long as it is looked at."""
+def _imported(file: Path) -> Iterator[ModuleType]:
+    """The module of a file, for the time of the block."""
     name = "grpo_pl_new_task"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
@@ -108,26 +103,15 @@ def _loaded(file: Path) -> Iterator[ModuleType]:
         del sys.modules[name]
 
 
-def _measured(source: PromptSource, say: Callable[[str], None]) -> dict[str, object]:
-    """Shape, lengths and rollouts for the problems of a source."""
-    fit = fit_to(source)
-    say(f"prompts of up to {fit.prompt} tokens, completions of up to {fit.completion}.")
-    return {
-        **_shape(fit.row),
-        "context": fit.context,
-        "completion": fit.completion,
-        "tags": "".join(f"\n      - {json.dumps(tag, ensure_ascii=False)}" for tag in fit.tags) or " []",
-        "characters": "" if fit.ascii_only else _FROM_DATA,
-        "shown": "task.py",
-    }
-
-
-def _checked_held_out(task: ModuleType, source: PromptSource, say: Callable[[str], None]) -> int:
-    """How many held-out problems a validation has; says what the source leaves out.
+def _config_of_problems(
+    drafted: Draft, task: ModuleType, name: str, pretrained: Pretrained | None, say: Callable[[str], None]
+) -> dict[str, object]:
+    """The values of ``config.yaml`` for a source of problems; says what the source leaves out.
 
     Raises:
-        ValueError: none, or demonstrations that the task's own reward finds wrong.
+        ValueError: no held-out problems, or demonstrations that the task's own reward finds wrong.
     """
+    source: PromptSource = task.Problems(settings=dict(drafted.settings)) if drafted.settings else task.Problems()
     held_out = min(HELD_OUT, len(source.validation()))
     for line in getattr(source, "notes", ()):  # of reading it for the validation
         say(line)
@@ -135,20 +119,27 @@ def _checked_held_out(task: ModuleType, source: PromptSource, say: Callable[[str
         raise ValueError("no problem is held out: give more rows with different questions.")
     with closing(task.Right(correctness=True)) as reward:
         _check_demonstrations(source, reward)
-    return held_out
-
-
-def _init_args(settings: Mapping[str, object]) -> str:
-    """The source's settings as they stand in ``config.yaml``."""
-    lines = [f"        {name}: {json.dumps(value)}" for name, value in settings.items()]
-    return "\n".join([_SETTINGS, *lines]) if lines else ""
+    if pretrained is not None:
+        config = of_pretrained(pretrained, source, name, say)
+    else:
+        fit = fit_to(source)
+        say(f"prompts of up to {fit.prompt} tokens, completions of up to {fit.completion}.")
+        config = {
+            **_shape(fit.row),
+            "context": fit.context,
+            "completion": fit.completion,
+            "tags": "".join(f"\n      - {json.dumps(tag, ensure_ascii=False)}" for tag in fit.tags) or " []",
+            "characters": "" if fit.ascii_only else _FROM_DATA,
+            "shown": "task.py",
+        }
+    say(f"{held_out} held-out problems.")
+    lines = [f"        {name}: {json.dumps(value)}" for name, value in drafted.settings.items()]
+    return {**config, "init_args": "\n".join([_SETTINGS, *lines]) if lines else "", "held_out": held_out}
 
 
 _SETTINGS = """
     init_args:
       settings:  # narrower than the task's own ranges, for a small policy: raise them when it has learned these"""
-
-
 _FROM_DATA = "    characters: from_data  # those of ASCII and all others that the problems hold\n"
 
 
@@ -160,10 +151,6 @@ def _shape(tokens: int) -> dict[str, object]:
         **{"hidden": shape.hidden, "intermediate": shape.intermediate, "layers": shape.layers},
         **{"steps": rollouts, "interval": rollouts // 2},
     }
-
-
-def _shape_of_episodes(config: Any) -> dict[str, object]:
-    return {**_shape(int(config["context"])), "steps": 60, "interval": 30, **config}
 
 
 def _check_demonstrations(source: PromptSource, reward: Reward) -> None:
@@ -184,8 +171,8 @@ def _check_demonstrations(source: PromptSource, reward: Reward) -> None:
             )
 
 
-def _told(drafted: Draft) -> dict[str, object]:
-    """What the README says of the data."""
+def _data_section(drafted: Draft) -> dict[str, object]:
+    """The values of the README's section about the data."""
     files = f"| `{drafted.file_name}` | the problems, a copy of {drafted.copied.name} |" if drafted.copied else ""
     notes = {
         "example": "The data are made up by `Problems.draw`. The cold start shows half of the answers with their work.",
