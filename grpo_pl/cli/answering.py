@@ -1,4 +1,4 @@
-"""What ``predict`` and ``filter`` share: a policy with its rewards, the problems it can answer, its judged answers."""
+"""``Answerer``, for ``predict``, ``filter`` and ``evaluate``: a policy in memory and its completions with rewards."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class DoctorCLI(GRPOCLI):
     looking = False
     """The parts of the run were built."""
     refusal = ""
-    """Why ``fit`` would not start."""
+    """The reason for which ``fit`` would not start."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
@@ -165,7 +165,7 @@ class DoctorCLI(GRPOCLI):
 
 
 def refused_start(line: str) -> Finding:
-    """What ``fit`` would end with."""
+    """The error of ``fit`` as a finding."""
     return Finding(
         code=REFUSED, name="refused", figure=0.0, sentence=f"fit does not start: {line}", field="what it says"
     )

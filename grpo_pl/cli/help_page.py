@@ -104,5 +104,5 @@ def check_part(part: str, names: Collection[str]) -> None:
 
 
 def is_in(name: str, part: str) -> bool:
-    """Whether ``model.sampling.stop`` is in ``model.sampling``."""
+    """True if an option is in a part, as ``model.sampling.stop`` is in ``model.sampling``."""
     return f"{name}.".startswith(f"{part}.")

@@ -74,7 +74,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def overview() -> str:
-    """What ``grpo-pl --help`` prints: every verb with one line."""
+    """The page of ``grpo-pl --help``: every verb with one line."""
     verbs = TRAINER_VERBS | VERBS
     width = max(map(len, verbs))
     columns = max(60, min(120, shutil.get_terminal_size().columns))

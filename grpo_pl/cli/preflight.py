@@ -1,14 +1,15 @@
-"""Checks before a run starts: its model, prompts, lengths and gold answers."""
+"""Checks before a run starts: its model, prompts, lengths and gold answers, and the checkpoint that it goes on from."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import yaml
 
 from grpo_pl.cli.answering import leave_no_room
 from grpo_pl.cli.run_folder import as_list
@@ -19,8 +20,10 @@ from grpo_pl.data.sources import PromptSource
 from grpo_pl.environments.base import Environment
 from grpo_pl.evaluation.held_out import HeldOutMetrics
 from grpo_pl.files.cache import cache_root
+from grpo_pl.files.runs import RunFolder, config_changes
+from grpo_pl.files.sharded_checkpoints import read_head
 from grpo_pl.policy.dialogue import Dialogue
-from grpo_pl.policy.loading import check_weights, context_length, load_tokenizer, model_config
+from grpo_pl.policy.loading import check_weights, context_length, load_model, load_tokenizer, model_config
 from grpo_pl.policy.template import Fits
 from grpo_pl.rewards.base import Reward, correctness_index
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SPLITS: tuple[Literal["train", "val"], ...] = ("train", "val")
+MAY_CHANGE = ("dtype", "attn_implementation", "path", "init_seed", "from_scratch.initializer_range")
+"""Fields of ``model.policy`` that may change: weights of the same shapes mean the same under each value of these."""
 
 
 def check_start(
@@ -105,7 +110,7 @@ def check_start(
 def room_for_prompts(
     module: GRPOModule, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Dialogue, Fits | None, int | None]:
-    """How prompts become tokens, which of them leave room for a completion, and the most tokens of both together."""
+    """The encoding of prompts, a test of whether a prompt leaves room for a completion, and most tokens of both."""
     limits = (context_length(model_config(module.policy_config, tokenizer)), module.engine.max_tokens)
     context = min((limit for limit in limits if limit is not None), default=None)
     dialogue, fits = Dialogue(template=module.template, tokenizer=tokenizer, plain=module.episodes.plain_turns), None
@@ -156,6 +161,52 @@ def check_monitor(monitor: str, module: GRPOModule, data: RolloutDataModule) -> 
     if monitor not in metrics:
         names = ", ".join(metrics)
         raise ValueError(f"checkpoint.monitor: no validation measures {monitor!r}{nearest(monitor, metrics)} ({names})")
+
+
+def check_resume(
+    checkpoint: Path, module: GRPOModule, data: RolloutDataModule, config: Mapping[str, Any], *, fit: bool
+) -> None:
+    """Refuses a checkpoint of another policy, and to train on with data that have changed.
+
+    Args:
+        config: the resolved configuration, of which the policy is compared with that of the checkpoint's own run.
+        fit: training continues; otherwise the data do not matter.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+        ValueError: one line that names the fields that differ, or the data.
+    """
+    shapes, state = read_head(checkpoint)
+    own = RunFolder(checkpoint.absolute().parent.parent).config
+    changes = []
+    if own.is_file():
+        trees = [yaml.safe_load(own.read_text()), config]
+        before, now = ({"model": {"policy": (tree.get("model") or {}).get("policy") or {}}} for tree in trees)
+        changes = config_changes(before, now)
+    free = tuple(f"model.policy.{name}: " for name in MAY_CHANGE)
+    differences = [c for c in changes if not c.startswith(free)] or _different_shapes(shapes, module)
+    if differences:
+        raise ValueError(
+            f"{checkpoint} holds another model: {'; '.join(differences)}. Take the earlier values back, or begin a run "
+            "of another --name."
+        )
+    if fit and data.__class__.__qualname__ in state:
+        data.require_unchanged(state[data.__class__.__qualname__])
+
+
+def _different_shapes(shapes: Mapping[str, tuple[int, ...]], module: GRPOModule) -> list[str]:
+    """The first weight that is missing on one side or has another shape; what a configuration cannot tell."""
+    policy = module.policy_config
+    with torch.device("meta"):
+        model = load_model(policy, load_tokenizer(policy), weights=False)
+    ours = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    if policy.quantization is not None:  # frozen weights are in no checkpoint
+        ours = {name: shape for name, shape in ours.items() if name in shapes or ".lora_" in name}
+    for name in [*shapes, *(name for name in ours if name not in shapes)]:
+        there, here = shapes.get(name), ours.get(name)
+        if there != here:
+            return [f"{name} has the shape {there or 'none'} there and {here or 'none'} in model.policy"]
+    return []
 
 
 def _check_columns(environment: Environment, prompts: Iterable[Problem]) -> None:

@@ -1,4 +1,4 @@
-"""What a Trainer needs to leave a run folder behind, on the command line as in Python."""
+"""Arguments, callbacks and loggers of a Trainer that fills a run folder, on the command line and in Python."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "use_distributed_sampler": False,  # the data module cuts by rank itself
     "enable_model_summary": False,
 }
-"""What every run sets in Lightning's Trainer."""
+"""Settings of Lightning's Trainer that every run has."""
 
 
 def open_run(root: str | Path, name: str, *, config: str | None = None, resume: bool = False) -> OpenRun:

@@ -23,8 +23,7 @@ from grpo_pl.callbacks.progress import StageProgress
 from grpo_pl.callbacks.samples import SampleTable
 from grpo_pl.cli.commands import TRAINER_VERBS
 from grpo_pl.cli.help_page import ALL, USAGE, check_part, is_in, short_page, split_help
-from grpo_pl.cli.preflight import check_monitor, check_start, check_trainer
-from grpo_pl.cli.resuming import check_resume
+from grpo_pl.cli.preflight import check_monitor, check_resume, check_start, check_trainer
 from grpo_pl.cli.run_folder import (
     TRAINER_DEFAULTS,
     as_list,

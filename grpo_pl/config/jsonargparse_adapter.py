@@ -102,7 +102,7 @@ def option_names(parser: ArgumentParser) -> Iterator[str]:
 
 
 _describe = False
-"""Whether parsers read the docstrings under the fields of dataclasses, which their help pages are made of."""
+"""True while parsers read the docstrings under the fields of dataclasses, for their help pages."""
 
 
 @contextmanager
@@ -164,7 +164,7 @@ def _forget_another_class(parser_or_action: Any, prev_val: Any, value: Any) -> N
 
 
 def _named(path: str) -> Any:
-    """What a dotted path leads to, or the path itself where it leads nowhere: the parser complains about that."""
+    """The object at a dotted path, or the path itself where there is none: the parser complains about that."""
     module, _, name = path.rpartition(".")
     try:
         return getattr(import_module(module), name)

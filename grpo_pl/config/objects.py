@@ -143,14 +143,14 @@ def build_environment(spec: Mapping[str, Any], *, trust: bool = False) -> Enviro
 
 @dataclass(frozen=True)
 class Config:
-    """What files and options say; nothing is imported or built before it is asked for."""
+    """Settings of files and options; nothing is imported or built before it is asked for."""
 
     files: tuple[str, ...]
     trees: tuple[Mapping[str, Any], ...]
     options: tuple[str, ...]
 
     def get(self, key: str) -> Any:
-        """What the last file that has ``key``, such as ``model.policy.path``, says there; else None."""
+        """The value of ``key``, such as ``model.policy.path``, in the last file that has it; else None."""
         return next((found for tree in reversed(self.trees) if (found := _at(tree, key)) is not None), None)
 
     def __contains__(self, key: str) -> bool:

@@ -43,7 +43,7 @@ def with_shipped_configs(args: Sequence[str]) -> list[str]:
 
 
 def short_name(path: Path) -> str:
-    """What to type for a configuration: ``configs/…`` for a shipped one."""
+    """The path to type for a configuration: ``configs/…`` for a shipped one."""
     return str(Path(CONFIGS.name) / path.relative_to(CONFIGS)) if path.is_relative_to(CONFIGS) else str(path)
 
 

@@ -125,8 +125,8 @@ def _ratio(a: str, b: str) -> float:
 
 
 def nearest_class(name: str) -> str:
-    """Where a class is now that has moved; else like `nearest`, among what the module that ``name`` starts with offers,
-    or among the classes that need no module: those of every loaded module of ours and Lightning's callbacks and
+    """The new path of a class that has moved; else like `nearest`, among the names of the module that ``name`` starts
+    with, or among the classes that need no module: those of every loaded module of ours and Lightning's callbacks and
     loggers."""
     moved = next(
         (f"{new}{name.removeprefix(old)}" for old, new in MOVED.items() if f"{name}.".startswith(f"{old}.")), ""

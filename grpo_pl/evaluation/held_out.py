@@ -22,7 +22,7 @@ from grpo_pl.types import CUT_OFF, PromptBatch, SamplingParams
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """How many completions of each held-out problem are drawn, how they are sampled, and which metrics they give."""
+    """The number of completions of each held-out problem, their sampling, and their metrics."""
 
     samples: int = 4
     """Completions per problem, for pass@1, pass@``samples`` and maj@``samples``."""
@@ -147,7 +147,7 @@ class HeldOutMetrics:
     def __init__(self, validation: Validation, groups: Sequence[str], device: torch.device) -> None:
         self.metrics: dict[str, GroupMetric] = {}
         self.noted: dict[str, list[float]] = {}
-        """What rewards logged on this rank."""
+        """Extra values that rewards logged on this rank."""
         self._unjudged = {group: SumMetric().to(device) for group in groups}
         self._samples = validation.samples
         self._right, self._judged = (
@@ -204,5 +204,5 @@ class HeldOutMetrics:
         }
 
     def unjudged(self) -> dict[str, int]:
-        """How many completions of each group could not be judged, over all ranks; every rank must call it."""
+        """The number of completions of each group that could not be judged, over all ranks; every rank must call it."""
         return {group: int(metric.compute()) for group, metric in self._unjudged.items()}

@@ -42,9 +42,9 @@ class Chart:
     unit: str = ""
     """Of the numbers; ``share`` is drawn from 0 to 1."""
     x: str = "rollout"
-    """What the other axis counts."""
+    """Unit of the other axis."""
     log: bool = False
-    """Whether that axis doubles from mark to mark."""
+    """That axis doubles from mark to mark."""
     smooth: bool = True
     """Also draw a running mean, because single rollouts are noisy."""
 

@@ -80,13 +80,13 @@ def _base(config: Mapping[str, Any]) -> tuple[str | None, str | None]:
 
 
 def _named(config: Mapping[str, Any]) -> str | None:
-    """What a base model without a name on the hub is called: its file or folder, and no path of a machine."""
+    """The name of a base model that is not on the hub: its file or folder, and no path of a machine."""
     path = ((config.get("model") or {}).get("policy") or {}).get("path")
     return f"`{PurePath(path).name}`" if path else None
 
 
 def _parameters(run: RunFolder) -> str | None:
-    """How many parameters the model has, as the run noted."""
+    """The number of parameters, as the run recorded it."""
     noted = json.loads(run.record.read_text(encoding="utf-8")) if run.record.is_file() else {}
     return f"{noted['parameters']:,}" if noted.get("parameters") else None
 
@@ -97,7 +97,7 @@ def _dataset(source: Mapping[str, Any]) -> str | None:
 
 
 def _problems(source: Mapping[str, Any]) -> str:
-    """What the problems are called."""
+    """The name of the problems."""
     return _dataset(source) or str(source.get("class_path") or "problems").rpartition(".")[2]
 
 

@@ -22,7 +22,7 @@ from grpo_pl.report.charts import charts, compared_held_out, comparison_charts, 
 from grpo_pl.report.problems import before_and_after, length_chart, problem_charts, side_by_side
 
 STYLE, SCRIPT = "theme.css", ("charts.js", "completions.js")
-"""What all pages have; each adds its own."""
+"""Parts of every page; each adds its own."""
 LARGEST_SAMPLES = 8_000_000
 """Most bytes of samples in a report; beyond, it shows every second rollout only, or every fourth, eighth …"""
 
@@ -178,7 +178,7 @@ def check_fields(row: Row, needed: Sequence[str], where: str) -> None:
 
 
 def facts(run: RunFolder) -> list[list[str]]:
-    """What was run, as name and value; nothing for a run without ``run.json``."""
+    """Facts of a run as name and value; none for a run without ``run.json``."""
     if not run.record.is_file():
         return []
     record = read_object(run.record)

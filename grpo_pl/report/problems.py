@@ -1,4 +1,4 @@
-"""What a report says of single problems: how hard each is, and what the policy wrote before and after."""
+"""The part of a report about single problems: their hardness, and completions before and after."""
 
 from __future__ import annotations
 

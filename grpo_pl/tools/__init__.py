@@ -1,1 +1,1 @@
-"""What a reader of the algorithm never needs: doctor, memory plan, new tasks, watch for reward hacking, comparisons."""
+"""Tools around training: doctor, memory plan, new tasks, watch for reward hacking, live view, comparisons."""

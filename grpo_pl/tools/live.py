@@ -28,7 +28,7 @@ CURVES = {"completions/correct": "right", "completions/mean_length": "length"}
 
 
 class Answered(NamedTuple):
-    """What the policy wrote about the problem after some rollouts."""
+    """The policy's answer to the problem after some rollouts."""
 
     rollout: int
     text: str

@@ -1,4 +1,4 @@
-"""How much memory a training run needs on each process, from the shapes of its model; no weights are loaded."""
+"""Memory that a training run needs in each process, from the shapes of its model; no weights are loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 PROGRAM = 0.45 * GIB
-"""What Python, torch, transformers and Lightning take of main memory beside all tensors, measured on Linux."""
+"""Main memory of Python, torch, transformers and Lightning beside all tensors, measured on Linux."""
 Layout = Literal["single", "ddp", "fsdp"]
 
 
@@ -39,7 +39,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What one process does with the model in a step."""
+    """The work of one process in a step."""
 
     layout: Layout
     processes: int

@@ -1,4 +1,4 @@
-"""What one process of a ``fit`` configuration has to hold in memory, read without building the run."""
+"""The memory workload of a ``fit`` configuration for one process, read without building the run."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def teachers_of(parts: Any, layout: Layout) -> tuple[float, float]:
 
 
 def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None = None) -> Workload:
-    """What one of ``gpus`` processes has to do.
+    """The work of one of ``gpus`` processes.
 
     Args:
         context: most tokens that the model reads, which bounds episodes.

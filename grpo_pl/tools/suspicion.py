@@ -1,4 +1,4 @@
-"""What makes a completion suspicious: judges that training does not use, repetition, unusual length, a new form."""
+"""Signs of reward hacking in a completion: refusal by a judge, repetition, unusual length, a new form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH_FACTOR = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionAudit:
-    """What was found about one completion of the sample."""
+    """Findings about one completion of the sample."""
 
     row: int
     """Among this process's completions."""
@@ -34,13 +34,13 @@ class CompletionAudit:
 
     @property
     def verdicts(self) -> dict[str, bool]:
-        """Whether each judge accepts it, of those that could say."""
+        """Judge -> whether it accepts the completion, of those that could say."""
         return {name: score.correct for name, score in self.judges.items() if score.correct is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suspicion:
-    """Why a person should read a completion; a larger ``weight`` is more suspicious than others of the same sign."""
+    """A reason to read a completion; a larger ``weight`` is more suspicious than others of the same sign."""
 
     row: int
     sign: Sign

@@ -66,7 +66,7 @@ def demo(
 
 
 def can_show() -> bool:
-    """Whether a person sits before a screen on which a browser can open."""
+    """True where a browser can open on a screen."""
     screen = sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     try:
         webbrowser.get()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ from serve.settings import API_KEY
 
 if TYPE_CHECKING:
     from grpo_pl.policy.trained import ServedModel
-    from serve.schemas import EvalProblem
+    from serve.schemas import EvalProblem, Sampling
 
 _QUESTION_NAMES = ("problem", "question", "prompt")
 
@@ -93,17 +95,13 @@ def evaluate(
     else:
         from grpo_pl.policy.loading import choose_device
         from grpo_pl.policy.trained import find_model
+        from serve.local import evaluate_locally
 
         trained = find_model(Path(str(model)), trust_rewards=trust_rewards)
         problems = read_problems(Path(data), limit, asks=trained.environment is None)
-        answers = _here(trained)(
-            trained,
-            problems,
-            Sampling.model_validate(asked),
-            seed=seed,
-            device=choose_device(device),
-            max_rows=max_batch_size,
-        )
+        answer = evaluate_locally if trained.environment is None else evaluate_episodes
+        drawing = {"seed": seed, "device": choose_device(device), "max_rows": max_batch_size}
+        answers = answer(trained, problems, Sampling.model_validate(asked), **drawing)
     with row_writer(Path(output)) as write:  # which refuses before the first question is asked
         for result in (results := _gather(answers, len(problems))):
             write(result)
@@ -111,15 +109,70 @@ def evaluate(
     return 0
 
 
-def _here(trained: ServedModel) -> Callable[..., Iterator[tuple[int, dict[str, Any]]]]:
-    """What evaluates in this process: completions, or episodes where the policy was trained in an environment."""
-    if trained.environment is None:
-        from serve.local import evaluate_locally
+def evaluate_episodes(
+    model: ServedModel, problems: Sequence[EvalProblem], sampling: Sampling, *, seed: int, device: str, max_rows: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Plays each problem in the environment of the policy's training; yields (index, result), a result as
+    `serve.local.evaluate_locally` gives it. The completion of a sample is what the rewards read, ``episode`` has its
+    turns.
 
-        return evaluate_locally
-    from grpo_pl.cli.playing import evaluate_episodes
+    Raises:
+        ValueError: a problem that the context has no room for, or an environment that refuses its settings.
+    """
+    from grpo_pl.cli.answering import load_answerer
+    from grpo_pl.functional.sampling import row_key
+    from grpo_pl.rewards.base import needs_of
+    from grpo_pl.rollout.sampler import episode_row
+    from grpo_pl.types import Problem
+    from serve.score_worker import ScoreItems, score_items
 
-    return evaluate_episodes
+    def identity(number: int, given: EvalProblem) -> int:
+        """A problem with an id draws the same episodes wherever it stands in a file."""
+        name = number if given.id is None else given.id
+        return name if isinstance(name, int) else row_key("id", name)
+
+    n, training = sampling.n, model.sampling
+    drawing = replace(
+        training,
+        max_completion_length=sampling.length or training.max_completion_length,
+        temperature=training.temperature if sampling.temperature is None else sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+    )
+    answerer = load_answerer(model, device, drawing)
+    assert answerer.sampler.pool is not None
+    together = max(1, max_rows // n)
+    with ExitStack() as stack:
+        for reward in answerer.rewards:
+            stack.enter_context(closing(reward))
+        stack.enter_context(answerer.sampler.pool)
+        for first in range(0, len(problems), together):
+            part = problems[first : first + together]
+            asked = [
+                Problem(
+                    id=identity(number, each), question=each.problem, answer=each.answer, columns=each.model_extra or {}
+                )
+                for number, each in enumerate(part, start=first)
+            ]
+            drawn = answerer.sample(asked, samples=n, seed=seed)
+            assert drawn.episodes is not None
+            golds, columns = [problem.answer for problem in drawn.per_row], drawn.columns(needs_of(answerer.rewards))
+            job = ScoreItems(list(drawn.completions), golds, columns, drawn.rollout.group_size)
+            scored = score_items(answerer.rewards, job, slice(None))
+            lengths, reasons = drawn.rollout.action_lengths.tolist(), drawn.rollout.finish_reasons
+            samples = [
+                {
+                    "completion": job.completions[row],
+                    "tokens": lengths[row],
+                    "finish_reason": reasons[row],
+                    **score,
+                    "episode": episode_row(episode),
+                }
+                for row, (score, episode) in enumerate(zip(scored, drawn.episodes, strict=True))
+            ]
+            for place, problem in enumerate(part):
+                facts = {"problem": problem.problem, "answer": problem.answer, "id": problem.id}
+                yield first + place, {**facts, "samples": samples[place * n : (place + 1) * n]}
 
 
 def read_problems(file: Path, limit: int | None = None, *, asks: bool = True) -> list[EvalProblem]:

@@ -88,16 +88,22 @@ def filter(
         print(f"{len(problems) - len(asked)} of {len(problems)} problems left out by rule")
     rates: Mapping[int, float | None] = {}
     if samples:
-        measured_with = (given.trees, given.options, data.digests(), _version(model, trust_rewards=trust_rewards))
+        version = None  # a name of the weights
+        if model is not None:
+            from grpo_pl.policy.trained import find_model
+            from serve.weights import version_id
+
+            version = version_id(find_model(Path(model), trust_rewards=trust_rewards))
+        measured_with = (given.trees, given.options, data.digests(), version)
         digest = hashlib.sha256(repr(measured_with).encode()).hexdigest()[:16]
-        notes = _Notes(Path(output), [digest, model, samples, seed])
-        rates = notes.rates
+        measured_rates = _MeasuredRates(Path(output), [digest, model, samples, seed])
+        rates = measured_rates.rates
         todo = asked - rates.keys()
         if len(todo) < len(asked):
-            print(f"{len(asked) - len(todo)} problems were measured before ({notes.path})")
+            print(f"{len(asked) - len(todo)} problems were measured before ({measured_rates.path})")
         if todo:
             answerer = _load(given, model, data, device, trust_rewards=trust_rewards)
-            _measure(answerer, problems, todo, notes, samples=samples, seed=seed, batch_size=batch_size)
+            _measure(answerer, problems, todo, measured_rates, samples=samples, seed=seed, batch_size=batch_size)
     kept = 0
     with row_writer(Path(output)) as write:
         for prompt in problems:
@@ -109,9 +115,11 @@ def filter(
         if not kept:
             raise ValueError(f"no problem is left of {len(problems)}: {_spread(rates)}. Widen --keep {keep}.")
     if samples:
-        notes.path.unlink(missing_ok=True)
-        if notes.unjudged:
-            print(f"{notes.unjudged} completions could not be judged: they count neither as right nor as wrong")
+        measured_rates.path.unlink(missing_ok=True)
+        if measured_rates.unjudged:
+            print(
+                f"{measured_rates.unjudged} completions could not be judged: they count neither as right nor as wrong"
+            )
     print(f"{kept} of {len(problems)} problems kept ({_spread(rates)}), written to {output}")
     if hasattr(source, "kept"):
         shown = " ".join([*(f"--config {file}" for file in given.files), *given.options])
@@ -131,7 +139,7 @@ def read_range(text: str) -> tuple[float, float]:
     return low, high
 
 
-class _Notes:
+class _MeasuredRates:
     """A file of the rates measured so far, one line each; valid for one policy and one way of measuring."""
 
     def __init__(self, output: Path, measured_with: Sequence[Any]) -> None:
@@ -151,7 +159,7 @@ class _Notes:
             self._count(row)
 
     def add(self, measured: Mapping[int, tuple[float | None, int]]) -> None:
-        """Notes the rate of each problem, and how many of its completions could not be judged."""
+        """Writes the rate of each problem, and the number of its completions that could not be judged."""
         rows = [{"id": id_, RATE: rate, "unjudged": unjudged} for id_, (rate, unjudged) in measured.items()]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         append_rows(self.path, [*self._unwritten, *rows])
@@ -165,15 +173,21 @@ class _Notes:
 
 
 def _measure(
-    answerer: Answerer, problems: Sequence[Problem], todo: set[int], notes: _Notes, *, samples: int, **drawing: int
+    answerer: Answerer,
+    problems: Sequence[Problem],
+    todo: set[int],
+    measured_rates: _MeasuredRates,
+    *,
+    samples: int,
+    **drawing: int,
 ) -> None:
-    """Notes the rates of the problems of ``todo``; those without room for a completion get none."""
+    """Measures the rates of the problems of ``todo``; those without room for a completion get none."""
     import torch
 
     from grpo_pl.evaluation.metrics import pass_rates
 
     if long := answerer.too_long((p for p in problems if p.id in todo), len(todo)):
-        notes.add(dict.fromkeys(long, (None, 0)))
+        measured_rates.add(dict.fromkeys(long, (None, 0)))
         todo = todo - long
     judge = replace(answerer, rewards=[answerer.rewards[correctness_index(answerer.rewards)]])
     asked = (p for p in problems if p.id in todo)
@@ -183,17 +197,7 @@ def _measure(
             groups = [correct[i : i + samples] for i in range(0, len(correct), samples)]
             values = torch.tensor([[math.nan if c is None else float(c) for c in group] for group in groups])
             rates = zip(drawn.prompts, groups, pass_rates(values), strict=True)
-            notes.add({problem.id: (rate, group.count(None)) for problem, group, rate in rates})
-
-
-def _version(model: str | None, *, trust_rewards: bool) -> str | None:
-    """A name of the weights that lie there; None where there is no model."""
-    if model is None:
-        return None
-    from grpo_pl.policy.trained import find_model
-    from serve.weights import version_id
-
-    return version_id(find_model(Path(model), trust_rewards=trust_rewards))
+            measured_rates.add({problem.id: (rate, group.count(None)) for problem, group, rate in rates})
 
 
 def _load(given: Config, model: str | None, data: RolloutDataModule, device: str, *, trust_rewards: bool) -> Answerer:

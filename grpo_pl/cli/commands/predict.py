@@ -157,7 +157,7 @@ def exchange(prompt: Problem, episode: Mapping[str, Any]) -> tuple[list[Any], li
 
 
 def _fate(row: dict[str, Any], seen: set[tuple[int, str]]) -> str:
-    """Whether rejection sampling keeps a completion, or why not."""
+    """``kept``, or the reason for which rejection sampling leaves a completion out."""
     if row["correct"] is None:
         return "not judged"
     if row["correct"] is not True:

@@ -166,7 +166,7 @@ def _whole(row: Mapping[str, Any], completion: str) -> Mapping[str, Any]:
 
 
 def _seen(completion: Any, episodes: EpisodeSettings) -> str | None:
-    """What rewards read of a completion: of an exchange its last action, or all of it in the form of plain turns."""
+    """The text that rewards read: of an exchange its last action, or all of it in the form of plain turns."""
     if episodes.rewards_see == "last_action" or not isinstance(completion, list) or len(completion) < 2:
         return _message_text(completion)
     texts = [_message_text([message]) for message in completion]
@@ -212,7 +212,7 @@ def _describe(
 
 
 def _expectation(given: Any, number: int) -> float | str | None:
-    """What a row expects: a value, a status or nothing. Tables whose columns have one type hold numbers as text."""
+    """The expected value or status of a row, or None. Tables whose columns have one type hold numbers as text."""
     if given is None or isinstance(given, bool | int | float):
         return given
     if given in STATUSES:
@@ -227,7 +227,7 @@ def _expectation(given: Any, number: int) -> float | str | None:
 
 
 def meets(expected: Any, score: Score) -> bool:
-    """Whether a score is what a row expected: a value, ``None`` for no value, or the name of a status."""
+    """True if a score is as expected: a value, ``None`` for no value, or the name of a status."""
     if isinstance(expected, str):
         return expected == score.status
     if expected is None or score.value is None:

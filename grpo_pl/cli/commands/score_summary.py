@@ -1,4 +1,4 @@
-"""What ``grpo-pl score`` counts over all rows, and the table it makes of it."""
+"""Counts of ``grpo-pl score`` over all rows, and their table."""
 
 from __future__ import annotations
 

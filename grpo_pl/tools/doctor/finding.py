@@ -22,7 +22,7 @@ class Finding:
     """The measured value; its unit is in the sentence."""
     sentence: str
     field: str
-    """What to change."""
+    """The setting to change."""
     fix: str = ""
     """YAML that changes it, for a pretrained policy."""
 

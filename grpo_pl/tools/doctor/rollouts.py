@@ -100,7 +100,7 @@ class RolloutMeter:
         return found
 
     def _drift(self, experience: Experience) -> tuple[float | None, float | None, float | None]:
-        """How the updates changed a few completions: mean |Δ log π|, KL, and the entropy that is left."""
+        """The change of a few completions by the updates: mean |Δ log π|, KL, and the entropy that is left."""
         rollout = experience.rollout
         count = len(rollout.finish_reasons)
         most = min(self.most_rows, max(1, int(count * self.share)))

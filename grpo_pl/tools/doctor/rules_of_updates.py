@@ -17,7 +17,7 @@ LEARNS = 0.05
 """By so much more must be right."""
 MOVED = 0.5
 BFLOAT16_GAIN = 1.3
-"""How many times as fast bfloat16 must be, for what it rounds away."""
+"""bfloat16 must be so many times as fast, for what it rounds away."""
 
 
 def slow(s: RunStatistics) -> Found:

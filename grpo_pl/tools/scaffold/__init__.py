@@ -1,1 +1,1 @@
-"""What ``grpo-pl new`` writes: templates, and what is read of the user's data to fill them."""
+"""Templates of a new task, and the reading of the user's data that fills them."""

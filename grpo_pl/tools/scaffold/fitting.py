@@ -17,7 +17,7 @@ from grpo_pl.types import Problem
 
 _WORD = re.compile(r"[A-Za-z]+|\d+|\s+|.", re.DOTALL)
 _OF_NUMBERS = re.compile(r"^[.\d]*\d|(\d[.\d]*|[-+])$")
-"""Where a number may begin or end: no constant part takes a piece of one, so that a number is always spelled alike."""
+"""A number at the end of a text: no constant part takes a piece of one, so that a number is always spelled alike."""
 _LETTERS = re.compile(r"[^\W\d_]{2}")
 SHORTEST = 8
 """Characters of a constant part that is worth a token of its own."""
@@ -41,7 +41,7 @@ ROLLOUTS, FEWEST_ROLLOUTS, MOST_ROLLOUTS = 55, 50, 130
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """What a configuration says about the texts of a task."""
+    """The settings that follow from the texts of a task."""
 
     tags: Sequence[str]
     """Texts that are one token each."""
@@ -52,7 +52,7 @@ class Fit:
     row: int
     """Tokens of a prompt and its completion, in the mean, of the longer half of the demonstrations: with their work."""
     ascii_only: bool
-    """Whether the characters of every from-scratch vocabulary are enough."""
+    """The characters of every from-scratch vocabulary are enough."""
 
     @property
     def context(self) -> int:

@@ -37,18 +37,18 @@ class Draft:
     kind: str
     """Folder of its templates."""
     title: str
-    """What the task is, in a sentence."""
+    """The task in a sentence."""
     values: Mapping[str, object] = field(default_factory=dict)
-    """What fills ``task.py``."""
+    """Values that fill ``task.py``."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Of the source, where they are not its own defaults: they stand in ``config.yaml``."""
     copied: Path | None = None
     """Data file that goes into the folder, and the name it has there."""
     file_name: str = ""
     notes: Sequence[str] = ()
-    """What was guessed, as lines to print."""
+    """Guesses, as lines to print."""
     config: Mapping[str, object] | None = None
-    """What fills ``config.yaml``, where it is not measured on questions and demonstrations."""
+    """Values that fill ``config.yaml``, where they are not measured on questions and demonstrations."""
 
 
 def draft(origin: str | None, question: str | None = None, answer: str | None = None) -> Draft:

@@ -32,7 +32,7 @@ SYSTEM = "Give the final answer between <answer> and </answer>."
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrained:
-    """What ``--policy`` and ``--lora`` say."""
+    """The options ``--policy`` and ``--lora``."""
 
     path: str
     lora: bool | None = None
@@ -40,7 +40,7 @@ class Pretrained:
 
 
 def of_pretrained(wanted: Pretrained, source: PromptSource, name: str, say: Callable[[str], None]) -> dict[str, object]:
-    """What fills the configuration of the task ``name``.
+    """The values that fill the configuration of the task ``name``.
 
     Raises:
         ValueError: the model cannot be loaded, or its context is too short for prompts and answers.
