@@ -38,7 +38,7 @@ SHORT: dict[str, str] = {
     "trainer.devices": "processes",
     "trainer.val_check_interval": "rollouts between validations",
 }
-"""Options of the short page, where the verb has them, and what they are for."""
+"""Options of the short page, where the verb has them, and their purpose."""
 
 
 def stored_page(verb: str) -> str | None:
@@ -70,8 +70,12 @@ def short_page(usage: str, description: str, defaults: Mapping[str, object]) -> 
     Args:
         defaults: the default of every option that the verb has, by name.
     """
-    shown = {name: text for name, text in SHORT.items() if name in defaults}
-    lines = [f"  --{name:<38}{text}{_default(defaults[name])}" for name, text in shown.items()]
+    lines = []
+    for name, text in SHORT.items():
+        if name in defaults:
+            default = defaults[name]
+            number = isinstance(default, int | float) and not isinstance(default, bool)
+            lines.append(f"  --{name:<38}{text}{f' ({default})' if number else ''}")
     command = " ".join(usage.split()[:2])
     return "\n".join(
         [
@@ -86,11 +90,6 @@ def short_page(usage: str, description: str, defaults: Mapping[str, object]) -> 
             "",
         ]
     )
-
-
-def _default(value: object) -> str:
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return f" ({value})" if plain else ""
 
 
 def check_part(part: str, names: Collection[str]) -> None:

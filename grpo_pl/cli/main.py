@@ -136,15 +136,22 @@ def _command(verb: str, args: list[str]) -> int:
     named = _python_names(gather(args) if "config" in parameters else args, switches)
     first = next(iter(parameters.values()), None)
     if first is not None and first.default is first.empty and str(first.annotation).startswith("list["):
-        named = _as_one_list(named)
+        values, options = (
+            list[str](),
+            list[str](),
+        )  # `a b --output=c`: the parser takes one argument for a list, not several
+        for before, arg in zip(["", *named], named, strict=False):
+            is_value = before.startswith("-") and "=" not in before
+            (options if arg.startswith("-") or is_value else values).append(arg)
+        named = [*([json.dumps(values)] if values else []), *options]
     given = parser.instantiate(parser.parse_args(named))
     return int((function(**given) if settings is None else function(settings(**given))) or 0)
 
 
 @contextmanager
 def _imports_kept() -> Iterator[None]:
-    """Python looks for no garbage while modules are imported, for all of them stay: a sixth of a command's start was
-    spent looking; nor does it look there again."""
+    """Switches the garbage collector off during imports, and keeps it away from what was imported: it took a sixth of a
+    command's start."""
     collects, known = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
@@ -173,19 +180,9 @@ def _python_names(args: list[str], switches: set[str]) -> list[str]:
     return named
 
 
-def _as_one_list(args: list[str]) -> list[str]:
-    """``a b --output=c`` as ``["a", "b"] --output=c``: the parser takes one argument for a list, not several."""
-    given: list[str] = []
-    options: list[str] = []
-    for before, arg in zip(["", *args], args, strict=False):
-        is_value = before.startswith("-") and "=" not in before
-        (options if arg.startswith("-") or is_value else given).append(arg)
-    return [*([json.dumps(given)] if given else []), *options]
-
-
 def _is_for_users(error: Exception) -> bool:
-    """Whether users can put an error right: bad values and files, missing packages, errors of types that this package
-    or Lightning defines, and errors in functions of the user's own, which carry a note."""
+    """True for errors that users can put right: bad values and files, missing packages, errors of types that this
+    package or Lightning defines, and errors in functions of the user's own, which carry a note."""
     own = type(error).__module__.split(".")[0] in ("grpo_pl", "lightning", "pytorch_lightning")
     return own or isinstance(error, ValueError | OSError | ImportError) or bool(_notes(error))
 

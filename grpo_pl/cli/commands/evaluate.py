@@ -126,11 +126,6 @@ def evaluate_episodes(
     from grpo_pl.types import Problem
     from serve.score_worker import ScoreItems, score_items
 
-    def identity(number: int, given: EvalProblem) -> int:
-        """A problem with an id draws the same episodes wherever it stands in a file."""
-        name = number if given.id is None else given.id
-        return name if isinstance(name, int) else row_key("id", name)
-
     n, training = sampling.n, model.sampling
     drawing = replace(
         training,
@@ -148,16 +143,16 @@ def evaluate_episodes(
         stack.enter_context(answerer.sampler.pool)
         for first in range(0, len(problems), together):
             part = problems[first : first + together]
-            asked = [
-                Problem(
-                    id=identity(number, each), question=each.problem, answer=each.answer, columns=each.model_extra or {}
-                )
-                for number, each in enumerate(part, start=first)
-            ]
+            asked = []
+            for number, each in enumerate(part, start=first):
+                name = number if each.id is None else each.id  # which draws the same episodes anywhere in a file
+                key = name if isinstance(name, int) else row_key("id", name)
+                columns = each.model_extra or {}
+                asked.append(Problem(id=key, question=each.problem, answer=each.answer, columns=columns))
             drawn = answerer.sample(asked, samples=n, seed=seed)
             assert drawn.episodes is not None
-            golds, columns = [problem.answer for problem in drawn.per_row], drawn.columns(needs_of(answerer.rewards))
-            job = ScoreItems(list(drawn.completions), golds, columns, drawn.rollout.group_size)
+            golds, needed = [problem.answer for problem in drawn.per_row], drawn.columns(needs_of(answerer.rewards))
+            job = ScoreItems(list(drawn.completions), golds, needed, drawn.rollout.group_size)
             scored = score_items(answerer.rewards, job, slice(None))
             lengths, reasons = drawn.rollout.action_lengths.tolist(), drawn.rollout.finish_reasons
             samples = [
