@@ -1,4 +1,4 @@
-"""The model card of an export, ``README.md``: what was trained, on what, with which figures and configuration."""
+"""The model card of an export, ``README.md``: base model, problems, metrics, settings and configuration."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 import grpo_pl
 from grpo_pl.evaluation.curves import Points, read_curves
 from grpo_pl.files.runs import RunFolder
-
-if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
 
 _HELD_OUT = re.compile(r"val(/.+)?/(greedy|pass@\d+|maj@\d+)")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -34,37 +31,60 @@ def model_card(
         rollouts: the rollout whose weights these are, if they are not the run's last.
         license: identifier of the licence, such as ``apache-2.0``; by default that of a base model in a local folder.
     """
-    from huggingface_hub import ModelCard, ModelCardData
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     config = yaml.safe_load(run.config.read_text(encoding="utf-8")) if run.config.is_file() else {}
     curves = read_curves(run.metrics) if run.metrics.is_file() else {}
-    curves = {key: points for key, all_ in curves.items() if (points := _until(all_, rollouts))}
-    base, inherited = _base(config)
+    if rollouts is not None:
+        curves = {name: [point for point in points if point[0] <= rollouts] for name, points in curves.items()}
+    curves = {name: points for name, points in curves.items() if points}
+    held_out = {name.removeprefix("val/"): points for name, points in curves.items() if _HELD_OUT.fullmatch(name)}
     source = (config.get("data") or {}).get("source") or {}
+    path = str((source.get("init_args") or {}).get("path") or "")
+    dataset = path if _HUB_NAME.fullmatch(path) and not Path(path).exists() else None
+    problems = dataset or str(source.get("class_path") or "problems").rpartition(".")[2]
+    base, inherited = _base(config)
+    license = license or inherited or ""
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=dataset or "custom",
+            dataset_name=f"{problems}, held out",
+            metric_type="accuracy" if metric.endswith("greedy") else metric.rpartition("/")[2],
+            metric_name=metric,
+            metric_value=round(points[-1][1], 4),
+        )
+        for metric, points in held_out.items()
+    ]
     data = ModelCardData(
         base_model=base,
-        datasets=_dataset(source),
-        eval_results=_results(curves, source) or None,
+        datasets=dataset,
+        eval_results=results or None,
         library_name="transformers",
-        license=license or inherited,
+        license=license or None,
         model_name=name,
         pipeline_tag="text-generation",
         tags=["grpo", "reinforcement-learning", "grpo_pl"],
     )
+    local = ((config.get("model") or {}).get("policy") or {}).get("path")
+    begun = base or (f"`{PurePath(local).name}`" if local else None)  # its file or folder, and no path of a machine
+    last = max((points[-1][0] for points in curves.values()), default=None)
+    rows = [f"| {key} | {of[0][1]:.3f} | {of[-1][1]:.3f} | {of[-1][0]} |" for key, of in held_out.items()]
+    heading = "## Held-out problems\n\n| metric | before | after | at rollout |\n|---|---|---|---|\n"
+    kept = f"; that of {begun} applies to what was taken from it" if begun else ""
     body = [
         f"# {name}",
-        _summary(base or _named(config), source, curves),
-        _usage(name),
-        _held_out(curves),
-        _training(curves, config, rewards, _parameters(run)),
-        _licence(license or inherited, base or _named(config)),
+        f"{begun or 'A language model'}, trained with GRPO by grpo_pl {grpo_pl.__version__} on {problems}"
+        f"{'' if last is None else f' over {last} rollouts'}.",
+        "## Use\n\nThe folder holds the prompt template and the rewards of the training (`grpo_pl.json`); prompts "
+        "must be written with it, as `grpo-pl` does:\n\n"
+        f"```bash\ngrpo-pl serve --model {name}\ngrpo-pl evaluate --model {name} --data problems.jsonl\n```",
+        heading + "\n".join(rows) if rows else "",
+        _training(run, config, curves, rewards, last),
+        f"## Licence\n\n{license}" if license else f"## Licence\n\nNot stated{kept}.",
         _configuration(run),
     ]
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(filter(None, body)) + "\n"))
-
-
-def _until(points: Points, rollouts: int | None) -> Points:
-    return [point for point in points if rollouts is None or point[0] <= rollouts]
 
 
 def _base(config: Mapping[str, Any]) -> tuple[str | None, str | None]:
@@ -79,84 +99,19 @@ def _base(config: Mapping[str, Any]) -> tuple[str | None, str | None]:
     return (path, None) if path and not Path(path).exists() and _HUB_NAME.fullmatch(path) else (None, None)
 
 
-def _named(config: Mapping[str, Any]) -> str | None:
-    """The name of a base model that is not on the hub: its file or folder, and no path of a machine."""
-    path = ((config.get("model") or {}).get("policy") or {}).get("path")
-    return f"`{PurePath(path).name}`" if path else None
-
-
-def _parameters(run: RunFolder) -> str | None:
-    """The number of parameters, as the run recorded it."""
-    noted = json.loads(run.record.read_text(encoding="utf-8")) if run.record.is_file() else {}
-    return f"{noted['parameters']:,}" if noted.get("parameters") else None
-
-
-def _dataset(source: Mapping[str, Any]) -> str | None:
-    path = str((source.get("init_args") or {}).get("path") or "")
-    return path if _HUB_NAME.fullmatch(path) and not Path(path).exists() else None
-
-
-def _problems(source: Mapping[str, Any]) -> str:
-    """The name of the problems."""
-    return _dataset(source) or str(source.get("class_path") or "problems").rpartition(".")[2]
-
-
-def _results(curves: Mapping[str, Points], source: Mapping[str, Any]) -> list[EvalResult]:
-    from huggingface_hub import EvalResult
-
-    return [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type=_dataset(source) or "custom",
-            dataset_name=f"{_problems(source)}, held out",
-            metric_type="accuracy" if key.endswith("greedy") else key.rpartition("/")[2],
-            metric_name=key.removeprefix("val/"),
-            metric_value=round(points[-1][1], 4),
-        )
-        for key, points in curves.items()
-        if _HELD_OUT.fullmatch(key)
-    ]
-
-
-def _summary(base: str | None, source: Mapping[str, Any], curves: Mapping[str, Points]) -> str:
-    trained = f"{base}, trained" if base else "A language model, trained"
-    rollouts = f" over {_last_step(curves)} rollouts" if curves else ""
-    return f"{trained} with GRPO by grpo_pl {grpo_pl.__version__} on {_problems(source)}{rollouts}."
-
-
-def _last_step(curves: Mapping[str, Points]) -> int:
-    return max(points[-1][0] for points in curves.values())
-
-
-def _usage(name: str) -> str:
-    return (
-        "## Use\n\nThe folder holds the prompt template and the rewards of the training (`grpo_pl.json`); prompts "
-        "must be written with it, as `grpo-pl` does:\n\n"
-        f"```bash\ngrpo-pl serve --model {name}\ngrpo-pl evaluate --model {name} --data problems.jsonl\n```"
-    )
-
-
-def _held_out(curves: Mapping[str, Points]) -> str:
-    rows = [
-        f"| {key.removeprefix('val/')} | {points[0][1]:.3f} | {points[-1][1]:.3f} | {points[-1][0]} |"
-        for key, points in curves.items()
-        if _HELD_OUT.fullmatch(key)
-    ]
-    heading = "## Held-out problems\n\n| metric | before | after | at rollout |\n|---|---|---|---|\n"
-    return heading + "\n".join(rows) if rows else ""
-
-
 def _training(
-    curves: Mapping[str, Points],
+    run: RunFolder,
     config: Mapping[str, Any],
+    curves: Mapping[str, Points],
     rewards: Sequence[Mapping[str, Any]],
-    parameters: str | None,
+    last: int | None,
 ) -> str:
+    record = json.loads(run.record.read_text(encoding="utf-8")) if run.record.is_file() else {}
     model, data = config.get("model") or {}, config.get("data") or {}
     sampling, algorithm = model.get("sampling") or {}, model.get("algorithm") or {}
     facts = {
-        "parameters": parameters,
-        "rollouts": _last_step(curves) if curves else None,
+        "parameters": f"{record['parameters']:,}" if record.get("parameters") else None,
+        "rollouts": last,
         "problems per rollout": data.get("prompts_per_step"),
         "completions per problem": (algorithm.get("init_args") or algorithm).get("group_size"),
         "longest completion": sampling.get("max_completion_length"),
@@ -167,12 +122,6 @@ def _training(
     }
     rows = [f"| {fact} | {value} |" for fact, value in facts.items() if value is not None]
     return "## Training\n\n| | |\n|---|---|\n" + "\n".join(rows)
-
-
-def _licence(license: str | None, base: str | None) -> str:
-    if license:
-        return f"## Licence\n\n{license}"
-    return f"## Licence\n\nNot stated{f'; that of {base} applies to what was taken from it' if base else ''}."
 
 
 def _configuration(run: RunFolder) -> str:
