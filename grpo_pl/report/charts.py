@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal, get_args
 
@@ -49,20 +49,23 @@ class Chart:
     """Also draw a running mean, because single rollouts are noisy."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
+@dataclass(frozen=True)
+class Lines:
     """A chart of one run: its lines by the columns of ``metrics.csv``."""
 
     title: str
     note: str
-    names: Mapping[str, str]
+    unit: str
+    columns: Mapping[str, str]
     """Column -> label of its line."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    smooth: bool = True
+    kind: Literal["line", "stack"] = "line"
 
-    def chart(self, columns: Mapping[str, Points]) -> Chart:
-        """The chart with the lines that there are."""
-        series = [Series(label=label, points=columns[name]) for name, label in self.names.items() if name in columns]
-        return Chart(title=self.title, note=self.note, series=series, **self.options)
+    def chart(self, series: Sequence[Series], title: str | None = None) -> Chart:
+        """The chart with these lines."""
+        return Chart(
+            title=title or self.title, note=self.note, series=series, unit=self.unit, smooth=self.smooth, kind=self.kind
+        )
 
 
 def charts(columns: Mapping[str, Points]) -> list[Chart]:
@@ -70,99 +73,61 @@ def charts(columns: Mapping[str, Points]) -> list[Chart]:
     times = {name: name.removeprefix("time/") for name in columns if name.startswith("time/")}
     stages = ["rollout", "reward", "logprobs", "backward", "optimizer", "update"]
     ordered = dict(sorted(times.items(), key=lambda item: (*[item[1] != stage for stage in stages], item[1])))
-    time = Wanted(
-        title="Time per rollout",
-        note="by stage; what is far above most is cut off",
-        names=ordered,
-        options={"kind": "stack", "unit": "seconds", "smooth": False},
+    time = Lines(
+        "Time per rollout",
+        "by stage; what is far above most is cut off",
+        "seconds",
+        ordered,
+        smooth=False,
+        kind="stack",
     )
-    found = [*(each.chart(columns) for each in _wanted(columns)), time.chart(columns), *status_charts(columns)]
-    return [thinned(chart) for chart in found if chart.series]
+    found = []
+    for lines in [*_training_lines(columns), time]:
+        present = {name: label for name, label in lines.columns.items() if name in columns}
+        found.append(lines.chart([Series(label=label, points=columns[name]) for name, label in present.items()]))
+    return [thinned(chart) for chart in [*found, *status_charts(columns)] if chart.series]
 
 
-def _wanted(columns: Mapping[str, Points]) -> list[Wanted]:
-    rewards = {name: name.split("/")[1] for name in columns if name.startswith("rewards/") and name.endswith("/mean")}
-    share, lines = {"unit": "share"}, Wanted
+def _training_lines(names: Iterable[str]) -> list[Lines]:
+    """The charts of training, for a run with columns of these names."""
+    rewards = {name: name.split("/")[1] for name in names if name.startswith("rewards/") and name.endswith("/mean")}
+    lengths = {"completions/mean_length_correct": "right", "completions/mean_length_wrong": "wrong"}
+    ends = {
+        "episodes/finish/environment": "environment",
+        "episodes/finish/turns": "turns",
+        "episodes/finish/tokens": "tokens",
+        "episodes/invalid_actions": "invalid actions",
+    }
+    groups = {
+        "frac_reward_zero_std": "equal rewards",
+        "completions/clipped_ratio": "cut off",
+        "completions/reflection_rate": "reflecting",
+    }
+    watch = {
+        "watch/rewarded_but_strict_wrong": "strict refuses",
+        "watch/rewarded_but_lenient_wrong": "lenient refuses",
+        "watch/agreement": "agree",
+        "watch/form_drift": "new form",
+    }
+    clipped = {"clip_ratio/low_mean": "low", "clip_ratio/high_mean": "high"}
+    told = "groups without a difference in reward; completions cut off at the limit; with a word of reflection"
+    judged = "rewarded completions that a judge refuses; of all, where both agree, and of a form that is new"
+    ended = "that the environment ended, or a limit on turns or tokens; actions that meant nothing"
+    right = "of a rollout's completions; held-out problems stand above"
     return [
-        lines(
-            title="Reward",
-            note="weighted sum, mean over a rollout",
-            names={"reward": "reward"},
-            options={"unit": "reward"},
-        ),
-        lines(
-            title="Rewards by name", note="mean of each, before its weight", names=rewards, options={"unit": "reward"}
-        ),
-        lines(
-            title="Right completions in training",
-            note="of a rollout's completions; held-out problems stand above",
-            names={"completions/correct": "right"},
-            options=share,
-        ),
-        lines(
-            title="Length of completions",
-            note="right and wrong answers apart",
-            names={"completions/mean_length_correct": "right", "completions/mean_length_wrong": "wrong"},
-            options={"unit": "tokens"},
-        ),
-        lines(
-            title="Turns of an episode",
-            note="mean of a rollout",
-            names={"episodes/mean_turns": "turns"},
-            options={"unit": "turns"},
-        ),
-        lines(
-            title="Ends of episodes",
-            note="that the environment ended, or a limit on turns or tokens; actions that meant nothing",
-            names={
-                "episodes/finish/environment": "environment",
-                "episodes/finish/turns": "turns",
-                "episodes/finish/tokens": "tokens",
-                "episodes/invalid_actions": "invalid actions",
-            },
-            options=share,
-        ),
-        lines(title="KL to the reference", note="mean per token", names={"kl": "KL"}, options={"unit": "nats"}),
-        lines(
-            title="Entropy",
-            note="of the policy, mean per token",
-            names={"entropy": "entropy"},
-            options={"unit": "nats"},
-        ),
-        lines(
-            title="Clipped ratios",
-            note="tokens whose ratio left the trust region",
-            names={"clip_ratio/low_mean": "low", "clip_ratio/high_mean": "high"},
-            options={"unit": "share of tokens"},
-        ),
-        lines(
-            title="Groups and endings",
-            note="groups without a difference in reward; completions cut off at the limit; with a word of reflection",
-            names={
-                "frac_reward_zero_std": "equal rewards",
-                "completions/clipped_ratio": "cut off",
-                "completions/reflection_rate": "reflecting",
-            },
-            options=share,
-        ),
-        lines(
-            title="Watch",
-            note="rewarded completions that a judge refuses; of all, where both agree, and of a form that is new",
-            names={
-                "watch/rewarded_but_strict_wrong": "strict refuses",
-                "watch/rewarded_but_lenient_wrong": "lenient refuses",
-                "watch/agreement": "agree",
-                "watch/form_drift": "new form",
-            },
-            options=share,
-        ),
-        lines(title="Gradient norm", note="before clipping", names={"grad_norm": "norm"}, options={"unit": "L2 norm"}),
-        lines(
-            title="Learning rate",
-            note="of the optimiser",
-            names={"lr": "rate"},
-            options={"unit": "per step", "smooth": False},
-        ),
+        Lines("Reward", "weighted sum, mean over a rollout", "reward", {"reward": "reward"}),
+        Lines("Rewards by name", "mean of each, before its weight", "reward", rewards),
+        Lines("Right completions in training", right, "share", {"completions/correct": "right"}),
+        Lines("Length of completions", "right and wrong answers apart", "tokens", lengths),
+        Lines("Turns of an episode", "mean of a rollout", "turns", {"episodes/mean_turns": "turns"}),
+        Lines("Ends of episodes", ended, "share", ends),
+        Lines("KL to the reference", "mean per token", "nats", {"kl": "KL"}),
+        Lines("Entropy", "of the policy, mean per token", "nats", {"entropy": "entropy"}),
+        Lines("Clipped ratios", "tokens whose ratio left the trust region", "share of tokens", clipped),
+        Lines("Groups and endings", told, "share", groups),
+        Lines("Watch", judged, "share", watch),
+        Lines("Gradient norm", "before clipping", "L2 norm", {"grad_norm": "norm"}),
+        Lines("Learning rate", "of the optimiser", "per step", {"lr": "rate"}, smooth=False),
     ]
 
 
@@ -250,30 +215,15 @@ def pass_chart(place: str, rows: Mapping[str, Mapping[str, Any]]) -> Chart:
 def comparison_charts(runs: Mapping[str, Mapping[str, Points]]) -> list[Chart]:
     """A chart for each number of training, with a line for each run that logged it."""
     every = dict.fromkeys(name for columns in runs.values() for name in columns)
-    single = [
-        Wanted(title=_title(wanted, label), note=wanted.note, names={name: label}, options=wanted.options)
-        for wanted in [*_wanted({name: [] for name in every}), _SECONDS]
-        for name, label in wanted.names.items()
-        if name in every
-    ]
-    found = [
-        Chart(title=each.title, note=each.note, series=_lines(runs, next(iter(each.names))), **each.options)
-        for each in single
-    ]
-    return [thinned(chart) for chart in found]
-
-
-_SECONDS = Wanted(
-    title="Time of a rollout", note="without validation", names={"step_time": "s"}, options={"unit": "seconds"}
-)
-
-
-def _title(wanted: Wanted, label: str) -> str:
-    return wanted.title if len(wanted.names) == 1 else f"{wanted.title}: {label}"
-
-
-def _lines(runs: Mapping[str, Mapping[str, Points]], name: str) -> list[Series]:
-    return [Series(label=run, points=columns[name]) for run, columns in runs.items() if name in columns]
+    found = []
+    seconds = Lines("Time of a rollout", "without validation", "seconds", {"step_time": "s"})
+    for lines in [*_training_lines(every), seconds]:
+        for name, label in lines.columns.items():
+            series = [Series(label=run, points=columns[name]) for run, columns in runs.items() if name in columns]
+            if series:
+                title = lines.title if len(lines.columns) == 1 else f"{lines.title}: {label}"
+                found.append(thinned(lines.chart(series, title)))
+    return found
 
 
 def compared_held_out(

@@ -54,41 +54,29 @@ def _has_another_cause(s: RunStatistics) -> bool:
     return any(rule(s) is not None for rule in others) or (empty_paid(s) is not None and s.share("right") > MOSTLY)
 
 
-def too_hard(s: RunStatistics) -> Found:
-    right = s.share("right")
-    if not _all_equal(s) or right > RARELY or _has_another_cause(s):
+def _equal_groups(s: RunStatistics, where: bool, told: str, field: str) -> Found:
+    """Rewards are equal in the groups, at this share of right completions, and no other rule explains it."""
+    if not _all_equal(s) or not where or _has_another_cause(s):
         return None
-    told = "" if s.answers else " Or the reward is broken: grpo-pl doctor tells these apart."
-    return (
-        right,
-        f"{right:.1%} of {s.total('completions')} completions are right, and {_equal(s)}: the problems are too hard "
-        f"for the policy.{told}",
-        "model.cold_start, the difficulty in data.source (grpo-pl filter), or model.policy",
-    )
+    return s.share("right"), f"{s.share('right'):.1%} of {s.total('completions')} completions are right, {told}", field
+
+
+def too_hard(s: RunStatistics) -> Found:
+    unsure = "" if s.answers else " Or the reward is broken: grpo-pl doctor tells these apart."
+    told = f"and {_equal(s)}: the problems are too hard for the policy.{unsure}"
+    field = "model.cold_start, the difficulty in data.source (grpo-pl filter), or model.policy"
+    return _equal_groups(s, s.share("right") <= RARELY, told, field)
 
 
 def too_easy(s: RunStatistics) -> Found:
-    right = s.share("right")
-    if not _all_equal(s) or right < MOSTLY or _has_another_cause(s):
-        return None
-    return (
-        right,
-        f"{right:.1%} of {s.total('completions')} completions are right, and {_equal(s)}: there is nothing left to "
-        "learn.",
-        "the difficulty in data.source (grpo-pl filter)",
-    )
+    told = f"and {_equal(s)}: there is nothing left to learn."
+    return _equal_groups(s, s.share("right") >= MOSTLY, told, "the difficulty in data.source (grpo-pl filter)")
 
 
 def split(s: RunStatistics) -> Found:
-    right = s.share("right")
-    if not _all_equal(s) or not RARELY < right < MOSTLY or _has_another_cause(s):
-        return None
-    return (
-        right,
-        f"{right:.1%} of {s.total('completions')} completions are right, but {_equal(s)}: each problem is solved "
-        "always or never.",
-        "the difficulty in data.source (grpo-pl filter), or model.sampling.temperature",
-    )
+    told = f"but {_equal(s)}: each problem is solved always or never."
+    field = "the difficulty in data.source (grpo-pl filter), or model.sampling.temperature"
+    return _equal_groups(s, RARELY < s.share("right") < MOSTLY, told, field)
 
 
 def _equal(s: RunStatistics) -> str:
