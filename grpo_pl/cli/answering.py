@@ -51,11 +51,7 @@ class Answerer:
             )
 
     def too_long(self, problems: Iterable[Problem], total: int) -> set[int]:
-        """Ids of the problems that leave no room for a completion; prints how many.
-
-        Raises:
-            ValueError: all do.
-        """
+        """Ids of the problems that leave no room for a completion; prints how many."""
         from grpo_pl.policy.loading import context_length
         from grpo_pl.policy.template import Fits
         from grpo_pl.rollout.episodes import episodes_fit
@@ -132,11 +128,7 @@ def load_answerer(trained: ServedModel, device: str, sampling: SamplingParams) -
 def leave_no_room(
     problems: Iterable[Problem], total: int, fits: Fits, say: Callable[[str], Any], part: str = "", split: str = ""
 ) -> set[int]:
-    """Ids of the problems that do not fit into the model's context; says how many of ``total`` they are.
-
-    Raises:
-        ValueError: all do not.
-    """
+    """Ids of the problems that do not fit into the model's context; says how many of ``total`` they are."""
     long = {problem.id for problem in problems if not fits(problem.asked)}
     what = f"{part}{len(long)} of {total} {split}prompts leave no room for a completion"
     if long and len(long) == total:

@@ -93,11 +93,7 @@ def short_page(usage: str, description: str, defaults: Mapping[str, object]) -> 
 
 
 def check_part(part: str, names: Collection[str]) -> None:
-    """Refuses a part that no option is in.
-
-    Raises:
-        ValueError: the part, and the option that is nearest.
-    """
+    """Refuses a part that no option is in."""
     if not any(is_in(name, part) for name in names):
         raise ValueError(f"--help: no option begins with {part!r}{nearest(part, names)}; --help all shows every one.")
 

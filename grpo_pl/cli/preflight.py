@@ -124,11 +124,7 @@ def room_for_prompts(
 
 
 def check_trainer(settings: Any) -> None:
-    """Refuses settings of Lightning's Trainer for which a run has fields of its own.
-
-    Raises:
-        ValueError: the setting, and our field.
-    """
+    """Refuses settings of Lightning's Trainer for which a run has fields of its own."""
     ours = {
         "accumulate_grad_batches": (1, NAMES["accumulate_grad_batches"]),
         "gradient_clip_val": (None, NAMES["gradient_clip_val"]),
@@ -171,10 +167,6 @@ def check_resume(
     Args:
         config: the resolved configuration, of which the policy is compared with that of the checkpoint's own run.
         fit: training continues; otherwise the data do not matter.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
-        ValueError: one line that names the fields that differ, or the data.
     """
     shapes, state = read_head(checkpoint)
     own = RunFolder(checkpoint.absolute().parent.parent).config

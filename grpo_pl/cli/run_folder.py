@@ -50,9 +50,6 @@ def open_run(root: str | Path, name: str, *, config: str | None = None, resume: 
         config: what becomes ``config.yaml`` of a new run.
         resume: go on with the newest run of that name, where there is one; its last whole checkpoint is
             ``OpenRun.checkpoint``.
-
-    Raises:
-        ValueError: a root or a name that cannot be a folder here, or another process works on that run.
     """
     if re.match(r"\w+:/", str(root)):  # a Path has one slash of a URL's two
         raise ValueError(f"--runs_dir is {str(root)!r}, and a run is written to files of this machine: mount it there.")

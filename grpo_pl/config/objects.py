@@ -50,20 +50,12 @@ class ConfigError(ValueError):
 
 
 def read(files: Sequence[Path | str], options: Sequence[str] = ()) -> Config:
-    """Settings of YAML files and of options such as ``--data.source.digits=3``, later ones over earlier ones.
-
-    Raises:
-        ValueError: no such file, no YAML, or no mapping of settings.
-    """
+    """Settings of YAML files and of options such as ``--data.source.digits=3``, later ones over earlier ones."""
     return Config(tuple(map(str, files)), tuple(read_tree(Path(file)) for file in files), tuple(options))
 
 
 def read_tree(file: Path) -> dict[str, Any]:
-    """The settings of one YAML file as they stand there.
-
-    Raises:
-        ValueError: no such file, no YAML, or no mapping of settings.
-    """
+    """The settings of one YAML file as they stand there."""
     if file.is_dir():
         inside = file / "config.yaml"
         raise ValueError(f"{file} is a folder; give a file" + (f", such as {inside}." if inside.is_file() else "."))
@@ -170,11 +162,7 @@ class Config:
         return built
 
     def settings(self, key: str, kind: Any) -> Namespace:
-        """All fields under ``key`` with their values, checked as `build` does; nothing is built.
-
-        Raises:
-            ConfigError: see `build`.
-        """
+        """All fields under ``key`` with their values, checked as `build` does; nothing is built."""
         with subclasses_allowed(*own_classes(self.trees, self.options)):
             found: Namespace = self._parsed(key, kind)[1][key]
         return found
@@ -213,11 +201,7 @@ def import_shipped_sources() -> None:
 def require_fields(trees: Iterable[Mapping[str, Any]], groups: Iterable[str]) -> None:
     """Refuses a list, a number or null where one of ``groups``, such as ``model.sampling``, has fields.
 
-    jsonargparse lets some of these pass and complains about something else for others.
-
-    Raises:
-        ConfigError: the key and what stands there.
-    """
+    jsonargparse lets some of these pass and complains about something else for others."""
     for tree in trees:
         for key in groups:
             *parents, name = key.split(".")

@@ -14,12 +14,7 @@ ConfigArguments = str | Path | list[str] | None
 
 
 def settings(given: ConfigArguments, *keys: str) -> Config:
-    """The settings that a verb reads, of which it uses those under ``keys``, such as ``data.source``.
-
-    Raises:
-        ValueError: a file that cannot be read.
-        ConfigError: an option that concerns nothing the verb uses.
-    """
+    """The settings that a verb reads, of which it uses those under ``keys``, such as ``data.source``."""
     items = [str(given)] if isinstance(given, str | Path) else given or []
     options = [item for item in items if item.startswith("--")]
     for option in options:

@@ -57,11 +57,7 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 def preset_fields(name: Any) -> dict[str, Any]:
-    """All fields of the objective under the preset ``name``, except for the budget.
-
-    Raises:
-        ValueError: no such preset; names those there are.
-    """
+    """All fields of the objective under the preset ``name``, except for the budget."""
     from grpo_pl.objective.fields import BUDGET, Objective  # torch, which few readers of a configuration need
 
     if not isinstance(name, str) or name not in presets():

@@ -50,11 +50,7 @@ def no_signal(columns: Mapping[str, Points]) -> str:
 
 
 def read_curves(path: Path) -> dict[str, Points]:
-    """The columns of ``metrics.csv`` but ``step``, each with the rows that hold a finite number in it.
-
-    Raises:
-        ValueError: the file is none of a run, with its name and the line.
-    """
+    """The columns of ``metrics.csv`` but ``step``, each with the rows that hold a finite number in it."""
     columns: dict[str, Points] = {}
     with path.open(newline="", encoding="utf-8") as file:
         rows = csv.DictReader(file)

@@ -21,9 +21,6 @@ class GroupMetric(Metric):
 
     Args:
         k: the k of the metric's name; a problem needs at least ``k`` samples.
-
-    Raises:
-        ValueError: k below 1.
     """
 
     full_state_update = False
@@ -56,9 +53,6 @@ class GroupMetric(Metric):
             valid: (P,) bool, false for problems that only fill up a batch; all true if not given.
             ids: (P,) int64 ids of the problems, for ``results``; 0, 1 … per call if not given.
             judged: (P, n) bool, samples whose reward is a number; all if not given.
-
-        Raises:
-            ValueError: fewer than k samples per problem.
         """
         values = self.per_problem(samples, judged)
         ids = torch.arange(len(values), device=values.device) if ids is None else ids
@@ -72,11 +66,7 @@ class GroupMetric(Metric):
         return (values.sum() / max(1, len(values))).float()
 
     def estimate(self, *, level: float = 0.95) -> Estimate:
-        """The mean with its confidence interval, over all ranks; every rank must call it.
-
-        Raises:
-            ValueError: no problems.
-        """
+        """The mean with its confidence interval, over all ranks; every rank must call it."""
         with self.sync_context():
             return estimate_mean(_join(self.values, torch.float64), level=level)
 

@@ -48,11 +48,7 @@ class EvaluationReport:
 
     @classmethod
     def read(cls, path: Path) -> EvaluationReport:
-        """Reads a file that ``write`` wrote.
-
-        Raises:
-            ValueError: there is no such file, or it has another format.
-        """
+        """Reads a file that ``write`` wrote."""
         if not path.is_file():
             raise ValueError(f"there is no file {path}.")
         tree = read_object(path)
@@ -67,11 +63,7 @@ class EvaluationReport:
         return cls(measured=measured, questions=questions, facts=facts)
 
     def differences(self, baseline: EvaluationReport) -> dict[str, Estimate]:
-        """This report minus ``baseline``, paired by problem, for every metric and over the problems that both have.
-
-        Raises:
-            ValueError: they have no metric or no problem in common, or the same id has different questions.
-        """
+        """This report minus ``baseline``, paired by problem, for every metric and over the problems that both have."""
         for name in self.questions.keys() & baseline.questions.keys():
             here, there = self.questions[name], baseline.questions[name]
             other = next((i for i in here.keys() & there.keys() if here[i] != there[i]), None)

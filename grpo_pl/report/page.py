@@ -41,11 +41,7 @@ OF_THE_RUN = ("config", "resume", "ckpt_path", "name", "runs_dir")
 
 
 def write_report(run: RunFolder) -> Path:
-    """Writes ``report.html`` into a run's folder, atomically, and returns its path.
-
-    Raises:
-        ValueError: the folder holds no ``metrics.csv``, so it is no run folder.
-    """
+    """Writes ``report.html`` into a run's folder, atomically, and returns its path."""
     require_run(run)
     page = build_page(run)
     with staged(run.report) as file:
@@ -54,11 +50,7 @@ def write_report(run: RunFolder) -> Path:
 
 
 def write_comparison(runs: Sequence[RunFolder], output: Path) -> Path:
-    """Writes the report of several runs, atomically, and returns its path.
-
-    Raises:
-        ValueError: a folder that holds no ``metrics.csv``, one run twice, or ``output`` is a folder.
-    """
+    """Writes the report of several runs, atomically, and returns its path."""
     for run in runs:
         require_run(run)
     if output.is_dir():
@@ -152,11 +144,7 @@ def _differences(runs: Mapping[str, RunFolder]) -> list[list[str]]:
 
 
 def read_if_there(file: Path, needed: Sequence[str]) -> list[Row]:
-    """The rows of a file that older runs, or runs without completions, lack.
-
-    Raises:
-        ValueError: a row lacks one of the ``needed`` fields.
-    """
+    """The rows of a file that older runs, or runs without completions, lack."""
     if not file.is_file():
         return []
     rows = []
@@ -167,11 +155,7 @@ def read_if_there(file: Path, needed: Sequence[str]) -> list[Row]:
 
 
 def check_fields(row: Row, needed: Sequence[str], where: str) -> None:
-    """Refuses what is not of a run.
-
-    Raises:
-        ValueError: the first of the ``needed`` fields that lacks; begins with ``where``.
-    """
+    """Refuses what is not of a run."""
     for name in needed:
         if name not in row:
             raise ValueError(f"{where} has no field {name!r}: it is not of a run of grpo_pl.")

@@ -86,11 +86,7 @@ def results_table(runs: Runs) -> Table:
 def draw_curves(path: Path, runs: Runs, title: str) -> None:
     """Draws reward, length of correct and of wrong completions, KL and entropy over rollouts, and writes a PNG.
 
-    Thin lines are the measured values, thick lines a centred moving average over a tenth of the run.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    Thin lines are the measured values, thick lines a centred moving average over a tenth of the run."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 

@@ -94,9 +94,6 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
 
     Args:
         context: most tokens that the model reads, which bounds episodes.
-
-    Raises:
-        ValueError: the prompts of a step do not divide among them.
     """
     model = parts.model
     algorithm = build(GRPOAlgorithm, model.algorithm, "model.algorithm")

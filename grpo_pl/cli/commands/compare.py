@@ -76,11 +76,7 @@ def compare(
 
 
 def find_presets(algorithms: str, config: Path) -> dict[str, Path]:
-    """Preset name -> its file, in the order given.
-
-    Raises:
-        ValueError: no such preset, or one name twice.
-    """
+    """Preset name -> its file, in the order given."""
     folders = [config.parent / "algorithm", CONFIGS / "algorithm"]
     given = [name.strip() for name in algorithms.split(",") if name.strip()]
     if not given:

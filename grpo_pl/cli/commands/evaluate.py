@@ -114,11 +114,7 @@ def evaluate_episodes(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Plays each problem in the environment of the policy's training; yields (index, result), a result as
     `serve.local.evaluate_locally` gives it. The completion of a sample is what the rewards read, ``episode`` has its
-    turns.
-
-    Raises:
-        ValueError: a problem that the context has no room for, or an environment that refuses its settings.
-    """
+    turns."""
     from grpo_pl.cli.answering import load_answerer
     from grpo_pl.functional.sampling import row_key
     from grpo_pl.rewards.base import needs_of
@@ -175,9 +171,6 @@ def read_problems(file: Path, limit: int | None = None, *, asks: bool = True) ->
 
     Args:
         asks: each line needs a problem and an answer; without one they are empty where they are missing.
-
-    Raises:
-        ValueError: a line that is no JSON object or lacks a problem or an answer.
     """
     from pydantic import ValidationError
 

@@ -103,11 +103,7 @@ def _write(trained: ServedModel, run: RunFolder, out: Path, card: str, *, merge:
 
 
 def _push(folder: Path, repository: str, *, private: bool) -> str:
-    """Uploads the folder; the address of the commit.
-
-    Raises:
-        ValueError: the hub cannot be reached, or refuses.
-    """
+    """Uploads the folder; the address of the commit."""
     from huggingface_hub import HfApi
 
     hub = HfApi(library_name="grpo_pl")
@@ -124,11 +120,7 @@ def _push(folder: Path, repository: str, *, private: bool) -> str:
 
 
 def _name_base(model: PreTrainedModel, config: dict[str, Any]) -> None:
-    """Writes into the adapters which model they belong to.
-
-    Raises:
-        ValueError: there is no model that others could load and that the adapters fit.
-    """
+    """Writes into the adapters which model they belong to."""
     path = config["policy"].get("path")
     if path is None or config.get("cold_start") is not None:
         raise ValueError(

@@ -127,11 +127,7 @@ def filter(
 
 
 def read_range(text: str) -> tuple[float, float]:
-    """``0.1..0.9`` as two numbers.
-
-    Raises:
-        ValueError: anything else, or ends that are not 0 <= low <= high <= 1.
-    """
+    """``0.1..0.9`` as two numbers."""
     found = _RANGE.fullmatch(text)
     low, high = (float(found[1]), float(found[2])) if found else (math.nan, math.nan)
     if not 0.0 <= low <= high <= 1.0:

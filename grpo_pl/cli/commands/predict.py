@@ -104,11 +104,7 @@ def predict(
 
 
 def _own_source(model: Path, *, trust: bool) -> PromptSource:
-    """The source that the run of ``model`` names; the run may be somebody else's, so not every class is imported.
-
-    Raises:
-        ValueError: there is none, or without ``trust`` one that is not ours.
-    """
+    """The source that the run of ``model`` names; the run may be somebody else's, so not every class is imported."""
     from grpo_pl.data.sources import PromptSource
     from grpo_pl.rewards.trust import check_source_trusted
 

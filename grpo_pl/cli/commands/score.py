@@ -75,11 +75,7 @@ def score(
 
 
 def load_rewards(config: ConfigArguments) -> list[Reward]:
-    """The rewards under ``rewards`` or ``model.rewards`` of a YAML file.
-
-    Raises:
-        ValueError: no rewards there, arguments that a reward refuses, or a list that no run could use.
-    """
+    """The rewards under ``rewards`` or ``model.rewards`` of a YAML file."""
     given = settings(config, "rewards", "model.rewards", "model.episodes")
     key = next((key for key in ("rewards", "model.rewards") if key in given), None)
     if key is None:
@@ -104,9 +100,6 @@ def score_file(
     Args:
         output: JSONL file for the scored rows; none is written by default.
         episodes: what of an exchange rewards read as its completion.
-
-    Raises:
-        ValueError: a file of another kind, a row without completion or answer, or a reward that broke its contract.
     """
     require_rows(file)
     total = count_rows(file)

@@ -61,11 +61,7 @@ class Fit:
 
 
 def fit_to(source: PromptSource) -> Fit:
-    """Measures the first problems of a source and its demonstrations.
-
-    Raises:
-        ValueError: too few problems, or a source without demonstrations.
-    """
+    """Measures the first problems of a source and its demonstrations."""
     problems = _first(source)
     shown = [source.demonstration(each, random.Random(row_key("new", each.id, n))) for each in problems for n in (0, 1)]
     known = [text for text in shown if text is not None]
@@ -90,11 +86,7 @@ def fit_to(source: PromptSource) -> Fit:
 
 
 def _first(source: PromptSource) -> Sequence[Problem]:
-    """Some training problems: as many as there are, up to ``SAMPLED``.
-
-    Raises:
-        ValueError: fewer than a step of the cold start shows.
-    """
+    """Some training problems: as many as there are, up to ``SAMPLED``."""
     rows = source.problems("train")
     if rows is not None:
         return rows[:SAMPLED]

@@ -52,11 +52,7 @@ class Draft:
 
 
 def draft(origin: str | None, question: str | None = None, answer: str | None = None) -> Draft:
-    """The draft that ``--from`` names.
-
-    Raises:
-        ValueError: no such kind, file, task or environment, or a file that cannot be made into a task.
-    """
+    """The draft that ``--from`` names."""
     named = origin or ""
     kind, colon, rest = named.partition(":")
     if colon and kind in ("csv", "jsonl"):
@@ -125,11 +121,7 @@ def _table(file: Path, kind: str, question: str | None, answer: str | None) -> D
 
 def _columns(file: str, columns: Sequence[str], question: str | None, answer: str | None) -> tuple[str, str]:
     """The columns of questions and answers: those that are named, else those with a usual name, else the other one of
-    two.
-
-    Raises:
-        ValueError: they cannot be told; shows the columns.
-    """
+    two."""
     for name in (question, answer):
         if name is not None and name not in columns:
             raise ValueError(f"{file!r} has no column {name!r}; its columns are {', '.join(columns)}.")
@@ -177,13 +169,7 @@ def _reasoning_gym(task: str) -> Draft:
 
 
 def _gymnasium(name: str) -> Draft:
-    """The draft of an environment with numbered actions, from some episodes of random play.
-
-    Raises:
-        ImportError: gymnasium is not installed.
-        ValueError: no such environment, one with other actions or with observations that are no few numbers, or one in
-            which random actions are all worth the same.
-    """
+    """The draft of an environment with numbered actions, from some episodes of random play."""
     try:
         import gymnasium
     except ImportError as error:

@@ -40,11 +40,7 @@ class Pretrained:
 
 
 def of_pretrained(wanted: Pretrained, source: PromptSource, name: str, say: Callable[[str], None]) -> dict[str, object]:
-    """The values that fill the configuration of the task ``name``.
-
-    Raises:
-        ValueError: the model cannot be loaded, or its context is too short for prompts and answers.
-    """
+    """The values that fill the configuration of the task ``name``."""
     policy = PolicyConfig(path=wanted.path)
     tokenizer = load_tokenizer(policy)
     with torch.device("meta"):

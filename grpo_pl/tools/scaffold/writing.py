@@ -30,11 +30,7 @@ HELD_OUT = 200
 
 
 def check_folder(folder: Path) -> str:
-    """The name of a task, which is that of its folder and of its Python package.
-
-    Raises:
-        ValueError: no name of a package, one that another package has, or a folder that exists.
-    """
+    """The name of a task, which is that of its folder and of its Python package."""
     name = folder.name
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ValueError(
@@ -53,9 +49,6 @@ def write_task(drafted: Draft, folder: Path, say: Callable[[str], None], pretrai
 
     Args:
         pretrained: the policy, where it is not a small one from nothing.
-
-    Raises:
-        ValueError: the source that comes of it cannot be trained on.
     """
     name = check_folder(folder)
     if pretrained is not None and drafted.config is not None:
@@ -106,11 +99,7 @@ def _imported(file: Path) -> Iterator[ModuleType]:
 def _config_of_problems(
     drafted: Draft, task: ModuleType, name: str, pretrained: Pretrained | None, say: Callable[[str], None]
 ) -> dict[str, object]:
-    """The values of ``config.yaml`` for a source of problems; says what the source leaves out.
-
-    Raises:
-        ValueError: no held-out problems, or demonstrations that the task's own reward finds wrong.
-    """
+    """The values of ``config.yaml`` for a source of problems; says what the source leaves out."""
     source: PromptSource = task.Problems(settings=dict(drafted.settings)) if drafted.settings else task.Problems()
     held_out = min(HELD_OUT, len(source.validation()))
     for line in getattr(source, "notes", ()):  # of reading it for the validation
@@ -154,11 +143,7 @@ def _shape(tokens: int) -> dict[str, object]:
 
 
 def _check_demonstrations(source: PromptSource, reward: Reward) -> None:
-    """Refuses a task whose reward finds the source's own demonstrations wrong.
-
-    Raises:
-        ValueError: one of them.
-    """
+    """Refuses a task whose reward finds the source's own demonstrations wrong."""
     problems = source.prompts(0, count=CHECKED)
     texts = [str(source.demonstration(problem, random.Random(0))) for problem in problems]
     columns = {key: [problem.columns.get(key) for problem in problems] for key in problems[0].columns}
