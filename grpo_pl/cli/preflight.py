@@ -78,12 +78,9 @@ def check_start(
     dialogue, fits, context = room_for_prompts(module, tokenizer)
     if dialogue.tells_tools:
         say("The chat template has no place for tools: the system message describes them.")
-    judge = module.rewards[correctness_index(module.rewards)]
     for source in (data.source, *data.validation_sets.values()):
         for name, leaf in source.leaves().items():
-            own = judge.rewards.get(name, judge) if isinstance(judge, PerSource) else judge
-            _check_need_of_golds(leaf, name, module.rewards)
-            _check_source(leaf, f"{name}: " if name else "", fits, own, say)
+            _check_source(leaf, name, module.rewards, fits, say)
     module.check_teachers(data)
     check_vocabulary(module.policy_config, module.template, tokenizer, data, module.cold_start, say)
     first = data.source.prompts(0, count=data.prompt_count)
@@ -98,9 +95,7 @@ def check_start(
         _check_budget(module.budget.configured, module, first if train is None else train, dialogue, context)
     _check_splits(data, say)
     if module.cold_start is not None:
-        code_hashes(
-            data.source, module.stage
-        )  # of what was imported: it may be edited before the cold start has its name
+        code_hashes(data.source, module.stage)  # of what was imported: it may be edited before the cold start
     if module.cold_start is not None and not data.allow_overlap:
         _check_demonstrations(module.cold_start, data, say)
     if derived:
@@ -212,22 +207,21 @@ def _check_columns(environment: Environment, prompts: Iterable[Problem]) -> None
             )
 
 
-def _check_need_of_golds(source: PromptSource, name: str, rewards: Sequence[Reward]) -> None:
-    """Refuses problems without gold answers where a reward needs them."""
-    if getattr(source, "answer", "") is not None:
-        return
-    for reward in rewards:
-        own = reward.rewards.get(name) if isinstance(reward, PerSource) else reward
-        if own is not None and needs_golds(own):
-            raise ValueError(
-                f"reward {own.name!r} needs gold answers, and {name or 'data.source'}.answer is null: "
-                "name the column that holds them, or take rewards that need none."
-            )
-
-
 def _check_source(
-    source: PromptSource, part: str, fits: Fits | None, judge: Reward, say: Callable[[str], None]
+    source: PromptSource, name: str, rewards: Sequence[Reward], fits: Fits | None, say: Callable[[str], None]
 ) -> None:
+    """Loads the problems of a source; leaves out those that are too long, and those whose gold answers the correctness
+    reward cannot judge against where the source's ``bad_rows`` says so."""
+    own = [reward.rewards.get(name) if isinstance(reward, PerSource) else reward for reward in rewards]
+    if getattr(source, "answer", "") is None:
+        for reward in own:
+            if reward is not None and needs_golds(reward):
+                raise ValueError(
+                    f"reward {reward.name!r} needs gold answers, and {name or 'data.source'}.answer is null: "
+                    "name the column that holds them, or take rewards that need none."
+                )
+    place = correctness_index(rewards)
+    judge, part = own[place] or rewards[place], f"{name}: " if name else ""
     for split in SPLITS:
         source.problems(split)  # reads files and downloads
     for note in getattr(source, "notes", ()):
@@ -237,7 +231,16 @@ def _check_source(
             problems = source.problems(split)
             if problems and (too_long := leave_no_room(problems, len(problems), fits, say, part, f"{split} ")):
                 source.leave_out({split: too_long})
-    _check_golds(source, part, judge, say)
+    for split in SPLITS:
+        problems = source.problems(split) or ()
+        bad = check_golds(judge, [prompt.answer for prompt in problems], cache_folder=cache_root() / "golds")
+        if not bad:
+            continue
+        what = f"{part}{split}: {describe_bad_golds(bad, len(problems))}"
+        if getattr(source, "bad_rows", "refuse") == "refuse" or len(bad) == len(problems):
+            raise ValueError(f"{what}. Mend them, or set data.source.bad_rows to drop.")
+        source.leave_out({split: {problems[gold.row].id for gold in bad}})
+        say(f"{what}; left out.")
 
 
 def _check_budget(
@@ -289,18 +292,3 @@ def _check_demonstrations(cold_start: ColdStart, data: RolloutDataModule, say: C
     for name, overlap in overlaps.items():
         if overlap.alike:
             say(f"{name}, beside the demonstrations: {overlap}")
-
-
-def _check_golds(source: PromptSource, part: str, judge: Reward, say: Callable[[str], None]) -> None:
-    """Gold answers that the correctness reward cannot judge against end the start, or are left out where the source's
-    ``bad_rows`` says so."""
-    for split in SPLITS:
-        problems = source.problems(split) or ()
-        bad = check_golds(judge, [prompt.answer for prompt in problems], cache_folder=cache_root() / "golds")
-        if not bad:
-            continue
-        what = f"{part}{split}: {describe_bad_golds(bad, len(problems))}"
-        if getattr(source, "bad_rows", "refuse") == "refuse" or len(bad) == len(problems):
-            raise ValueError(f"{what}. Mend them, or set data.source.bad_rows to drop.")
-        source.leave_out({split: {problems[gold.row].id for gold in bad}})
-        say(f"{what}; left out.")
