@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from dataclasses import asdict
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -16,7 +16,6 @@ from grpo_pl.cli.run_folder import follow_launcher
 from grpo_pl.cli.trainer import GRPOCLI, _say
 from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR
 from grpo_pl.config.objects import ConfigError
-from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.policy.loading import load_tokenizer
@@ -25,12 +24,11 @@ from grpo_pl.tools.doctor.answers import measure_answers
 from grpo_pl.tools.doctor.finding import MIN_ROLLOUTS, Finding
 from grpo_pl.tools.doctor.fixes import with_fixes
 from grpo_pl.tools.doctor.probe import Probe, ProbeTrainer
-from grpo_pl.tools.doctor.problems import measure_problems
+from grpo_pl.tools.doctor.problems import measure_problems, training_problems
 from grpo_pl.tools.doctor.rollouts import run_settings
 from grpo_pl.tools.doctor.rules import findings
 from grpo_pl.tools.doctor.run_statistics import RunStatistics
 from grpo_pl.tools.doctor.shown import lines_of
-from grpo_pl.training.vocabulary import first_prompts
 
 REFUSED = "D00"
 """Code of what ``fit`` refuses for a reason that no rule has measured."""
@@ -93,7 +91,9 @@ class DoctorCLI(GRPOCLI):
             self.refusal = str(error)
         if module.pool is None:
             try:
-                self.probe.known = measure_answers(module, _training_problems(data), data.source)
+                self.probe.known = measure_answers(
+                    module, list(islice(training_problems(data), MOST_PROBLEMS)), data.source
+                )
             except ValueError:
                 if not self.refusal:
                     raise
@@ -127,7 +127,7 @@ class DoctorCLI(GRPOCLI):
             why = self._probe(subcommand) or why
         statistics = probe.result or before
         found = [*([refused_start(why)] if why and not explained else []), *findings(statistics)]
-        found = with_fixes(found, module, _training_problems(data), data.source)
+        found = with_fixes(found, module, list(islice(training_problems(data), MOST_PROBLEMS)), data.source)
         self._print(found, statistics, probe.elapsed)
         if probe.timed_out and len(statistics.rollouts) < MIN_ROLLOUTS:
             _say("The time was up before enough was seen: raise --seconds, or lower data.prompts_per_step.")
@@ -169,10 +169,3 @@ def refused_start(line: str) -> Finding:
     return Finding(
         code=REFUSED, name="refused", figure=0.0, sentence=f"fit does not start: {line}", field="what it says"
     )
-
-
-def _training_problems(data: RolloutDataModule) -> list[Any]:
-    """All that are listed, or the first that are made up."""
-    listed = [rows for leaf in data.source.leaves().values() if (rows := leaf.problems("train")) is not None]
-    whole = len(listed) == len(data.source.leaves())
-    return list(islice(chain(*listed) if whole else first_prompts(data), MOST_PROBLEMS))

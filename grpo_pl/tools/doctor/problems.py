@@ -48,12 +48,17 @@ class SeenProblems:
         )
 
 
+def training_problems(data: RolloutDataModule) -> Iterable[Problem]:
+    """All that are listed, or else the first prompts of a run."""
+    lists = [leaf.problems("train") for leaf in data.source.leaves().values()]
+    known = [rows for rows in lists if rows is not None]
+    return chain(*known) if len(known) == len(lists) else first_prompts(data)
+
+
 def measure_problems(module: GRPOModule, data: RolloutDataModule, fits: Fits | None) -> ProblemStatistics:
     """Statistics of all problems before the first rollout; of a source without a list, of its first prompts."""
-    listed = [rows for leaf in data.source.leaves().values() if (rows := leaf.problems("train")) is not None]
-    train = chain(*listed) if len(listed) == len(data.source.leaves()) else first_prompts(data)
     seen, held_out = SeenProblems(), data.held_out()
-    problems = list(train)
+    problems = list(training_problems(data))
     seen.add(problems)
     found = seen.statistics(data)
     demonstrated: list[Problem] = []
