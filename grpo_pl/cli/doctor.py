@@ -66,7 +66,7 @@ class DoctorCLI(GRPOCLI):
             self.refusal = str(error)
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
-        given, built, module, data = self._given, self._built, self.model, self.datamodule
+        given, built, module, data = self._settings, self._built, self.model, self.datamodule
         self.looking = True
         if given.rollouts < MIN_ROLLOUTS or not given.seconds > 0.0:
             raise ValueError(
@@ -150,7 +150,7 @@ class DoctorCLI(GRPOCLI):
         shown = self.probe.shown if self.looking else []
         if not is_first_process():
             return
-        if self._given.json:
+        if self._settings.json:
             report = {"findings": list(map(asdict, found)), "signs": None if statistics is None else asdict(statistics)}
             report["shown"] = list(map(asdict, shown))
             print(json.dumps({**report, "seconds": round(seconds, 1)}, indent=2))

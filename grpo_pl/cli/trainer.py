@@ -182,13 +182,13 @@ class GRPOCLI(LightningCLI):
             raise OSError(error.errno, "no space left; --resume goes on once there is", self.run.folder.path) from error
 
     @property
-    def _given(self) -> Any:
+    def _settings(self) -> Any:
         """The settings of files and options, with defaults."""
         return self.config[str(self.subcommand)]
 
     @property
     def _built(self) -> Any:
-        """The objects built from `_given`."""
+        """The objects built from `_settings`."""
         return self.config_init[str(self.subcommand)]
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
@@ -200,20 +200,20 @@ class GRPOCLI(LightningCLI):
         self._resolve_characters()
         if self.model.pool is not None:
             self._end.enter_context(self.model.pool)  # which the check starts
-        resumes = bool(self._given.ckpt_path or self._given.get("resume"))
+        resumes = bool(self._settings.ckpt_path or self._settings.get("resume"))
         check_start(self.model, self.datamodule, _say, resumes=resumes)  # before a run folder is claimed
         check_monitors(as_list(trainer["callbacks"]), self.model.validation, self.datamodule)
-        if self._given.ckpt_path:
-            if self._given.get("resume"):
+        if self._settings.ckpt_path:
+            if self._settings.get("resume"):
                 raise ValueError("give --resume or --ckpt_path, not both: --resume finds the checkpoint itself.")
-            self._check_checkpoint(Path(self._given.ckpt_path))
+            self._check_checkpoint(Path(self._settings.ckpt_path))
         bar, given = StageProgress(), as_list(trainer["callbacks"])
         shown = trainer["enable_progress_bar"] is not False and not any(takes_place_of(bar, mine) for mine in given)
         own: list[Any] = [bar] if shown else []
         if self.subcommand == "fit":
             own += self._open_run()
         else:
-            own.append(ReportEvaluation(self._given.output, self._given.baseline))
+            own.append(ReportEvaluation(self._settings.output, self._settings.baseline))
             trainer["logger"] = trainer["logger"] or False  # Lightning's default leaves a folder `lightning_logs`
         trainer["callbacks"] = [*as_list(trainer["callbacks"]), *own]
         follow_launcher(trainer)
@@ -231,7 +231,7 @@ class GRPOCLI(LightningCLI):
 
     def _open_run(self) -> list[Any]:
         """Claims the run's folder, writes the resolved configuration; returns the callbacks that write there."""
-        built, given = self._built, self._given
+        built, given = self._built, self._settings
         if built.checkpoint.keep_best:
             check_monitor(built.checkpoint.monitor, self.model, self.datamodule)
         config = self._resolved_config()
@@ -254,11 +254,13 @@ class GRPOCLI(LightningCLI):
         ]
 
     def _configs(self) -> list[str]:
-        return [short_name(Path(str(path))) for path in self._given.config or []]
+        return [short_name(Path(str(path))) for path in self._settings.config or []]
 
     def _name(self) -> str:
         configs = self._configs()
-        return str((Path(configs[0]).stem if configs else "run") if self._given.name is None else self._given.name)
+        return str(
+            (Path(configs[0]).stem if configs else "run") if self._settings.name is None else self._settings.name
+        )
 
     def _derive_defaults(self) -> list[Derived]:
         """Replaces fields that are null by those of the run that is resumed, or else by derived ones, which it returns.
@@ -272,7 +274,7 @@ class GRPOCLI(LightningCLI):
             self.model.take_derived(values, self.datamodule)
         derived: list[Derived] = self.model.derive_defaults(self.datamodule)
         for field, value in {**values, **{each.field: each.value for each in derived}}.items():
-            self._given[field] = value
+            self._settings[field] = value
         return derived
 
     def _resolve_characters(self) -> None:
@@ -290,14 +292,14 @@ class GRPOCLI(LightningCLI):
                 policy, self.model.template, self.datamodule, self.model.cold_start, self.model.stage
             )
         self.model.policy_config = resolved
-        self._given.model.policy.characters = resolved.characters
+        self._settings.model.policy.characters = resolved.characters
 
     def _earlier_run(self) -> RunFolder | None:
         """The run whose checkpoint is resumed or measured; None for a new run."""
-        if self._given.ckpt_path:
-            return RunFolder(Path(self._given.ckpt_path).absolute().parent.parent)
-        if self._given.resume:
-            return newest_run_folder(Path(self._given.runs_dir), self._name())
+        if self._settings.ckpt_path:
+            return RunFolder(Path(self._settings.ckpt_path).absolute().parent.parent)
+        if self._settings.resume:
+            return newest_run_folder(Path(self._settings.runs_dir), self._name())
         return None
 
     def _check_checkpoint(self, path: Path) -> None:
@@ -308,7 +310,7 @@ class GRPOCLI(LightningCLI):
 
     def _resolved_config(self) -> str:
         parser = self._parser(self.subcommand)
-        return str(parser.dump(self._given, skip_unset=False))
+        return str(parser.dump(self._settings, skip_unset=False))
 
 
 def _say(line: str) -> None:
