@@ -88,8 +88,8 @@ def report_table(report: EvaluationReport) -> Table:
     """One row per metric: its mean, 95 % interval and number of problems."""
     table = number_table("held-out problems", "value", "95 % interval", "problems")
     for key, found in report.measured.items():
-        estimate, places = found.estimate(), _places(key)
-        table.add_row(key, f"{estimate.value:.{places}f}", _interval(estimate, places), str(estimate.problems))
+        estimate, digits = found.estimate(), _digits(key)
+        table.add_row(key, f"{estimate.value:.{digits}f}", _interval(estimate, digits), str(estimate.problems))
     return table
 
 
@@ -99,9 +99,9 @@ def difference_table(report: EvaluationReport, baseline: EvaluationReport) -> Ta
     table = number_table("difference to the baseline", "baseline", "difference", "95 % interval", "problems")
     for key in report.measured:
         if key in differences:
-            gap, places = differences[key], _places(key)
-            there = f"{baseline.measured[key].mean:.{places}f}"
-            table.add_row(key, there, f"{gap.value:+.{places}f}", _interval(gap, places, "+"), str(gap.problems))
+            gap, digits = differences[key], _digits(key)
+            there = f"{baseline.measured[key].mean:.{digits}f}"
+            table.add_row(key, there, f"{gap.value:+.{digits}f}", _interval(gap, digits, "+"), str(gap.problems))
     return table
 
 
@@ -130,9 +130,9 @@ def number_table(title: str, *headings: str) -> Table:
     return table
 
 
-def _places(key: str) -> int:
+def _digits(key: str) -> int:
     return 1 if key.endswith("length") else 3  # tokens, else shares
 
 
-def _interval(estimate: Estimate, places: int, sign: str = "") -> str:
-    return f"{estimate.low:{sign}.{places}f} … {estimate.high:{sign}.{places}f}"
+def _interval(estimate: Estimate, digits: int, sign: str = "") -> str:
+    return f"{estimate.low:{sign}.{digits}f} … {estimate.high:{sign}.{digits}f}"

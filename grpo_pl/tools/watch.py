@@ -93,7 +93,7 @@ class RewardWatch(StepCallback):
         self._warned = {"judge": False, "form": False}
         self._failed: set[str] = set()
 
-    # --- when -------------------------------------------------------------------------------------------------------
+    # --- hooks ------------------------------------------------------------------------------------------------------
 
     def step_metrics(self, trainer: Trainer, pl_module: LightningModule, experience: Experience) -> Mapping[str, float]:
         if self.completions == 0 or not trainer.is_global_zero:
@@ -125,7 +125,7 @@ class RewardWatch(StepCallback):
         self._forms = FirstForms(first["completions"], first["forms"])
         self._rows, self._warned = state_dict["rows"], state_dict["warned"]
 
-    # --- what -------------------------------------------------------------------------------------------------------
+    # --- the audit of a rollout -------------------------------------------------------------------------------------
 
     def audit(self, experience: Experience, *, seed: int) -> dict[str, float]:
         """The metrics of one rollout; notes what is suspicious in it."""
