@@ -100,8 +100,8 @@ def evaluate(
         trained = find_model(Path(str(model)), trust_rewards=trust_rewards)
         problems = read_problems(Path(data), limit, asks=trained.environment is None)
         answer = evaluate_locally if trained.environment is None else evaluate_episodes
-        drawing = {"seed": seed, "device": choose_device(device), "max_rows": max_batch_size}
-        answers = answer(trained, problems, Sampling.model_validate(asked), **drawing)
+        sampling, place = Sampling.model_validate(asked), choose_device(device)
+        answers = answer(trained, problems, sampling, seed=seed, device=place, max_rows=max_batch_size)
     with row_writer(Path(output)) as write:  # which refuses before the first question is asked
         for result in (results := _gather(answers, len(problems))):
             write(result)
