@@ -27,7 +27,8 @@ from grpo_pl.policy.loading import PolicyConfig, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rollout.engine import RolloutEngine
-from grpo_pl.rollout.episodes import Episode, EpisodeLimits, run_episodes
+from grpo_pl.rollout.episode_settings import EpisodeSettings
+from grpo_pl.rollout.episodes import Episode, run_episodes
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import GenerateRequest, Problem, Rollout, SampleKey, SamplingParams
@@ -114,7 +115,7 @@ class Task:
             problems=self.problems,
             keys=keys_of(self.cell.prompts, self.cell.group, step),
             sampling=SamplingParams(max_completion_length=ACTION),
-            limits=EpisodeLimits(max_turns=self.turns),
+            limits=EpisodeSettings(max_turns=self.turns),
         )
         expected = self.turns * ACTION
         assert rollout.action_lengths.tolist() == [expected] * self.cell.rows, "an action had another length"
@@ -323,7 +324,7 @@ def against_trl(cell: Cell, repetitions: int, learning_steps: int) -> dict[str, 
                 problems=problems,
                 keys=keys_of(cell.prompts, cell.group),
                 sampling=SamplingParams(max_completion_length=2 * ACTION),
-                limits=EpisodeLimits(max_turns=TURNS),
+                limits=EpisodeSettings(max_turns=TURNS),
             )
 
         def both(prompts: list[Any]) -> Any:

@@ -41,7 +41,8 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from grpo_pl.functional.sampling import Noise
 from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.child.outline import Outline
-from grpo_pl.rollout.engine import DecodeMonitor, RolloutEngine
+from grpo_pl.rollout.decoding import DecodeMonitor
+from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.child import NativeChildEngine, NativeWorker
 from grpo_pl.rollout.native.choice import TORCH, decoder_here
 from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, draw_rollout

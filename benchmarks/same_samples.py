@@ -37,7 +37,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from grpo_pl.distributed.sharding import Sharding, gathered, shard
 from grpo_pl.functional.sampling import Noise, NoiseAhead, score_gaps, token_keys
 from grpo_pl.rollout import engine as every_engine
-from grpo_pl.rollout.engine import RolloutEngine, row_keys
+from grpo_pl.rollout.decoding import row_keys
+from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native import continuous
 from grpo_pl.rollout.native.choice import TORCH
 from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions

@@ -9,7 +9,7 @@ from functools import partial
 
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.trained import ServedModel
-from grpo_pl.rollout.engine import row_keys
+from grpo_pl.rollout.decoding import row_keys
 from grpo_pl.rollout.native.continuous import SequenceOptions
 from grpo_pl.rollout.processors import LogitOptions
 from grpo_pl.types import SampleKey, SamplingParams

@@ -34,7 +34,8 @@ from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards.base import Reward
-from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, pad_left
+from grpo_pl.rollout.decoding import pad_left
+from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.collect import Collector

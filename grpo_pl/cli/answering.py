@@ -54,7 +54,6 @@ class Answerer:
         """Ids of the problems that leave no room for a completion; prints how many."""
         from grpo_pl.policy.loading import context_length
         from grpo_pl.policy.template import Fits
-        from grpo_pl.rollout.episodes import episodes_fit
 
         context, sampler = context_length(self.model.config), self.sampler
         if context is None:
@@ -63,7 +62,7 @@ class Answerer:
         if sampler.pool is None:
             fits = Fits(dialogue.prompt_ids, context=context, length=self.sampling.max_completion_length)
         else:
-            fits = episodes_fit(dialogue, sampler.pool.environment, sampler.episodes, context)
+            fits = sampler.episodes.fits(dialogue, sampler.pool.environment, context)
         return leave_no_room(problems, total, fits, print)
 
     def answers(

@@ -28,7 +28,6 @@ from grpo_pl.policy.template import Fits
 from grpo_pl.rewards.base import Reward, correctness_index
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
-from grpo_pl.rollout.episodes import episodes_fit
 from grpo_pl.training.checks import check_extras, check_length, check_precision, check_strategy
 from grpo_pl.training.cold_start import MADE_UP, ColdStart, code_hashes
 from grpo_pl.training.defaults import table
@@ -112,7 +111,7 @@ def room_for_prompts(
     if module.pool is not None:
         module.pool.start()
         dialogue = dialogue.within(module.pool.environment)
-        fits = episodes_fit(dialogue, module.pool.environment, module.episodes, context or 1 << 30)
+        fits = module.episodes.fits(dialogue, module.pool.environment, context or 1 << 30)
     elif context is not None:
         fits = Fits(dialogue.prompt_ids, context=context, length=module.sampling.max_completion_length)
     return dialogue, fits, context

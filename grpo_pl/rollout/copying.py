@@ -19,7 +19,7 @@ from grpo_pl.types import GenerateRequest, Rollout
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from grpo_pl.rollout.episodes import Drawn
+    from grpo_pl.rollout.episodes import EngineOutput
 
 log = logging.getLogger(__name__)
 
@@ -109,8 +109,8 @@ class CopyEngine(RolloutEngine):
         return self._from_copy(model, lambda: (self._ask(request, progress, should_stop), []), should_stop)[0]
 
     def _from_copy(
-        self, model: PreTrainedModel, ask: Callable[[], Drawn], should_stop: Callable[[], bool] | None
-    ) -> Drawn:
+        self, model: PreTrainedModel, ask: Callable[[], EngineOutput], should_stop: Callable[[], bool] | None
+    ) -> EngineOutput:
         """What ``ask`` draws once the copy has the weights; asked again after a death."""
         for first in (True, False):
             self._should_stop = should_stop

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo_pl.policy.loading import end_token_ids
-from grpo_pl.rollout.engine import ProgressFn, pad_left
-from grpo_pl.rollout.requests import generate_request
+from grpo_pl.rollout.decoding import pad_left
+from grpo_pl.rollout.engine import ProgressFn, generate_request
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.rollout.texts import TextStream
 from grpo_pl.types import NO_VERSION, FinishReason, Problem, Rollout, SampleKey, SamplingParams, StopStrings

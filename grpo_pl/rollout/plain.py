@@ -11,14 +11,8 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import Noise, token_keys
-from grpo_pl.rollout.engine import (
-    DecodeMonitor,
-    ProgressFn,
-    RolloutEngine,
-    assemble,
-    pad_left,
-    row_keys,
-)
+from grpo_pl.rollout.decoding import DecodeMonitor, assemble, pad_left, row_keys
+from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
 from grpo_pl.types import GenerateRequest, Rollout
 
 if TYPE_CHECKING:
@@ -29,8 +23,8 @@ if TYPE_CHECKING:
 class PlainEngine(RolloutEngine):
     """Decodes with ``model.generate``; only the choice of each token is ours, so that samples follow their keys."""
 
-    keeps_support = True
-    keeps_top = True
+    supports_sampling_mask = True
+    supports_top_logprobs = True
     max_batch_rows: int = 0
     """Most completions decoded at once; 0 takes all of them."""
 

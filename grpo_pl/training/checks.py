@@ -228,12 +228,12 @@ def check_engine(engine: RolloutEngine, algorithm: GRPOAlgorithm, sampling: Samp
             f"model.engine: generate of {name} does not take (model, request, *, progress, should_stop): {error}. The "
             "arguments of earlier versions are fields of `request` now, see docs/engines.md."
         ) from None
-    if sampling.sampling_mask and not engine.keeps_support:
+    if sampling.sampling_mask and not engine.supports_sampling_mask:
         raise ValueError(
             f"model.sampling.sampling_mask needs an engine that notes what was left to draw from, and {name} does not: "
             "leave model.engine out, with data.staleness 0."
         )
-    if algorithm.needs_likely and not engine.keeps_top:
+    if algorithm.needs_likely and not engine.supports_top_logprobs:
         raise ValueError(
             f"model.algorithm.trust_region_top_k needs an engine that records the likeliest tokens, and {name} does "
             "not: leave model.engine out, or set it to 0."

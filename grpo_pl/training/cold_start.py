@@ -30,7 +30,7 @@ from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.lora import has_adapters, merged
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
-from grpo_pl.rollout.engine import pad_left
+from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.progress import progress_bar
 from grpo_pl.types import Problem

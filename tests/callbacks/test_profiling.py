@@ -20,7 +20,7 @@ from grpo_pl.callbacks.profiling import (
     multiplied_parameters,
     work_of,
 )
-from grpo_pl.rollout.engine import pad_left
+from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.types import Rollout
 
 

@@ -12,7 +12,7 @@ import torch
 from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, Validation, grade
 from grpo_pl.evaluation.report import EvaluationReport, comparability_warnings, difference_table, report_table
 from grpo_pl.rewards import MathReward
-from grpo_pl.rollout.engine import completion_mask
+from grpo_pl.rollout.decoding import completion_mask
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.types import Problem, PromptBatch, Rollout
 

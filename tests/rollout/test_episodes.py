@@ -26,7 +26,8 @@ from grpo_pl.policy.weights import checkpoint_weights
 from grpo_pl.rollout.child.outline import Outline
 from grpo_pl.rollout.child.player import Player
 from grpo_pl.rollout.engine import RolloutEngine, RolloutInterrupted
-from grpo_pl.rollout.episodes import Episode, EpisodeLimits, EpisodeRequest, run_episodes
+from grpo_pl.rollout.episode_settings import EpisodeSettings
+from grpo_pl.rollout.episodes import Episode, EpisodeRequest, run_episodes
 from grpo_pl.rollout.groups import join_rollouts
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
@@ -46,7 +47,7 @@ SHAPE: dict[str, Any] = {
 }
 ENDS = tuple(range(20, 45))  # a quarter of the tokens end an action, so that actions have many lengths
 SAMPLING = SamplingParams(max_completion_length=7, stop_token_ids=ENDS)
-TURNS = EpisodeLimits(max_turns=4)
+TURNS = EpisodeSettings(max_turns=4)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ class Play:
         rows: Sequence[Mapping[str, Any]] = ({}, {}, {}),
         group_size: int = 2,
         sampling: SamplingParams = SAMPLING,
-        limits: EpisodeLimits = TURNS,
+        limits: EpisodeSettings = TURNS,
         pool_limits: PoolLimits | None = None,
         **others: Any,
     ) -> tuple[Rollout, list[Episode]]:
@@ -112,6 +113,14 @@ def actions(rollout: Rollout, row: int) -> list[list[int]]:
     return [tokens[turns == turn].tolist() for turn in range(int(turns.max()) + 1)]
 
 
+def shown(episode: Episode) -> list[Any]:
+    return [turn.transition.observation for turn in episode.turns]
+
+
+def rewards(episode: Episode) -> list[float]:
+    return [turn.transition.reward for turn in episode.turns]
+
+
 def same(left: Rollout, right: Rollout) -> bool:
     return torch.equal(left.completion_ids, right.completion_ids) and torch.equal(left.turn_index, right.turn_index)
 
@@ -125,7 +134,7 @@ def test_a_row_is_prompt_action_observation_action(play: Play, dialogue: Dialogu
         assert prompt == dialogue.prompt_ids(f"Go {i // 2}{i // 2}"[: 3 + i // 2], episode.start.observation)
         told = [
             dialogue.observation_ids(shown, tokens[-1])
-            for shown, tokens in zip(episode.observations, actions(rollout, i), strict=True)
+            for shown, tokens in zip(shown(episode), actions(rollout, i), strict=True)
         ]
         expected = [
             token for tokens, heard in zip(actions(rollout, i), told, strict=True) for token in [*tokens, *heard]
@@ -133,10 +142,10 @@ def test_a_row_is_prompt_action_observation_action(play: Play, dialogue: Dialogu
         row = rollout.completion_ids[i][rollout.completion_mask[i]].tolist()
         assert row == expected[: -len(told[-1])]  # what the last action led to is in no row
         assert episode.actions == [">" + tokenizer.decode(t, skip_special_tokens=True) for t in actions(rollout, i)]
-        assert episode.observations == [f"turn {k + 1}: {len(text)}" for k, text in enumerate(episode.actions)]
+        assert shown(episode) == [f"turn {k + 1}: {len(text)}" for k, text in enumerate(episode.actions)]
         ends = [tokens[-1] in (*ENDS, tokenizer.eos_token_id) for tokens in actions(rollout, i)]
         assert [turn.finish_reason for turn in episode.turns] == ["stop" if end else "length" for end in ends]
-        assert (episode.finish_reason, episode.status, episode.rewards, episode.value) == (
+        assert (episode.finish_reason, episode.status, rewards(episode), episode.value) == (
             "turns",
             "ok",
             [0.1] * 4,
@@ -221,7 +230,7 @@ def test_a_single_turn_without_observation_is_a_completion(play: Play, policy: P
             super().reset(seed=seed, row=row)
             return "", {}
 
-    rollout, _ = play(Silent(isolation="thread"), limits=EpisodeLimits(max_turns=1))
+    rollout, _ = play(Silent(isolation="thread"), limits=EpisodeSettings(max_turns=1))
     prompts = [play.dialogue.template.encode(text, play.dialogue.tokenizer) for text in ("Go ", "Go 1", "Go 22")]
     plain = NativeEngine().generate(
         policy,
@@ -262,7 +271,7 @@ def test_a_stop_string_ends_an_action(play: Play) -> None:
 
 def test_all_episodes_of_a_group_begin_alike(play: Play) -> None:
     _, episodes = play(
-        Countdown(isolation="thread"), rows=[{"start": 9}, {"start": 4}], limits=EpisodeLimits(max_turns=1)
+        Countdown(isolation="thread"), rows=[{"start": 9}, {"start": 4}], limits=EpisodeSettings(max_turns=1)
     )
     seeds = [small_seed(1, "train", 2, 0, prompt) for prompt in (100, 101)]
     shown = [f"9 (seed {seeds[0]})", f"4 (seed {seeds[1]})"]
@@ -291,7 +300,7 @@ def test_two_hundred_episodes_and_everything_that_goes_wrong(play: Play) -> None
         Fated(start=9),
         rows=rows,
         group_size=10,
-        limits=EpisodeLimits(max_turns=3),
+        limits=EpisodeSettings(max_turns=3),
         pool_limits=PoolLimits(step_timeout_s=2.5, max_observation_chars=10_000),
     )
     assert len(episodes) == 200 == len(rollout.completion_ids)
@@ -313,7 +322,7 @@ def test_two_hundred_episodes_and_everything_that_goes_wrong(play: Play) -> None
 
 def test_what_is_due_at_a_limit_belongs_to_the_last_turn(play: Play) -> None:
     _, episodes = play(Fated(isolation="thread", due=0.2))
-    assert {tuple(episode.rewards) for episode in episodes} == {(0.1, 0.1, 0.1, 0.3)}
+    assert {tuple(rewards(episode)) for episode in episodes} == {(0.1, 0.1, 0.1, 0.3)}
     assert episodes[0].value == 0.6 and episodes[0].turns[-1].transition.truncated
 
 
@@ -321,7 +330,7 @@ def test_the_tokens_of_an_episode_are_limited(play: Play) -> None:
     whole, uncut = play()
     reasons, cut = set[str](), 0
     for most in range(36, 60, 3):
-        rollout, episodes = play(limits=EpisodeLimits(max_turns=4, max_episode_tokens=most))
+        rollout, episodes = play(limits=EpisodeSettings(max_turns=4, max_episode_tokens=most))
         for i, episode in enumerate(episodes):
             length = int(rollout.lengths[i])
             assert length <= most and bool(rollout.action_mask[i, length - 1])
@@ -350,7 +359,7 @@ class Strict(NativeEngine):
 
 
 def test_no_row_is_asked_for_more_than_the_limit_of_the_engine(play: Play) -> None:
-    rollout, _ = play(engine=Strict(), rows=[{}, {"shown": "x" * 30}], limits=EpisodeLimits(max_turns=9))
+    rollout, _ = play(engine=Strict(), rows=[{}, {"shown": "x" * 30}], limits=EpisodeSettings(max_turns=9))
     assert set(rollout.finish_reasons) == {"tokens"}
     assert 60 < int((rollout.prompt_mask.sum(dim=1) + rollout.lengths).max()) <= 70
 
@@ -398,13 +407,13 @@ def test_episodes_end_where_the_context_does(family: str, play: Play, tokenizer:
     shape = {"model_type": family, **FAMILIES[family]}
     small = load_model(PolicyConfig(from_scratch=shape), tokenizer)
     uneven = [{"shown": "x" * length} for length in range(7)]
-    rollout, episodes = play(model=small, rows=uneven, limits=EpisodeLimits(max_turns=12))
+    rollout, episodes = play(model=small, rows=uneven, limits=EpisodeSettings(max_turns=12))
     assert set(rollout.finish_reasons) == {"tokens"}
     total = rollout.prompt_mask.sum(dim=1) + rollout.lengths
     assert total.max() <= 80 and total.min() > 50
-    anew, _ = play(model=small, rows=uneven, limits=EpisodeLimits(max_turns=12), engine=PlainEngine())
+    anew, _ = play(model=small, rows=uneven, limits=EpisodeSettings(max_turns=12), engine=PlainEngine())
     assert same(rollout, anew)
-    rollout, episodes = play(model=small, rows=[{}, {"shown": "x" * 200}], limits=EpisodeLimits(max_turns=12))
+    rollout, episodes = play(model=small, rows=[{}, {"shown": "x" * 200}], limits=EpisodeSettings(max_turns=12))
     assert [episode.finish_reason for episode in episodes] == ["tokens"] * 4
     assert [episode.value is None for episode in episodes] == [False, False, True, True]
     assert rollout.action_lengths.tolist()[2:] == [0, 0]
@@ -425,7 +434,7 @@ def test_a_template_that_refuses_what_an_environment_shows_costs_that_episode(po
     model = load_model(PolicyConfig(from_scratch={"model_type": "qwen2", **SHAPE}), tokenizer)
     talk = Dialogue(template=PromptTemplate(), tokenizer=tokenizer)
     twice = [{"role": "user", "content": "This is asked, too."}]  # roles must alternate there
-    _, episodes = Play(model, talk)(rows=[{}, {"shown": twice}], limits=EpisodeLimits(max_turns=1))
+    _, episodes = Play(model, talk)(rows=[{}, {"shown": twice}], limits=EpisodeSettings(max_turns=1))
     assert [episode.status for episode in episodes] == ["ok", "ok", "malformed", "malformed"]
     assert "roles must alternate" in episodes[2].detail
 
@@ -437,7 +446,7 @@ def test_turns_go_through_the_chat_template(policy: PreTrainedModel) -> None:
     model = load_model(PolicyConfig(from_scratch={"model_type": "qwen2", **SHAPE}), tokenizer)
     talk = Dialogue(template=PromptTemplate(), tokenizer=tokenizer)
     sampling = SamplingParams(max_completion_length=5)
-    rollout, _ = Play(model, talk)(sampling=sampling, limits=EpisodeLimits(max_turns=2), rows=[{}], group_size=3)
+    rollout, _ = Play(model, talk)(sampling=sampling, limits=EpisodeSettings(max_turns=2), rows=[{}], group_size=3)
     for row, mask in zip(rollout.completion_ids, rollout.completion_mask, strict=True):
         text = tokenizer.decode(row[mask])
         assert text.count(tokenizer.eos_token + "\n<|im_start|>user\nturn 1: ") == 1
@@ -446,9 +455,12 @@ def test_turns_go_through_the_chat_template(policy: PreTrainedModel) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"limits": EpisodeLimits(max_turns=80)}, r"^max_turns=80 \(at least 317 tokens\) exceeds .* of 256"),
-        ({"limits": EpisodeLimits(max_episode_tokens=256)}, r"max_episode_tokens is 256, .* context of 256 must hold"),
-        ({"limits": EpisodeLimits(max_turns=9, max_episode_tokens=20)}, r"max_episode_tokens=20 can never hold that"),
+        ({"limits": EpisodeSettings(max_turns=80)}, r"^max_turns=80 \(at least 317 tokens\) exceeds .* of 256"),
+        (
+            {"limits": EpisodeSettings(max_episode_tokens=256)},
+            r"max_episode_tokens is 256, .* context of 256 must hold",
+        ),
+        ({"limits": EpisodeSettings(max_turns=9, max_episode_tokens=20)}, r"max_episode_tokens=20 can never hold that"),
         ({"environment": Countdown(isolation="thread"), "rows": []}, "0 prompts for 0 groups"),
     ],
 )
@@ -468,7 +480,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_before_the_first_rese
 @pytest.mark.parametrize("field", ["max_turns", "max_episode_tokens"])
 def test_limits_must_be_limits(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field} must be .* got -1"):
-        EpisodeLimits(**{field: -1})
+        EpisodeSettings(**{field: -1})
 
 
 class Interruptions:

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rollout.engine import RolloutEngine, row_keys
+from grpo_pl.rollout.decoding import row_keys
+from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions
 from grpo_pl.rollout.native.engine import NativeEngine

@@ -164,7 +164,7 @@ def test_they_are_scored_beside_a_teacher(mode: ForwardMode, tiny_policy: PreTra
 
 
 def test_too_much_to_record_is_refused(tiny_policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grpo_pl.rollout.engine._MOST_NOTED", 100)
+    monkeypatch.setattr("grpo_pl.rollout.decoding._MOST_RECORDED", 100)
     with pytest.raises(ValueError, match=r"lower model\.algorithm\.trust_region_top_k"):
         _draw(NativeEngine(), tiny_policy)
     with pytest.raises(ValueError, match="top_logprobs must be 0"):
@@ -239,7 +239,7 @@ def test_what_cannot_record_them_is_refused(command_line: Any) -> None:
 
 
 def test_an_engine_of_one_s_own_that_does_not_record_them_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PlainEngine, "keeps_top", False)
+    monkeypatch.setattr(PlainEngine, "supports_top_logprobs", False)
     module = GRPOModule(
         policy=PolicyConfig(from_scratch={"model_type": "qwen2"}),
         rewards=[ExactReward(correctness=True)],

@@ -15,7 +15,8 @@ from grpo_pl.environments import Environment, EnvironmentPool, Player, PolicyFau
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rollout.episodes import EpisodeLimits, run_episodes
+from grpo_pl.rollout.episode_settings import EpisodeSettings
+from grpo_pl.rollout.episodes import run_episodes
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.training.cold_start import ColdStart, Example, Stage, demonstration_loss
 from grpo_pl.types import Problem, SampleKey, SamplingParams
@@ -133,7 +134,7 @@ def test_a_policy_learns_to_answer_what_it_sees_in_the_very_tokens_of_its_episod
             problems=problems,
             keys=[[SampleKey(seed=0, split="val", step=0, attempt=0, prompt_id=p.id, sample=0)] for p in problems],
             sampling=SamplingParams(max_completion_length=2, temperature=0.0),
-            limits=EpisodeLimits(max_turns=9),
+            limits=EpisodeSettings(max_turns=9),
         )
     assert [episode.value for episode in episodes] == [3.0] * 4
     for row, problem in enumerate(problems):

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_pl.distributed.collective import Collective
-from grpo_pl.rollout.engine import pad_left
+from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.training.microbatches import (
     MOST_TOKENS,
     OutOfMemory,

@@ -21,7 +21,7 @@ from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy import logprobs as scoring
 from grpo_pl.rewards.batch import ScoredBatch
-from grpo_pl.rollout.engine import pad_left
+from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.microbatches import TokenBudget

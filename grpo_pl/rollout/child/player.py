@@ -13,7 +13,7 @@ import torch
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.rollout.child.main import Worker
 from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
-from grpo_pl.rollout.episodes import Asked, Drawn
+from grpo_pl.rollout.episodes import AnyRequest, EngineOutput, play_episodes
 from grpo_pl.types import GenerateRequest, Rollout
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Player:
         self._pool: EnvironmentPool | None = None  # stays from one request to the next
         self._environment = b""  # that it plays
 
-    def draw(self, request: Asked, *, progress: ProgressFn, should_stop: Callable[[], bool]) -> Drawn:
+    def draw(self, request: AnyRequest, *, progress: ProgressFn, should_stop: Callable[[], bool]) -> EngineOutput:
         if isinstance(request, GenerateRequest):
             return self.worker.generate(request, progress=progress, should_stop=should_stop), []
         environment = pickle.dumps((request.environment, request.pool_limits))
@@ -44,8 +44,15 @@ class Player:
                 self._pool.close()
             self._pool, self._environment = EnvironmentPool(request.environment, request.pool_limits), environment
         model: Any = getattr(self.worker, "model", None)
-        told: dict[str, Any] = {"progress": progress, "should_stop": should_stop}
-        return request.play(self._engine, model, self._pool, device=torch.device("cpu"), **told)
+        return play_episodes(
+            request,
+            self._engine,
+            model,
+            self._pool,
+            device=torch.device("cpu"),
+            progress=progress,
+            should_stop=should_stop,
+        )
 
 
 @dataclass

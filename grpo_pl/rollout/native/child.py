@@ -25,7 +25,7 @@ class NativeChildEngine(ChildEngine):
     """
 
     worker: ClassVar[str] = "grpo_pl.rollout.native.child:NativeWorker"
-    keeps_top: ClassVar[bool] = True  # type: ignore[misc]
+    supports_top_logprobs: ClassVar[bool] = True  # type: ignore[misc]
     max_batch_rows: int = 0
     """Most completions decoded at once; 0 takes all of them."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None

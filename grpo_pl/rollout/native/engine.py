@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import Noise, NoiseAhead
-from grpo_pl.rollout.engine import DecodeMonitor, RolloutEngine
+from grpo_pl.rollout.decoding import DecodeMonitor
+from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.choice import TORCH, decoder_of
 from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder

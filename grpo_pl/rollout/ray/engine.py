@@ -23,7 +23,7 @@ from grpo_pl.types import GenerateRequest, Rollout
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from grpo_pl.rollout.episodes import Asked, Drawn, EpisodeRequest
+    from grpo_pl.rollout.episodes import AnyRequest, EngineOutput, EpisodeRequest
     from grpo_pl.rollout.ray.pool import ActorPool
 
 
@@ -50,7 +50,7 @@ class RayEngine(CopyEngine):
     """Main memory that each actor's node must have to give; 0 does not ask. Nothing holds an actor to it."""
     start_s: float = 600.0
     """Most seconds until an actor runs on a node, and until the first rank has put weights there."""
-    keeps_top: ClassVar[bool] = True  # type: ignore[misc]
+    supports_top_logprobs: ClassVar[bool] = True  # type: ignore[misc]
     memory_bytes: ClassVar[int] = 0  # type: ignore[misc]  # the cluster's affair
     _pool: ActorPool | None = field(default=None, init=False, repr=False, compare=False)
     _run: str | None = field(default=None, init=False, repr=False, compare=False)  # its name, alike on all ranks
@@ -82,7 +82,7 @@ class RayEngine(CopyEngine):
         self._agree(model.device)
         return super().snapshot(model)
 
-    def play(self, model: PreTrainedModel, request: EpisodeRequest, **told: Any) -> Drawn:
+    def play(self, model: PreTrainedModel, request: EpisodeRequest, **told: Any) -> EngineOutput:
         return self._from_copy(model, lambda: self._draw(request, told.get("progress")), told.get("should_stop"))
 
     def kill(self) -> None:
@@ -119,7 +119,7 @@ class RayEngine(CopyEngine):
     def _ask(self, request: GenerateRequest, progress: ProgressFn | None, should_stop: Any) -> Rollout:
         return self._draw(request, progress)[0]
 
-    def _draw(self, asked: Asked, progress: ProgressFn | None) -> Drawn:
+    def _draw(self, asked: AnyRequest, progress: ProgressFn | None) -> EngineOutput:
         assert self._pool is not None
         return self._pool.draw(asked, progress, self._watch)
 

@@ -18,7 +18,7 @@ from grpo_pl.rollout.child.main import forget_secrets, portable, versions
 from grpo_pl.rollout.child.player import Player
 from grpo_pl.rollout.copying import Mark
 from grpo_pl.rollout.engine import EngineDied, ProgressFn, RolloutInterrupted
-from grpo_pl.rollout.episodes import Asked, Drawn
+from grpo_pl.rollout.episodes import AnyRequest, EngineOutput
 from grpo_pl.rollout.groups import join_rollouts
 from grpo_pl.rollout.ray import cluster
 
@@ -42,7 +42,7 @@ class EngineActor:
         self._told = (0, 0)
         self._held: tuple[Any, ...] = ((-1, -1), [])
 
-    def draw(self, asked: Asked, mark: Mark, references: list[Any]) -> Drawn | Exception:
+    def draw(self, asked: AnyRequest, mark: Mark, references: list[Any]) -> EngineOutput | Exception:
         """Draws from the weights ``mark``, which are read where the worker has others."""
         try:
             if self._needed != (here := versions()):
@@ -105,7 +105,7 @@ class ActorPool:
         self._mark = newest
         return newest == mark
 
-    def draw(self, asked: Asked, progress: ProgressFn | None, watch: Callable[[], None]) -> Drawn:
+    def draw(self, asked: AnyRequest, progress: ProgressFn | None, watch: Callable[[], None]) -> EngineOutput:
         """Draws as many prompts in each actor. An error of ``watch``, called again and again, ends the call."""
         parts: list[Any] = asked.split(len(self._actors))
         self._stopped, self._told = Event(), [("", (0, 0)) for _ in self._actors]
@@ -143,14 +143,14 @@ class ActorPool:
             actor.held.remote(self._mark, self._references)
         return actor
 
-    def _draw(self, place: int, part: Asked) -> Drawn:
+    def _draw(self, place: int, part: AnyRequest) -> EngineOutput:
         """Draws a part in one actor, and where that dies, in one more."""
         deaths, deadline = 0, time.monotonic() + self._start_s
         while True:
             answer = self._actors[place].draw.remote(part, self._mark, self._references)
             try:
                 self._follow(place, answer)
-                drawn: Drawn | Exception = ray.get(answer)
+                drawn: EngineOutput | Exception = ray.get(answer)
                 break
             except ray.exceptions.RayError as error:
                 line = f"the Ray actor on {self._told[place][0] or 'a node'} ended: {cluster.cause(error)}."

@@ -30,7 +30,7 @@ class VLLMEngine(ChildEngine):
     """
 
     worker: ClassVar[str] = "grpo_pl.rollout.vllm.worker:VLLMWorker"
-    keeps_top: ClassVar[bool] = True  # type: ignore[misc]
+    supports_top_logprobs: ClassVar[bool] = True  # type: ignore[misc]
     max_batch_rows: int = 256
     """Most completions decoded at once; others wait."""
     max_tokens: int | None = None

@@ -16,7 +16,8 @@ from vllm import EngineArgs, LLMEngine
 from vllm import SamplingParams as RowParams
 from vllm.sampling_params import RequestOutputKind
 
-from grpo_pl.rollout.engine import DecodeMonitor, ProgressFn, assemble, pad_left, row_keys
+from grpo_pl.rollout.decoding import DecodeMonitor, assemble, pad_left, row_keys
+from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.rollout.vllm.keyed_draws import DRAW, KEY, TOP, KeyedDraws
 from grpo_pl.types import NO_TOKEN, GenerateRequest, Rollout
 
@@ -134,7 +135,7 @@ class VLLMWorker:
         for index, new_tokens, new_logprobs, told in self._steps(requests, monitor.check_stop):
             tokens[index, lengths[index]], logprobs[index, lengths[index]] = new_tokens, new_logprobs
             if top:
-                monitor.note_top(index, lengths[index], *_likeliest(told, new_tokens, min(top, self._vocabulary)))
+                monitor.record_top(index, lengths[index], *_likeliest(told, new_tokens, min(top, self._vocabulary)))
             lengths[index] += 1
             ended = []
             for last in (False, True):

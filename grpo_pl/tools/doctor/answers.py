@@ -17,7 +17,7 @@ from grpo_pl.policy.loading import end_token_ids
 from grpo_pl.rewards.base import Reward, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, score_completions
 from grpo_pl.rewards.model import LoadsModel
-from grpo_pl.rollout.engine import pad_left
+from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.tools.doctor.run_statistics import AnswerStatistics
 from grpo_pl.training.experience import Experience

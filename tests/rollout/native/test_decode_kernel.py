@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from grpo_pl.functional.sampling import Noise, score_gaps, token_keys
-from grpo_pl.rollout.engine import RolloutInterrupted, row_keys
+from grpo_pl.rollout.decoding import row_keys
+from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.rollout.native.choice import SWITCH, WIDEST, decoder_again, decoder_here, decoder_of
 from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
 from grpo_pl.rollout.native.engine import NativeEngine

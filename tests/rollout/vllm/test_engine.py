@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from grpo_pl.functional.sampling import Noise, score_gaps, token_keys
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.lora import Lora, add_adapters
-from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted, row_keys
+from grpo_pl.rollout.decoding import row_keys
+from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import GenerateRequest, Rollout, SamplingParams, StopStrings

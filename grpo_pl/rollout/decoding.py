@@ -1,0 +1,193 @@
+"""Parts that decode loops share: the work between two tokens, the padding of prompts, and the rollout in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from grpo_pl.functional.sampling import Noise, draw_tokens, kept_tokens, likeliest_tokens, sample_key, truncate_logits
+from grpo_pl.rollout.engine import PolicyDiverged, ProgressFn, RolloutInterrupted
+from grpo_pl.rollout.texts import TextStream
+from grpo_pl.types import NO_TOKEN, GenerateRequest, Rollout, SampleKey
+
+_MOST_RECORDED = 1 << 29  # numbers of 4 bytes each: 2 GiB
+
+
+class DecodeMonitor:
+    """Follows a rollout between two tokens: draws, records, finds the rows that have ended, reports and stops.
+
+    Attributes:
+        texts: the text of each row, if a stop string may end it; else empty.
+    """
+
+    def __init__(
+        self, request: GenerateRequest, *, progress: ProgressFn | None, should_stop: Callable[[], bool] | None
+    ) -> None:
+        self.request, self.sampling, self.eos = request, request.sampling, set(request.eos_token_ids)
+        self.texts: list[TextStream] = []
+        if (stops := request.stops) is not None:
+            rows = len(request.keys) * request.group_size
+            self.texts = [TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix) for _ in range(rows)]
+        self._progress, self._should_stop = progress, should_stop
+        self._tokens = self._finished = 0
+        self._supports: list[tuple[Tensor, int, Tensor]] = []  # rows, position, tokens left to draw from
+        self._tops: list[tuple[Tensor, Tensor | int, Tensor, Tensor]] = []  # as `record_top` got them
+
+    def check_stop(self) -> None:
+        if self._should_stop is not None and self._should_stop():
+            raise RolloutInterrupted
+
+    def report(self, tokens: int, finished: int) -> None:
+        """Reports progress; for a kernel that draws all rows in one call, which does not call `alive`."""
+        if self._progress is not None:
+            self._progress(tokens, finished)
+
+    def draw(self, logits: Tensor, noise: Noise, rows: Tensor, position: int) -> tuple[Tensor, Tensor]:
+        """Tokens and log-probabilities of ``rows`` at ``position``. With ``sampling_mask`` it records the tokens that
+        truncation left of the logits (rows, V), with ``top_logprobs`` the likeliest of them."""
+        sampling = self.sampling
+        top_k, top_p = sampling.top_k, sampling.top_p
+        if sampling.temperature == 0.0 or not (sampling.sampling_mask or sampling.top_logprobs):
+            return draw_tokens(logits, noise, temperature=sampling.temperature, top_k=top_k, top_p=top_p)
+        cut = truncate_logits(logits.float() / sampling.temperature, top_k=top_k, top_p=top_p)
+        if sampling.sampling_mask:
+            self._supports.append((rows, position, kept_tokens(cut)))
+        if sampling.top_logprobs:
+            self.record_top(rows, position, *likeliest_tokens(cut, sampling.top_logprobs))
+        return draw_tokens(cut, noise, temperature=1.0)
+
+    def support(self, completion_ids: Tensor) -> Tensor | None:
+        """(B, T, K) int32 beside ``completion_ids`` (B, T), as in `Rollout`; None if nothing was recorded.
+
+        Raises:
+            ValueError: it would take too much memory.
+        """
+        if not self._supports:
+            return None
+        width = max(kept.shape[1] for _, _, kept in self._supports)
+        if completion_ids.numel() * width > _MOST_RECORDED:
+            raise ValueError(
+                f"sampling_mask: up to {width} tokens were left to draw from, too many to record at each of "
+                f"{completion_ids.numel()} places: set model.sampling.top_k, or a lower top_p."
+            )
+        support = torch.full((*completion_ids.shape, width), NO_TOKEN, dtype=torch.int32, device=completion_ids.device)
+        for rows, position, kept in self._supports:
+            support[rows, position, : kept.shape[1]] = kept
+        return support
+
+    def record_top(self, rows: Tensor, positions: Tensor | int, ids: Tensor, logprobs: Tensor) -> None:
+        """Records the likeliest tokens of ``rows`` at ``positions``, both (rows, K), with the same K in every call."""
+        self._tops.append((rows, positions, ids, logprobs))
+
+    def top(self, kept: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """``Rollout.top_ids`` and ``top_logprobs``, both (B, T, K), of the tokens in the mask ``kept`` (B, T); None if
+        nothing was recorded.
+
+        Raises:
+            ValueError: they would take too much memory.
+        """
+        if not self._tops:
+            return None, None
+        width = self._tops[0][2].shape[1]
+        if kept.numel() * width > _MOST_RECORDED:
+            raise ValueError(
+                f"the {width} likeliest tokens at each of {kept.numel()} places are too many to record: lower "
+                "model.algorithm.trust_region_top_k."
+            )
+        ids = torch.full((*kept.shape, width), NO_TOKEN, dtype=torch.int32, device=kept.device)
+        logprobs = torch.full(ids.shape, -torch.inf, device=kept.device, dtype=torch.float32)
+        for rows, positions, tokens, theirs in self._tops:
+            ids[rows, positions], logprobs[rows, positions] = tokens, theirs
+        return ids.masked_fill(~kept.unsqueeze(2), NO_TOKEN), logprobs.masked_fill(~kept.unsqueeze(2), -torch.inf)
+
+    def alive(self, tokens: Tensor, rows: Tensor, *, last: bool) -> list[bool]:
+        """For each of ``rows``: true if it goes on after the token that it has drawn."""
+        if last or not (self.eos or self.texts):
+            alive = [not last] * len(tokens)
+        else:
+            alive = [token not in self.eos for token in tokens.tolist()]
+        if self.texts:
+            for i, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
+                self.texts[row].push([token])
+                alive[i] &= not self.texts[row].stopped
+        self._tokens += len(alive)
+        self._finished += len(alive) - sum(alive)
+        if self._progress is not None:
+            self._progress(self._tokens, self._finished)
+        return alive
+
+
+def row_keys(keys: Sequence[Sequence[SampleKey]]) -> list[int]:
+    """One 64-bit sampling key a row, from (P, G) sample names to (B,) integers."""
+    return [sample_key(key) for group in keys for key in group]
+
+
+def pad_left(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """(ids, mask), both (len(rows), S), the rows ending at the right edge."""
+    tensors = [torch.as_tensor(row, dtype=torch.int64) for row in rows]
+    ids = pad_sequence(tensors, batch_first=True, padding_value=pad, padding_side="left")
+    real = [torch.ones_like(row, dtype=torch.bool) for row in tensors]
+    return ids, pad_sequence(real, batch_first=True, padding_side="left")
+
+
+def completion_mask(completion_ids: Tensor, eos_token_ids: Sequence[int]) -> Tensor:
+    """(B, T) bool: every token up to and including the first EOS. By position, so padding may equal EOS."""
+    is_eos = torch.isin(completion_ids, completion_ids.new_tensor(list(eos_token_ids)))
+    eos_before = is_eos.cumsum(dim=1) - is_eos.long()
+    return eos_before == 0
+
+
+def assemble(
+    monitor: DecodeMonitor, *, prompt_ids: Tensor, prompt_mask: Tensor, drawn: Sequence[tuple[Tensor, Tensor]]
+) -> Rollout:
+    """One rollout from chunks of consecutive rows: (tokens, log-probabilities), both (rows, T) with T per chunk.
+
+    What follows a row's first EOS is arbitrary and is masked here.
+
+    Args:
+        monitor: has followed the drawing of these rows.
+        prompt_ids: (B, S), left-padded.
+        prompt_mask: likewise.
+
+    Raises:
+        PolicyDiverged: a log-probability is NaN or infinite.
+    """
+    eos_token_ids, pad_token_id, texts = monitor.eos, monitor.request.pad_token_id, monitor.texts
+    width = max(tokens.shape[1] for tokens, _ in drawn)
+    completion_ids = torch.cat([_widen(tokens, width, pad_token_id) for tokens, _ in drawn])  # (B, T)
+    kept = completion_mask(completion_ids, monitor.request.eos_token_ids)
+    kept &= torch.cat([_widen(torch.ones_like(tokens, dtype=torch.bool), width, False) for tokens, _ in drawn])
+    for row, text in enumerate(texts):
+        if text.stopped:
+            kept[row, len(text.tokens) :] = False
+    logprobs = torch.cat([_widen(chunk, width, 0.0) for _, chunk in drawn]).masked_fill(~kept, 0.0)  # (B, T)
+    if not logprobs.isfinite().all():
+        raise PolicyDiverged(
+            "the policy's logits are not finite: its weights have diverged, or its type cannot hold its activations. "
+            "Lower the learning rate, clip gradients, or use float32 or bfloat16 instead of float16."
+        )
+    top_ids, top_logprobs = monitor.top(kept)
+    last = completion_ids.gather(1, kept.sum(dim=1, keepdim=True) - 1).squeeze(1).tolist()
+    return Rollout(
+        group_size=monitor.request.group_size,
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_mask,
+        completion_ids=completion_ids.masked_fill(~kept, pad_token_id),
+        completion_mask=kept,
+        sampling_logprobs=logprobs,
+        support=monitor.support(completion_ids),
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+        finish_reasons=[
+            "stop" if token in eos_token_ids or (texts and texts[row].stopped) else "length"
+            for row, token in enumerate(last)
+        ],
+    )
+
+
+def _widen(tensor: Tensor, width: int, value: Any) -> Tensor:
+    return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]), value=value)
