@@ -18,7 +18,7 @@ import torch
 from common import Cell, interleaved, publish, summary, surroundings
 from transformers import PreTrainedModel
 
-from grpo_pl.rollout.copying import CopyEngine
+from grpo_pl.rollout.copy_engine import CopyEngine
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.rollout.native.child import NativeChildEngine, NativeWorker
 from grpo_pl.rollout.ray import RayEngine

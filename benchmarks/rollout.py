@@ -44,8 +44,8 @@ from grpo_pl.rollout.child.outline import Outline
 from grpo_pl.rollout.decoding import DecodeMonitor
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.child import NativeChildEngine, NativeWorker
-from grpo_pl.rollout.native.choice import TORCH, decoder_here
 from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, draw_rollout
+from grpo_pl.rollout.native.decoder_choice import TORCH, default_decoder
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.kernels import Matrix
 from grpo_pl.rollout.vllm import VLLMEngine
@@ -319,7 +319,7 @@ def measure(cell: Cell, law: str, device: str, repetitions: int) -> dict[str, An
         "tokens_per_second": {name: round(tokens / summary(values)["median"]) for name, values in seconds.items()},
         "seconds": {name: summary(values) for name, values in seconds.items()},
         "ratio_vs_generate": ratio(seconds["generate"], seconds["ours"]),
-        "decoder": decoder_here(model) if device == "cpu" else TORCH,
+        "decoder": default_decoder(model) if device == "cpu" else TORCH,
         "ratio_vs_torch": ratio(seconds["ours_in_torch"], seconds["ours"]) if device == "cpu" else None,
         "ratio_vs_vllm": None if vllm is None else ratio(vllm["seconds"], seconds["ours"]),
         "vllm": vllm,

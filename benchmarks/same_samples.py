@@ -40,9 +40,9 @@ from grpo_pl.rollout import engine as every_engine
 from grpo_pl.rollout.decoding import row_keys
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native import continuous
-from grpo_pl.rollout.native.choice import TORCH
 from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions
 from grpo_pl.rollout.native.decode_kernel import built_kernels
+from grpo_pl.rollout.native.decoder_choice import TORCH
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.vllm import VLLMEngine

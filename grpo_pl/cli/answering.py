@@ -94,7 +94,7 @@ def load_answerer(trained: ServedModel, device: str, sampling: SamplingParams) -
     """A trained policy in the memory of ``device``, with the rewards it was trained on."""
     from grpo_pl.policy.loading import choose_device
     from grpo_pl.rollout.episode_settings import EpisodeSettings
-    from grpo_pl.rollout.native.choice import TORCH, decoder_again
+    from grpo_pl.rollout.native.decoder_choice import TORCH, resumed_decoder
     from grpo_pl.rollout.native.engine import NativeEngine
     from grpo_pl.rollout.sampler import CompletionSampler
 
@@ -106,7 +106,7 @@ def load_answerer(trained: ServedModel, device: str, sampling: SamplingParams) -
         reward.check()
     model = trained.load_policy(choose_device(device))
     engine = NativeEngine()
-    engine.decoder, line = decoder_again(trained.decoder or TORCH, model)  # before there was a kernel, torch drew
+    engine.decoder, line = resumed_decoder(trained.decoder or TORCH, model)  # before there was a kernel, torch drew
     if line is not None:
         log.warning(line)
     return Answerer(

@@ -28,7 +28,7 @@ from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.evaluation.held_out import HeldOutMetrics, Validation
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
-from grpo_pl.rollout.copying import CopyEngine
+from grpo_pl.rollout.copy_engine import CopyEngine
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.training.cold_start import ColdStart
 from grpo_pl.types import SamplingParams

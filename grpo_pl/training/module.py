@@ -37,11 +37,11 @@ from grpo_pl.policy.weights import is_sharded
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.batch import check_rewards
 from grpo_pl.rewards.trust import Untrusted, refuse_own_classes
-from grpo_pl.rollout.copying import CopyEngine
+from grpo_pl.rollout.copy_engine import CopyEngine
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.native.child import NativeChildEngine
-from grpo_pl.rollout.native.choice import TORCH, decoder_for_run
+from grpo_pl.rollout.native.decoder_choice import TORCH, decoder_for_run
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.carried import CarriedRollouts, PartialRollouts, check_partial
@@ -147,7 +147,7 @@ class GRPOModule(LightningModule):
         self.seed = seed
         self.activation_checkpointing = activation_checkpointing
         self.decoder: str | None = None
-        """What draws in a native engine, in the whole run and on all ranks (see `decoder_of`); None before a fit."""
+        """What draws in a native engine, in the whole run and on all ranks (see `choose_decoder`); None before a fit."""
         self.policy: PreTrainedModel | None = None
         self.settings: dict[str, Any] | None = None
         """What the module is built from, as plain values, for its checkpoints; None for one that is made in Python."""
@@ -339,7 +339,7 @@ class GRPOModule(LightningModule):
             return
         policy, stops = self.require_policy(), bool(self.sampling.stop)
         with self.trainer.precision_plugin.forward_context():
-            chosen, line = decoder_for_run(policy, self.sampling, stop_strings=stops, noted=self.decoder)
+            chosen, line = decoder_for_run(policy, self.sampling, stop_strings=stops, recorded=self.decoder)
         self.decoder = drawing.decoder = self.collective.gather_objects(chosen)[0]
         if line is not None:
             rank_zero_warn(line)

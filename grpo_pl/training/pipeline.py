@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.sharding import trainable_parts
 from grpo_pl.rollout.child.engine import ChildEngine
-from grpo_pl.rollout.copying import CopyEngine, Snapshot
+from grpo_pl.rollout.copy_engine import CopyEngine, Snapshot
 from grpo_pl.rollout.engine import ProgressFn, RolloutInterrupted
 from grpo_pl.rollout.groups import join_samples, samples_to, select_groups
 from grpo_pl.rollout.sampler import Samples

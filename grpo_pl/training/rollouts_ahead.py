@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from grpo_pl.files.checkpoints import CheckpointError
-from grpo_pl.rollout.copying import CopyEngine
+from grpo_pl.rollout.copy_engine import CopyEngine
 from grpo_pl.training.collect import Collector
 from grpo_pl.training.pipeline import Ahead, Draws, RolloutPipeline, earlier_weights
 from grpo_pl.training.plain_samples import check_plain

@@ -12,8 +12,8 @@ import torch
 
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.policy.trained import find_model
-from grpo_pl.rollout.native.choice import SWITCH
 from grpo_pl.rollout.native.decode_kernel import built_kernels
+from grpo_pl.rollout.native.decoder_choice import SWITCH
 
 ReadMetrics = Callable[[Path], list[dict[str, str]]]
 SHORT: dict[str, Any] = {"model__cold_start": None, "model__sampling": {"max_completion_length": 8}}

@@ -13,7 +13,7 @@ from torch import Tensor
 from grpo_pl.functional.choices import check_at_least
 from grpo_pl.rollout.child.outline import Outline
 from grpo_pl.rollout.child.process import ChildProcess
-from grpo_pl.rollout.copying import CopyEngine, Mark
+from grpo_pl.rollout.copy_engine import CopyEngine, WeightsVersion
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.types import GenerateRequest, Rollout
 
@@ -55,14 +55,16 @@ class ChildEngine(CopyEngine):
         self._child = None
         super().close()
 
-    def _give(self, policy: Outline, mark: Mark, weights: Iterator[tuple[str, Tensor]], *, together: bool) -> None:
+    def _push_weights(
+        self, policy: Outline, version: WeightsVersion, weights: Iterator[tuple[str, Tensor]], *, collective: bool
+    ) -> None:
         if self._child is None or self._child.closed:
             self.check()
             settings, environment = self.settings(policy), self.environment(policy)
             self._child = ChildProcess(self.worker, settings, environment, should_stop=self._should_stop)
         self._child.load(weights, should_stop=self._should_stop)
 
-    def _ask(
+    def _draw(
         self, request: GenerateRequest, progress: ProgressFn | None, should_stop: Callable[[], bool] | None
     ) -> Rollout:
         assert self._child is not None

@@ -13,8 +13,8 @@ from torch import Tensor
 from grpo_pl.functional.sampling import Noise, NoiseAhead
 from grpo_pl.rollout.decoding import DecodeMonitor
 from grpo_pl.rollout.engine import RolloutEngine
-from grpo_pl.rollout.native.choice import TORCH, decoder_of
 from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
+from grpo_pl.rollout.native.decoder_choice import TORCH, choose_decoder
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 from grpo_pl.rollout.native.slots import TurnSlots
 from grpo_pl.rollout.native.weights import refuse_llama_family
@@ -68,7 +68,7 @@ class NativeEngine(PlainEngine):
 
     def _kernel(self, model: PreTrainedModel, monitor: DecodeMonitor) -> DecodeKernel | None:
         """The decode kernel that draws this rollout; None where torch does."""
-        name, reason = decoder_of(model, monitor.sampling, stop_strings=bool(monitor.texts), kept=self.decoder)
+        name, reason = choose_decoder(model, monitor.sampling, stop_strings=bool(monitor.texts), recorded=self.decoder)
         if name == TORCH:
             self._say(model, OWN_PASS + (f"; the decode kernel {reason}" if reason else ""))
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,7 +16,7 @@ from grpo_pl.functional.choices import check_at_least
 from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.child.main import versions
 from grpo_pl.rollout.child.outline import Outline
-from grpo_pl.rollout.copying import CopyEngine, Mark, Snapshot
+from grpo_pl.rollout.copy_engine import CopyEngine, Snapshot, WeightsVersion
 from grpo_pl.rollout.engine import EngineDied, ProgressFn
 from grpo_pl.types import GenerateRequest, Rollout
 
@@ -37,15 +37,15 @@ class RayEngine(CopyEngine):
     """
 
     engine: ChildEngine
-    """Whose worker the actors hold, with its settings."""
+    """The engine whose worker the actors hold, with its settings."""
     actors: int = 1
-    """How many draw for each rank."""
+    """Number of actors that draw for each rank."""
     address: str = "auto"
     """HOST:PORT of the cluster's head; ``auto`` takes $RAY_ADDRESS, or the cluster that this host is a node of."""
     cpus: float = 1.0
-    """Of each actor, which computes with as many threads unless ``engine.threads`` says otherwise."""
+    """CPUs of each actor, which computes with as many threads unless ``engine.threads`` says otherwise."""
     gpus: float = 0.0
-    """Of each actor; a share of one where several fit into its memory."""
+    """GPUs of each actor; a share of one if several fit into its memory."""
     memory_gib: float = 0.0
     """Main memory that each actor's node must have to give; 0 does not ask. Nothing holds an actor to it."""
     start_s: float = 600.0
@@ -82,8 +82,15 @@ class RayEngine(CopyEngine):
         self._agree(model.device)
         return super().snapshot(model)
 
-    def play(self, model: PreTrainedModel, request: EpisodeRequest, **told: Any) -> EngineOutput:
-        return self._from_copy(model, lambda: self._draw(request, told.get("progress")), told.get("should_stop"))
+    def play(
+        self,
+        model: PreTrainedModel,
+        request: EpisodeRequest,
+        *,
+        progress: ProgressFn | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> EngineOutput:
+        return self._with_weights(model, lambda: self._by_actors(request, progress), should_stop)
 
     def kill(self) -> None:
         if self._pool is not None:
@@ -94,7 +101,9 @@ class RayEngine(CopyEngine):
         self._pool, self._run = None, None
         super().close()
 
-    def _give(self, policy: Outline, mark: Mark, weights: Iterator[tuple[str, Tensor]], *, together: bool) -> None:
+    def _push_weights(
+        self, policy: Outline, version: WeightsVersion, weights: Iterator[tuple[str, Tensor]], *, collective: bool
+    ) -> None:
         from grpo_pl.rollout.ray.pool import ActorPool
 
         self._join()
@@ -108,20 +117,22 @@ class RayEngine(CopyEngine):
             arguments = self.engine.worker, self.engine.settings(here), versions()
             self._pool = ActorPool(options, arguments, self.actors, self.start_s, self._run if first else None)
         if not first:
-            for _ in weights if together else ():
+            for _ in weights if collective else ():
                 pass
-            if self._pool.take_weights(str(self._run), mark, self._watch):
+            if self._pool.take_weights(str(self._run), version, self._check_stop):
                 return
-            if together:
-                raise EngineDied(f"the first rank put no weights {mark} into the cluster within {self.start_s:g} s.")
-        self._pool.put_weights(mark, weights, self._watch)
+            if collective:
+                raise EngineDied(f"the first rank put no weights {version} into the cluster within {self.start_s:g} s.")
+        self._pool.put_weights(version, weights, self._check_stop)
 
-    def _ask(self, request: GenerateRequest, progress: ProgressFn | None, should_stop: Any) -> Rollout:
-        return self._draw(request, progress)[0]
+    def _draw(
+        self, request: GenerateRequest, progress: ProgressFn | None, should_stop: Callable[[], bool] | None
+    ) -> Rollout:
+        return self._by_actors(request, progress)[0]
 
-    def _draw(self, asked: AnyRequest, progress: ProgressFn | None) -> EngineOutput:
+    def _by_actors(self, request: AnyRequest, progress: ProgressFn | None) -> EngineOutput:
         assert self._pool is not None
-        return self._pool.draw(asked, progress, self._watch)
+        return self._pool.draw(request, progress, self._check_stop)
 
     def _join(self) -> None:
         if importlib.util.find_spec("ray") is None:

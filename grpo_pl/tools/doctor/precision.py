@@ -14,7 +14,7 @@ from lightning.pytorch import Trainer
 from grpo_pl.functional.gemm import multiplies_bfloat16
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.weights import is_sharded
-from grpo_pl.rollout.copying import CopyEngine
+from grpo_pl.rollout.copy_engine import CopyEngine
 from grpo_pl.training.microbatches import rollout_rows
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Problem

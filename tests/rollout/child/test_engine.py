@@ -217,8 +217,8 @@ def test_a_push_that_fails_reads_the_weights_that_other_ranks_gather(
             yield str(number), torch.zeros(4)
 
     monkeypatch.setattr("grpo_pl.rollout.child.process.BUCKET_BYTES", 16)
-    monkeypatch.setattr("grpo_pl.rollout.copying.checkpoint_weights", weights)
-    monkeypatch.setattr("grpo_pl.rollout.copying.is_sharded", lambda model: True)
+    monkeypatch.setattr("grpo_pl.rollout.copy_engine.checkpoint_weights", weights)
+    monkeypatch.setattr("grpo_pl.rollout.copy_engine.is_sharded", lambda model: True)
     with pytest.raises((ValueError, RuntimeError)):
         make_engine(name).prepare(build_model("qwen2"))
     assert gathered == [0, 1, 2, 3, 4]

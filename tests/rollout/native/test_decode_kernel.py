@@ -16,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from grpo_pl.functional.sampling import Noise, score_gaps, token_keys
 from grpo_pl.rollout.decoding import row_keys
 from grpo_pl.rollout.engine import RolloutInterrupted
-from grpo_pl.rollout.native.choice import SWITCH, WIDEST, decoder_again, decoder_here, decoder_of
 from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
+from grpo_pl.rollout.native.decoder_choice import SWITCH, WIDEST, choose_decoder, default_decoder, resumed_decoder
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
@@ -212,30 +212,30 @@ def test_the_rule_goes_by_width_and_the_switch_overrules_it(monkeypatch):
     monkeypatch.delenv(SWITCH, raising=False)
     fastest = next(iter(built_kernels()))
     monkeypatch.setitem(WIDEST, fastest, 32)
-    assert decoder_here(_model(heads=4)) == fastest  # 32 wide
+    assert default_decoder(_model(heads=4)) == fastest  # 32 wide
     monkeypatch.setitem(WIDEST, fastest, 31)
-    assert decoder_here(_model(heads=4)) == "torch"  # and not the next fastest
+    assert default_decoder(_model(heads=4)) == "torch"  # and not the next fastest
     monkeypatch.setenv(SWITCH, "torch")
-    assert decoder_here(_model(heads=1, key_heads=1)) == "torch"
+    assert default_decoder(_model(heads=1, key_heads=1)) == "torch"
     monkeypatch.setenv(SWITCH, "mmx")
     with pytest.raises(ValueError, match="GRPO_PL_NATIVE is 'mmx': here it can be torch, "):
-        decoder_here(_model())
+        default_decoder(_model())
 
 
 def test_a_run_that_goes_on_keeps_what_drew_before_or_says_that_it_cannot(monkeypatch):
     monkeypatch.delenv(SWITCH, raising=False)
     model, fastest = _model(), next(iter(built_kernels()))
     monkeypatch.setitem(WIDEST, fastest, 4096)
-    assert decoder_again("torch", model) == ("torch", None)
-    assert decoder_again(fastest, model) == (fastest, None)
-    other, line = decoder_again("mmx", model)
+    assert resumed_decoder("torch", model) == ("torch", None)
+    assert resumed_decoder(fastest, model) == (fastest, None)
+    other, line = resumed_decoder("mmx", model)
     assert other == fastest and line == (
         f"the run drew with mmx, and goes on with {fastest}, since this machine does not have it: samples are equal up "
         "to near-ties."
     )
     monkeypatch.setenv(SWITCH, "torch")
-    assert decoder_again("torch", model) == ("torch", None)
-    other, line = decoder_again(fastest, model)
+    assert resumed_decoder("torch", model) == ("torch", None)
+    other, line = resumed_decoder(fastest, model)
     assert other == "torch" and f"the run drew with {fastest}, and goes on with torch, since {SWITCH} says so" in line
 
 
@@ -269,7 +269,7 @@ def test_weights_of_several_types_go_to_torch(monkeypatch):
     monkeypatch.setenv(SWITCH, next(iter(built_kernels())))
     model = _model()
     model.model.layers[0].mlp.double()
-    name, reason = decoder_of(model, SamplingParams(max_completion_length=1), stop_strings=False)
+    name, reason = choose_decoder(model, SamplingParams(max_completion_length=1), stop_strings=False)
     assert name == "torch" and reason == "computes in float32 on CPUs, and the policy in float32 and float64 on cpu"
 
 

@@ -9,8 +9,8 @@ import torch
 
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.engine import RolloutInterrupted
-from grpo_pl.rollout.native.choice import SWITCH
 from grpo_pl.rollout.native.decode_kernel import built_kernels
+from grpo_pl.rollout.native.decoder_choice import SWITCH
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import GenerateRequest, Rollout, SamplingParams

@@ -1,4 +1,5 @@
-"""``CopyEngine``: what engines that draw from a copy of the weights share: when it gets new ones, and its loss."""
+"""``CopyEngine``: an engine that draws from a copy of the weights; decides when to push new ones, and replaces a copy
+that is lost."""
 
 from __future__ import annotations
 
@@ -23,18 +24,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Mark = tuple[int, int]
-"""Names the weights of one push; that of a later push is greater."""
+WeightsVersion = tuple[int, int]
+"""Names the weights of one push: updates that the policy had had, and calls of ``update_weights`` so far. That of a
+later push is greater."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
     """A policy at one moment, in the memory of this process: all that an engine needs to draw from it."""
 
-    version: int
-    """Updates that the policy had had."""
-    heard: int
-    """Updates that the engine had heard of."""
+    version: WeightsVersion
     weights: Sequence[tuple[str, Tensor]]
     """As checkpoints name them, whole and on the CPU."""
     policy: Outline
@@ -42,39 +41,42 @@ class Snapshot:
 
 @dataclass(kw_only=True)
 class CopyEngine(RolloutEngine):
-    """Gives its copy the policy's weights before a rollout where there are new ones.
+    """Gives its copy the policy's weights before a rollout if there are new ones.
 
-    If what draws ends in the middle of a rollout, the weights are pushed again and the rollout is drawn again: keys
-    give the same samples. A second end in one rollout ends the run.
+    If the copy is lost in the middle of a rollout, the weights are pushed again and the rollout is drawn again: keys
+    give the same samples. A second loss in one rollout ends the run.
     """
 
     pushes: int = field(default=0, init=False, compare=False)
-    """How many times weights were given to the copy."""
+    """Number of pushes so far."""
     weights_version: int | None = field(default=0, init=False, compare=False)
-    _heard: int = field(default=0, init=False, repr=False, compare=False)  # updates
+    _update_calls: int = field(default=0, init=False, repr=False, compare=False)
     _snapshot: Snapshot | None = field(default=None, init=False, repr=False, compare=False)  # drawn from, if any
-    _taken: Snapshot | None = field(default=None, init=False, repr=False, compare=False)  # the newest one
-    _holds: int | Snapshot | None = field(default=None, init=False, repr=False, compare=False)  # what was pushed last
+    _latest: Snapshot | None = field(default=None, init=False, repr=False, compare=False)
+    _pushed: int | Snapshot | None = field(default=None, init=False, repr=False, compare=False)
+    # what the copy holds: a snapshot, or the policy as it was after so many update calls
     _should_stop: Callable[[], bool] | None = field(default=None, init=False, repr=False, compare=False)
-    # asked while what draws is started, or takes weights
+    # asked while the copy is started or takes weights
 
     @abstractmethod
-    def _give(self, policy: Outline, mark: Mark, weights: Iterator[tuple[str, Tensor]], *, together: bool) -> None:
-        """Has what draws take new weights, and starts it where it is not there.
+    def _push_weights(
+        self, policy: Outline, version: WeightsVersion, weights: Iterator[tuple[str, Tensor]], *, collective: bool
+    ) -> None:
+        """Gives the copy new weights, and starts it if it does not run.
 
         Args:
-            mark: names these weights among all of this engine's, alike on all ranks; grows from push to push.
-            together: all ranks gather ``weights``, those of a sharded policy, and must read them all.
+            version: alike on all ranks.
+            collective: ``weights`` are those of a sharded policy, which all ranks gather and must read to the end.
         """
 
     @abstractmethod
-    def _ask(
+    def _draw(
         self, request: GenerateRequest, progress: ProgressFn | None, should_stop: Callable[[], bool] | None
     ) -> Rollout:
-        """Draws from the weights that were given last."""
+        """Draws from the weights of the last push."""
 
     def update_weights(self, model: PreTrainedModel) -> None:
-        self._heard += 1
+        self._update_calls += 1
 
     def prepare(self, model: PreTrainedModel) -> None:
         if self._stale and is_sharded(model):  # later, ranks make different numbers of calls, and some may fail before
@@ -82,21 +84,22 @@ class CopyEngine(RolloutEngine):
 
     def snapshot(self, model: PreTrainedModel) -> Snapshot:
         """The policy as it is now, for `use`; all ranks call it together."""
-        if self._taken is None or self._taken.heard != self._heard:
-            self._taken = None
+        version = (self.updates, self._update_calls)
+        if self._latest is None or self._latest.version[1] != self._update_calls:
+            self._latest = None  # so that memory need not hold both
             weights = [(name, weight.to("cpu", copy=True)) for name, weight in checkpoint_weights(model)]
-            self._taken = Snapshot(version=self.updates, heard=self._heard, weights=weights, policy=Outline.of(model))
-        return self._taken
+            self._latest = Snapshot(version=version, weights=weights, policy=Outline.of(model))
+        return self._latest
 
     def use(self, snapshot: Snapshot | None) -> None:
-        """Draws from a snapshot until told otherwise, also where what draws is started again; None draws from the
-        policy as it is. Another thread may call this and `generate` while no other calls `generate`."""
+        """Draws from a snapshot until told otherwise, also after the copy was started again; None draws from the policy
+        as it is. Another thread may call this and `generate` while no other calls `generate`."""
         self._snapshot = snapshot
 
     @property
     def _stale(self) -> bool:
-        """The same on all ranks, unless a copy is lost."""
-        return self._holds != (self._heard if self._snapshot is None else self._snapshot)
+        """True if a push is due; the same on all ranks, unless a copy is lost."""
+        return self._pushed != (self._update_calls if self._snapshot is None else self._snapshot)
 
     def generate(
         self,
@@ -106,28 +109,28 @@ class CopyEngine(RolloutEngine):
         progress: ProgressFn | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> Rollout:
-        return self._from_copy(model, lambda: (self._ask(request, progress, should_stop), []), should_stop)[0]
+        return self._with_weights(model, lambda: (self._draw(request, progress, should_stop), []), should_stop)[0]
 
-    def _from_copy(
-        self, model: PreTrainedModel, ask: Callable[[], EngineOutput], should_stop: Callable[[], bool] | None
+    def _with_weights(
+        self, model: PreTrainedModel, draw: Callable[[], EngineOutput], should_stop: Callable[[], bool] | None
     ) -> EngineOutput:
-        """What ``ask`` draws once the copy has the weights; asked again after a death."""
+        """Calls ``draw`` once the copy has the weights, and again if it is lost meanwhile."""
         for first in (True, False):
             self._should_stop = should_stop
             try:
                 if self._stale:
                     self._push(model)
-                rollout, episodes = ask()
+                rollout, episodes = draw()
                 break
             except EngineDied as death:
-                self._holds = None
+                self._pushed = None
                 if death.final:
                     raise
                 if should_stop is not None and should_stop():
                     raise RolloutInterrupted from death
                 log.warning("%s", death)
-                together = self._snapshot is None and is_sharded(model)  # then only all ranks can push again
-                if not first or together:
+                collective = self._snapshot is None and is_sharded(model)  # then only all ranks can push again
+                if not first or collective:
                     raise
                 log.warning("It gets the weights again, and the rollout is drawn again.")
             finally:
@@ -135,34 +138,32 @@ class CopyEngine(RolloutEngine):
         tensors: dict[str, Any] = {n: v.to(model.device) for n, v in vars(rollout).items() if torch.is_tensor(v)}
         return replace(rollout, **tensors), episodes
 
-    def _watch(self) -> None:
+    def _check_stop(self) -> None:
         """Raises `RolloutInterrupted` once the caller of `generate` wants it to stop."""
         if self._should_stop is not None and self._should_stop():
             raise RolloutInterrupted
 
     def kill(self) -> None:
-        """Ends what draws while another thread waits for it, which finds it dead."""
+        """Ends the copy while another thread waits for it, which finds it dead."""
 
     def close(self) -> None:
-        self._holds = self._taken = None
+        self._pushed = self._latest = None
 
     def _push(self, model: PreTrainedModel) -> None:
-        source, heard, version = self._snapshot, self._heard, self.updates
-        weights = checkpoint_weights(model)
-        if source is not None:
-            heard, version, weights = source.heard, source.version, iter(source.weights)
-        together = source is None and is_sharded(model)
+        source = self._snapshot
+        collective = source is None and is_sharded(model)
+        weights = checkpoint_weights(model) if source is None else iter(source.weights)
+        version = (self.updates, self._update_calls) if source is None else source.version
         try:
             policy = Outline.of(model) if source is None else source.policy
-            self._give(policy, (version, heard), weights, together=together)
+            self._push_weights(policy, version, weights, collective=collective)
         except Exception:
-            if together:
-                for _ in weights:  # the other ranks gather them
-                    pass
+            for _ in weights if collective else ():  # the other ranks gather them
+                pass
             raise
-        self._holds, self.pushes = heard if source is None else source, self.pushes + 1
-        self.weights_version = version
+        self._pushed, self.pushes = version[1] if source is None else source, self.pushes + 1
+        self.weights_version = version[0]
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of this object has none of the weights."""
-        return {**vars(self), "_snapshot": None, "_taken": None, "_holds": None, "_should_stop": None}
+        return {**vars(self), "_snapshot": None, "_latest": None, "_pushed": None, "_should_stop": None}

@@ -1,4 +1,4 @@
-"""Whether the decode kernel in C or torch draws from a policy: a rule of processor and model, which a run keeps."""
+"""Chooses what draws from a policy, the decode kernel in C or torch: by processor and model, and kept for a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpo_pl.types import SamplingParams
 TORCH = "torch"
 """Name of the own forward pass in torch, beside those of the kernels."""
 SWITCH = "GRPO_PL_NATIVE"
-"""Environment variable that names one of them, whatever the rule says."""
+"""Environment variable that names one of them and overrides the rule."""
 
 WIDEST: dict[str, int] = {
     "avx512": 576,  # AMD Zen 4, as below, 64: 0.10 → 0.027, 128: 0.33 → 0.094, 256: 1.05 → 0.59, 576: 6.7 → 5.2
@@ -27,12 +27,9 @@ WIDEST: dict[str, int] = {
 behind prompts of 64 (576: of 17 or 24 behind 60), torch → kernel; ``benchmarks/rollout.py`` measures both."""
 
 
-def decoder_here(model: Any) -> str:
-    """What draws from ``model``, of the Llama family: one of this machine's `built_kernels` by name, or ``TORCH``.
-
-    Raises:
-        ValueError: the environment asks for a kernel that is not there.
-    """
+def default_decoder(model: Any) -> str:
+    """The decoder of ``model``, of the Llama family: one of this machine's `built_kernels` by name, or ``TORCH``; a
+    ValueError says that the environment asks for a kernel that is not there."""
     asked, kernels = os.environ.get(SWITCH), built_kernels()
     if asked:
         if asked != TORCH and asked not in kernels:
@@ -42,16 +39,16 @@ def decoder_here(model: Any) -> str:
     return fastest if unwrap(model).config.hidden_size <= WIDEST.get(fastest, 0) else TORCH
 
 
-def decoder_of(
-    model: Any, sampling: SamplingParams, *, stop_strings: bool, kept: str | None = None
+def choose_decoder(
+    model: Any, sampling: SamplingParams, *, stop_strings: bool, recorded: str | None = None
 ) -> tuple[str, str | None]:
-    """What draws a request, and why that is not the kernel that one could expect.
+    """The decoder of a request, and the reason if that is not the kernel that one could expect.
 
     Args:
-        stop_strings: whether texts may end completions.
-        kept: what the run draws with where it can.
+        stop_strings: texts may end completions.
+        recorded: the run's decoder, if it has one.
     """
-    name, refusal = kept or decoder_here(model), _refuse(model, sampling, stop_strings=stop_strings)
+    name, refusal = recorded or default_decoder(model), _refuse(model, sampling, stop_strings=stop_strings)
     if refusal is not None:
         return TORCH, None if name == TORCH else refusal
     if name == TORCH and not built_kernels() and not os.environ.get(SWITCH):
@@ -62,37 +59,35 @@ def decoder_of(
 
 
 def decoder_for_run(
-    model: Any, sampling: SamplingParams, *, stop_strings: bool, noted: str | None
+    model: Any, sampling: SamplingParams, *, stop_strings: bool, recorded: str | None
 ) -> tuple[str, str | None]:
-    """What a run draws with on this machine, and the line that says so if that is not what it drew with before.
+    """The decoder of a run on this machine, and a line for the log if it is not the one that it drew with before.
 
     Args:
-        noted: what it drew with before; None where it begins.
+        recorded: the decoder that it drew with before; None if it begins.
     """
-    if noted is not None:
-        return decoder_again(noted, model)
+    if recorded is not None:
+        return resumed_decoder(recorded, model)
     if refuse_llama_family(model, length=1) is not None:
         return TORCH, None
-    return decoder_of(model, sampling, stop_strings=stop_strings)[0], None
+    return choose_decoder(model, sampling, stop_strings=stop_strings)[0], None
 
 
-def decoder_again(noted: str, model: Any) -> tuple[str, str | None]:
-    """What draws from a policy that drew with ``noted`` before, and the line that says so if it is something else."""
+def resumed_decoder(recorded: str, model: Any) -> tuple[str, str | None]:
+    """The decoder of a policy that drew with ``recorded`` before, and a line for the log if it is another one."""
     asked = os.environ.get(SWITCH)
-    if not asked and noted in (TORCH, *built_kernels()):
-        return noted, None
-    name = decoder_here(model)
-    if name == noted:
+    if not asked and recorded in (TORCH, *built_kernels()):
+        return recorded, None
+    name = default_decoder(model)
+    if name == recorded:
         return name, None
     why = f"{SWITCH} says so" if asked else "this machine does not have it"
-    return name, f"the run drew with {noted}, and goes on with {name}, since {why}: samples are equal up to near-ties."
+    line = f"the run drew with {recorded}, and goes on with {name}, since {why}: samples are equal up to near-ties."
+    return name, line
 
 
 def _refuse(model: Any, sampling: SamplingParams, *, stop_strings: bool) -> str | None:
-    """Why the kernel hands a request over to torch, of a model that the own forward pass computes; None if it does not.
-
-    The one place that says so.
-    """
+    """The reason why the kernel hands a request over to torch, for a model of the Llama family; None if it does not."""
     device, dtypes = model.device.type, {parameter.dtype for parameter in model.parameters()}
     if torch.is_autocast_enabled(device):
         dtypes = {torch.get_autocast_dtype(device)}
@@ -107,5 +102,5 @@ def _refuse(model: Any, sampling: SamplingParams, *, stop_strings: bool) -> str 
     if sampling.temperature != 0.0 and (sampling.top_k or sampling.top_p < 1.0):
         return "knows no top_k and top_p"
     if sampling.temperature != 0.0 and (sampling.sampling_mask or sampling.top_logprobs):
-        return "notes no likeliest tokens"
+        return "records no likeliest tokens"
     return None
