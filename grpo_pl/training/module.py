@@ -147,7 +147,7 @@ class GRPOModule(LightningModule):
         self.seed = seed
         self.activation_checkpointing = activation_checkpointing
         self.decoder: str | None = None
-        """What draws in a native engine, in the whole run and on all ranks (see `choose_decoder`); None before a fit."""
+        """The native engine's decoder in the whole run, on all ranks (see `choose_decoder`); None before a fit."""
         self.policy: PreTrainedModel | None = None
         self.settings: dict[str, Any] | None = None
         """What the module is built from, as plain values, for its checkpoints; None for one that is made in Python."""
