@@ -150,8 +150,8 @@ class SamplingParams:
     log-probability of the loss, of the reference and of the entropy is renormalised over it (DeepSeek-V3.2,
     arXiv:2512.02556, "Keep Sampling Mask")."""
     top_logprobs: int = 0
-    """How many of the likeliest tokens of each place are recorded with a completion, and with what log-probability. A
-    run sets it itself, where the objective asks for them (``trust_region_top_k``)."""
+    """The engine records this many of the likeliest tokens of each place with their log-probabilities. A run sets it
+    itself if the objective needs them."""
     stop: tuple[str, ...] = ()
     """Texts that end a completion like an EOS: the token that completes one is its last and belongs to it."""
     stop_token_ids: tuple[int, ...] = ()
