@@ -36,7 +36,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo_pl.distributed.sharding import Sharding, gathered, shard
 from grpo_pl.functional.sampling import Noise, NoiseAhead, score_gaps, token_keys
-from grpo_pl.rollout import engine as every_engine
+from grpo_pl.rollout import decoding
 from grpo_pl.rollout.decoding import row_keys
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native import continuous
@@ -112,7 +112,7 @@ def drawing_by(rule: str) -> Iterator[None]:
     """Within, this process's engines and the server's batch draw by ``rule``, "race" or "former rule"."""
     with ExitStack() as stack:
         if rule != "race":
-            for module in (every_engine, continuous):
+            for module in (decoding, continuous):
                 stack.enter_context(mock.patch.object(module, "draw_tokens", former_draw))
         yield
 
@@ -281,7 +281,7 @@ def time_of_draws(model: PreTrainedModel, cell: Cell, repetitions: int) -> dict[
 
     taken = []
     with (
-        mock.patch.object(every_engine, "draw_tokens", timed(every_engine.draw_tokens)),
+        mock.patch.object(decoding, "draw_tokens", timed(decoding.draw_tokens)),
         mock.patch.object(NoiseAhead, "at", timed(NoiseAhead.at)),
     ):
         for _ in range(repetitions + 1):

@@ -61,7 +61,7 @@ EXTRA_OF = {
     "grpo_pl/tools/comparison.py": "plot",
     "grpo_pl/tools/scaffold/easier.py": "reasoning-gym",
     "grpo_pl/data/tasks/reasoning_gym.py": "reasoning-gym",
-    "grpo_pl/data/tasks/worked_texts.py": "reasoning-gym",
+    "grpo_pl/data/tasks/worked.py": "reasoning-gym",
     "grpo_pl/rewards/sandbox/gym_entry.py": "reasoning-gym",
     "grpo_pl/rewards/sandbox/gym_guards.py": "reasoning-gym",
     "grpo_pl/rewards/sandbox/gym_judge.py": "reasoning-gym",

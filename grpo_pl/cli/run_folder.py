@@ -24,8 +24,7 @@ from grpo_pl.callbacks.signal_watch import SignalWatch
 from grpo_pl.callbacks.summary import ClosingTable
 from grpo_pl.callbacks.termination import StopOnSignal
 from grpo_pl.callbacks.validation import ValidateAtBothEnds
-from grpo_pl.distributed.checkpoint_io import CheckpointFiles
-from grpo_pl.distributed.strategy import FSDP2Strategy, is_first_process, launched_devices
+from grpo_pl.distributed.strategy import CheckpointFiles, FSDP2Strategy, is_first_process, launched_devices
 from grpo_pl.files.runs import OpenRun, RunFolder, check_name, resume_run, start_run
 from grpo_pl.tools.doctor.callback import Doctor
 from grpo_pl.tools.watch import RewardWatch

@@ -1,4 +1,4 @@
-"""Reading cells of rows: gold answers, conversations, equal questions, and the list that a filter wrote."""
+"""Reading cells of rows: gold answers, conversations, questions that are equal or can be guessed, and filter files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Any
 
 from grpo_pl.files.rows import line_name, read_lines
 from grpo_pl.types import Conversation
+
+_OPTION = re.compile(r"(?:^|[\s(\[{*])\(?\\?(?:text(?:bf|rm)?\{)?\(?([A-Ha-h])\}?[).:\]]")
+_CHOICE = re.compile(r"\(?\\?(?:text(?:bf|rm)?\s*\{)?\s*\(?([A-Ha-h])\)?\s*\}?\)?\.?")
+_TRUTH = re.compile(r"\(?\\?(?:text(?:bf|rm)?\s*\{)?\s*(?:true|false|yes|no)\s*\}?\)?\.?", re.IGNORECASE)
 
 
 def check_pattern(pattern: str | None) -> None:
@@ -62,12 +66,12 @@ def read_kept(path: str) -> set[str]:
 
 
 def is_text(cell: Any) -> bool:
-    """Whether a cell holds something to read."""
+    """True if a cell holds something to read."""
     return isinstance(cell, str | int | float) and str(cell).strip() != ""
 
 
 def is_conversation(cell: Any) -> bool:
-    """Whether a cell looks like a list of messages."""
+    """True if a cell looks like a list of messages."""
     return isinstance(cell, list | tuple) and bool(cell) and all(isinstance(m, Mapping) and "role" in m for m in cell)
 
 
@@ -94,7 +98,7 @@ def conversation_in(cell: Any) -> Conversation:
 
 
 def conversation_text(messages: Conversation) -> str:
-    """What is asked, as text: the user's turn, or all turns with their roles; the system message is no question."""
+    """The question as text: the user's turn, or all turns with their roles; the system message is no question."""
     turns = [message for message in messages if message["role"] != "system"]
     if len(turns) == 1:
         return str(turns[0]["content"])
@@ -104,3 +108,19 @@ def conversation_text(messages: Conversation) -> str:
 def normal_question(question: str) -> str:
     """A question in lower case, with single spaces: equal for questions that differ in nothing else."""
     return " ".join(question.split()).casefold()
+
+
+def is_multiple_choice(question: str, answer: str) -> bool:
+    """True if the answer is a letter and the question lists options: at least ``A)`` and ``B)``, ``(a)`` …, in order.
+
+    Kimi k1.5 (arXiv:2501.12599, section 2.1) leaves such problems out: they reward guessing.
+    """
+    if not _CHOICE.fullmatch(answer.strip()):
+        return False
+    letters = [letter.upper() for letter in _OPTION.findall(question)]
+    return "A" in letters and "B" in letters[letters.index("A") :]
+
+
+def is_true_or_false(answer: str) -> bool:
+    """True if the answer is yes or no, true or false: half of all guesses are right."""
+    return _TRUTH.fullmatch(answer.strip()) is not None

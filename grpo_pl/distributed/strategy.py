@@ -1,4 +1,4 @@
-"""Lightning strategy for FSDP2, and the processes that a launcher started."""
+"""Lightning's strategy for FSDP2, its plugin for checkpoints, and the processes that a launcher started."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
@@ -18,12 +19,25 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from typing_extensions import override
 
-from grpo_pl.distributed.checkpoint_io import CheckpointFiles
 from grpo_pl.distributed.sharding import Sharding
-from grpo_pl.files.checkpoints import CheckpointError, read_file
-from grpo_pl.files.sharded_checkpoints import by_first_process, load_sharded, write_sharded
+from grpo_pl.files.checkpoints import CheckpointError, read_file, save_tensors
+from grpo_pl.files.sharded_checkpoints import by_first_process, load_sharded, read_checkpoint, write_sharded
 
 Precision = Literal["float32", "bfloat16", "float16"]
+
+
+class CheckpointFiles(TorchCheckpointIO):
+    """The Trainer's plugin that writes checkpoints atomically and reads them without running code that they contain."""
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        save_tensors(checkpoint, Path(path))
+
+    @override
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        return read_checkpoint(Path(path))
 
 
 class FSDP2Strategy(ModelParallelStrategy):
@@ -132,7 +146,7 @@ class FSDP2Strategy(ModelParallelStrategy):
 
 
 def is_first_process() -> bool:
-    """Whether this process is rank 0 by the launcher's variables (torchrun, SLURM, Lightning); true without one."""
+    """True if this process is rank 0 by the launcher's variables (torchrun, SLURM, Lightning); true without one."""
     names = ("RANK",) if "RANK" in os.environ else ("SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
     return all(int(os.environ.get(name, "0")) == 0 for name in names)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -64,16 +63,3 @@ class FolderLock:
             return f"process {told['pid']} on {told['host']} since {told['since']}"
         except (OSError, ValueError, KeyError, TypeError):
             return "another process"
-
-
-@contextmanager
-def one_at_a_time(path: Path) -> Iterator[None]:
-    """Processes that come with the same ``path`` wait until the one in the block is through, or has died. Where the
-    file system has no locks, nobody waits."""
-    lock = FileLock(path, fallback_to_soft=False)
-    with suppress(OSError):
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()

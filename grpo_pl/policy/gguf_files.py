@@ -8,8 +8,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
-from grpo_pl.files.cache import cache_root
-from grpo_pl.files.locks import one_at_a_time
+from grpo_pl.files.cache import cache_root, one_at_a_time
 from grpo_pl.files.writing import staged_folder
 from grpo_pl.rewards.pretrained import report_kept, shapes_of, unlike
 

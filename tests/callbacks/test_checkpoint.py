@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
-from grpo_pl.distributed.checkpoint_io import CheckpointFiles
+from grpo_pl.distributed.strategy import CheckpointFiles
 from grpo_pl.files.checkpoints import broken
 
 

@@ -12,8 +12,7 @@ from grpo_pl.callbacks.export import ExportPolicy
 from grpo_pl.callbacks.metrics_csv import EventFiles, MetricsCSV
 from grpo_pl.callbacks.report import WriteReport
 from grpo_pl.cli.run_folder import TRAINER_DEFAULTS, open_run, trainer_arguments
-from grpo_pl.distributed.checkpoint_io import CheckpointFiles
-from grpo_pl.distributed.strategy import FSDP2Strategy
+from grpo_pl.distributed.strategy import CheckpointFiles, FSDP2Strategy
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.tools.watch import RewardWatch
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_pl.data.rules import is_multiple_choice, is_true_or_false
+from grpo_pl.data.cells import is_multiple_choice, is_true_or_false
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_pl.distributed.checkpoint_io import CheckpointFiles
+from grpo_pl.distributed.strategy import CheckpointFiles
 from grpo_pl.files.checkpoints import CheckpointError, annotate, broken, checkpoint_path, facts_of, newest_whole, seal
 from grpo_pl.files.sharded_checkpoints import read_checkpoint, read_sharded, write_sharded
 

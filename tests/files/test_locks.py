@@ -140,7 +140,7 @@ def test_a_run_holds_its_lock_while_it_trains(command_line: Any) -> None:
 def test_who_comes_to_a_block_later_waits_until_it_is_through(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
-from grpo_pl.files.locks import one_at_a_time
+from grpo_pl.files.cache import one_at_a_time
 log = Path({str(tmp_path / "log")!r})
 with one_at_a_time(Path({str(tmp_path / "lock")!r})):
     log.write_text(log.read_text() + "in " if log.exists() else "in ")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_pl.cli.answering import Answerer, load_answerer, training_problems
 from grpo_pl.config.overrides import ConfigArguments, settings
-from grpo_pl.data.rules import is_multiple_choice, is_true_or_false
+from grpo_pl.data.cells import is_multiple_choice, is_true_or_false
 from grpo_pl.files.rows import Row, append_rows, check_output, resume_rows, row_writer
 from grpo_pl.rewards.base import correctness_index
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from grpo_pl.data.tasks import worked_texts as texts
-
 Metadata = Mapping[str, Any]
 FACTORED = 1000
 """Numbers up to this one are written as products of primes."""
@@ -30,7 +28,7 @@ def worked(task: str, metadata: Metadata) -> str:
     if "answer_cot" in metadata:  # gsm_symbolic
         return str(metadata["answer_cot"]).rsplit("####", 1)[0]
     if "states" in metadata:  # of string_manipulation, string_splitting, string_synthesis
-        return "".join(f"{texts.shown(state)}\n" for state in metadata["states"])
+        return "".join(f"{shown(state)}\n" for state in metadata["states"])
     known = _WORK.get(task)
     return "" if known is None else "".join(f"{line}\n" for line in known(metadata))
 
@@ -231,6 +229,64 @@ def _divided(number: int, divisor: int) -> list[str]:
     return lines
 
 
+# --- words, letters and lists ---------------------------------------------------------------------------------------
+
+
+def shown(state: str | Sequence[object]) -> str:
+    """A state of a machine: a text as it is, a list with spaces between."""
+    return state if isinstance(state, str) else " ".join(map(str, state))
+
+
+def numbered(word: str) -> str:
+    """Every letter with its place: ``sun`` to ``s1u2n3``."""
+    return "".join(f"{letter}{place}" for place, letter in enumerate(word, 1))
+
+
+def counted(text: str, letter: str) -> str:
+    """The text with a count behind every such letter: ``noon`` and ``o`` to ``no1o2n``."""
+    count, copied = 0, ""
+    for each in text:
+        copied += each
+        if each.lower() == letter.lower():
+            count += 1
+            copied += str(count)
+    return copied
+
+
+def inserted(items: Sequence[str], goal: Sequence[str]) -> list[str]:
+    """The list sorted so far, a line for every item: 3, 1, 2 to ``3``, ``1 3``, ``1 2 3``."""
+    rank = {item: place for place, item in enumerate(goal)}
+    return [" ".join(sorted(items[:count], key=rank.__getitem__)) for count in range(1, len(items) + 1)]
+
+
+def compared(numbers: Sequence[str], bound: str) -> list[str]:
+    """Each number beside the bound: ``6.4>5.1``."""
+    limit = Decimal(bound)
+    signs = ("<" if Decimal(number) < limit else ">" if Decimal(number) > limit else "=" for number in numbers)
+    return [f"{number}{sign}{bound}" for number, sign in zip(numbers, signs, strict=True)]
+
+
+def needed(note: str, magazine: str) -> list[str]:
+    """Each letter of the note, how often it is needed and how often it is there: ``t2/1``."""
+    return [f"{letter}{note.count(letter)}/{magazine.count(letter)}" for letter in dict.fromkeys(note)]
+
+
+def paired(first: str, second: str) -> str:
+    """The letters of two words side by side: ``odd``, ``egg`` to ``oe dg dg``."""
+    return " ".join(map("".join, zip(first, second, strict=False)))
+
+
+def legs(animals: Mapping[str, int]) -> list[str]:
+    """Legs of each kind and of all so far: two birds and an ant as ``2*2=4, 4``, ``1*6=6, 10``."""
+    from reasoning_gym.arithmetic.leg_counting import ANIMALS  # type: ignore[import-untyped]
+
+    total, lines = 0, []
+    for animal, count in animals.items():
+        total += count * ANIMALS[animal]
+        lines.append(f"{count}*{ANIMALS[animal]}={count * ANIMALS[animal]}, {total}")
+    return lines
+
+
 _WORK: dict[str, Callable[[Metadata], list[str]]] = {
     "base_conversion": lambda entry: rebased(entry["source_repr"], entry["source_base"], entry["target_base"]),
     "basic_arithmetic": lambda entry: reduced(entry["expression"]),
@@ -239,18 +295,18 @@ _WORK: dict[str, Callable[[Metadata], list[str]]] = {
     "decimal_chain_sum": lambda entry: running_totals(entry["expression"]),
     "fraction_simplification": lambda entry: divided_out(entry["numerator"], entry["denominator"]),
     "gcd": lambda entry: common_factors(entry["numbers"]),
-    "isomorphic_strings": lambda entry: [texts.paired(*entry["words"])],
+    "isomorphic_strings": lambda entry: [paired(*entry["words"])],
     "lcm": lambda entry: common_multiple(entry["numbers"]),
-    "leg_counting": lambda entry: texts.legs(entry["animals"]),
-    "letter_counting": lambda entry: [texts.counted(" ".join(entry["span"]), entry["target_letter"])],
-    "number_filtering": lambda entry: texts.compared(entry["original_numbers"], entry["filter_value"]),
-    "number_sorting": lambda entry: texts.inserted(entry["original_numbers"], entry["sorted_numbers"]),
+    "leg_counting": lambda entry: legs(entry["animals"]),
+    "letter_counting": lambda entry: [counted(" ".join(entry["span"]), entry["target_letter"])],
+    "number_filtering": lambda entry: compared(entry["original_numbers"], entry["filter_value"]),
+    "number_sorting": lambda entry: inserted(entry["original_numbers"], entry["sorted_numbers"]),
     "prime_factorization": lambda entry: factored(entry["factors"]),
     "products": lambda entry: long_product(entry["expression"]),
-    "ransom_note": lambda entry: texts.needed(entry["ransom_note"], entry["magazine"]),
+    "ransom_note": lambda entry: needed(entry["ransom_note"], entry["magazine"]),
     "simple_equations": lambda entry: isolated(entry["equation"]),
-    "spell_backward": lambda entry: [texts.numbered(entry["word"])],
+    "spell_backward": lambda entry: [numbered(entry["word"])],
     "word_sequence_reversal": lambda entry: [f"{n} {word}" for n, word in enumerate(entry["words"], 1)],
-    "word_sorting": lambda entry: texts.inserted(entry["transformed_words"], entry["sorted_words"]),
+    "word_sorting": lambda entry: inserted(entry["transformed_words"], entry["sorted_words"]),
 }
 """Name of a task -> the lines of its work."""

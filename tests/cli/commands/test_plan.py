@@ -311,7 +311,7 @@ def test_the_measured_peak_of_a_gpu_is_within_fifteen_percent_of_the_plan(
     command_line: Any, device: str, record_property: Callable[[str, object], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Float32 weights, computed with in bfloat16, as the shipped recipes do on GPUs."""
-    monkeypatch.setattr("grpo_pl.rollout.sampler.eos_ids", lambda *_: [])  # every completion has full length
+    monkeypatch.setattr("grpo_pl.rollout.engine.end_token_ids", lambda *_: [])  # every completion has full length
     on_cpu = device == "cpu"
     file = command_line.config(
         "on_gpu",

@@ -9,18 +9,24 @@ from reasoning_gym.factory import create_dataset
 from grpo_pl.data.tasks.worked import (
     common_factors,
     common_multiple,
+    compared,
+    counted,
     divided_out,
     euclid,
     factored,
     halving,
+    inserted,
     isolated,
+    legs,
     long_product,
+    needed,
+    numbered,
+    paired,
     rebased,
     reduced,
     running_totals,
     worked,
 )
-from grpo_pl.data.tasks.worked_texts import compared, counted, inserted, legs, needed, numbered, paired
 
 
 def test_running_totals_by_hand() -> None:
