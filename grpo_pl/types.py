@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 Split = Literal["train", "val", "predict"]
-"""Which problems a completion answers: those of training, held-out ones, or those of a user."""
+"""The set of problems: those of training, held-out ones, or those of a user."""
 Draw = Literal["sampled", "greedy"]
-"""How its tokens are drawn: each by a race with keyed noise, or each the most likely one."""
+"""The way tokens are drawn: each by a race with keyed noise, or each the most likely one."""
 FinishReason = Literal[
     "stop",  # the policy ended the completion itself
     "length",  # it has as many tokens as a completion may have
@@ -31,13 +31,13 @@ FinishReason = Literal[
     "environment",  # the environment ended the episode, by its own rules or because something in it went wrong
 ]
 CUT_OFF: frozenset[FinishReason] = frozenset({"length", "turns", "tokens"})
-"""Ends by a limit: nobody knows how the policy would have gone on."""
+"""Reasons that are limits: the policy might have gone on."""
 NO_TURN = -1
-"""Stands for the turn where there is none: at tokens that the policy did not write, and behind an episode's last."""
+"""Turn of tokens that the policy did not write, and padding behind an episode's last turn."""
 NO_VERSION = -1
-"""Stands for the policy's version at tokens that it did not write."""
+"""Version of the policy at tokens that it did not write."""
 NO_TOKEN = -1
-"""Stands behind the tokens that a truncation left, where another place has more of them."""
+"""Padding id after the kept tokens, where another position has more of them."""
 Message = Mapping[str, Any]
 """One turn of a conversation: ``role`` (system, user, assistant) and ``content``, a text."""
 Conversation = tuple[Message, ...]
@@ -51,7 +51,7 @@ class Problem:
     id: int
     """Stable identity inside its source; part of the sampling key."""
     question: str
-    """What is asked, as text; of a conversation of one turn that turn, of a longer one all turns but the system's."""
+    """The question as text; of a conversation of one turn that turn, of a longer one all turns but the system's."""
     answer: str
     """The gold answer, as plain text or LaTeX, without ``\\boxed``; empty where the data set has none."""
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Problem:
 
     @property
     def asked(self) -> str | Conversation:
-        """What a template renders."""
+        """The input of a template: the conversation, or the question."""
         return self.question if self.messages is None else self.messages
 
 
@@ -83,15 +83,15 @@ class SampleKey:
     draw: Draw = "sampled"
     """A greedy completion needs no noise; this tells it from the sample of that number."""
     turn: int = 0
-    """Which of the episode's actions this is, so that each can be drawn again from its context alone."""
+    """Number of the action in its episode, so that each can be drawn again from its context alone."""
     drawn: int = 0
-    """How many tokens of the completion were drawn before and stand in the context now; its others follow as if it had
+    """Tokens of the completion that were drawn before and stand in the context now; the others follow as if it had
     never been cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """What an engine returns: completions as tokens, with the log-probabilities they were drawn with.
+    """Output of an engine: completions as tokens, with the log-probabilities they were drawn with.
 
     An episode of many turns is one row: prompt, then action, observation, action, … A completion of a single turn is
     all action.
@@ -135,7 +135,7 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How completions are drawn."""
+    """Sampling parameters."""
 
     max_completion_length: int = 256
     """Most tokens a completion may have; longer ones end with ``finish_reason="length"``."""
@@ -195,7 +195,7 @@ class SamplingParams:
 
 
 class Tokenizer(Protocol):
-    """What `StopStrings` asks of a tokenizer; those of transformers have it."""
+    """The methods of a tokenizer that `StopStrings` uses; those of transformers have them."""
 
     @property
     def all_special_tokens(self) -> list[str]: ...
@@ -232,7 +232,7 @@ class StopStrings:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateRequest:
-    """What an engine is asked to draw: the same number of completions for each of P prompts.
+    """A request to an engine: the same number of completions for each of P prompts.
 
     It holds values only, so that it goes to other processes as it is; sequences become tuples.
 

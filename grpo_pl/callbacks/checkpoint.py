@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from grpo_pl.callbacks.lightning_loops import completed_rollouts, set_progress
 from grpo_pl.files.checkpoints import LAST, PATTERN, CheckpointError, annotate, checkpoint_path, facts_of, remove, seal
 from grpo_pl.files.writing import dispensable, link_atomically
-from grpo_pl.functional.choices import check_at_least
+from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rewards.base import RewardFailed
 from grpo_pl.rollout.engine import EngineDied, PolicyDiverged, RolloutInterrupted
 from grpo_pl.training.module import GRPOModule

@@ -14,7 +14,7 @@ from grpo_pl.callbacks.lightning_loops import completed_rollouts
 from grpo_pl.environments.base import text_of
 from grpo_pl.files.rows import Row, json_line, read_lines, row_writer
 from grpo_pl.files.writing import append_lines, dispensable
-from grpo_pl.functional.choices import check_at_least
+from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rollout.sampler import episode_row
 from grpo_pl.training.experience import Experience
 

@@ -1,1 +1,1 @@
-"""Where prompts come from."""
+"""Sources of prompts, and the data module that feeds them to a run."""

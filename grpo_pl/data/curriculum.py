@@ -29,11 +29,11 @@ class CurriculumPrompts(PromptSource):
     """
 
     source: PromptSource
-    """Where candidates come from; it should repeat its problems, or there is nothing to learn about them."""
+    """Source of the candidates; it should repeat its problems, or there is nothing to learn about them."""
     pool: int = 4
     """Candidates for each prompt of a step, as far as the source has so many: its prompts of as many attempts."""
     memory: float = 0.5
-    """How much of the running pass rate a new visit leaves: p ← memory · p + (1 − memory) · observed."""
+    """Share of the running pass rate that a new visit keeps: p ← memory · p + (1 − memory) · observed."""
     solved_at: float = 0.95
     """Running pass rate from which a problem counts as solved …"""
     solved_after: int = 2
@@ -93,7 +93,7 @@ class CurriculumPrompts(PromptSource):
             self._rates[identity] = self.memory * old + (1.0 - self.memory) * rate
 
     def is_solved(self, identity: int) -> bool:
-        """Whether a problem was right often enough to be passed over."""
+        """True if a problem was right often enough to be passed over."""
         often = self._visits.get(identity, 0) >= self.solved_after
         return often and self._rates[identity] >= self.solved_at
 

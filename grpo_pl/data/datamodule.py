@@ -70,7 +70,7 @@ class RolloutDataModule(LightningDataModule):
         self._held_out: dict[str, list[Problem]] | None = None
         self.completed_rollouts = 0
         self.repeated: int | None = None
-        """How many first rollouts' prompts come again and again (``trainer.overfit_batches``); None for all."""
+        """Number of first rollouts whose prompts come again and again (``trainer.overfit_batches``); None for all."""
 
     @property
     def prompt_count(self) -> int:

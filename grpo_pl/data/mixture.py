@@ -68,7 +68,7 @@ class MixturePrompts(PromptSource):
         ]
 
     def shares(self, count: int) -> dict[str, int]:
-        """How many of ``count`` prompts each part gives, by largest remainder.
+        """The number of prompts of each part among ``count``, by largest remainder.
 
         Raises:
             ValueError: ``count`` is too small for every part to give one.

@@ -16,7 +16,7 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """What the training problems have in common with one set of held-out problems."""
+    """Problems of one held-out set that the training problems repeat or resemble."""
 
     held_out: int
     repeated: Sequence[Problem]

@@ -52,7 +52,7 @@ class RowReader(ABC):
 
 @dataclass(kw_only=True)
 class RowPrompts(PromptSource):
-    """What sources of rows have in common; of a file only 16 bytes a row stay in memory.
+    """Base of sources of rows; of a file only 16 bytes a row stay in memory.
 
     All rows are read at the start, which checks them, and then only where a step asks. A step takes the next rows
     of a permutation that seed and epoch determine, so each row comes once an epoch. What is left over at the end of an
@@ -74,14 +74,14 @@ class RowPrompts(PromptSource):
     r"""Regular expression whose first group is the gold answer inside ``answer``, last match; ``####\s*(.+)`` reads
     GSM8K's. Empty takes the whole column."""
     bad_rows: Literal["refuse", "drop"] = "refuse"
-    """What to do with rows whose answer cannot be read: refuse to start, or leave them out and say how many."""
+    """Rows whose answer cannot be read: refuse to start, or leave them out and say how many."""
     kept: str | None = None
     """File that ``grpo-pl filter`` wrote: of the training problems only those in it are taken."""
     seed: int = 0
     """Names the order of the rows, and which are held out."""
 
     notes: list[str] = field(init=False, default_factory=list, repr=False, compare=False)
-    """What was left out while loading, as lines to print."""
+    """Lines to print about rows that were left out while loading."""
     _rows: dict[Side, Rows] | None = field(init=False, default=None, repr=False, compare=False)
     _digests: dict[str, str] = field(init=False, default_factory=dict, repr=False, compare=False)
 
@@ -98,7 +98,7 @@ class RowPrompts(PromptSource):
 
     @property
     def validates_only(self) -> bool:
-        """Whether the rows to validate on are all there are."""
+        """True if the rows to validate on are all there are."""
         return False
 
     def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
@@ -281,7 +281,7 @@ def _permuted(indices: Iterable[int], size: int, key: int) -> Iterator[int]:
 
 
 def permuted(index: int, size: int, key: int) -> int:
-    """Where a permutation of 0 … size − 1, named by ``key``, sends ``index``; needs no memory.
+    """π(index) of the permutation π of 0 … size − 1 that ``key`` names; needs no memory.
 
     A Feistel network of four rounds over the next even number of bits, walked until it lands inside
     (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", sections 4 and 5).

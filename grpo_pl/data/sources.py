@@ -30,7 +30,7 @@ class Problems(Sequence[Problem]):
 
 
 class PromptSource(ABC):
-    """Where prompts come from. Subclass as a ``@dataclass(kw_only=True)``: its fields are the YAML arguments.
+    """A source of prompts. Subclass as a ``@dataclass(kw_only=True)``: its fields are the YAML arguments.
 
     A source keeps no position: what step 17 trains on is the same whether or not steps 0 … 16 were ever asked for.
     """
@@ -75,7 +75,7 @@ class PromptSource(ABC):
         """Told after each rollout which share of the completions of each problem, by id, was right."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What ``observe`` taught, as tensors and plain values for the checkpoint."""
+        """The statistics of ``observe``, as tensors and plain values for the checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most sources have none

@@ -69,7 +69,7 @@ class Collective:
         return int(tensor)
 
     def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether any rank's flag is set."""
+        """True if any rank's flag is set."""
         return bool(self.max(int(flag), device))
 
     def interruptible(self, draw: Callable[[], T], device: torch.device) -> T:

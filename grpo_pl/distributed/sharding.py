@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """How parameters are sharded, and in which types they are used."""
+    """Settings of the sharding: the processes, and the types of parameters and gradients."""
 
     mesh: DeviceMesh
     """One-dimensional mesh of the processes that share the policy."""

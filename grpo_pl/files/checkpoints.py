@@ -32,7 +32,7 @@ class CheckpointError(RuntimeError):
 
 
 def checkpoint_path(folder: Path, rollouts: int) -> Path:
-    """Where the state after ``rollouts`` completed rollouts is kept."""
+    """The file of the state after ``rollouts`` completed rollouts."""
     return folder / f"rollout-{rollouts:06d}.ckpt"
 
 
@@ -60,7 +60,7 @@ def annotate(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def facts_of(path: Path) -> dict[str, Any] | None:
-    """What a checkpoint's marker says; None where it has none or an unreadable one."""
+    """The content of a checkpoint's marker; None if it has none or an unreadable one."""
     try:
         facts = read_object(_marker(path))
     except (OSError, ValueError):

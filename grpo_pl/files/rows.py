@@ -52,7 +52,7 @@ def read_lines(file: Path, *, may_be_cut_short: bool = False) -> Generator[Line]
 
 
 def line_name(file: Path | str, number: int) -> str:
-    """How messages name a line."""
+    """The name of a line in messages."""
     return f"line {number} of {str(file)!r}"
 
 

@@ -41,7 +41,7 @@ _INDEX_CLASSES = {
     ("pathlib", "PosixPath"),  # the folder it was written to
     ("pathlib._local", "PosixPath"),
 }
-"""What the index of a sharded checkpoint is made of."""
+"""Classes that the index of a sharded checkpoint consists of."""
 
 
 def write_sharded(folder: Path, tensors: dict[str, Any], meta: dict[str, Any]) -> None:

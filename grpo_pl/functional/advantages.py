@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grpo_pl.functional.choices import check_choice
+from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.functional.exact_sums import from_float32, total_reward
 
 Baseline = Literal["group_mean", "leave_one_out", "batch_mean", "greedy", "none"]
@@ -88,7 +88,7 @@ def masked_mean_std(values: Tensor, weights: Tensor, *, dim: int | None, ddof: i
 
 
 def all_equal(values: Tensor, valid: Tensor, *, dim: int | None) -> Tensor:
-    """Whether the valid entries along ``dim`` (of all if None) are equal, as size-1 axes; true if none is valid."""
+    """True if the valid entries along ``dim`` (of all if None) are equal, as size-1 axes; true if none is valid."""
     dims = tuple(range(values.dim())) if dim is None else (dim,)
     high = values.masked_fill(~valid, -torch.inf).amax(dims, keepdim=True)
     low = values.masked_fill(~valid, torch.inf).amin(dims, keepdim=True)

@@ -1,4 +1,4 @@
-"""Which tokens make the policy certain: those of high covariance between log-probability and advantage."""
+"""Clip-Cov and KL-Cov: finds tokens of high covariance between log-probability and advantage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grpo_pl.functional.choices import check_choice
+from grpo_pl.functional.argument_checks import check_choice
 
 CovarianceControl = Literal["none", "clip", "kl"]
 

@@ -24,7 +24,7 @@ _WORTH_IT = 1 << 20  # multiply-adds below which oneDNN's call costs more than i
 
 @cache
 def has_onednn() -> bool:
-    """Whether torch offers the operators through which ``torch.compile`` calls oneDNN on x86 processors."""
+    """True if torch offers the operators through which ``torch.compile`` calls oneDNN on x86 processors."""
     operators = torch.ops.mkldnn
     return (
         platform.machine() in ("x86_64", "AMD64")
@@ -36,13 +36,13 @@ def has_onednn() -> bool:
 
 @cache
 def multiplies_bfloat16() -> bool:
-    """Whether oneDNN has products in bfloat16 on this processor."""
+    """True if oneDNN has products in bfloat16 on this processor."""
     return has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @cache
 def prefers_onednn() -> bool:
-    """Whether oneDNN's products are faster here than MKL's: on x86 processors of every maker but Intel."""
+    """True if oneDNN's products are faster here than MKL's: on x86 processors of every maker but Intel."""
     return has_onednn() and "GenuineIntel" not in _maker()
 
 
@@ -52,7 +52,7 @@ def _maker() -> str:
 
 
 def suits_onednn(left: Tensor, elements: int) -> bool:
-    """Whether oneDNN is faster for the product of ``left`` (…, K) with a matrix of ``elements`` = K · M numbers: on a
+    """True if oneDNN is faster for the product of ``left`` (…, K) with a matrix of ``elements`` = K · M numbers: on a
     CPU that prefers it, in float32, large enough, and unless ``torch.backends.mkldnn.flags`` switched it off."""
     large = left.numel() // max(1, left.shape[-1]) * elements >= _WORTH_IT
     wanted = left.device.type == "cpu" and left.dtype == torch.float32 and large

@@ -84,17 +84,17 @@ def token_entropy(logits: Tensor, *, temperature: float = 1.0, support: Tensor |
 
 
 class TaughtTokens(NamedTuple):
-    """What a frozen teacher makes of N tokens, before its LM head, and that head."""
+    """Last hidden states of a frozen teacher at N tokens, and its LM head."""
 
     hidden: Tensor  # (N, H')
     weight: Tensor  # (V', H')
     bias: Tensor | None  # (V',)
     mix: float
-    """Which divergence is asked for, see ``grpo_pl.functional.divergence``."""
+    """The divergence that is asked for, see ``grpo_pl.functional.divergence``."""
 
 
 class HeadScores(NamedTuple):
-    """What `head_scores` finds of N tokens; None is what was not asked for."""
+    """Result of `head_scores` for N tokens; None if not asked for."""
 
     logprobs: Tensor  # (N,)
     entropy: Tensor | None  # (N,)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grpo_pl.functional.choices import check_choice
+from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.functional.kl import MAX_LOG_RATIO, clamp_log_ratio
 
 Aggregation = Literal["sequence_mean", "token_mean", "constant"]

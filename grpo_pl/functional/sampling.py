@@ -111,7 +111,7 @@ def arrival_times(keys: Tensor, vocabulary: int, scratch: Tensor | None = None) 
 
 @dataclass(frozen=True)
 class Noise:
-    """What decides one draw in each of B rows: the keys of the draws, or their arrival times where those are known."""
+    """The noise of one draw in each of B rows: the keys of the draws, or their arrival times if those are known."""
 
     keys: Tensor | None = None  # (B,) int64, from `token_keys`
     times: Tensor | None = None  # (B, V) float32, from `arrival_times`

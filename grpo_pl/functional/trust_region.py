@@ -1,4 +1,4 @@
-"""Which tokens keep their policy term: trust regions by the divergence of a token or of a whole completion."""
+"""Trust regions by the divergence of a token or of a whole completion: which tokens keep their policy term."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from grpo_pl.functional.choices import check_choice
+from grpo_pl.functional.argument_checks import check_choice
 
 Divergence = Literal["tv", "kl"]
 _LEAST_REST = 1e-12

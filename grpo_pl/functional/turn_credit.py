@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from grpo_pl.functional.choices import check_choice
+from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.functional.exact_sums import as_written, from_float32
 from grpo_pl.types import NO_TURN
 

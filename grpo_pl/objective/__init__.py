@@ -1,1 +1,1 @@
-"""What is optimised: the fields of the objective, what contradicts what, and the algorithm built on them."""
+"""The training objective: its fields, the checks of contradictions, and the algorithm built on them."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from grpo_pl.functional.choices import check_choice
+from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.objective.fields import BUDGET, WITHOUT_RATIO, Objective
 
 
@@ -91,11 +91,11 @@ def _check_ranges(a: Objective) -> None:
 
 
 Rules = Iterator[str]
-"""What to change about each contradiction that was found."""
+"""One advice for each contradiction."""
 
 
 def _name(choice: object) -> str:
-    """How a message names a choice: a string, or a class that a user brought."""
+    """The name of a choice in messages: a string, or the class of a user's object."""
     return choice if isinstance(choice, str) else type(choice).__name__
 
 
@@ -182,7 +182,7 @@ def _turn_rules(a: Objective) -> Rules:
 
 
 def _teacher_rules(a: Objective) -> Rules:
-    """What a teacher rules out, beside rewards and without them."""
+    """Contradictions of a teacher with other fields, beside rewards and without them."""
     if a.distillation_alone and not a.needs_teacher:
         yield "distillation_alone learns from a teacher: set supervision token, or distillation to a divergence."
     if a.needs_teacher and a.distillation_coef == 0:
@@ -215,7 +215,7 @@ def _teacher_rules(a: Objective) -> Rules:
 
 
 def _part_rules(a: Objective) -> Rules:
-    """What rewards and advantages of parts of a completion rule out."""
+    """Contradictions of rewards and advantages of parts of a completion."""
     if a.supervision in ("outcome", "token"):
         return
     part, advantage = ("step", "token") if a.supervision == "process" else ("turn", "turn")

@@ -13,7 +13,7 @@ from grpo_pl.functional.trust_region import LikelyTokens
 
 @dataclass(frozen=True, kw_only=True)
 class RewardedGroups:
-    """What an ``AdvantageEstimator`` gets: the global batch, every rank's completions. None is what nobody declared."""
+    """Input of an ``AdvantageEstimator``: the global batch, every rank's completions. None if nobody declared it."""
 
     rewards: Tensor  # (P, G) float64: weighted sum, with the overlong penalty and the KL where these are on
     valid: Tensor  # (P, G) bool: some reward was computed; elsewhere `rewards` says nothing
@@ -28,8 +28,8 @@ class RewardedGroups:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBatch:
-    """What a ``SurrogateObjective`` gets: a micro-batch, (B, T) each, 0 where ``mask`` is False. None is what nobody
-    declared."""
+    """Input of a ``SurrogateObjective``: a micro-batch, (B, T) each, 0 where ``mask`` is False. None if nobody declared
+    it."""
 
     logprobs: Tensor  # of the policy now; carries the gradient
     old_logprobs: Tensor  # of the policy at collection; `logprobs` without gradient if it has not moved since
@@ -43,7 +43,7 @@ class TokenBatch:
 
 
 class _Needs:
-    """What is declared here is computed for the part, and nothing else."""
+    """Declares the tensors that the pipeline computes for a part."""
 
     needs_old_logprobs: ClassVar[bool] = False
     """Log-probabilities of the policy at collection."""
@@ -57,7 +57,7 @@ class AdvantageEstimator(_Needs, ABC):
     """A class for ``algorithm.baseline``: rewards of the global batch to advantages, which ``scale`` still divides."""
 
     needs_correct: ClassVar[bool] = False
-    """Which completions the correctness reward accepts."""
+    """For each completion, whether the correctness reward accepts it."""
     needs_greedy_baseline: ClassVar[bool] = False
     """One greedy completion per prompt, drawn and scored."""
 

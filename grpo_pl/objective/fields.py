@@ -1,4 +1,4 @@
-"""``Objective``: the fields of the objective, and what has to be computed for them."""
+"""``Objective``: the fields of the objective, and the tensors that they need."""
 
 from __future__ import annotations
 
@@ -114,13 +114,13 @@ class Objective:
     beta: float = 0.04
     """KL coefficient (DeepSeekMath, eq. 3); at 0 no reference model is loaded."""
     kl_estimator: Estimator = "k3"
-    """What the gradient descends, as a term of the loss: k1 nothing (zero mean: noise), k2 KL(pi||ref) per prefix,
-    k3 KL(ref||pi) per prefix (DeepSeekMath, eq. 4), k3_weighted (ratio k3) KL(pi||ref) per prefix (DeepSeek-V3.2,
-    arXiv:2512.02556). k1 in the reward descends the KL of the whole sequence exactly."""
+    """Estimator of the KL. As a term of the loss its gradient descends: k1 nothing (zero mean: noise), k2 KL(pi||ref)
+    per prefix, k3 KL(ref||pi) per prefix (DeepSeekMath, eq. 4), k3_weighted (ratio k3) KL(pi||ref) per prefix
+    (DeepSeek-V3.2, arXiv:2512.02556). k1 in the reward descends the KL of the whole sequence exactly."""
     kl_placement: Literal["loss", "reward"] = "loss"
     """loss: a term of each token (GRPO); reward: beta times the sum of k1 is subtracted from the reward (PPO, RLOO)."""
     reference: Literal["frozen", "refreshed"] = "frozen"
-    """What beta pulls towards: the policy's start, or a copy renewed every ref_update_every rollouts (DeepSeekMath,
+    """Reference of the KL: the policy's start, or a copy renewed every ref_update_every rollouts (DeepSeekMath,
     algorithm 1)."""
     ref_update_every: int | None = None
     """Rollouts between two renewals of a refreshed reference."""
@@ -263,7 +263,7 @@ class Objective:
 
     @property
     def divergence_mix(self) -> float:
-        """Which divergence, as ``grpo_pl.functional.divergence`` counts them."""
+        """The divergence, in the numbering of ``grpo_pl.functional.divergence``."""
         ends = {"forward_kl": 0.0, "reverse_kl": 1.0}
         return ends.get(self.distillation, self.distillation_mix)
 
@@ -320,5 +320,5 @@ class Objective:
         return drawn or self.mismatch not in ("none", "auto") or self.off_policy_mask is not None
 
     def _declared(self, need: str) -> bool:
-        """Whether a part that is a class declares ``need``."""
+        """True if a part that is a class declares ``need``."""
         return any(getattr(part, need, False) for part in (self.baseline, self.surrogate))

@@ -13,11 +13,11 @@ from grpo_pl.objective.custom import SurrogateObjective, TokenBatch
 from grpo_pl.objective.fields import Objective
 
 Stats = dict[str, Tensor]
-"""What is logged of each token, (B, T), under TRL's names."""
+"""Metrics of each token, (B, T), under TRL's names."""
 
 
 def surrogate(a: Objective, tokens: TokenBatch) -> Tensor:
-    """What is maximised of each token, (B, T).
+    """The objective of each token, (B, T), to be maximised.
 
     Raises:
         ValueError: a ``SurrogateObjective`` returns another shape.

@@ -51,7 +51,7 @@ class Dialogue:
     tools: Sequence[Mapping[str, Any]] = ()
     """JSON schemas of the tools that the prompt describes."""
     told_tools: str = ""
-    """What the system message says of the tools if the chat template has no place for them."""
+    """Description of the tools in the system message, for a chat template that has no place for them."""
     plain: PlainTurns = field(default_factory=PlainTurns)
     _known_heads: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict, init=False, repr=False)
 
@@ -61,7 +61,7 @@ class Dialogue:
 
     @cached_property
     def tells_tools(self) -> bool:
-        """Whether the system message describes the tools, since the chat template has no place for them."""
+        """True if the system message describes the tools, since the chat template has no place for them."""
         return bool(self.tools) and self.template.through_chat(self.tokenizer) and not takes_tools(self.tokenizer)
 
     def prompt_ids(self, asked: str | Conversation, observation: Observation = "") -> list[int]:
@@ -171,7 +171,7 @@ def opening(asked: str | Conversation, observation: Observation) -> str | Conver
 
 
 def messages_of(observation: Observation) -> Conversation:
-    """What a text says as a message of the user; messages as they are."""
+    """A text as a message of the user; messages as they are."""
     if isinstance(observation, str):
         return ({"role": "user", "content": observation},)
     return tuple(observation)

@@ -19,8 +19,9 @@ RECIPE = 1
 
 
 def as_folder(source: str) -> str:
-    """Where the model ``source`` lies: itself, or, of ``package:NAME/FILE.gguf`` and of a path to a GGUF file, the
-    folder in the cache that holds its weights in float32. They are unpacked once, by one process, all or nothing.
+    """The name or folder of the model ``source``: itself, or, of ``package:NAME/FILE.gguf`` and of a path to a GGUF
+    file, the folder in the cache that holds its weights in float32. They are unpacked once, by one process, all or
+    nothing.
 
     Raises:
         ValueError: the package is not installed, it has no such file, the file cannot be read, or ``gguf``, which reads

@@ -29,7 +29,7 @@ def attention_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
 
 
 def attends_by_interface(model: PreTrainedModel) -> bool:
-    """Whether the model's attention goes through transformers' ``AttentionInterface``."""
+    """True if the model's attention goes through transformers' ``AttentionInterface``."""
     return bool(getattr(model, "_supports_attention_backend", False))
 
 
@@ -52,7 +52,7 @@ def checkpoint_names(model: PreTrainedModel, weights: dict[str, Tensor]) -> dict
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether hooks are registered that run before or after the module's ``forward``."""
+    """True if hooks are registered that run before or after the module's ``forward``."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
@@ -63,7 +63,7 @@ def unwrap(model: Any) -> Any:
 
 
 def is_adapted(module: Any) -> bool:
-    """Whether a layer has LoRA adapters; checks for attributes, so that PEFT need not be installed."""
+    """True if a layer has LoRA adapters; checks for attributes, so that PEFT need not be installed."""
     return hasattr(module, "base_layer") and hasattr(module, "get_delta_weight")
 
 
@@ -75,5 +75,5 @@ def unmerged_adapters(module: Any) -> list[str]:
 
 
 def changes_more_than_weights(module: Any) -> bool:
-    """Whether the active adapters of an adapted layer do more than add B A to its weight: DoRA, or a bias."""
+    """True if the active adapters of an adapted layer do more than add B A to its weight: DoRA, or a bias."""
     return any(module.use_dora.get(adapter) or module.lora_bias.get(adapter) for adapter in module.active_adapters)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
-    """Which causal language model is trained. Give exactly one of ``path`` and ``from_scratch``."""
+    """The causal language model that is trained. Give exactly one of ``path`` and ``from_scratch``."""
 
     path: str | None = None
     """Hub name, local folder in the Hugging Face layout, or GGUF file, which may lie in an installed package:
@@ -66,7 +66,7 @@ class PolicyConfig:
 
     @property
     def source(self) -> str | None:
-        """What ``path`` is loaded from: itself, or the folder that a GGUF file was unpacked into."""
+        """``path`` itself, or the folder that a GGUF file was unpacked into."""
         return None if self.path is None else as_folder(self.path)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ForwardMode = Literal["packed", "chunked", "materialised"]
-"""How log-probabilities are computed: ``packed`` runs on packed tokens, ``chunked`` on padded rows with the head in
+"""Ways to compute log-probabilities: ``packed`` runs on packed tokens, ``chunked`` on padded rows with the head in
 chunks, ``materialised`` from the logits that the model itself returns."""
 Scores = tuple[Tensor, Tensor | None]
 """Log-probabilities (B, T) of the policy's tokens, and if asked for the entropy (B, T) of the distributions that
@@ -31,7 +31,7 @@ predict them."""
 
 
 class UpdateScores(NamedTuple):
-    """What an update knows of the policy's tokens, 0 where there is none; None is what was not asked for."""
+    """Scores of the policy's tokens for an update, 0 where there is none; None if not asked for."""
 
     logprobs: Tensor  # (B, T)
     entropy: Tensor  # (B, T)
@@ -48,7 +48,7 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is asked of a model's distributions."""
+    """The scores that are asked for."""
 
     temperature: float
     with_entropy: bool = False
@@ -274,12 +274,12 @@ def _with_head(
 
 
 def shares_prompts(model: PreTrainedModel, longest: int) -> bool:
-    """Whether neighbouring rows of up to ``longest`` tokens share equal prompts, and padding is left out."""
+    """True if neighbouring rows of up to ``longest`` tokens share equal prompts, and padding is left out."""
     return forward_mode(model) == "packed" and longest <= _window(model)
 
 
 def forward_mode(model: PreTrainedModel) -> ForwardMode:
-    """How completions of ``model`` are scored; tried at the first call, on all processes of a sharded model at once."""
+    """The mode in which ``model`` is scored; tried at the first call, on all processes of a sharded model at once."""
     if not was_tried(model):
         use_forward_mode(model, _try_modes(model))
         log.info("%s is scored in the %s way.", type(model).__name__, getattr(model, _FOUND))
@@ -290,7 +290,7 @@ def forward_mode(model: PreTrainedModel) -> ForwardMode:
 
 
 def was_tried(model: PreTrainedModel) -> bool:
-    """Whether it is known how ``model`` can be scored."""
+    """True if it is known how ``model`` can be scored."""
     return hasattr(model, _FOUND)
 
 
@@ -321,7 +321,7 @@ def _try_modes(model: PreTrainedModel) -> ForwardMode:
 
 
 def _has_plain_head(model: PreTrainedModel, rows: dict[str, Tensor]) -> bool:
-    """Whether the model's logits are the output of a plain linear head, bit for bit."""
+    """True if the model's logits are the output of a plain linear head, bit for bit."""
     head = model.get_output_embeddings()
     if type(head).forward is not nn.Linear.forward or "forward" in vars(head) or has_hooks(head):
         return False
@@ -335,7 +335,7 @@ def _has_plain_head(model: PreTrainedModel, rows: dict[str, Tensor]) -> bool:
 
 
 def _can_pack(model: PreTrainedModel) -> bool:
-    """Whether tokens interact only in causal attention, and attention goes through transformers' interface."""
+    """True if tokens interact only in causal attention, and attention goes through transformers' interface."""
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     return attends_by_interface(model) and kinds <= {"full_attention", "sliding_attention"}
 
@@ -359,7 +359,7 @@ def _window(model: PreTrainedModel) -> float:
 
 
 def recomputes_activations(model: PreTrainedModel) -> bool:
-    """Whether the backward pass computes activations again instead of keeping them."""
+    """True if the backward pass computes activations again instead of keeping them."""
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules()) and model.training
 
 

@@ -81,7 +81,7 @@ def _unfit(model: PreTrainedModel) -> list[str]:
 
 
 def has_adapters(model: Any) -> bool:
-    """Whether any layer of ``model`` has adapters."""
+    """True if any layer of ``model`` has adapters."""
     return any(True for _ in _adapted(model))
 
 

@@ -17,7 +17,7 @@ BITS_PER_WEIGHT = 4.127
 
 
 def nf4_config(dtype: torch.dtype) -> BitsAndBytesConfig:
-    """How ``from_pretrained`` quantizes: NF4, with its constants quantized as well; products are computed in ``dtype``.
+    """Quantization for ``from_pretrained``: NF4, its constants quantized as well; products are computed in ``dtype``.
 
     Raises:
         ValueError: bitsandbytes is not installed.
@@ -35,7 +35,7 @@ def nf4_config(dtype: torch.dtype) -> BitsAndBytesConfig:
 
 
 def is_quantized(weight: Any) -> bool:
-    """Whether a parameter holds packed numbers of 4 bits."""
+    """True if a parameter holds packed numbers of 4 bits."""
     return getattr(weight, "quant_state", None) is not None
 
 

@@ -57,7 +57,7 @@ class TeacherConfig:
 
     @property
     def model(self) -> PolicyConfig:
-        """What loads the model, or its tokenizer."""
+        """The configuration that loads the model, or its tokenizer."""
         return PolicyConfig(path=self.path, dtype=self.dtype, attn_implementation=self.attn_implementation)
 
     @property

@@ -122,7 +122,7 @@ class PromptTemplate:
         return self.user.replace("{question}", question)
 
     def through_chat(self, tokenizer: PreTrainedTokenizerBase) -> bool:
-        """Whether prompts go through the tokenizer's chat template.
+        """True if prompts go through the tokenizer's chat template.
 
         Raises:
             ValueError: ``chat`` is true and the tokenizer has none.
@@ -149,7 +149,7 @@ PROBE_TOOL: dict[str, Any] = {
 
 
 def takes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the chat template tells the policy of tools that it is given."""
+    """True if the chat template tells the policy of tools that it is given."""
     return _writes(str(PROBE_TOOL["function"]["name"]), [{"role": "user", "content": "1"}], tokenizer, [PROBE_TOOL])
 
 
@@ -172,7 +172,7 @@ def _writes(
     tokenizer: PreTrainedTokenizerBase,
     tools: list[dict[str, Any]] | None = None,
 ) -> bool:
-    """Whether the chat template writes a text of these messages or tools; one that refuses them does not."""
+    """True if the chat template writes a text of these messages or tools; one that refuses them does not."""
     try:
         given = [dict(message) for message in messages]
         written = tokenizer.apply_chat_template(given, tools=tools, tokenize=False, add_generation_prompt=True)

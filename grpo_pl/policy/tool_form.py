@@ -25,7 +25,7 @@ class ToolForm:
     """Format of turns without a chat template."""
 
     def told(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """What the system message says of tools for which the chat template has no place."""
+        """Description of tools in the system message, for a chat template that has no place for them."""
         return self.plain.tools.replace("{tools}", listed(tools)).strip() or self.parser.told(tools)
 
     @classmethod

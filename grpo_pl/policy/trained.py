@@ -50,17 +50,15 @@ class ServedModel:
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the objective of the training; nothing where the export does not say."""
     precision: str = ""
-    """``trainer.precision`` of the training when it last began or was resumed; nothing where
-    nobody noted it."""
+    """``trainer.precision`` of the training when it last began or was resumed; empty if not recorded."""
     decoder: str = ""
-    """What drew its completions in a native engine: a decode kernel by its name, or ``torch``; nothing where nobody
-    noted it."""
+    """Decoder of the training in a native engine: a decode kernel by its name, or ``torch``; empty if not recorded."""
     examples: Sequence[Mapping[str, Any]] = ()
     """``problem``, ``answer`` and further ``columns`` of some problems of the task, where its run is at hand."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """All settings of ``model`` in the run of a checkpoint; nothing for an export."""
     trust_rewards: bool = False
-    """Whether any class may be built as a reward; otherwise only those in ``grpo_pl.rewards.trust``."""
+    """True if any class may be built as a reward; otherwise only those in ``grpo_pl.rewards.trust``."""
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -197,7 +195,7 @@ def _from_checkpoint(file: Path) -> ServedModel:
 
 
 def _run_settings(checkpoint: Path, config: Path) -> tuple[Mapping[str, Any], Path]:
-    """What is under ``model`` in the configuration of a run, or else in its checkpoint, and the file that says so."""
+    """``model`` in the configuration of a run, or else in its checkpoint, and the file that it was read from."""
     if config.is_file():
         from grpo_pl.config.objects import read_tree
 
@@ -213,7 +211,7 @@ def _run_settings(checkpoint: Path, config: Path) -> tuple[Mapping[str, Any], Pa
 
 
 def _settings(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """What an export and the configuration of a run say alike about the training."""
+    """Settings that an export and the configuration of a run hold in the same form."""
     rewards = _part(tree, "rewards", list, file)
     environment = _part(tree, "environment", dict, file, default={})
     for spec in [*rewards, *([environment] if environment else [])]:
@@ -293,13 +291,13 @@ def _computed(run: Path) -> dict[str, Any]:
 
 
 def _noted(run: Path) -> Mapping[str, Any]:
-    """What a run notes in its folder; nothing where there is no run."""
+    """The record in the folder of a run; empty if there is no run."""
     record = run / RECORD
     return read_object(record) if record.is_file() else {}
 
 
 SETTINGS = "settings"
-"""Where a checkpoint holds the settings of its run's module. Under ``hyper_parameters``, Lightning's name for such, a
+"""Key of a checkpoint for the settings of its run's module. Under ``hyper_parameters``, Lightning's name for such, a
 ``LightningCLI`` would let them win over the command line, and import what they name."""
 RECORD = "run.json"
 """As in ``RunFolder``, which imports torch."""

@@ -26,7 +26,7 @@ def whole(weight: Tensor) -> Tensor:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether FSDP2 has sharded the model, so that reading its weights needs all processes."""
+    """True if FSDP2 has sharded the model, so that reading its weights needs all processes."""
     return isinstance(model, FSDPModule)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from grpo_pl.functional.choices import check_choice
+from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.rewards.base import PerCompletionReward, Score
 
 Language = Literal["en", "de", "fr", "es", "zh", "ja", "ko", "ru", "ar", "el", "he", "hi", "th"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from grpo_pl.functional.choices import check_choice
+from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.rewards.base import PerCompletionReward, Score
 from grpo_pl.rewards.mathematics.answer_text import MAX_DIGIT_RUN, last_boxed
 from grpo_pl.rewards.places import after_thinking, answer_block

@@ -77,7 +77,7 @@ class RolloutEngine(ABC):
         return self
 
     def describe(self) -> str:
-        """What has drawn the completions so far, in a few words for the log."""
+        """A few words for the log on what has drawn the completions so far."""
         return type(self).__name__
 
     def check(self) -> None:  # noqa: B027 - most engines need nothing

@@ -7,7 +7,7 @@ from typing import Literal
 
 from grpo_pl.environments.base import Environment
 from grpo_pl.environments.limits import PoolLimits
-from grpo_pl.functional.choices import check_choice
+from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns
 from grpo_pl.policy.template import Fits
 from grpo_pl.types import SamplingParams

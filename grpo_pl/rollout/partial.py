@@ -27,7 +27,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartialCompletion:
-    """What a completion has so far, on the CPU."""
+    """The tokens that a completion has so far, on the CPU."""
 
     tokens: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.int32))  # (n,)
     logprobs: Tensor = field(default_factory=partial(torch.empty, 0))  # (n,) float32, as drawn
@@ -119,7 +119,7 @@ class PartialSampler:
         return found
 
     def rollout(self, rows: Sequence[tuple[Problem, PartialCompletion]], group_size: int, device: Any) -> Rollout:
-        """What completions have so far as one rollout; rows of a prompt are neighbours."""
+        """The completions so far as one rollout; rows of a prompt are neighbours."""
         sampler, pad = self.sampler, int(self.sampler.tokenizer.pad_token_id)
         asked = [sampler.template.encode(prompt.asked, sampler.tokenizer) for prompt, _ in rows[::group_size]]
         prompt_ids, prompt_mask = pad_left([ids for ids in asked for _ in range(group_size)], pad)
@@ -187,7 +187,7 @@ class PartialSampler:
         return replace(part, finish_reason=None if length < self.sampling.max_completion_length else "length")
 
     def _stopped(self, before: Tensor, new: Tensor) -> int | None:
-        """How many of the new tokens there are until one completes a stop string, which may begin in those before."""
+        """The number of new tokens up to the one that completes a stop string, which may begin in those before."""
         stops = StopStrings.of(self.sampling, self.sampler.tokenizer, self.sampler.template.prefill)
         assert stops is not None
         window = before[max(0, len(before) - 4 * max(map(len, stops.texts))) :]  # a character has 4 bytes at most
@@ -199,11 +199,11 @@ class PartialSampler:
 
 @dataclass(frozen=True, kw_only=True)
 class _Call:
-    """What one call of the engine draws; a block is a group that begins, or one row of a group that goes on."""
+    """The rows of one call of the engine; a block is a group that begins, or one row of a group that goes on."""
 
     limit: int
     drawn: bool
-    """Whether its rows go on."""
+    """True if its rows go on."""
     blocks: list[tuple[int, list[int]]] = field(default_factory=list)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class TokenMask(Protocol):
-    """Which tokens may come next, from something that follows the sequence: a grammar."""
+    """The tokens that may come next, by a grammar that follows the sequence."""
 
     def allowed(self, vocabulary: int) -> Tensor:
         """(V,) bool on the CPU."""

@@ -38,7 +38,7 @@ class Samples:
         return [prompt for prompt in self.prompts for _ in range(self.rollout.group_size)]
 
     def columns(self, needs: Collection[str] = ()) -> dict[str, list[object]]:
-        """What rewards get beside completion and answer: the data set's columns, prompt texts and lengths.
+        """The columns that rewards get beside completion and answer: those of the data set, prompt texts and lengths.
 
         Args:
             needs: what the rewards ask for, see ``Reward.needs``; with ``completion_ids`` the tokens as they were

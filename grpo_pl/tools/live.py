@@ -15,7 +15,7 @@ from rich.text import Text
 
 from grpo_pl.callbacks.completions import shortened
 from grpo_pl.callbacks.lightning_loops import completed_rollouts
-from grpo_pl.functional.choices import check_at_least
+from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Problem

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from grpo_pl.callbacks.completions import rows_of, shortened
 from grpo_pl.files.rows import Row, row_writer
 from grpo_pl.files.writing import dispensable
-from grpo_pl.functional.choices import check_at_least, check_choice
+from grpo_pl.functional.argument_checks import check_at_least, check_choice
 from grpo_pl.rewards.answer_reading import AnswerReward
 from grpo_pl.rewards.base import Reward, Score, correctness_index, needs_of
 from grpo_pl.rewards.length import repeated_share

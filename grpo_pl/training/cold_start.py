@@ -22,7 +22,7 @@ from grpo_pl.data.demonstrations import Demonstration, draw_demonstrations, read
 from grpo_pl.environments.base import Environment, Player, PolicyFault, Transition, play
 from grpo_pl.files.cache import cache_root
 from grpo_pl.files.writing import staged_folder, system_errors
-from grpo_pl.functional.choices import check_choice
+from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.functional.sampling import row_key, small_seed
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns, opening
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer

@@ -20,7 +20,7 @@ class ArithmeticPrompts(GeneratedPrompts):
     min_digits: int = 1
     """Fewest digits of an operand."""
     operators: str = "+"
-    """Which operations: any of ``+`` and ``-`` (the larger operand comes first)."""
+    """Operations: any of ``+`` and ``-`` (the larger operand comes first)."""
     difficulty: Literal["any", "no_carry", "carry"] = "any"
     """Keep all problems, only those without a carry or borrow, or only those with at least one."""
     scratchpad_share: float = 0.5

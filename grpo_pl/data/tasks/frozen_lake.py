@@ -96,6 +96,6 @@ def _stroll(rows: Sequence[str], rng: random.Random, longest: int) -> list[str]:
 
 
 def _after(field: Field, move: str, rows: Sequence[str]) -> Field:
-    """Where a move leads; the edge of the map holds the player back."""
+    """The field after a move; the edge of the map holds the player back."""
     down, right = MOVES[move]
     return min(max(field[0] + down, 0), len(rows) - 1), min(max(field[1] + right, 0), len(rows[0]) - 1)

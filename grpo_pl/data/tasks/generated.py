@@ -20,7 +20,7 @@ ALL = 200
 
 @dataclass(kw_only=True)
 class GeneratedPrompts(PromptSource):
-    """What sources without a list of problems share: splits that cannot overlap, no problem twice in a batch."""
+    """Base of sources that make problems up: splits cannot overlap, and no problem is twice in a batch."""
 
     seed: int = 0
     """Names the order of the training problems and the choice of the held-out ones."""
@@ -36,16 +36,16 @@ class GeneratedPrompts(PromptSource):
         return (problem for problem in drawn if problem is not None)
 
     def draw(self, rng: random.Random) -> Problem | None:
-        """A random problem, or None for a draw that makes none; what a source has that keeps `candidates`."""
+        """A random problem, or None for a draw that makes none; not needed by a source with its own `candidates`."""
         raise NotImplementedError
 
     def identity(self, problem: Problem) -> tuple[int | str, ...]:
-        """What decides whether a problem is held out; equal for problems of which one gives the other away."""
+        """The key by which a problem is held out or not; equal for problems of which one gives the other away."""
         return (problem.id,)
 
     @abstractmethod
     def how_to_get_more(self) -> str:
-        """What to change where there are too few problems."""
+        """Advice for a user whose settings give too few problems."""
 
     def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         return self._distinct("train", step, attempt, count=count, least=count)
@@ -68,5 +68,5 @@ class GeneratedPrompts(PromptSource):
         return list(found.values())
 
     def is_held_out(self, problem: Problem) -> bool:
-        """Whether a problem belongs to the held-out ones."""
+        """True if a problem belongs to the held-out ones."""
         return row_key(self.seed, "split", *self.identity(problem)) % HELD_OUT_SHARE == 0

@@ -22,7 +22,7 @@ class OneLinerPrompts(GeneratedPrompts):
     """
 
     operations: int = 3
-    """How many things are done with the number."""
+    """Operations on the number."""
     careless_share: float = 0.7
     """Share of demonstrations that leave out brackets."""
 

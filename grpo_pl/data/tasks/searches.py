@@ -1,4 +1,4 @@
-"""``SearchPrompts``: what puzzles that are solved by a written search share, so that each adds its own lines alone."""
+"""``SearchPrompts``: the base of puzzles that are solved by a written search."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Step(NamedTuple):
     """One value of a line."""
 
     before: str
-    """What is written before the value."""
+    """Text before the value."""
     value: int
     answer: str | None
     """The answer that has this value; None where it is only on the way to one."""
@@ -95,7 +95,7 @@ class SearchPrompts(PromptSource):
         return "".join("=" if mine == other else "<" if mine < other else ">" for mine, other in digits)
 
     def targets(self, numbers: Sequence[int]) -> set[int]:
-        """What can be asked of these numbers: every value of an answer, but for 0 and those too large."""
+        """Targets that these numbers can reach: the values of all answers, but for 0 and those too large."""
         values = {step.value for line in self.search(numbers) for step in line.steps if step.answer is not None}
         return {value for value in values if 0 < value <= self.largest_target}
 
@@ -160,7 +160,7 @@ class SearchPrompts(PromptSource):
         return self._listed[split]
 
     def _held_out(self, target: int) -> bool:
-        """Whether a target is held out: of those with the same last digit one in six.
+        """True if a target is held out: of those with the same last digit one in six.
 
         So the training targets keep every last digit; ``limit=59`` makes them keep every first one, too. By chance
         alone a seed held out nearly all that end in 0, and nobody notices a target whose digits were in none.

@@ -17,7 +17,7 @@ class SortingPrompts(GeneratedPrompts):
     length: int = 4
     """Digits of a sequence."""
     symbols: int = 10
-    """How many different digits there are: 0 … ``symbols`` − 1."""
+    """Number of different digits: 0 … ``symbols`` − 1."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.length <= 12:

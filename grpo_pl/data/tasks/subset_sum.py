@@ -18,7 +18,7 @@ class SubsetSumPrompts(SearchPrompts):
     """
 
     size: int = 5
-    """How many different numbers there are to choose from."""
+    """Number of different numbers to choose from."""
     largest: int = 12
     """The numbers lie between 1 and this."""
 

@@ -52,7 +52,7 @@ class WordProblems(GeneratedPrompts):
     """
 
     held_out: Literal["numbers", "wordings", "two_step"] = "numbers"
-    """Which held-out problems there are, all with numbers that training never uses: one step in the wordings of
+    """Kind of held-out problems, all with numbers that training never uses: one step in the wordings of
     training, one step in other wordings with other names and things, or two steps in the wordings of training."""
     two_step_share: float = 0.25
     """Share of the training problems with two steps."""
@@ -61,7 +61,7 @@ class WordProblems(GeneratedPrompts):
     table: int = 9
     """Largest factor, divisor and quotient."""
     operations: str = "+-*/"
-    """Which wordings there are: those whose steps are all among these."""
+    """Operations of the wordings: all steps of a wording are among these."""
     boxed: bool = False
     r"""Demonstrations end in ``The answer is \boxed{40}.``, else in ``The answer is 40.``"""
 

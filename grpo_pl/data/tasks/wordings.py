@@ -23,7 +23,7 @@ class Wording:
     steps: str
     text: str
     items: tuple[str, ...] = ()
-    """What ``{items}`` may be, where not everything fits."""
+    """Values of ``{items}`` if not everything fits."""
 
 
 TRAINING_PEOPLE = {

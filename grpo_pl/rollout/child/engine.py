@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from grpo_pl.functional.choices import check_at_least
+from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rollout.child.outline import Outline
 from grpo_pl.rollout.child.process import ChildProcess
 from grpo_pl.rollout.copy_engine import CopyEngine, WeightsVersion

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from grpo_pl.functional.choices import check_at_least
+from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.policy.weights import from_weights, lacking, load_whole
 from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.child.outline import Outline

@@ -35,12 +35,12 @@ class Drawn(NamedTuple):
     top: tuple[tuple[int, float], ...]
     """The most likely (token, log-probability) pairs, if asked for."""
     finish: FinishReason | None
-    """Why the sequence has ended with this token; None while it goes on."""
+    """The reason if the sequence ends with this token; None while it goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceOptions:
-    """What the sequences of one request have in common."""
+    """Options of all sequences of one request."""
 
     sampling: SamplingParams
     ignore_eos: bool = False
@@ -76,7 +76,7 @@ class _Row:
 
     @property
     def kind(self) -> tuple[float, int, float]:
-        """What rows have in common that are drawn alike."""
+        """Sampling parameters; rows of equal ones are drawn in one call."""
         sampling = self.options.sampling
         return sampling.temperature, sampling.top_k, sampling.top_p
 
@@ -182,7 +182,7 @@ class ContinuousBatch:
 
     @torch.no_grad()
     def prompt_logprobs(self, prompt_ids: Sequence[int], *, top: int = 0) -> list[ScoredToken]:
-        """What the model thinks of a prompt's own tokens; nothing is drawn and no place is taken."""
+        """Log-probabilities of a prompt's own tokens; nothing is drawn and no row is taken."""
         scored = [ScoredToken(prompt_ids[0], None, ())]
         for logits in self._decoder.prompt_logits(prompt_ids):
             logprobs = logits.float().log_softmax(dim=-1)  # (some positions, V)
@@ -268,7 +268,7 @@ def _draw_kind(kind: tuple[float, int, float], logits: Tensor, noise: Noise) -> 
 
 
 def _advance(row: _Row, token: int) -> FinishReason | None:
-    """Tells a row of its next token; why it ends with it."""
+    """Adds a token to a row; returns the reason if the row ends with it."""
     row.drawn += 1
     if row.processor is not None:
         row.processor.accept(token)

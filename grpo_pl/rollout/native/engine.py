@@ -41,7 +41,7 @@ class NativeEngine(PlainEngine):
     """Most completions decoded at once; 0 takes all of them. Lower it when keys and values do not fit in memory; the
     decode kernel keeps those of 32 completions a thread."""
     decoder: str | None = field(default=None, init=False, compare=False)
-    """What draws where it can, in the whole run: a kernel by its name, or ``torch``. None goes by the rule."""
+    """The decoder of the whole run where it can draw: a kernel by its name, or ``torch``. None follows the rule."""
     _said: set[str] = field(default_factory=set, init=False, repr=False)
 
     def _draw(

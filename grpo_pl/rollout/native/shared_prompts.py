@@ -13,7 +13,7 @@ took as long either way, those with 128 and 160 a seventh to a third less."""
 
 
 def worth_sharing(dtype: torch.dtype, prompt_ids: Tensor, *, rows: int) -> bool:
-    """Whether the ``rows`` that continue prompts (P, S) gain by `SharedPrompts`; elsewhere than on a CPU and in float32
+    """True if the ``rows`` that continue prompts (P, S) gain by `SharedPrompts`; elsewhere than on a CPU and in float32
     torch's own attention is taken."""
     prompts, width = prompt_ids.shape
     return prompt_ids.device.type == "cpu" and dtype == torch.float32 and rows > prompts and width >= SHORTEST

@@ -92,7 +92,7 @@ def read_weights(references: list[Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 def cause(error: Exception) -> str:
-    """What ended an actor, in one line."""
+    """The reason for the end of an actor, in one line."""
     lines = [line.strip() for line in str(error).splitlines()]
     if isinstance(error, ray.exceptions.OutOfMemoryError) or "running low on memory" in str(error):
         what = "Ray's memory monitor killed it, because its node was short of memory, whoever uses that"

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from grpo_pl.functional.choices import check_at_least
+from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.child.main import versions
 from grpo_pl.rollout.child.outline import Outline

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from grpo_pl.functional.choices import check_at_least
+from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.policy.loading import context_length
 from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.child.outline import Outline

@@ -1,4 +1,4 @@
-"""What vLLM's worker learns from us: to take new weights, those that it has packed included."""
+"""An extension of vLLM's worker that takes new weights, including those that it has packed."""
 
 from __future__ import annotations
 
