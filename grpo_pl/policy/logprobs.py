@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -47,7 +47,7 @@ class Head(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Options:
     """The scores that are asked for."""
 
     temperature: float
@@ -57,7 +57,7 @@ class _Asked:
     top_ids: Tensor | None = None  # (B, T, K)
 
 
-_FOUND = "_grpo_pl_forward_mode"
+_MODE = "_grpo_pl_forward_mode"
 """Attribute of a model that stores its mode, so that it is tried only once."""
 
 
@@ -93,7 +93,7 @@ def completion_logprobs(
         logprobs (B, T) float32 (float64 for a float64 model), and entropy (B, T) or None; 0 where masked.
     """
     rows = _rows(prompt_ids, prompt_mask, completion_ids, completion_mask, action_mask)
-    columns = _score(model, rows, _Asked(temperature, with_entropy, support=support))
+    columns = _score(model, rows, _Options(temperature, with_entropy, support=support))
     return columns[0], columns[1] if with_entropy else None
 
 
@@ -120,7 +120,7 @@ def update_scores(
         teacher: its N tokens are those that the policy wrote, row after row, as `completion_states` gives them.
     """
     rows = _rows(prompt_ids, prompt_mask, completion_ids, completion_mask, action_mask)
-    columns = _score(model, rows, _Asked(temperature, True, teacher, support, top_ids))
+    columns = _score(model, rows, _Options(temperature, True, teacher, support, top_ids))
     scored = columns if top_ids is None else columns[: -top_ids.shape[2]]
     return UpdateScores(
         logprobs=scored[0],
@@ -180,30 +180,30 @@ def _rows(
     }
 
 
-def _score(model: PreTrainedModel, rows: dict[str, Tensor], asked: _Asked) -> tuple[Tensor, ...]:
+def _score(model: PreTrainedModel, rows: dict[str, Tensor], options: _Options) -> tuple[Tensor, ...]:
     mode = forward_mode(model)
     # a checkpointed layer runs its second forward pass outside this context, with other products
     with nullcontext() if recomputes_activations(model) else FastLinear():
         if mode == "materialised":
-            return _materialised(model, rows, asked)
-        return _through_head(model, rows, asked, packed=mode == "packed")
+            return _materialised(model, rows, options)
+        return _through_head(model, rows, options, packed=mode == "packed")
 
 
-def _materialised(model: PreTrainedModel, rows: dict[str, Tensor], asked: _Asked) -> tuple[Tensor, ...]:
-    mask, ids, temperature = rows["action_mask"], rows["completion_ids"], asked.temperature
+def _materialised(model: PreTrainedModel, rows: dict[str, Tensor], options: _Options) -> tuple[Tensor, ...]:
+    mask, ids, temperature = rows["action_mask"], rows["completion_ids"], options.temperature
     logits = model(**_padded(rows)).logits[:, -ids.shape[1] - 1 : -1]  # (B, T, V)
-    columns = [token_logprobs(logits, ids, temperature=temperature, support=asked.support).masked_fill(~mask, 0.0)]
-    if asked.with_entropy:
-        entropy = token_entropy(logits, temperature=temperature, support=asked.support)
+    columns = [token_logprobs(logits, ids, temperature=temperature, support=options.support).masked_fill(~mask, 0.0)]
+    if options.with_entropy:
+        entropy = token_entropy(logits, temperature=temperature, support=options.support)
         columns.append(entropy.masked_fill(~mask, 0.0))
-    if (teacher := asked.teacher) is not None:
+    if (teacher := options.teacher) is not None:
         theirs = nn.functional.linear(teacher.hidden, teacher.weight, teacher.bias)  # (N, V')
         shared = min(logits.shape[-1], theirs.shape[-1])
         wide = torch.promote_types(logits.dtype, torch.float32)
         pair = [(z[:, :shared].to(wide) / temperature).log_softmax(dim=-1) for z in (logits[mask], theirs)]
         columns.append(_scatter(divergence(pair[0], pair[1], mix=teacher.mix), mask))
-    if asked.top_ids is not None:
-        top = top_logprobs(logits.detach(), asked.top_ids, temperature=temperature, support=asked.support)
+    if options.top_ids is not None:
+        top = top_logprobs(logits.detach(), options.top_ids, temperature=temperature, support=options.support)
         columns += top.masked_fill(~mask.unsqueeze(-1), 0.0).unbind(dim=-1)
     return tuple(columns)
 
@@ -220,7 +220,7 @@ def _padded(rows: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _through_head(
-    model: PreTrainedModel, rows: dict[str, Tensor], asked: _Asked, *, packed: bool
+    model: PreTrainedModel, rows: dict[str, Tensor], options: _Options, *, packed: bool
 ) -> tuple[Tensor, ...]:
     """Runs the model with a head that returns log-probabilities (and entropies …) instead of logits; (B, T) each."""
     head, mask = model.get_output_embeddings(), rows["action_mask"]
@@ -232,11 +232,11 @@ def _through_head(
             head.weight,
             rows["completion_ids"][mask],
             bias=head.bias,
-            temperature=asked.temperature,
-            with_entropy=asked.with_entropy,
-            support=None if asked.support is None else asked.support[mask],
-            top_ids=None if asked.top_ids is None else asked.top_ids[mask],
-            teacher=asked.teacher,
+            temperature=options.temperature,
+            with_entropy=options.with_entropy,
+            support=None if options.support is None else options.support[mask],
+            top_ids=None if options.top_ids is None else options.top_ids[mask],
+            teacher=options.teacher,
         )
         columns = [column for column in found if column is not None]
         return torch.cat([column if column.dim() == 2 else column.unsqueeze(-1) for column in columns], dim=-1)
@@ -248,8 +248,8 @@ def _through_head(
 def _with_head(
     model: PreTrainedModel, rows: dict[str, Tensor], head: Callable[[Tensor], Tensor], *, packed: bool
 ) -> Tensor:
-    """What the model returns with ``head`` in its head's place, which gets the hidden states (N, H) that predict the N
-    scored tokens; inside the model's forward, where FSDP has gathered the head's weight."""
+    """The model's output with ``head`` in place of its own, which gets the hidden states (N, H) that predict the N
+    scored tokens; it runs inside the model's forward, where FSDP has gathered the head's weight."""
     mask = rows["action_mask"]
     attention: AbstractContextManager[None] = nullcontext()
     # transformers' norms compute in float32, where the sum over a shared prompt's rows would be rounded; float64 models
@@ -268,8 +268,13 @@ def _with_head(
         def predicting(hidden: Tensor) -> Tensor:
             return hidden.squeeze(0).index_select(0, chosen)
 
-    with attention, _forward_replaced(model.get_output_embeddings(), lambda hidden: head(predicting(hidden))):
-        output: Tensor = model(**inputs, use_cache=False).logits
+    module: Any = model.get_output_embeddings()
+    module.forward = lambda hidden: head(predicting(hidden))
+    try:
+        with attention:
+            output: Tensor = model(**inputs, use_cache=False).logits
+    finally:
+        del module.forward  # the method of the class is in effect again
     return output
 
 
@@ -282,21 +287,21 @@ def forward_mode(model: PreTrainedModel) -> ForwardMode:
     """The mode in which ``model`` is scored; tried at the first call, on all processes of a sharded model at once."""
     if not was_tried(model):
         use_forward_mode(model, _try_modes(model))
-        log.info("%s is scored in the %s way.", type(model).__name__, getattr(model, _FOUND))
-    mode: ForwardMode = getattr(model, _FOUND)
+        log.info("%s is scored in the %s way.", type(model).__name__, getattr(model, _MODE))
+    mode: ForwardMode = getattr(model, _MODE)
     if mode == "packed" and recomputes_activations(model):
         return "chunked"  # a checkpointed layer runs its second forward pass without the packing
     return mode
 
 
 def was_tried(model: PreTrainedModel) -> bool:
-    """True if it is known how ``model`` can be scored."""
-    return hasattr(model, _FOUND)
+    """True if the mode of ``model`` is known."""
+    return hasattr(model, _MODE)
 
 
 def use_forward_mode(model: PreTrainedModel, mode: ForwardMode) -> None:
     """Sets the mode of ``model`` without trying any."""
-    setattr(model, _FOUND, mode)
+    setattr(model, _MODE, mode)
 
 
 def _try_modes(model: PreTrainedModel) -> ForwardMode:
@@ -312,12 +317,23 @@ def _try_modes(model: PreTrainedModel) -> ForwardMode:
         "completion_mask": completion_mask,
         "action_mask": completion_mask,
     }
+    # packed tokens may interact in causal attention only, and it must go through transformers' interface
+    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    may_pack = attends_by_interface(model) and kinds <= {"full_attention", "sliding_attention"}
     # the answer is the same in any precision, and rounding hides less of it in the weights' own
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         if not _has_plain_head(model, rows):
             return "materialised"
-        (reference,) = _through_head(model, rows, _Asked(1.0), packed=False)
-        return "packed" if _can_pack(model) and _agrees(model, rows, reference) else "chunked"
+        if not may_pack:
+            return "chunked"
+        (reference,) = _through_head(model, rows, _Options(1.0), packed=False)
+        try:
+            (packed,) = _through_head(model, rows, _Options(1.0), packed=True)
+        except (NotImplementedError, TypeError, ValueError) as reason:  # the model's own code may refuse packed inputs
+            log.debug("%s cannot be packed: %s", type(model).__name__, reason)
+            return "chunked"
+    tolerance = 1e-4 if model.dtype in (torch.float32, torch.float64) else 0.05
+    return "packed" if (packed - reference).abs().max() <= tolerance else "chunked"
 
 
 def _has_plain_head(model: PreTrainedModel, rows: dict[str, Tensor]) -> bool:
@@ -334,22 +350,6 @@ def _has_plain_head(model: PreTrainedModel, rows: dict[str, Tensor]) -> bool:
     return len(outputs) == 1 and torch.equal(outputs[0], logits)
 
 
-def _can_pack(model: PreTrainedModel) -> bool:
-    """True if tokens interact only in causal attention, and attention goes through transformers' interface."""
-    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-    return attends_by_interface(model) and kinds <= {"full_attention", "sliding_attention"}
-
-
-def _agrees(model: PreTrainedModel, rows: dict[str, Tensor], reference: Tensor) -> bool:
-    try:
-        (packed,) = _through_head(model, rows, _Asked(1.0), packed=True)
-    except (NotImplementedError, TypeError, ValueError) as reason:  # the model's own code may refuse packed inputs
-        log.debug("%s cannot be packed: %s", type(model).__name__, reason)
-        return False
-    tolerance = 1e-4 if model.dtype in (torch.float32, torch.float64) else 0.05
-    return bool((packed - reference).abs().max() <= tolerance)
-
-
 def _window(model: PreTrainedModel) -> float:
     """The size of the model's sliding window in tokens; infinite without one."""
     config = model.config
@@ -361,15 +361,6 @@ def _window(model: PreTrainedModel) -> float:
 def recomputes_activations(model: PreTrainedModel) -> bool:
     """True if the backward pass computes activations again instead of keeping them."""
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules()) and model.training
-
-
-@contextmanager
-def _forward_replaced(module: Any, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward  # the method of the class is in effect again
 
 
 def _scatter(values: Tensor, mask: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ from grpo_pl.types import NO_VERSION, FinishReason, Problem, Rollout, SampleKey,
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Place = tuple[int, int]
-"""Number of a group in a list, and of a completion in it."""
+RowIndex = tuple[int, int]
+"""Index of a group in a list, and of a completion in it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,7 +87,7 @@ class PartialSampler:
         *,
         progress: ProgressFn | None = None,
         should_stop: Callable[[], bool] | None = None,
-    ) -> dict[Place, PartialCompletion]:
+    ) -> dict[RowIndex, PartialCompletion]:
         """Up to ``part`` tokens more of every completion that is not finished, the new ones alone.
 
         Raises:
@@ -98,7 +98,7 @@ class PartialSampler:
             return {}
         asked = self.sampler.prompt_ids(model, [group.prompt for group in groups], self.sampling.max_completion_length)
         ends = end_token_ids(model, self.sampler.tokenizer, self.sampling)
-        found: dict[Place, PartialCompletion] = {}
+        found: dict[RowIndex, PartialCompletion] = {}
         for call in self._calls(groups):
             request = generate_request(
                 model,
@@ -207,14 +207,14 @@ class _Call:
     blocks: list[tuple[int, list[int]]] = field(default_factory=list)
 
 
-def begun(prompts: Sequence[Problem], *, step: int, attempt: int, group_size: int) -> list[PartialGroup]:
-    """Groups of which nothing is drawn yet."""
+def new_groups(prompts: Sequence[Problem], *, step: int, attempt: int, group_size: int) -> list[PartialGroup]:
+    """Groups with empty completions."""
     empty = (PartialCompletion(),) * group_size
     return [PartialGroup(prompt=prompt, step=step, attempt=attempt, completions=empty) for prompt in prompts]
 
 
-def grown(groups: Sequence[PartialGroup], parts: Mapping[Place, PartialCompletion]) -> list[PartialGroup]:
-    """The groups with what `PartialSampler.grow` has drawn of them."""
+def extended(groups: Sequence[PartialGroup], parts: Mapping[RowIndex, PartialCompletion]) -> list[PartialGroup]:
+    """The groups with the tokens that `PartialSampler.grow` has drawn."""
     return [
         replace(
             group,

@@ -11,7 +11,7 @@ import torch
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.rollout.partial import PartialCompletion, PartialGroup, PartialSampler, Place, begun, grown
+from grpo_pl.rollout.partial import PartialCompletion, PartialGroup, PartialSampler, RowIndex, extended, new_groups
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.collect import Collector, drawn_together
 from grpo_pl.training.plain_samples import check_plain, plain_problem
@@ -60,7 +60,7 @@ def check_partial(algorithm: GRPOAlgorithm, *, has_environment: bool, staleness:
             raise ValueError(f"model.partial_rollouts does not go with {name}: leave out one of the two.")
 
 
-Grow = Callable[[list[PartialGroup]], dict[Place, PartialCompletion]]
+Grow = Callable[[list[PartialGroup]], dict[RowIndex, PartialCompletion]]
 """What is drawn of this rank's groups, as `PartialSampler.grow`; all ranks call it, some perhaps with no group."""
 
 
@@ -112,7 +112,7 @@ class CarriedRollouts:
         while opened < min(step + self.settings.steps_in_flight, steps) or len(groups) < wanted:
             prompts = prompts_of(opened)
             collective.interruptible(partial(check_plain, prompts), device or torch.device("cpu"))
-            mine = begun(prompts, step=opened, attempt=0, group_size=group_size)
+            mine = new_groups(prompts, step=opened, attempt=0, group_size=group_size)
             groups += [group for part in collective.gather_objects(mine) for group in part]
             opened += 1
         drawn: set[int] = set()
@@ -123,7 +123,7 @@ class CarriedRollouts:
             drawn.update(here)
             parts = {(here[i], row): part for (i, row), part in grow([groups[i] for i in here]).items()}
             everything = {place: part for parts in collective.gather_objects(parts) for place, part in parts.items()}
-            groups = grown(groups, everything)
+            groups = extended(groups, everything)
             growing = sum(group.whole for group in groups) < wanted
         chosen = [i for i, group in enumerate(groups) if group.whole][:wanted]
         self._next = [group for i, group in enumerate(groups) if i not in set(chosen)], opened
@@ -153,7 +153,7 @@ class CarriedRollouts:
             part=self.settings.part_length,
         )
 
-        def grow(groups: list[PartialGroup]) -> dict[Place, PartialCompletion]:
+        def grow(groups: list[PartialGroup]) -> dict[RowIndex, PartialCompletion]:
             rows = sum(len(group.completions) for group in groups)
             draw = partial(
                 sampler.grow,

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.rollout.partial import PartialGroup, PartialSampler, begun, grown
+from grpo_pl.rollout.partial import PartialGroup, PartialSampler, extended, new_groups
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.types import Problem, SamplingParams
 
@@ -27,10 +27,10 @@ def in_parts(
 ) -> tuple[list[PartialGroup], int]:
     """The groups once they are whole, and how many calls that took."""
     partial = PartialSampler(sampler=sampler, sampling=sampling, seed=0, part=part)
-    groups, calls = begun(PROMPTS, step=4, attempt=1, group_size=6), 0
+    groups, calls = new_groups(PROMPTS, step=4, attempt=1, group_size=6), 0
     while not all(group.whole for group in groups):
         sampler.engine.updates = calls
-        groups = grown(groups, partial.grow(model, groups))
+        groups = extended(groups, partial.grow(model, groups))
         calls += 1
     return groups, calls
 
@@ -92,8 +92,8 @@ def test_only_what_is_not_finished_is_drawn_again_and_counted(
     sampler: CompletionSampler, tiny_policy: PreTrainedModel
 ) -> None:
     partial = PartialSampler(sampler=sampler, sampling=SAMPLING, seed=0, part=4)
-    groups = begun(PROMPTS, step=0, attempt=0, group_size=6)
-    first = grown(groups, partial.grow(tiny_policy, groups))
+    groups = new_groups(PROMPTS, step=0, attempt=0, group_size=6)
+    first = extended(groups, partial.grow(tiny_policy, groups))
     open_ = {
         (g, i) for g, group in enumerate(first) for i, row in enumerate(group.completions) if not row.finish_reason
     }
@@ -110,10 +110,10 @@ def test_a_prompt_that_leaves_no_room_is_named_before_anything_is_drawn(
 ) -> None:
     partial = PartialSampler(sampler=sampler, sampling=SamplingParams(max_completion_length=10_000), seed=0, part=4)
     with pytest.raises(ValueError, match=r"prompt 8 has .* exceeds the model's context"):
-        partial.grow(tiny_policy, begun(PROMPTS, step=0, attempt=0, group_size=2))
+        partial.grow(tiny_policy, new_groups(PROMPTS, step=0, attempt=0, group_size=2))
 
 
 def test_a_part_can_be_interrupted(sampler: CompletionSampler, tiny_policy: PreTrainedModel) -> None:
     partial = PartialSampler(sampler=sampler, sampling=SAMPLING, seed=0, part=4)
     with pytest.raises(RolloutInterrupted):
-        partial.grow(tiny_policy, begun(PROMPTS, step=0, attempt=0, group_size=2), should_stop=lambda: True)
+        partial.grow(tiny_policy, new_groups(PROMPTS, step=0, attempt=0, group_size=2), should_stop=lambda: True)

@@ -15,7 +15,7 @@ from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.rollout.partial import PartialSampler, begun, grown
+from grpo_pl.rollout.partial import PartialSampler, extended, new_groups
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.processors import LogitOptions
 from grpo_pl.rollout.sampler import CompletionSampler
@@ -143,9 +143,9 @@ def test_a_completion_in_parts_and_a_later_turn_race_on_under_the_samples_name(
     problem = Problem(id=7, question="7+5=", answer="12")
     sampling = SamplingParams(max_completion_length=11)
     partial = PartialSampler(sampler=sampler, sampling=sampling, seed=3, part=4)
-    groups = begun([problem], step=4, attempt=1, group_size=4)
+    groups = new_groups([problem], step=4, attempt=1, group_size=4)
     while not all(group.whole for group in groups):
-        groups = grown(groups, partial.grow(tiny_policy, groups))
+        groups = extended(groups, partial.grow(tiny_policy, groups))
     prompt = PromptTemplate().encode(problem.question, tokenizer)
     named = SampleKey(seed=3, split="train", step=4, attempt=1, prompt_id=7, sample=0)
     for sample, completion in enumerate(groups[0].completions):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo_pl.distributed.collective import Collective
-from grpo_pl.rollout.partial import PartialCompletion, PartialGroup, Place
+from grpo_pl.rollout.partial import PartialCompletion, PartialGroup, RowIndex
 from grpo_pl.training.carried import CarriedRollouts, PartialRollouts
 from grpo_pl.types import Problem
 
@@ -20,7 +20,7 @@ def prompts_of(step: int) -> list[Problem]:
     return [Problem(id=i, question=f"{i}?", answer="") for i in (2 * step, 2 * step + 1)]
 
 
-def grow(groups: list[PartialGroup]) -> dict[Place, PartialCompletion]:
+def grow(groups: list[PartialGroup]) -> dict[RowIndex, PartialCompletion]:
     """Four tokens more for each completion that has not ended."""
     found = {}
     for g, group in enumerate(groups):
