@@ -1,4 +1,4 @@
-"""Taking groups out of samples and putting samples together: what dynamic sampling does with half-useful batches."""
+"""Selects groups of samples and joins samples, as dynamic sampling needs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PADDED = {
     "policy_version": "right",
 }
 """Tensors of a `Rollout`, a row for each completion, and the side on which their rows are padded."""
-NOTED: dict[str, float] = {"support": NO_TOKEN, "top_ids": NO_TOKEN, "top_logprobs": -torch.inf}
-"""Those that only some rollouts have, (B, T, K) each, and what stands where there is nothing."""
+OPTIONAL: dict[str, float] = {"support": NO_TOKEN, "top_ids": NO_TOKEN, "top_logprobs": -torch.inf}
+"""Tensors that only some rollouts have, (B, T, K) each, and their padding."""
 
 
 def select_groups(samples: Samples, groups: Sequence[int]) -> Samples:
@@ -42,8 +42,7 @@ def select_groups(samples: Samples, groups: Sequence[int]) -> Samples:
         rollout=replace(
             rollout,
             finish_reasons=[rollout.finish_reasons[r] for r in rows],
-            **{name: getattr(rollout, name)[index] for name in PADDED},
-            **{name: tensor[index] for name, tensor in noted(rollout).items()},
+            **{name: tensor[index] for name, tensor in rollout_tensors(rollout).items()},
         ),
     )
 
@@ -61,23 +60,30 @@ def join_samples(parts: Sequence[Samples], pad_token_id: int) -> Samples:
 
 
 def join_rollouts(rollouts: Sequence[Rollout], pad_token_id: int) -> Rollout:
-    """The same of rollouts."""
+    """Rollouts of equal group size one after the other, padded likewise."""
     tokens = dict.fromkeys(("prompt_ids", "completion_ids"), pad_token_id)
     fill = {**tokens, "turn_index": NO_TURN, "policy_version": NO_VERSION}
-    tensors: dict[str, Any] = {
-        name: _stack([getattr(r, name) for r in rollouts], left=side == "left", value=fill.get(name, 0))
-        for name, side in PADDED.items()
-    }
+    tensors: dict[str, Tensor | None] = {}
+    for name, side in PADDED.items():
+        rows: list[Tensor] = [getattr(rollout, name) for rollout in rollouts]
+        width = max(part.shape[1] for part in rows)
+        missing = [width - part.shape[1] for part in rows]
+        sides = [(n, 0) if side == "left" else (0, n) for n in missing]
+        tensors[name] = torch.cat([pad(p, s, value=fill.get(name, 0)) for p, s in zip(rows, sides, strict=True)])
+    for name, value in OPTIONAL.items():
+        parts: list[Tensor] = [getattr(rollout, name) for rollout in rollouts if getattr(rollout, name) is not None]
+        tensors[name] = None  # each has its own T and K, or none has any
+        if parts:
+            width, most = (max(part.shape[axis] for part in parts) for axis in (1, 2))
+            wide = [pad(p, (0, most - p.shape[2], 0, width - p.shape[1]), value=value) for p in parts]
+            tensors[name] = torch.cat(wide)
     reasons = [reason for rollout in rollouts for reason in rollout.finish_reasons]
-    for name, value in NOTED.items():
-        parts = [getattr(rollout, name) for rollout in rollouts if getattr(rollout, name) is not None]
-        tensors[name] = _stack_noted(parts, value)
-    return replace(rollouts[0], finish_reasons=reasons, **tensors)
+    return replace(rollouts[0], finish_reasons=reasons, **tensors)  # type: ignore[arg-type]
 
 
-def noted(rollout: Rollout) -> dict[str, Any]:
-    """What the rollout has of `NOTED`."""
-    return {name: getattr(rollout, name) for name in NOTED if getattr(rollout, name) is not None}
+def rollout_tensors(rollout: Rollout) -> dict[str, Any]:
+    """The tensors of a rollout by name, without those that it lacks."""
+    return {name: getattr(rollout, name) for name in (*PADDED, *OPTIONAL) if getattr(rollout, name) is not None}
 
 
 def group_rows(groups: Sequence[int], group_size: int) -> list[int]:
@@ -87,21 +93,5 @@ def group_rows(groups: Sequence[int], group_size: int) -> list[int]:
 
 def samples_to(samples: Samples, device: torch.device) -> Samples:
     """The same samples with their tensors on ``device``."""
-    tensors: dict[str, Any] = {name: getattr(samples.rollout, name).to(device) for name in PADDED}
-    tensors |= {name: tensor.to(device) for name, tensor in noted(samples.rollout).items()}
+    tensors = {name: tensor.to(device) for name, tensor in rollout_tensors(samples.rollout).items()}
     return replace(samples, rollout=replace(samples.rollout, **tensors))
-
-
-def _stack_noted(parts: Sequence[Tensor], value: float) -> Tensor | None:
-    """(B, T, K) of all rollouts, each of which has its own T and K, or none has any."""
-    if not parts:
-        return None
-    width, most = (max(part.shape[axis] for part in parts) for axis in (1, 2))
-    return torch.cat([pad(p, (0, most - p.shape[2], 0, width - p.shape[1]), value=value) for p in parts])
-
-
-def _stack(tensors: Sequence[Tensor], *, left: bool, value: int) -> Tensor:
-    width = max(tensor.shape[1] for tensor in tensors)
-    return torch.cat(
-        [pad(t, (width - t.shape[1], 0) if left else (0, width - t.shape[1]), value=value) for t in tensors]
-    )

@@ -10,7 +10,7 @@ import torch
 
 from grpo_pl.environments.base import Transition
 from grpo_pl.rollout.episodes import Episode, Turn
-from grpo_pl.rollout.groups import PADDED, noted, samples_to
+from grpo_pl.rollout.groups import PADDED, rollout_tensors, samples_to
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.types import Problem, Rollout
 
@@ -30,7 +30,7 @@ def to_plain(samples: Samples) -> dict[str, Any]:
         "step": samples.step,
         "group_size": rollout.group_size,
         "finish_reasons": list(rollout.finish_reasons),
-        "tensors": {name: getattr(rollout, name) for name in PADDED} | noted(rollout),
+        "tensors": rollout_tensors(rollout),
         "episodes": None if episodes is None else [_plain_episode(episode) for episode in episodes],
     }
 
@@ -55,11 +55,10 @@ def trimmed(samples: Samples) -> Samples:
     rollout = samples.rollout
     prompt = int(rollout.prompt_mask.sum(dim=1).max())
     completion = int(rollout.lengths.max())
-    tensors: dict[str, Any] = {
-        name: getattr(rollout, name)[:, -prompt:] if side == "left" else getattr(rollout, name)[:, :completion]
-        for name, side in PADDED.items()
+    tensors = {
+        name: tensor[:, -prompt:] if PADDED.get(name) == "left" else tensor[:, :completion]
+        for name, tensor in rollout_tensors(rollout).items()
     }
-    tensors |= {name: tensor[:, :completion] for name, tensor in noted(rollout).items()}
     return replace(samples, rollout=replace(rollout, **tensors))
 
 

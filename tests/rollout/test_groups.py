@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import torch
 
-from grpo_pl.rollout.groups import NOTED, PADDED, join_samples, select_groups
+from grpo_pl.rollout.groups import OPTIONAL, PADDED, join_samples, select_groups
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.types import NO_TURN, NO_VERSION, Problem, Rollout
 
@@ -78,5 +78,5 @@ def test_selected_groups_keep_theirs() -> None:
 
 
 def test_every_tensor_of_a_rollout_is_carried() -> None:
-    carried = {*PADDED, *NOTED}
+    carried = {*PADDED, *OPTIONAL}
     assert carried == {f.name for f in fields(Rollout)} - {"group_size", "finish_reasons"}

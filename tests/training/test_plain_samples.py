@@ -11,7 +11,7 @@ import torch
 
 from grpo_pl.environments.base import Transition
 from grpo_pl.rollout.episodes import Episode, Turn
-from grpo_pl.rollout.groups import NOTED, PADDED, join_samples, select_groups
+from grpo_pl.rollout.groups import OPTIONAL, PADDED, join_samples, select_groups
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.plain_samples import from_plain, to_plain, trimmed
 from grpo_pl.types import Problem, Rollout
@@ -48,7 +48,7 @@ def _samples(width: int) -> Samples:
 
 
 def _assert_equal(ours: Samples, theirs: Samples) -> None:
-    for name in (*PADDED, *NOTED):
+    for name in (*PADDED, *OPTIONAL):
         assert torch.equal(getattr(ours.rollout, name), getattr(theirs.rollout, name)), name
     assert ours.rollout.group_size == theirs.rollout.group_size
     assert list(ours.rollout.finish_reasons) == list(theirs.rollout.finish_reasons)
