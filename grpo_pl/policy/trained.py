@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 """Attention implementations that are part of ``transformers``; other names are repositories of the hub."""
+SETTINGS = "settings"
+"""Key of a checkpoint for the settings of its run's module. Under ``hyper_parameters``, Lightning's name for such, a
+``LightningCLI`` would let them win over the command line, and import what they name."""
+RECORD = "run.json"
+"""As in ``RunFolder``, which imports torch."""
+_HARMLESS = {"megatron_core": "megatron.core"}
+"""Values that ``peft`` writes by default."""
+_KINDS: Mapping[type, str] = {dict: "an object with fields", list: "a list", str: "a text"}
+_NESTED = ("examples", "lora", "from_scratch")
+"""Fields that hold fields in turn."""
 T = TypeVar("T")
 
 
@@ -165,12 +175,12 @@ def _from_export(folder: Path) -> ServedModel:
         source=folder,
         policy=PolicyConfig(path=str(folder), dtype="auto"),
         checkpoint=None,
-        template=_built(PromptTemplate, _part(manifest, "template", dict, file), "template", file),
+        template=_build(PromptTemplate, _field(manifest, "template", dict, file), "template", file),
         **_settings(manifest, file),
-        precision=_part(manifest, "precision", str, file, default=""),
-        decoder=_part(manifest, "decoder", str, file, default=""),
+        precision=_field(manifest, "precision", str, file, default=""),
+        decoder=_field(manifest, "decoder", str, file, default=""),
         examples=_examples(where.parent),
-        sampling=_built(SamplingParams, {"temperature": temperature or 1.0, **sampling}, "sampling", file),
+        sampling=_build(SamplingParams, {"temperature": temperature or 1.0, **sampling}, "sampling", file),
     )
 
 
@@ -178,18 +188,18 @@ def _from_checkpoint(file: Path) -> ServedModel:
     from grpo_pl.files.runs import RunFolder
 
     run = RunFolder(file.absolute().parent.parent)
-    model, said = _run_settings(file, run.config)
-    parts = {name: _part(model, name, dict, said, default={}) for name in ("template", "sampling")}
+    model, origin = _run_settings(file, run.config)
+    parts = {name: _field(model, name, dict, origin, default={}) for name in ("template", "sampling")}
     return ServedModel(
         name=run.path.name,
         source=file,
-        policy=_built(PolicyConfig, _part(model, "policy", dict, said), "policy", said),
+        policy=_build(PolicyConfig, _field(model, "policy", dict, origin), "policy", origin),
         checkpoint=file,
-        template=_built(PromptTemplate, parts["template"], "template", said),
-        **_settings(model, said),
-        **_computed(run.path),
+        template=_build(PromptTemplate, parts["template"], "template", origin),
+        **_settings(model, origin),
+        **_compute(run.path),
         examples=_examples(run.path),
-        sampling=_built(SamplingParams, parts["sampling"], "sampling", said),
+        sampling=_build(SamplingParams, parts["sampling"], "sampling", origin),
         settings=model,
     )
 
@@ -199,10 +209,10 @@ def _run_settings(checkpoint: Path, config: Path) -> tuple[Mapping[str, Any], Pa
     if config.is_file():
         from grpo_pl.config.objects import read_tree
 
-        return _part(read_tree(config), "model", dict, config), config
+        return _field(read_tree(config), "model", dict, config), config
     from grpo_pl.files.sharded_checkpoints import read_checkpoint
 
-    settings = _part(read_checkpoint(checkpoint), SETTINGS, dict, checkpoint, default={})
+    settings = _field(read_checkpoint(checkpoint), SETTINGS, dict, checkpoint, default={})
     if not settings:
         raise ValueError(
             f"{checkpoint} holds no settings of its run, and {config} is missing: its rewards are unknown."
@@ -212,23 +222,20 @@ def _run_settings(checkpoint: Path, config: Path) -> tuple[Mapping[str, Any], Pa
 
 def _settings(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Settings that an export and the configuration of a run hold in the same form."""
-    rewards = _part(tree, "rewards", list, file)
-    environment = _part(tree, "environment", dict, file, default={})
+    rewards = _field(tree, "rewards", list, file)
+    environment = _field(tree, "environment", dict, file, default={})
     for spec in [*rewards, *([environment] if environment else [])]:
         if not isinstance(spec, dict) or not isinstance(spec.get("init_args") or {}, dict):
             raise ValueError(f"{file}: {spec!r:.60} is no class_path with its init_args.")
     return {
         "rewards": rewards,
         "environment": environment or None,
-        "episodes": _part(tree, "episodes", dict, file, default={}),
-        "algorithm": _part(tree, "algorithm", dict, file, default={}),
+        "episodes": _field(tree, "episodes", dict, file, default={}),
+        "algorithm": _field(tree, "algorithm", dict, file, default={}),
     }
 
 
-_KINDS: Mapping[type, str] = {dict: "an object with fields", list: "a list", str: "a text"}
-
-
-def _part(tree: Mapping[str, Any], name: str, kind: type, file: Path, *, default: Any = None) -> Any:
+def _field(tree: Mapping[str, Any], name: str, kind: type, file: Path, *, default: Any = None) -> Any:
     """``tree[name]``, or ``default`` where there is nothing.
 
     Raises:
@@ -243,7 +250,7 @@ def _part(tree: Mapping[str, Any], name: str, kind: type, file: Path, *, default
     return value
 
 
-def _built(kind: Callable[..., T], given: Mapping[str, Any], name: str, file: Path) -> T:
+def _build(kind: Callable[..., T], values: Mapping[str, Any], name: str, file: Path) -> T:
     """An object of ``kind`` from fields in a file, which may be a stranger's.
 
     Raises:
@@ -251,56 +258,45 @@ def _built(kind: Callable[..., T], given: Mapping[str, Any], name: str, file: Pa
     """
     from grpo_pl.config.objects import build
 
-    for key, value in given.items():
+    for key, value in values.items():
         parts = value if isinstance(value, list) and key == "examples" else [value] if key in _NESTED else []
         named = key == "class_path" or not is_plain({key: value})  # a dotted key would name the class of a field
         if named or any(not isinstance(p, dict | None) or "class_path" in (p or {}) for p in parts):
             # a text would be read as the name of a file with the fields
             raise ValueError(f"{file}: {name}.{key} must hold fields alone, got {value!r:.60}.")
     try:
-        return build(kind, given, name)
+        return build(kind, values, name)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     except TypeError as error:  # of null, which the parser lets pass everywhere
-        empty = [key for key, value in given.items() if value is None]
+        empty = [key for key, value in values.items() if value is None]
         raise ValueError(f"{file}: {name}: {error}" + (f"; null is {', '.join(empty)}." if empty else ".")) from error
-
-
-_NESTED = ("examples", "lora", "from_scratch")
-"""Fields that hold fields in turn."""
 
 
 def _examples(run: Path) -> Sequence[Mapping[str, Any]]:
     """Those of the run of an export or a checkpoint; an export that was moved away has none, because problems of
     others' data are not ours to publish with it."""
-    found = _part(_noted(run), "examples", list, run / RECORD, default=[])
+    found = _field(_run_record(run), "examples", list, run / RECORD, default=[])
     for example in found:
         if not isinstance(example, dict) or not isinstance(example.get("problem"), str):
             raise ValueError(f"{run / RECORD}: an example needs a problem, got {example!r:.60}.")
     return tuple(found)
 
 
-def _computed(run: Path) -> dict[str, Any]:
+def _compute(run: Path) -> dict[str, Any]:
     """``precision`` and ``decoder`` of a run since it last began or was resumed."""
-    noted, file = _noted(run), run / RECORD
-    for begun in reversed([noted, *_part(noted, "resumed", list, file, default=[])]):
-        if isinstance(begun, dict) and begun.get("compute"):
-            compute = _part(begun, "compute", dict, file)
-            return {name: _part(compute, name, str, file, default="") for name in ("precision", "decoder")}
+    record, file = _run_record(run), run / RECORD
+    for start in reversed([record, *_field(record, "resumed", list, file, default=[])]):
+        if isinstance(start, dict) and start.get("compute"):
+            compute = _field(start, "compute", dict, file)
+            return {name: _field(compute, name, str, file, default="") for name in ("precision", "decoder")}
     return {}
 
 
-def _noted(run: Path) -> Mapping[str, Any]:
+def _run_record(run: Path) -> Mapping[str, Any]:
     """The record in the folder of a run; empty if there is no run."""
     record = run / RECORD
     return read_object(record) if record.is_file() else {}
-
-
-SETTINGS = "settings"
-"""Key of a checkpoint for the settings of its run's module. Under ``hyper_parameters``, Lightning's name for such, a
-``LightningCLI`` would let them win over the command line, and import what they name."""
-RECORD = "run.json"
-"""As in ``RunFolder``, which imports torch."""
 
 
 def refuse_code(model: ServedModel) -> None:
@@ -322,7 +318,3 @@ def refuse_code(model: ServedModel) -> None:
         for value in values:
             if value is not None and value not in ATTENTION:
                 raise Untrusted(f"{name or 'the policy'} asks for the kernel {value!r} in attn_implementation: {FLAG}.")
-
-
-_HARMLESS = {"megatron_core": "megatron.core"}
-"""Values that ``peft`` writes by default."""

@@ -42,7 +42,7 @@ class NativeEngine(PlainEngine):
     decode kernel keeps those of 32 completions a thread."""
     decoder: str | None = field(default=None, init=False, compare=False)
     """The decoder of the whole run where it can draw: a kernel by its name, or ``torch``. None follows the rule."""
-    _said: set[str] = field(default_factory=set, init=False, repr=False)
+    _logged: set[str] = field(default_factory=set, init=False, repr=False)
 
     def _draw(
         self, model: PreTrainedModel, ids: Tensor, mask: Tensor, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
@@ -50,7 +50,7 @@ class NativeEngine(PlainEngine):
         longest = monitor.sampling.max_completion_length
         reason = refuse_llama_family(model, length=ids.shape[1] + longest)
         if reason is not None:
-            self._say(model, f"transformers' generate: {reason}")
+            self._log_once(model, f"transformers' generate: {reason}")
             return super()._draw(model, ids, mask, owners, keys, monitor)
         kernel = self._kernel(model, monitor)
         if kernel is not None:
@@ -67,12 +67,12 @@ class NativeEngine(PlainEngine):
         return drawn
 
     def _kernel(self, model: PreTrainedModel, monitor: DecodeMonitor) -> DecodeKernel | None:
-        """The decode kernel that draws this rollout; None where torch does."""
+        """The decode kernel that draws this rollout; None if torch does."""
         name, reason = choose_decoder(model, monitor.sampling, stop_strings=bool(monitor.texts), recorded=self.decoder)
         if name == TORCH:
-            self._say(model, OWN_PASS + (f"; the decode kernel {reason}" if reason else ""))
+            self._log_once(model, OWN_PASS + (f"; the decode kernel {reason}" if reason else ""))
             return None
-        self._say(model, f"the decode kernel ({name})")
+        self._log_once(model, f"the decode kernel ({name})")
         return built_kernels()[name]
 
     def _draw_by_kernel(
@@ -102,11 +102,11 @@ class NativeEngine(PlainEngine):
     def continuing(self, model: PreTrainedModel, *, rows: int) -> RolloutEngine:
         reason = refuse_llama_family(model, length=1)  # few episodes come to the end of the context
         if reason is not None:
-            self._say(model, f"transformers' generate: {reason}")
+            self._log_once(model, f"transformers' generate: {reason}")
             return super().continuing(model, rows=rows)
-        self._say(model, OWN_PASS)
+        self._log_once(model, OWN_PASS)
         with torch.no_grad():
-            return _KeptTurns(TurnSlots(model, rows=rows))
+            return _TurnsEngine(TurnSlots(model, rows=rows))
 
     def _decode(
         self,
@@ -120,15 +120,13 @@ class NativeEngine(PlainEngine):
         """Tokens and log-probabilities (rows, T) of one chunk of rows, T being its longest completion.
 
         Args:
-            order: the decoder's rows as numbers of the chunk's; by default they are in one order.
+            order: the chunk's row of each row of the decoder; by default the same.
         """
         longest = monitor.sampling.max_completion_length
         noise = NoiseAhead(keys, longest)
         completion_ids = keys.new_zeros(len(keys), longest)
         logprobs = torch.zeros(len(keys), longest, dtype=torch.float32, device=keys.device)  # whatever the default is
-        rows = torch.tensor(
-            order or range(len(keys)), device=keys.device
-        )  # those still decoding, as the decoder has them
+        rows = torch.tensor(order or range(len(keys)), device=keys.device)  # still decoding, in the decoder's order
         for position in range(longest):
             monitor.check_stop()
             drawn = noise.at(rows, position, logits.shape[-1])
@@ -150,17 +148,18 @@ class NativeEngine(PlainEngine):
         return monitor.draw(logits, noise, rows, position)
 
     def describe(self) -> str:
-        return "; ".join([type(self).__name__, *(line.rstrip(".") for line in sorted(self._said))])
+        return "; ".join([type(self).__name__, *(line.rstrip(".") for line in sorted(self._logged))])
 
-    def _say(self, model: PreTrainedModel, what: str) -> None:
+    def _log_once(self, model: PreTrainedModel, what: str) -> None:
         line = f"rollouts of {type(model).__name__} run on {what}."
-        if line not in self._said:
-            self._said.add(line)
+        if line not in self._logged:
+            self._logged.add(line)
             log.info(line)
 
 
-class _KeptTurns(NativeEngine):
-    """Keys and values of contexts are kept for the contexts that continue them; the weights are those of the start."""
+class _TurnsEngine(NativeEngine):
+    """Draws turns of episodes: keeps the keys and values of contexts for those that continue them. The weights are
+    read once."""
 
     def __init__(self, slots: TurnSlots) -> None:
         super().__init__()
@@ -170,7 +169,7 @@ class _KeptTurns(NativeEngine):
         self, model: PreTrainedModel, ids: Tensor, mask: Tensor, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
     ) -> list[tuple[Tensor, Tensor]]:
         longest = ids.shape[1] + monitor.sampling.max_completion_length
-        if refuse_llama_family(model, length=longest) is not None:  # the window of its attention, by now
+        if refuse_llama_family(model, length=longest) is not None:  # contexts have outgrown its attention window
             return super()._draw(model, ids, mask, owners, keys, monitor)
         contexts = [row[real].tolist() for row, real in zip(ids[owners].cpu(), mask[owners].cpu(), strict=True)]
         with torch.no_grad(), torch.autocast(owners.device.type, enabled=False):
