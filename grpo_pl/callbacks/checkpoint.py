@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from grpo_pl.callbacks.lightning_loops import completed_rollouts, set_progress
 from grpo_pl.files.checkpoints import LAST, PATTERN, CheckpointError, annotate, checkpoint_path, facts_of, remove, seal
-from grpo_pl.files.writing import dispensable, link_atomically
+from grpo_pl.files.writing import best_effort, link_atomically
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rewards.base import RewardFailed
 from grpo_pl.rollout.engine import EngineDied, PolicyDiverged, RolloutInterrupted
@@ -90,7 +90,7 @@ class RolloutCheckpoint(Checkpoint):
             self._save(trainer)
         if trainer.is_global_zero and self._saved_at == completed:
             path = checkpoint_path(self.folder, completed)
-            with dispensable(path):
+            with best_effort(path):
                 annotate(path, {self.monitor: float(value)})
             self._tidy()
 
@@ -149,7 +149,7 @@ class RolloutCheckpoint(Checkpoint):
             return problem
         self._saved_at, self._saved_time = completed, time.monotonic()
         if trainer.is_global_zero:
-            with dispensable(self.folder / LAST):
+            with best_effort(self.folder / LAST):
                 link_atomically(self.folder / LAST, path.name)
             self._tidy()
         return None
@@ -169,10 +169,10 @@ class RolloutCheckpoint(Checkpoint):
         stay = {*paths[-self.keep :], *(checkpoint_path(self.folder, n) for n in best)}
         for path in paths:
             if path not in stay:
-                with dispensable(path):
+                with best_effort(path):
                     remove(path)
         if best:
-            with dispensable(self.folder / BEST):
+            with best_effort(self.folder / BEST):
                 link_atomically(self.folder / BEST, checkpoint_path(self.folder, best[0]).name)
 
 

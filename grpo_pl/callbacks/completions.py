@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from grpo_pl.callbacks.lightning_loops import completed_rollouts
 from grpo_pl.environments.base import text_of
 from grpo_pl.files.rows import Row, json_line, read_lines, row_writer
-from grpo_pl.files.writing import append_lines, dispensable
+from grpo_pl.files.writing import append_lines, best_effort
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rollout.sampler import episode_row
 from grpo_pl.training.experience import Experience
@@ -49,7 +49,7 @@ class CompletionsLog(Callback):
         """Drops the rows of rollouts that a resumed run makes again."""
         if self.path is not None and trainer.is_global_zero and self.path.exists():
             completed = completed_rollouts(trainer)
-            with dispensable(self.path):
+            with best_effort(self.path):
                 self._keep(lambda row: row["step"] < completed)
 
     def on_train_batch_end(
@@ -59,7 +59,7 @@ class CompletionsLog(Callback):
         if self.path is None or not trainer.is_global_zero or experience.samples.step % self._stride:
             return
         text = "".join(map(json_line, completion_rows(experience, groups=self.groups_per_rollout)))
-        with dispensable(self.path):
+        with best_effort(self.path):
             if text and self._make_room(len(text.encode())):
                 append_lines(self.path, text)
 

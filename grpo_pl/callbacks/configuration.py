@@ -6,7 +6,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from grpo_pl.files.runs import RunFolder, keep_config
-from grpo_pl.files.writing import dispensable
+from grpo_pl.files.writing import best_effort
 
 
 class KeepConfiguration(Callback):
@@ -22,5 +22,5 @@ class KeepConfiguration(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
-            with dispensable(self.folder.config):
+            with best_effort(self.folder.config):
                 keep_config(self.folder, self.config)

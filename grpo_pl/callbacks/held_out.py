@@ -16,7 +16,7 @@ from grpo_pl.callbacks.lightning_loops import completed_rollouts
 from grpo_pl.callbacks.samples import log_table
 from grpo_pl.evaluation.held_out import Answers
 from grpo_pl.files.rows import Row, read_lines, row_writer
-from grpo_pl.files.writing import dispensable
+from grpo_pl.files.writing import best_effort
 from grpo_pl.functional.estimates import Estimate, estimate_mean, pass_at_k
 from grpo_pl.rollout.sampler import episode_row
 from grpo_pl.training.module import GRPOModule
@@ -69,7 +69,7 @@ class HeldOutLog(Callback):
             return
         module, step = cast(GRPOModule, pl_module), completed_rollouts(trainer)
         row = validation_row(module, step) | {"answers": self._answers}
-        with dispensable(self.path):
+        with best_effort(self.path):
             self._write(row)
         table = [flat for answers in self._answers for flat in _flat(answers)]
         for logger in trainer.loggers if table else []:

@@ -14,7 +14,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from grpo_pl.files.writing import append_lines, dispensable, staged
+from grpo_pl.files.writing import append_lines, best_effort, staged
 
 
 class MetricsCSV(Logger):
@@ -52,7 +52,7 @@ class MetricsCSV(Logger):
         new = [name for name in row if name not in self._columns]
         self._columns += new
         behind, self._behind = self._behind or bool(new), True
-        with dispensable(self.path):
+        with best_effort(self.path):
             if behind or not self.path.exists():
                 self._rewrite()
             else:
@@ -124,7 +124,7 @@ class EventFiles(TensorBoardLogger):
     @contextmanager
     def _dispensable(self) -> Iterator[None]:
         folder = Path(self.log_dir)
-        with dispensable(folder):
+        with best_effort(folder):
             try:
                 yield
             except (OSError, ValueError) as error:

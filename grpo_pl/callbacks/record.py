@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import Callback
 from grpo_pl.config.presets import preset_name
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.files.rows import read_object
-from grpo_pl.files.writing import dispensable, staged
+from grpo_pl.files.writing import best_effort, staged
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Problem
@@ -45,7 +45,7 @@ class RunRecord(Callback):
         facts = facts_of(trainer, cast(GRPOModule, pl_module))  # on all ranks: a sharded policy counts together
         if not trainer.is_global_zero:
             return
-        with dispensable(self.path):
+        with best_effort(self.path):
             if trainer.ckpt_path is not None and self.path.exists():
                 before = read_object(self.path)
                 again = {key: facts[key] for key in ("started", "command", "versions", "compute")}

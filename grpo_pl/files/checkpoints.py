@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from grpo_pl.files.rows import read_object
-from grpo_pl.files.writing import PatientFile, staged
+from grpo_pl.files.writing import DeferredErrorFile, staged
 
 T = TypeVar("T")
 
@@ -135,7 +135,7 @@ def save_tensors(state: Any, path: Path) -> None:
     Raises:
         OSError: the disk is full, or another reason of the system's.
     """
-    with staged(path) as staging, PatientFile(staging) as file:
+    with staged(path) as staging, DeferredErrorFile(staging) as file:
         torch.save(state, file)
 
 

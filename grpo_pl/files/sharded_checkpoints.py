@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from grpo_pl.files.checkpoints import LAST, META, CheckpointError, _of_policy, read_file, save_tensors
-from grpo_pl.files.writing import PatientFile
+from grpo_pl.files.writing import DeferredErrorFile
 
 _INDEX_CLASSES = {
     ("torch.distributed.checkpoint.metadata", name)
@@ -51,7 +51,7 @@ def write_sharded(folder: Path, tensors: dict[str, Any], meta: dict[str, Any]) -
         OSError: a rank could not write its part; on every rank.
     """
     writer = FileSystemWriter(str(folder), sync_files=True)
-    writer.fs = _PatientFileSystem()
+    writer.fs = _DeferredErrorFileSystem()
     try:
         save(tensors, storage_writer=writer)
     except CheckpointException as error:
@@ -118,7 +118,7 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return {key: tuple(entry.size) for key, entry in reader.read_metadata().state_dict_metadata.items()}  # type: ignore[union-attr]
 
 
-class _PatientFileSystem(FileSystem):
+class _DeferredErrorFileSystem(FileSystem):
     """Torch's file system, but an error of writing keeps its reason."""
 
     @contextmanager
@@ -127,7 +127,7 @@ class _PatientFileSystem(FileSystem):
             with super().create_stream(path, mode) as stream:
                 yield stream
             return
-        with PatientFile(Path(path)) as file:
+        with DeferredErrorFile(Path(path)) as file:
             yield file
 
 

@@ -101,7 +101,7 @@ def append_lines(path: Path, text: str) -> None:
 
 
 @contextmanager
-def dispensable(path: Path) -> Iterator[None]:
+def best_effort(path: Path) -> Iterator[None]:
     """Around writing a file that a run can go on without: an ``OSError``, such as a full disk, becomes a warning, once
     until it can be written again."""
     try:
@@ -115,7 +115,7 @@ def dispensable(path: Path) -> Iterator[None]:
         _failing.discard(path)
 
 
-class PatientFile(io.BufferedWriter):
+class DeferredErrorFile(io.BufferedWriter):
     """A file for writers that lose the reason of a failed write, as ``torch.save`` does: such a writer goes on to its
     end, and ``close`` raises the first ``OSError``."""
 
@@ -124,7 +124,7 @@ class PatientFile(io.BufferedWriter):
         self._error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        self._attempt(lambda: super(PatientFile, self).write(data))
+        self._attempt(lambda: super(DeferredErrorFile, self).write(data))
         return memoryview(data).nbytes
 
     def flush(self) -> None:

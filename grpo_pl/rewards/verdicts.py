@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from grpo_pl.files.writing import dispensable
+from grpo_pl.files.writing import best_effort
 
 _AT_ONCE = 500  # keys in one query
 
@@ -39,7 +39,7 @@ class Verdicts:
         """Stores verdicts; if the disk is full, warns and goes on without."""
         if not verdicts:
             return
-        with dispensable(self.file):
+        with best_effort(self.file):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with self._table() as table:
                 table.executemany("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", verdicts.items())

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from grpo_pl.callbacks.completions import rows_of, shortened
 from grpo_pl.files.rows import Row, row_writer
-from grpo_pl.files.writing import dispensable
+from grpo_pl.files.writing import best_effort
 from grpo_pl.functional.argument_checks import check_at_least, check_choice
 from grpo_pl.rewards.answer_reading import AnswerReward
 from grpo_pl.rewards.base import Reward, Score, correctness_index, needs_of
@@ -254,7 +254,7 @@ class RewardWatch(StepCallback):
 
     def _write(self) -> None:
         assert self.path is not None
-        with dispensable(self.path), row_writer(self.path) as write:
+        with best_effort(self.path), row_writer(self.path) as write:
             for sign in get_args(Sign):
                 for row in self._rows.get(sign, []):
                     write(row)

@@ -17,7 +17,7 @@ from grpo_pl.files.rows import (
     resume_rows,
     row_writer,
 )
-from grpo_pl.files.writing import dispensable
+from grpo_pl.files.writing import best_effort
 
 
 def _file(folder: Path, content: bytes) -> Path:
@@ -121,7 +121,7 @@ def test_a_place_where_no_file_can_be_is_named_before_the_work(tmp_path: Path) -
 def test_a_run_goes_on_where_the_folder_of_a_dispensable_file_cannot_be_made(tmp_path: Path) -> None:
     path = _file(tmp_path, b"") / "inside.jsonl"
     complaint = r"inside\.jsonl cannot be written: its folder cannot be made"
-    with pytest.warns(UserWarning, match=complaint), dispensable(path), row_writer(path) as write:
+    with pytest.warns(UserWarning, match=complaint), best_effort(path), row_writer(path) as write:
         write({})
 
 
