@@ -35,7 +35,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo_pl.distributed.sharding import Sharding, gathered, shard
-from grpo_pl.functional.sampling import Noise, NoiseAhead, score_gaps, token_keys
+from grpo_pl.functional.sampling import Noise, PrecomputedNoise, score_gaps, token_keys
 from grpo_pl.rollout import decoding
 from grpo_pl.rollout.decoding import row_keys
 from grpo_pl.rollout.engine import RolloutEngine
@@ -282,7 +282,7 @@ def time_of_draws(model: PreTrainedModel, cell: Cell, repetitions: int) -> dict[
     taken = []
     with (
         mock.patch.object(decoding, "draw_tokens", timed(decoding.draw_tokens)),
-        mock.patch.object(NoiseAhead, "at", timed(NoiseAhead.at)),
+        mock.patch.object(PrecomputedNoise, "at", timed(PrecomputedNoise.at)),
     ):
         for _ in range(repetitions + 1):
             spent, start = 0.0, time.perf_counter()

@@ -37,7 +37,7 @@ from grpo_pl.cli.run_folder import (
 from grpo_pl.config.jsonargparse_adapter import Parser, add_preset_option, subclasses_allowed
 from grpo_pl.config.objects import import_shipped_sources, own_classes, read, read_tree, require_fields, values_of
 from grpo_pl.config.presets import short_name
-from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.data.datamodule import RolloutDataModule, check_shares
 from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.files.runs import OpenRun, RunFolder, newest_run_folder
@@ -222,7 +222,7 @@ class GRPOCLI(LightningCLI):
         except TypeError as error:  # what Lightning raises for a value such as devices: x
             raise ValueError(f"trainer: {error}") from error
         if self.subcommand == "fit":
-            self.datamodule.check_processes(built.num_devices * built.num_nodes)  # before the cold start
+            check_shares(self.datamodule.prompt_count, built.num_devices * built.num_nodes)  # before the cold start
         for logger in self._others:
             logger.log_hyperparams(yaml.safe_load(self._resolved_config()))
         if derived:

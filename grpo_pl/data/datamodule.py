@@ -83,20 +83,12 @@ class RolloutDataModule(LightningDataModule):
             raise ValueError("data.prompts_per_step is null, and no run has derived it: give a number.")
         return self.prompts_per_step
 
-    def check_processes(self, world: int) -> None:
-        """Refuses prompts of a rollout that ``world`` processes cannot share.
-
-        Raises:
-            ValueError: see `check_shares`.
-        """
-        check_shares(self.prompt_count, world)
-
     def prompts(self, step: int, attempt: int = 0) -> PromptBatch:
         """This rank's share of the prompts of a rollout step."""
         first = step if self.repeated is None else step % self.repeated
         everyone = self.source.prompts(first, attempt, count=self.prompt_count)
         rank, world = self._rank_and_world()
-        self.check_processes(world)
+        check_shares(self.prompt_count, world)
         share = len(everyone) // world
         mine = tuple(everyone[rank * share : (rank + 1) * share])
         return PromptBatch(step=step, prompts=mine, valid=(True,) * share)

@@ -23,8 +23,6 @@ LAST = "last.ckpt"
 PATTERN = "rollout-*.ckpt"
 META = "meta.pt"
 """Inside a sharded checkpoint, which is a folder: everything that is not a sharded tensor."""
-DCP_INDEX = ".metadata"
-"""Inside a sharded checkpoint: which tensor lies where, by ``torch.distributed.checkpoint``."""
 
 
 class CheckpointError(RuntimeError):

@@ -30,8 +30,8 @@ _LOW_1 = 0x7FEB352D  # multipliers of the 32-bit hash
 _LOW_2 = 0x846CA68B - (1 << 32)
 _BLOCK = 1 << 20  # entries of (rows, V) that are raced at once: what fits into a cache
 _LARGE = 4096  # vocabularies from here on are searched in two levels, and summed once more
-_AHEAD = 1 << 19  # entries of noise that are computed ahead, 2 MiB
-_MOST_AHEAD = 16  # positions
+_MOST_ENTRIES = 1 << 19  # of noise that is computed ahead, 2 MiB
+_MOST_POSITIONS = 16  # of noise that is computed ahead
 _WEIGHT_BITS = 44  # 2**19 weights of up to 1 sum to less than 2**63
 
 
@@ -127,7 +127,7 @@ class Noise:
         return arrival_times(self.keys, vocabulary, scratch)
 
 
-class NoiseAhead:
+class PrecomputedNoise:
     """The noise of rows that draw one position after the other; that of several positions is computed at once where the
     vocabulary is small, because a call of torch takes longer than its work there.
 
@@ -150,11 +150,11 @@ class NoiseAhead:
             position: one more than that of the call before, or 0.
         """
         if position >= self._first + len(self._times):
-            ahead = min(_MOST_AHEAD, _AHEAD // (len(rows) * vocabulary), self._keys.shape[1] - position)
+            ahead = min(_MOST_POSITIONS, _MOST_ENTRIES // (len(rows) * vocabulary), self._keys.shape[1] - position)
             if ahead < 2:
                 return Noise(keys=self._keys[rows, position])
             shape = (2, ahead, len(rows), vocabulary)
-            self._scratch = self._scratch if self._scratch.numel() else self._scratch.new_empty(2 * _AHEAD)
+            self._scratch = self._scratch if self._scratch.numel() else self._scratch.new_empty(2 * _MOST_ENTRIES)
             scratch = self._scratch[: math.prod(shape)].view(shape)
             self._times = arrival_times(self._keys[rows, position : position + ahead].T, vocabulary, scratch)
             self._place[rows] = torch.arange(len(rows), device=rows.device)

@@ -137,7 +137,11 @@ class GRPOAlgorithm(Objective):
             )
             centred = self._centred(groups)
             scaled = adv.rescale(centred, raw, usable, lengths, scale=self.scale, ddof=self.std_ddof, eps=self.std_eps)
-        keep = self._keep(usable, truncated, correct)
+        keep = usable & ~truncated if self.mask_truncated else usable
+        if self.samples == "correct":
+            if correct is None:
+                raise ValueError("samples: correct needs `correct`: mark one reward with correctness: true.")
+            keep = keep & correct
         scaled = scaled.masked_fill(~keep, 0.0)
         return Advantages(
             rewards=rewards.to(values.dtype),
@@ -276,14 +280,6 @@ class GRPOAlgorithm(Objective):
                 f"give finite advantages of shape {tuple(groups.rewards.shape)}."
             )
         return found.masked_fill(~groups.valid, 0.0)
-
-    def _keep(self, usable: Tensor, truncated: Tensor, correct: Tensor | None) -> Tensor:
-        keep = usable
-        if self.samples == "correct":
-            if correct is None:
-                raise ValueError("samples: correct needs `correct`: mark one reward with correctness: true.")
-            keep = keep & correct
-        return keep & ~truncated if self.mask_truncated else keep
 
     @property
     def skips_zeros(self) -> bool:

@@ -140,7 +140,7 @@ class CompletionSampler:
                 progress=progress,
                 should_stop=should_stop,
             )
-            return self._played(prompts, self._dated(rollout), episodes, step)
+            return self._episode_samples(prompts, self._with_version(rollout), episodes, step)
         request = generate_request(
             model,
             self.tokenizer,
@@ -177,7 +177,7 @@ class CompletionSampler:
         should_stop: Callable[[], bool] | None = None,
     ) -> Rollout:
         """The engine's completions, with the version of the weights that they were drawn from."""
-        return self._dated(self.engine.generate(model, request, progress=progress, should_stop=should_stop))
+        return self._with_version(self.engine.generate(model, request, progress=progress, should_stop=should_stop))
 
     def samples(self, prompts: Sequence[Problem], rollout: Rollout, step: int) -> Samples:
         """A rollout of single turns beside its texts."""
@@ -189,7 +189,7 @@ class CompletionSampler:
             completions=self._texts(rollout),
         )
 
-    def _dated(self, rollout: Rollout) -> Rollout:
+    def _with_version(self, rollout: Rollout) -> Rollout:
         """The rollout with the version of the weights that it was drawn from."""
         version = self.engine.updates if self.engine.weights_version is None else self.engine.weights_version
         return replace(rollout, policy_version=torch.where(rollout.action_mask, version, NO_VERSION))
@@ -199,7 +199,9 @@ class CompletionSampler:
         rows = zip(rollout.completion_ids.tolist(), rollout.lengths.tolist(), strict=True)
         return [self.template.completion_text(row[:length], self.tokenizer) for row, length in rows]
 
-    def _played(self, prompts: Sequence[Problem], rollout: Rollout, episodes: Sequence[Episode], step: int) -> Samples:
+    def _episode_samples(
+        self, prompts: Sequence[Problem], rollout: Rollout, episodes: Sequence[Episode], step: int
+    ) -> Samples:
         first = slice(None, None, rollout.group_size)  # all episodes of a group begin alike
         asked = zip(rollout.prompt_ids[first], rollout.prompt_mask[first], strict=True)
         whole = self.episodes.rewards_see == "exchange"

@@ -11,7 +11,7 @@ from torch import Tensor
 from grpo_pl.functional import sampling
 from grpo_pl.functional.sampling import (
     Noise,
-    NoiseAhead,
+    PrecomputedNoise,
     arrival_times,
     draw_tokens,
     row_key,
@@ -142,7 +142,7 @@ def test_noise_computed_ahead_is_that_of_each_position():
     """While rows end; a vocabulary that is too large for it is computed position by position."""
     keys = torch.tensor([row_key("ahead", i) for i in range(9)])
     for vocabulary in (7, 60_000):
-        ahead, rows = NoiseAhead(keys, 40), torch.arange(9)
+        ahead, rows = PrecomputedNoise(keys, 40), torch.arange(9)
         for position in range(40):
             times = ahead.at(rows, position, vocabulary).arrival_times(vocabulary)
             assert torch.equal(times, arrival_times(token_keys(keys[rows], position), vocabulary))

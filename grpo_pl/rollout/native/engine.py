@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from grpo_pl.functional.sampling import Noise, NoiseAhead
+from grpo_pl.functional.sampling import Noise, PrecomputedNoise
 from grpo_pl.rollout.decoding import DecodeMonitor
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
@@ -123,7 +123,7 @@ class NativeEngine(PlainEngine):
             order: the chunk's row of each row of the decoder; by default the same.
         """
         longest = monitor.sampling.max_completion_length
-        noise = NoiseAhead(keys, longest)
+        noise = PrecomputedNoise(keys, longest)
         completion_ids = keys.new_zeros(len(keys), longest)
         logprobs = torch.zeros(len(keys), longest, dtype=torch.float32, device=keys.device)  # whatever the default is
         rows = torch.tensor(order or range(len(keys)), device=keys.device)  # still decoding, in the decoder's order
