@@ -99,30 +99,30 @@ class EventFiles(TensorBoardLogger):
             threading.excepthook = _WithoutWriters(threading.excepthook)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:  # type: ignore[override]
-        with self._dispensable():
+        with self._best_effort():
             super().log_metrics(metrics, step)
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        with self._dispensable():
+        with self._best_effort():
             super().log_hyperparams(*args, **kwargs)
 
     def log_table(self, key: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int) -> None:
         """A table under TEXT, cells of more than 2,000 characters cut."""
         lines = [columns, ["---"] * len(columns), *data]
         text = "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
-        with self._dispensable():
+        with self._best_effort():
             self.experiment.add_text(key, text, step)
 
     def save(self) -> None:
-        with self._dispensable():
+        with self._best_effort():
             super().save()
 
     def finalize(self, status: str) -> None:
-        with self._dispensable():
+        with self._best_effort():
             super().finalize(status)
 
     @contextmanager
-    def _dispensable(self) -> Iterator[None]:
+    def _best_effort(self) -> Iterator[None]:
         folder = Path(self.log_dir)
         with best_effort(folder):
             try:
