@@ -34,9 +34,8 @@ from serve.guard import Guard
 from serve.json_body import JsonRoute
 from serve.logs import configure_logs, open_access_log, write_output
 from serve.metrics import ServerMetrics
-from serve.openapi import docs, openapi
 from serve.origins import CrossOrigin
-from serve.page import page
+from serve.pages import docs, openapi, page
 from serve.prompts import Prompts
 from serve.responses import ResponsesRoute
 from serve.score_worker import ScoreWorker

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,21 @@ _TYPES = {
     429: "rate_limit_error",
     **dict.fromkeys((501, 505), "invalid_request_error"),
 }
+
+
+class Fault(BaseModel):
+    """Why a request was refused."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class Refusal(BaseModel):
+    """The body of every answer with a status of 400 or more."""
+
+    error: Fault
 
 
 class ApiError(HTTPException):

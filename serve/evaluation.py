@@ -1,25 +1,28 @@
-"""``/v1/evaluate``: draws and scores completions, with the batch and rewards of all other requests, and sums up."""
+"""``/v1/evaluate``: draws completions, scores them and sums up; the route, and the same without a server."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 from fastapi import Request, Response
 
+from grpo_pl.config.objects import build_rewards
+from grpo_pl.evaluation.metrics import summarise
 from grpo_pl.policy.trained import ServedModel
+from grpo_pl.rollout.native.continuous import batch_of
 from serve.connection import while_connected
 from serve.dispatch import Chunk, Deadline, Generator, Scorer
-from serve.errors import bad_request, check_model, large_json_response
+from serve.errors import ApiError, bad_request, check_model, large_json_response
 from serve.generate_worker import Generate
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts
-from serve.schemas import EvalProblem, EvaluateRequest
-from serve.score_worker import ScoreItems
-from serve.summary import summarise
+from serve.schemas import EvalProblem, EvaluateRequest, Sampling
+from serve.score_worker import ScoreItems, score_items
 from serve.weights import Weights
 
 _MOST_COMPLETIONS = 16_384
@@ -114,3 +117,45 @@ def result_of(
         for text, chunk, score in zip(items.completions, finished, scored, strict=True)
     ]
     return {"problem": problem.problem, "answer": problem.answer, "id": problem.id, "samples": samples}
+
+
+def evaluate_locally(
+    model: ServedModel,
+    problems: Sequence[EvalProblem],
+    sampling: Sampling,
+    *,
+    seed: int,
+    device: str,
+    max_rows: int,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Evaluates a model; yields (index, result) as problems are finished, with the same results as the route.
+
+    Raises:
+        ValueError: a problem with a character that the tokenizer does not know, or that exceeds the context.
+    """
+    evaluations = Prompts(model).evaluations(problems, sampling, seed=seed, name=lambda i: f"line {i + 1}")
+    try:
+        waiting = deque(enumerate(asyncio.run(evaluations)))
+    except ApiError as error:
+        raise ValueError(error.message) from error
+    rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)
+    for reward in rewards:
+        reward.check()
+    batch = batch_of(model, model.load_policy(device), max(max_rows, sampling.n))
+    owner: dict[int, tuple[int, list[Chunk], Chunk]] = {}  # by sequence: problem, its completions, the sequence's own
+    try:
+        while waiting or len(batch):
+            while waiting and len(batch) + sampling.n <= batch.max_rows:
+                i, job = waiting.popleft()
+                group = [Chunk(sample) for sample in range(sampling.n)]
+                sequences = batch.add(job.prompt_ids, job.keys, job.options)
+                owner |= {s: (i, group, chunk) for s, chunk in zip(sequences, group, strict=True)}
+            for drawn in batch.step():
+                i, group, chunk = owner[drawn.sequence]
+                chunk.add(drawn.token, drawn.logprob, drawn.top, drawn.finish)
+                if all(chunk.finish is not None for chunk in group):
+                    items = items_of(problems[i], group, model)
+                    yield i, result_of(problems[i], items, group, score_items(rewards, items, slice(None)))
+    finally:
+        for reward in rewards:
+            reward.close()

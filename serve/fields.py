@@ -1,20 +1,29 @@
-"""Fields of OpenAI's and vLLM's APIs that this server does not act on: values that are accepted, and refusals."""
+"""``Body``, the base class of all objects in requests, and the fields that it accepts without acting on them.
+
+Fields of OpenAI's and vLLM's APIs that this server does not support are accepted with values that change nothing, and
+refused by name with all others.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, ClassVar, Self
 
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+Text = Annotated[str, Field(min_length=0)]  # a string with a constraint is checked for lone surrogates
+MAX_SHORT = 256
+Short = Annotated[str, Field(min_length=1, max_length=MAX_SHORT)]
 
 ANY = object()
 """Any value is accepted, because the field has no effect on the text."""
 
 
 @dataclass(frozen=True)
-class Passing:
+class IgnoredFields:
     """Fields that a body may hold besides those that it declares, with their accepted values: ``ANY``, or those that
     change nothing. Null, which clients send for fields they do not use, is always accepted."""
 
@@ -29,30 +38,60 @@ class Passing:
             PydanticCustomError: a field that is not known, or a value that this server does not support.
         """
         for name, value in extra.items():
-            if name not in self.values:
-                raise _refused("unknown_parameter", name, self._advice(name, declared))
-            passing = self.values[name]
-            if not (passing is ANY or value is None or any(_same(value, each) for each in passing)):
-                raise _refused("unsupported_parameter", name, f"this server does not support {_short(value)}")
-
-    def _advice(self, name: str, declared: Iterable[str]) -> str:
-        if name in self.instead:
-            return f"there is no such field here; use {self.instead[name]}"
-        near = difflib.get_close_matches(name[:64].lower(), [*declared, *self.values], n=1, cutoff=0.7)
-        return "there is no such field" + (f"; did you mean {near[0]}?" if near else "")
-
-
-def _refused(code: str, name: str, message: str) -> PydanticCustomError:
-    return PydanticCustomError(code, "{message}", {"message": message, "field": name[:64]})  # type: ignore[arg-type]
+            if name in self.values:
+                accepted = self.values[name]
+                if not (accepted is ANY or value is None or any(_same(value, each) for each in accepted)):
+                    shown = f"{value!r:.40}" if isinstance(value, str | int | float) else f"this {type(value).__name__}"
+                    raise at(name[:64], f"this server does not support {shown}", code="unsupported_parameter")
+            elif name in self.instead:
+                message = f"there is no such field here; use {self.instead[name]}"
+                raise at(name[:64], message, code="unknown_parameter")
+            else:
+                near = difflib.get_close_matches(name[:64].lower(), [*declared, *self.values], n=1, cutoff=0.7)
+                message = "there is no such field" + (f"; did you mean {near[0]}?" if near else "")
+                raise at(name[:64], message, code="unknown_parameter")
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Whether two JSON values are equal: 1.0 equals 1, but true does not."""
+    """Compares two JSON values: 1.0 equals 1, but true does not."""
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
-def _short(value: Any) -> str:
-    return f"{value!r:.40}" if isinstance(value, str | int | float) else f"this {type(value).__name__}"
+def at(field: str, message: str, *, code: str = "value_error") -> PydanticCustomError:
+    """An error about ``field``, for checks that need the whole object."""
+    return PydanticCustomError(code, "{message}", {"message": message, "field": field})  # type: ignore[arg-type]
+
+
+class Body(BaseModel):
+    """An object with the declared fields, and further ones that ``ignored`` accepts. Null counts as left out."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
+    ignored: ClassVar[IgnoredFields | None] = IgnoredFields()
+    """Rules for fields that are not declared; None accepts them all."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: each for name, each in value.items() if each is not None or name not in cls.model_fields}
+
+    @model_validator(mode="after")
+    def _only_known_fields(self) -> Self:
+        if self.ignored is not None and self.model_extra:
+            self.ignored.check(self.model_extra, type(self).model_fields)
+        return self
+
+
+def by_type(must_be: str, kinds: dict[type, str]) -> Discriminator:
+    """Reads a value of several types as the member of the union that its own type names, so that errors are those of
+    what the client meant. Tags are no identifiers, which errors would take for fields."""
+    return chosen(must_be, lambda value: next((tag for kind, tag in kinds.items() if isinstance(value, kind)), None))
+
+
+def chosen(must_be: str, tag: Callable[[Any], str | None]) -> Discriminator:
+    """Reads a value as the member of the union that ``tag`` names; None refuses it."""
+    return Discriminator(tag, custom_error_type="wrong_type", custom_error_message=f"must be {must_be}")
 
 
 _FOR_WHOM = {  # who sends the request, and how the answer is stored or billed
@@ -83,7 +122,7 @@ _INSTEAD = {
     "do_sample": "temperature, which is 0 for greedy",
 }
 
-CHAT = Passing(
+CHAT = IgnoredFields(
     {
         **_FOR_WHOM,
         **_VLLM,
@@ -99,8 +138,8 @@ CHAT = Passing(
     },
     _INSTEAD,
 )
-COMPLETION = Passing(_FOR_WHOM | _VLLM | {"add_special_tokens": (True,), "suffix": ("",)}, _INSTEAD)
-RESPONSES = Passing(
+COMPLETION = IgnoredFields(_FOR_WHOM | _VLLM | {"add_special_tokens": (True,), "suffix": ("",)}, _INSTEAD)
+RESPONSES = IgnoredFields(
     {
         **_FOR_WHOM,
         **dict.fromkeys(("conversation", "max_tool_calls", "moderation", "previous_response_id", "prompt"), ()),
@@ -112,8 +151,8 @@ RESPONSES = Passing(
     },
     {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"},
 )
-STREAM_OPTIONS = Passing({"include_obfuscation": ANY})
-MESSAGE = Passing(
+STREAM_OPTIONS = IgnoredFields({"include_obfuscation": ANY})
+MESSAGE = IgnoredFields(
     {
         **dict.fromkeys(("id", "name", "status"), ANY),
         **dict.fromkeys(("audio", "function_call", "phase", "refusal"), ()),
@@ -122,8 +161,8 @@ MESSAGE = Passing(
         "type": ("text", "message"),
     }
 )
-TOOL_CALL = Passing({"index": ANY})
-RESPONSE_ITEM = Passing(
+TOOL_CALL = IgnoredFields({"index": ANY})
+RESPONSE_ITEM = IgnoredFields(
     {
         **dict.fromkeys(("created_by", "id", "status"), ANY),
         **dict.fromkeys(
@@ -131,7 +170,7 @@ RESPONSE_ITEM = Passing(
         ),  # OpenAI's client writes its own name, too
     }
 )
-CONTENT_PART = Passing({"annotations": ([],), "cache_control": ANY, "logprobs": ([],)})
-JSON_SCHEMA = Passing(dict.fromkeys(("description", "name", "strict"), ANY))
-EVALUATION = Passing(_FOR_WHOM, _INSTEAD)
-TOKENIZE = Passing(_TEMPLATE | {"user": ANY})
+CONTENT_PART = IgnoredFields({"annotations": ([],), "cache_control": ANY, "logprobs": ([],)})
+JSON_SCHEMA = IgnoredFields(dict.fromkeys(("description", "name", "strict"), ANY))
+EVALUATION = IgnoredFields(_FOR_WHOM, _INSTEAD)
+TOKENIZE = IgnoredFields(_TEMPLATE | {"user": ANY})

@@ -13,9 +13,8 @@ from grpo_pl.rewards.sandbox.worker_threads import SandboxSettings, WorkerStartE
 from serve import grammar_judge
 from serve.errors import ApiError, bad_request
 from serve.grammar_judge import COMPILE_S
-from serve.grammars import Grammar, is_available, vocabulary_data
+from serve.grammars import Grammar, SizedCache, is_available, vocabulary_data
 from serve.places import QueueFull
-from serve.sized_cache import SizedCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

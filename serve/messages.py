@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 
 from grpo_pl.environments.tool_calls import Call
 from serve import fields
-from serve.bodies import Body, Short, Text, at, by_type
 from serve.errors import ApiError
+from serve.fields import Body, Short, Text, at, by_type
 from serve.json_body import parse_object
 from serve.settings import MAX_ITEMS, MAX_TOOLS
 
@@ -130,7 +130,7 @@ class CalledFunction(Body):
 class ToolCall(Body):
     """A call in an earlier message of the assistant."""
 
-    passing = fields.TOOL_CALL
+    ignored = fields.TOOL_CALL
     id: Short
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -157,7 +157,7 @@ class ToolCall(Body):
 class ContentPart(Body):
     """A piece of a message; the later names are those of ``/v1/responses``."""
 
-    passing = fields.CONTENT_PART
+    ignored = fields.CONTENT_PART
     type: Literal["text", "input_text", "output_text"]
     text: Text
 
@@ -165,7 +165,7 @@ class ContentPart(Body):
 class Message(Body):
     """One turn of a conversation."""
 
-    passing = fields.MESSAGE
+    ignored = fields.MESSAGE
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
         Annotated[Text, Tag("a text")]

@@ -13,10 +13,10 @@ from pydantic import Discriminator, Field, Tag, ValidationError
 from grpo_pl.rollout.native.continuous import ScoredToken
 from serve import fields
 from serve.answers import Choice, usage_of
-from serve.bodies import Body, Short, Text, by_type
 from serve.call_reader import MadeCall
 from serve.completions import CompletionRoutes
 from serve.errors import ApiError, from_fault, to_json
+from serve.fields import Body, Short, Text, by_type
 from serve.messages import ContentPart, FunctionSchema, FunctionTool, Message
 from serve.schemas import CHOICE, Asked, ChatRequest, Seed, StreamOptions
 from serve.settings import MAX_ITEMS, MAX_TOOLS
@@ -25,7 +25,7 @@ from serve.settings import MAX_ITEMS, MAX_TOOLS
 class TextFormat(Body):
     """The form of the answer."""
 
-    passing = fields.JSON_SCHEMA
+    ignored = fields.JSON_SCHEMA
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
 
@@ -38,14 +38,14 @@ class TextFormat(Body):
 class TextOptions(Body):
     """Options of the answer's text."""
 
-    passing = fields.Passing({"verbosity": ("medium",)})
+    ignored = fields.IgnoredFields({"verbosity": ("medium",)})
     format: TextFormat | None = None
 
 
 class FunctionCall(Body):
     """A call in an earlier answer."""
 
-    passing = fields.RESPONSE_ITEM
+    ignored = fields.RESPONSE_ITEM
     type: Literal["function_call"]
     call_id: Short
     name: Text
@@ -61,7 +61,7 @@ class ResultPart(ContentPart):
 class FunctionResult(Body):
     """The result of a call."""
 
-    passing = fields.RESPONSE_ITEM
+    ignored = fields.RESPONSE_ITEM
     type: Literal["function_call_output"]
     call_id: Short
     output: Annotated[
@@ -123,7 +123,7 @@ def _as_messages(items: Sequence[Message | FunctionCall | FunctionResult]) -> li
 class ResponsesRequest(Asked):
     """``POST /v1/responses``."""
 
-    passing = fields.RESPONSES
+    ignored = fields.RESPONSES
     input: Annotated[
         Annotated[Text, Tag("a text")]
         | Annotated[list[_Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True), Tag("a list")],

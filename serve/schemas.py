@@ -17,8 +17,8 @@ from pydantic import (
 )
 
 from serve import fields
-from serve.bodies import MAX_SHORT, Body, Short, Text, at, by_type, chosen
 from serve.errors import bad_request
+from serve.fields import MAX_SHORT, Body, Short, Text, at, by_type, chosen
 from serve.grammars import MAX_GRAMMAR, Grammar
 from serve.messages import FunctionTool, Message, NamedTool
 from serve.settings import MAX_COLUMNS, MAX_ITEMS, MAX_SAMPLES, MAX_TEXT, MAX_TOOLS
@@ -57,7 +57,7 @@ def _as_list(value: Any) -> Any:
 class StreamOptions(Body):
     """Options of a stream."""
 
-    passing = fields.STREAM_OPTIONS
+    ignored = fields.STREAM_OPTIONS
     include_usage: bool = False
     """Send a last chunk with the usage."""
     continuous_usage_stats: bool = False
@@ -134,7 +134,7 @@ class Sampling(Asked):
 class JsonSchema(Body):
     """A schema with its name."""
 
-    passing = fields.JSON_SCHEMA
+    ignored = fields.JSON_SCHEMA
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
@@ -246,7 +246,7 @@ class _Completions(Sampling):
 class ChatRequest(_Completions):
     """``POST /v1/chat/completions``."""
 
-    passing = fields.CHAT
+    ignored = fields.CHAT
     messages: list[Message] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
     logprobs: bool = False
     """Return the log-probability of every token."""
@@ -311,7 +311,7 @@ def _kind_of_prompt(value: Any) -> str | None:
 class CompletionRequest(_Completions):
     """``POST /v1/completions``: one prompt or several, as text or as tokens."""
 
-    passing = fields.COMPLETION
+    ignored = fields.COMPLETION
     prompt: Annotated[
         Annotated[Text, Tag("a text")]
         | Annotated[list[Text], _First, Tag("several texts")]
@@ -346,7 +346,7 @@ class CompletionRequest(_Completions):
 class EvalProblem(Body):
     """One problem of an evaluation; further fields are columns for the rewards."""
 
-    passing = None
+    ignored = None
     problem: Text
     answer: Annotated[Text, Field(max_length=MAX_TEXT)]
     id: (
@@ -367,14 +367,14 @@ class EvalProblem(Body):
 class EvaluateRequest(Sampling):
     """``POST /v1/evaluate``."""
 
-    passing = fields.EVALUATION
+    ignored = fields.EVALUATION
     items: list[EvalProblem] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
 
 
 class ScoreItem(Body):
     """A completion to score, which may be any JSON string; further fields are columns for the rewards."""
 
-    passing = None
+    ignored = None
     completion: AnyText
     answer: AnyText
 
@@ -382,7 +382,7 @@ class ScoreItem(Body):
 class ScoreRequest(Asked):
     """``POST /v1/score``."""
 
-    passing = fields.EVALUATION
+    ignored = fields.EVALUATION
     items: list[ScoreItem] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
     group: bool = False
     """Treat the items as samples of one problem, and return their advantages."""

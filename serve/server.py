@@ -20,9 +20,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from serve.dispatch import WorkerLine
-from serve.errors import ApiError, shutting_down, worker_lost
+from serve.errors import ApiError, Refusal, shutting_down, worker_lost
 from serve.litserve_adapter import Launcher, Worker, WorkerSetupStatus
-from serve.openapi import Refusal
 from serve.protocol import ACCEPTED_AT_ONCE, BoundedProtocol, Crowd, connection_limit
 
 log = logging.getLogger(__name__)

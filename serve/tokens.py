@@ -9,8 +9,8 @@ from fastapi import Response
 from pydantic import Field, model_validator
 
 from serve import fields
-from serve.bodies import Text, at
 from serve.errors import bad_request, check_model, json_response
+from serve.fields import Text, at
 from serve.messages import FunctionTool, Message
 from serve.prompts import Prompts
 from serve.schemas import Asked, TokenId
@@ -22,7 +22,7 @@ _MOST_TOKENS = 1 << 17
 class TokenizeRequest(Asked):
     """``POST /tokenize``: a text, or a conversation as the chat route would render it."""
 
-    passing = fields.TOKENIZE
+    ignored = fields.TOKENIZE
     prompt: Text | None = None
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_ITEMS, fail_fast=True)
     tools: list[FunctionTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
@@ -44,7 +44,7 @@ class TokenizeRequest(Asked):
 class DetokenizeRequest(Asked):
     """``POST /detokenize``."""
 
-    passing = fields.TOKENIZE
+    ignored = fields.TOKENIZE
     tokens: list[TokenId] = Field(max_length=_MOST_TOKENS, fail_fast=True)
 
 

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_pl.evaluation.metrics import AverageAtK, MajorityAtK, PassAtK, correctness_metrics, pass_rates
+from grpo_pl.evaluation.metrics import (
+    AverageAtK,
+    MajorityAtK,
+    PassAtK,
+    correctness_metrics,
+    ks_of,
+    pass_rates,
+    summarise,
+)
 from grpo_pl.functional.estimates import estimate_mean, pass_at_k
 
 
@@ -155,3 +163,49 @@ def test_pass_rates_count_full_values_among_those_that_could_be_computed() -> No
 def test_the_metrics_of_correctness_are_named_by_k() -> None:
     assert list(correctness_metrics([1, 4], 4)) == ["pass@1", "pass@4", "maj@4"]
     assert list(correctness_metrics([1], 1)) == ["pass@1"]
+
+
+def _result(correct: list[bool | None], classes: list[int]) -> dict[str, Any]:
+    return {
+        "samples": [
+            {"correct": c, "answer_class": a, "tokens": 10, "finish_reason": "stop"}
+            for c, a in zip(correct, classes, strict=True)
+        ]
+    }
+
+
+def test_the_summary_is_that_of_the_metrics() -> None:
+    results = [
+        _result([True, True, False, False], [0, 0, 1, 2]),
+        _result([False, False, False, False], [1, 1, 2, -1]),
+        _result([True, True, True, True], [0, 0, 0, 0]),
+        _result([None, None, None, None], [-1, -1, -1, -1]),
+    ]
+    summary = summarise(results, n=4)
+    correct = torch.tensor([[True, True, False, False], [False] * 4, [True] * 4])
+    classes = torch.tensor([[0, 0, 1, 2], [1, 1, 2, -1], [0] * 4])
+    for k in (1, 2, 4):
+        metric = PassAtK(k)
+        metric.update(correct)
+        assert summary["metrics"][f"pass@{k}"]["value"] == pytest.approx(metric.compute().item())
+    majority = MajorityAtK(4)
+    majority.update(classes)
+    assert summary["metrics"]["maj@4"]["value"] == pytest.approx(majority.compute().item())
+    assert summary["metrics"]["pass@1"]["low"] == estimate_mean(torch.tensor([0.5, 0.0, 1.0])).low
+    assert summary["problems"] == 4
+    assert (summary["unscored"], summary["unjudged"]) == (1, 4)
+
+
+def test_completions_that_could_not_be_judged_count_neither_as_right_nor_as_wrong() -> None:
+    results = [_result([True, None, False, True], [0, 1, 2, 0]), _result([None, None, None, True], [1, 2, 3, 0])]
+    summary = summarise(results, n=4)
+    assert summary["metrics"]["pass@1"]["value"] == pytest.approx((2 / 3 + 1) / 2)
+    assert (summary["metrics"]["pass@2"]["value"], summary["metrics"]["pass@2"]["problems"]) == (1.0, 1)
+    assert "maj@4" not in summary["metrics"]  # no problem has four votes
+    assert (summary["unscored"], summary["unjudged"]) == (0, 4)
+
+
+def test_ks_are_powers_of_two_and_n() -> None:
+    assert ks_of(1) == [1]
+    assert ks_of(8) == [1, 2, 4, 8]
+    assert ks_of(6) == [1, 2, 4, 6]

@@ -10,12 +10,9 @@ import torch
 from grpo_pl.cli.commands.score import score
 from grpo_pl.cli.main import main
 from grpo_pl.config.objects import build_rewards
-from grpo_pl.evaluation.metrics import MajorityAtK, PassAtK
 from grpo_pl.functional.advantages import subtract_baseline
-from grpo_pl.functional.estimates import estimate_mean
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards.batch import score_completions
-from serve.summary import ks_of, summarise
 
 COMPLETIONS = [
     r"<think>so</think><answer>\boxed{1/2}</answer>",
@@ -146,49 +143,3 @@ def test_mistakes_of_the_command_are_one_line(
     assert main(["evaluate", *options]) == 1
     errors = capsys.readouterr().err.strip().splitlines()
     assert message in errors[-1]
-
-
-def _result(correct: list[bool | None], classes: list[int]) -> dict[str, Any]:
-    return {
-        "samples": [
-            {"correct": c, "answer_class": a, "tokens": 10, "finish_reason": "stop"}
-            for c, a in zip(correct, classes, strict=True)
-        ]
-    }
-
-
-def test_the_summary_is_that_of_the_metrics() -> None:
-    results = [
-        _result([True, True, False, False], [0, 0, 1, 2]),
-        _result([False, False, False, False], [1, 1, 2, -1]),
-        _result([True, True, True, True], [0, 0, 0, 0]),
-        _result([None, None, None, None], [-1, -1, -1, -1]),
-    ]
-    summary = summarise(results, n=4)
-    correct = torch.tensor([[True, True, False, False], [False] * 4, [True] * 4])
-    classes = torch.tensor([[0, 0, 1, 2], [1, 1, 2, -1], [0] * 4])
-    for k in (1, 2, 4):
-        metric = PassAtK(k)
-        metric.update(correct)
-        assert summary["metrics"][f"pass@{k}"]["value"] == pytest.approx(metric.compute().item())
-    majority = MajorityAtK(4)
-    majority.update(classes)
-    assert summary["metrics"]["maj@4"]["value"] == pytest.approx(majority.compute().item())
-    assert summary["metrics"]["pass@1"]["low"] == estimate_mean(torch.tensor([0.5, 0.0, 1.0])).low
-    assert summary["problems"] == 4
-    assert (summary["unscored"], summary["unjudged"]) == (1, 4)
-
-
-def test_completions_that_could_not_be_judged_count_neither_as_right_nor_as_wrong() -> None:
-    results = [_result([True, None, False, True], [0, 1, 2, 0]), _result([None, None, None, True], [1, 2, 3, 0])]
-    summary = summarise(results, n=4)
-    assert summary["metrics"]["pass@1"]["value"] == pytest.approx((2 / 3 + 1) / 2)
-    assert (summary["metrics"]["pass@2"]["value"], summary["metrics"]["pass@2"]["problems"]) == (1.0, 1)
-    assert "maj@4" not in summary["metrics"]  # no problem has four votes
-    assert (summary["unscored"], summary["unjudged"]) == (0, 4)
-
-
-def test_ks_are_powers_of_two_and_n() -> None:
-    assert ks_of(1) == [1]
-    assert ks_of(8) == [1, 2, 4, 8]
-    assert ks_of(6) == [1, 2, 4, 6]

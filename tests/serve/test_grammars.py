@@ -18,8 +18,7 @@ from serve import grammar_judge, grammars
 from serve.errors import ApiError
 from serve.grammar_checker import GrammarChecker
 from serve.grammar_judge import Budget, Unusable
-from serve.grammars import Compiled, Grammar, GrammarMask, Grammars
-from serve.sized_cache import SizedCache
+from serve.grammars import Compiled, Grammar, GrammarMask, Grammars, SizedCache
 from tests.serve.conftest import wait_until
 from tests.serve.hostile_cases import CHAT, COMPLETIONS, SLOW, post
 

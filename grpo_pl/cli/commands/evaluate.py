@@ -76,8 +76,8 @@ def evaluate(
     check_output(Path(output), Path(data))
     from pydantic import ValidationError
 
+    from grpo_pl.evaluation.metrics import summarise
     from serve.schemas import Sampling
-    from serve.summary import summarise
 
     asked = {"n": n, "temperature": temperature, "top_p": top_p, "max_completion_length": max_completion_length}
     try:
@@ -95,7 +95,7 @@ def evaluate(
     else:
         from grpo_pl.policy.loading import choose_device
         from grpo_pl.policy.trained import find_model
-        from serve.local import evaluate_locally
+        from serve.evaluation import evaluate_locally
 
         trained = find_model(Path(str(model)), trust_rewards=trust_rewards)
         problems = read_problems(Path(data), limit, asks=trained.environment is None)
@@ -113,8 +113,8 @@ def evaluate_episodes(
     model: ServedModel, problems: Sequence[EvalProblem], sampling: Sampling, *, seed: int, device: str, max_rows: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Plays each problem in the environment of the policy's training; yields (index, result), a result as
-    `serve.local.evaluate_locally` gives it. The completion of a sample is what the rewards read, ``episode`` has its
-    turns."""
+    `serve.evaluation.evaluate_locally` gives it. The completion of a sample is the text that the rewards read,
+    ``episode`` has its turns."""
     from grpo_pl.cli.answering import load_answerer
     from grpo_pl.functional.sampling import row_key
     from grpo_pl.rewards.base import needs_of
