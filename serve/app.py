@@ -30,11 +30,10 @@ from serve.errors import ApiError, check_model, install_handlers, json_response
 from serve.evaluation import EvaluateRoute
 from serve.generate_worker import GenerateWorker
 from serve.grammar_checker import GrammarChecker
-from serve.guard import Guard
 from serve.json_body import JsonRoute
 from serve.logs import configure_logs, open_access_log, write_output
 from serve.metrics import ServerMetrics
-from serve.origins import CrossOrigin
+from serve.middleware import CrossOrigin, Guard
 from serve.pages import docs, openapi, page
 from serve.prompts import Prompts
 from serve.responses import ResponsesRoute

@@ -1,4 +1,4 @@
-"""Reads JSON bodies; refuses too large ones cheaply, by counting elements and nesting in the raw bytes first."""
+"""Reads JSON bodies; refuses other types, and too many elements or levels, which are counted in the raw bytes first."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
 from serve.errors import ApiError, from_fault
-from serve.origins import require_json
 
 MAX_ELEMENTS = 1 << 17
 """Most commas, colons and opening brackets outside of strings: 8 MB of them would take gigabytes once parsed."""
@@ -41,6 +41,20 @@ class JsonRoute(APIRoute):
             return await handle(_JsonRequest(request.scope, request.receive, kind))
 
         return handle_json
+
+
+def require_json(scope: Scope) -> None:
+    """Refuses content types that browsers send to other sites without a preflight (forms, text), and encoded bodies.
+
+    Raises:
+        ApiError: the body is not plain ``application/json`` (415).
+    """
+    headers = Headers(scope=scope)
+    kinds = [value.partition(";")[0].strip().lower() for value in headers.getlist("content-type")]
+    if kinds != ["application/json"]:
+        raise ApiError(415, "send the header `Content-Type: application/json`.", code="unsupported_media_type")
+    if any(value.strip().lower() != "identity" for value in headers.getlist("content-encoding")):
+        raise ApiError(415, "send the body as it is, without `Content-Encoding`.", code="unsupported_media_type")
 
 
 _one_huge = asyncio.Semaphore(1)  # each thread that computes delays the event loop by a millisecond per turn

@@ -40,17 +40,17 @@ def connection_limit() -> int:
     return max(1, min(_MOST_CONNECTIONS, allowed - used - _SPARE_DESCRIPTORS))
 
 
-class Crowd:
-    """The connections of a server. When all are taken, a new one replaces that whose client has been idle longest."""
+class ConnectionLimit:
+    """Limits the open connections of a server; at the limit a new one replaces the one with the longest idle client."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._opening: WeakSet[BoundedProtocol] = WeakSet()  # in a TLS handshake
         self._open: set[BoundedProtocol] = set()
-        self._closed = False
+        self._refusing = False
         self._waiting: dict[BoundedProtocol, None] = {}  # connections that wait for their client, longest first
 
-    def knock(self, protocol: BoundedProtocol) -> None:
+    def accepted(self, protocol: BoundedProtocol) -> None:
         """Registers a connection that is accepted but not open yet, as in a TLS handshake.
 
         Raises:
@@ -60,10 +60,10 @@ class Crowd:
             raise ConnectionRefusedError("too many connections that are not open yet")
         self._opening.add(protocol)
 
-    def enter(self, protocol: BoundedProtocol) -> ApiError | None:
+    def opened(self, protocol: BoundedProtocol) -> ApiError | None:
         """Adds an open connection, if need be by closing another; returns the error if there is no room."""
         self._opening.discard(protocol)
-        if self._closed:
+        if self._refusing:
             return shutting_down()
         if len(self._open) >= self.limit:
             longest = next(iter(self._waiting), None)
@@ -71,32 +71,32 @@ class Crowd:
                 message = "every connection of this server is busy; try again shortly."
                 return ApiError(503, message, code="too_many_connections", headers={"Retry-After": "1"})
             longest.transport.abort()
-            self.leave(longest)
+            self.closed(longest)
         self._open.add(protocol)
         self._waiting[protocol] = None
         return None
 
-    def leave(self, protocol: BoundedProtocol) -> None:
+    def closed(self, protocol: BoundedProtocol) -> None:
         self._open.discard(protocol)
         self._waiting.pop(protocol, None)
 
-    def has_sent(self, protocol: BoundedProtocol) -> None:
+    def request_received(self, protocol: BoundedProtocol) -> None:
         """A whole request has arrived: the connection waits for the server."""
         self._waiting.pop(protocol, None)
 
-    def is_sending(self, protocol: BoundedProtocol) -> None:
+    def body_received(self, protocol: BoundedProtocol) -> None:
         """A piece of a body has arrived: of those who wait for their client it is the last to be replaced."""
         if self._waiting.pop(protocol, self) is None:
             self._waiting[protocol] = None
 
-    def was_answered(self, protocol: BoundedProtocol) -> None:
+    def request_answered(self, protocol: BoundedProtocol) -> None:
         """All requests are answered: the connection waits for its client."""
         if protocol in self._open:
             self._waiting[protocol] = None
 
     def close(self) -> None:
         """Refuses new connections, and closes those that wait for their client."""
-        self._closed = True
+        self._refusing = True
         for protocol in list(self._waiting):
             protocol.transport.abort()
 
@@ -104,22 +104,22 @@ class Crowd:
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. Errors below the routes have the same JSON format as theirs."""
 
-    def __init__(self, *args: Any, crowd: Crowd, **options: Any) -> None:
+    def __init__(self, *args: Any, limit: ConnectionLimit, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._crowd = crowd
+        self._limit = limit
         self._head_timer: asyncio.TimerHandle | None = None  # runs until the headers are complete
         self._write_timer: asyncio.TimerHandle | None = None
         self._framing = 0  # bytes of the head, or those around the body
         self._in_message = self._in_body = False
         self._fault: ApiError | None = None  # found in the message that the parser reads
         self._refusal: ApiError | None = None  # sent once the requests before it are answered
-        crowd.knock(self)
+        limit.accepted(self)
 
     # --- asyncio's hooks --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        refusal = self._crowd.enter(self)
+        refusal = self._limit.opened(self)
         if refusal is None:
             self._await_head()
         else:
@@ -129,7 +129,7 @@ class BoundedProtocol(HttpToolsProtocol):
         for timer in (self._head_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
-        self._crowd.leave(self)
+        self._limit.closed(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -144,12 +144,17 @@ class BoundedProtocol(HttpToolsProtocol):
                 # the parser leaves out the body after an offer to change the protocol, which is ignored here (RFC 9110,
                 # 7.8): another one reads the request without the offer
                 rest = memoryview(b"".join([self._head_without_offer(), piece[offer.args[0] :], rest]))
-                self.parser = _new_parser(self)
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
                 self._framing = 0
             except httptools.HttpParserError as error:
-                self._refuse(self._fault or _invalid_http(self.parser, error))
+                is_http2 = self.parser.get_method() == b"PRI"
+                self._refuse(self._fault or (_wrong_version() if is_http2 else _invalid(str(error))))
             else:
-                self._check_framing()
+                if self._head_timer is not None and self._framing > HEAD_BYTES:
+                    self._refuse(_head_too_large())
+                elif self._head_timer is None and self._in_body and self._framing > FRAMING_BYTES:
+                    self._refuse(_invalid("the sizes, extensions or trailers around its chunks are too long"))
         if self.transport.is_closing() or self._refusal is not None:
             return
         if self._head_timer is None and not self._in_message and self.timeout_keep_alive_task is None and self._idle:
@@ -197,7 +202,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._framing = max(0, self._framing - 2 * len(body))
-        self._crowd.is_sending(self)
+        self._limit.body_received(self)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -207,7 +212,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_message = self._in_body = False
         self._framing = 0
         if not self._idle:
-            self._crowd.has_sent(self)
+            self._limit.request_received(self)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -215,7 +220,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._refusal is not None and not self.transport.is_closing():
             self._write(self._refusal)
-        self._crowd.was_answered(self)
+        self._limit.request_answered(self)
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -288,13 +293,6 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _check_framing(self) -> None:
-        if self._head_timer is not None:
-            if self._framing > HEAD_BYTES:
-                self._refuse(_head_too_large())
-        elif self._in_body and self._framing > FRAMING_BYTES:
-            self._refuse(_invalid("the sizes, extensions or trailers around its chunks are too long"))
-
     def _refuse(self, error: ApiError) -> None:
         """Answers the message that the parser reads with ``error``, once it is its turn, and closes the connection."""
         if self.transport.is_closing():
@@ -324,12 +322,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def _new_parser(protocol: BoundedProtocol) -> httptools.HttpRequestParser:
-    parser = httptools.HttpRequestParser(protocol)
-    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn: it answers the first request
-    return parser
-
-
 def _head_too_large() -> ApiError:
     return ApiError(431, f"request line and headers are larger than {HEAD_BYTES >> 10} KiB.", code="head_too_large")
 
@@ -340,8 +332,3 @@ def _wrong_version() -> ApiError:
 
 def _invalid(why: str) -> ApiError:
     return ApiError(400, f"this is not a valid HTTP request: {why}.", code="invalid_http")
-
-
-def _invalid_http(parser: httptools.HttpRequestParser, error: httptools.HttpParserError) -> ApiError:
-    """What the parser's error means to the client."""
-    return _wrong_version() if parser.get_method() == b"PRI" else _invalid(str(error))

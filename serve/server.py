@@ -22,14 +22,14 @@ from fastapi import FastAPI
 from serve.dispatch import WorkerLine
 from serve.errors import ApiError, Refusal, shutting_down, worker_lost
 from serve.litserve_adapter import Launcher, Worker, WorkerSetupStatus
-from serve.protocol import ACCEPTED_AT_ONCE, BoundedProtocol, Crowd, connection_limit
+from serve.protocol import ACCEPTED_AT_ONCE, BoundedProtocol, ConnectionLimit, connection_limit
 
 log = logging.getLogger(__name__)
 
 _GRACE_S = 30.0  # for requests in flight, after SIGTERM
-_GOODBYE_S = 5.0  # for a worker to end once its connection is closed
+_WORKER_EXIT_S = 5.0  # for a worker to end once its connection is closed
 _BACKLOG = 1024  # connections that the kernel holds until they are accepted
-_LAST_WORDS_S = 1.5  # between the loss of a worker and the end of the server, so that probes and clients notice it
+_LOST_WORKER_S = 1.5  # between the loss of a worker and the end of the server, so that probes and clients notice it
 
 
 class Server:
@@ -117,10 +117,10 @@ class Server:
     # --- the front --------------------------------------------------------------------------------------------------
 
     def _start_front(self, sockets: list[socket.socket], told_to_stop: SimpleQueue[None], **tls: Any) -> None:
-        self._crowd = Crowd(connection_limit())
+        self._connections = ConnectionLimit(connection_limit())
         config = uvicorn.Config(
             self.app,
-            http=partial(BoundedProtocol, crowd=self._crowd),  # type: ignore[arg-type]  # uvicorn only calls it
+            http=partial(BoundedProtocol, limit=self._connections),  # type: ignore[arg-type]  # uvicorn only calls it
             ws="none",
             backlog=ACCEPTED_AT_ONCE,
             log_config=None,
@@ -166,7 +166,7 @@ class Server:
         self._end_workers()
 
     def _wind_up(self) -> None:
-        self._crowd.close()
+        self._connections.close()
         self._on_stop(self._refuse)
         self._loop.call_later(_GRACE_S, self._fail_all, self._refuse)
 
@@ -189,14 +189,14 @@ class Server:
         gone.join(5.0)  # its pipe closes shortly before the process has ended
         log.error("worker process %s ended with code %s; the server ends too.", gone.pid, gone.exitcode)
         self._loop.call_soon_threadsafe(self._fail_all, worker_lost)
-        time.sleep(_LAST_WORDS_S)
+        time.sleep(_LOST_WORKER_S)
         self.stop()
 
     def _end_workers(self) -> None:
         for end in self._ends:
             end.close()
         for process in self._processes:
-            process.join(_GOODBYE_S if self._warm else 0.0)
+            process.join(_WORKER_EXIT_S if self._warm else 0.0)
             if process.is_alive():  # workers ignore SIGTERM, see `end_with_parent`
                 process.kill()
                 process.join()

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 import serve.protocol as protocol
-from serve.protocol import BoundedProtocol, Crowd
+from serve.protocol import BoundedProtocol, ConnectionLimit
 
 LIMIT = 4
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
@@ -64,7 +64,7 @@ def _listening(places: int) -> Iterator[Callable[[], socket.socket]]:
         ws="none",
         log_config=None,
         backlog=protocol.ACCEPTED_AT_ONCE,
-        http=partial(BoundedProtocol, crowd=Crowd(places)),
+        http=partial(BoundedProtocol, limit=ConnectionLimit(places)),
     )
     server, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
