@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.rollout.texts import TextStream
 from serve.call_reader import CallReader, MadeCall
-from serve.dispatch import Chunk
 from serve.errors import ApiError, Encoded, encoded, to_json
+from serve.generator import Chunk
 from serve.schemas import ChatRequest, CompletionRequest
 
 if TYPE_CHECKING:

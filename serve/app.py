@@ -25,10 +25,10 @@ from grpo_pl.policy.trained import ServedModel, find_model, without_link
 from grpo_pl.rewards.base import needs_of
 from serve.advantages import group_objective
 from serve.completions import CompletionRoutes
-from serve.dispatch import Generator, Scorer
 from serve.errors import ApiError, check_model, install_handlers, json_response
 from serve.evaluation import EvaluateRoute
 from serve.generate_worker import GenerateWorker
+from serve.generator import Generator
 from serve.grammar_checker import GrammarChecker
 from serve.json_body import JsonRoute
 from serve.logs import configure_logs, open_access_log, write_output
@@ -38,7 +38,7 @@ from serve.pages import docs, openapi, page
 from serve.prompts import Prompts
 from serve.responses import ResponsesRoute
 from serve.score_worker import ScoreWorker
-from serve.scoring import ScoreRoute
+from serve.scoring import Scorer, ScoreRoute
 from serve.server import Server, bind
 from serve.settings import ServeSettings
 from serve.tokens import TokenRoutes
@@ -67,18 +67,17 @@ class Application:
         self.metrics = ServerMetrics()
         self.generator = Generator(max_batch_size=settings.max_batch_size, max_queue=settings.max_queue)
         self.scorer = Scorer(max_queue=settings.max_queue)
-        self.weights = Weights(self.generator.line, model)
+        self.weights = Weights(self.generator, model)
         self.grammars = GrammarChecker(model.tokenizer, max_queue=settings.max_queue)
-        self._lines = [self.generator.line, self.scorer.line]
         self._prompts = Prompts(model)
         generate = GenerateWorker(model, device=choose_device(settings.device), max_batch_size=settings.max_batch_size)
         score = ScoreWorker(model.rewards, trust_rewards=model.trust_rewards)
         self._sockets = bind(settings.addresses)
         self.server = Server(
-            [(generate, self.generator.line), (score, self.scorer.line)],
+            [(generate, self.generator), (score, self.scorer)],
             warm_up=self._warm_up,
             on_ready=self._say_ready,
-            on_stop=self.generator.places.close,
+            on_stop=self.generator.slots.close,
         )
         self._routes = self._all_routes()
         self._set_up(self.server.app)
@@ -171,11 +170,11 @@ class Application:
         }
 
     async def _metrics(self) -> Response:
-        places = self.generator.places
-        self.metrics.running.set(places.size - places.free)
-        self.metrics.waiting.set(places.waiting)
+        slots = self.generator.slots
+        self.metrics.running.set(slots.size - slots.free)
+        self.metrics.waiting.set(slots.waiting)
         self.metrics.versions.set(len(self.weights.held))
-        self.metrics.open.set(sum(len(line.calls) for line in self._lines))
+        self.metrics.open.set(len(self.generator.calls) + len(self.scorer.calls))
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _warm_up(self) -> None:
@@ -192,7 +191,7 @@ class Application:
             timeout=None,
         ) as client:
             for stream in (False, True):
-                for count in (1, min(8, self.generator.places.size)):
+                for count in (1, min(8, self.generator.slots.size)):
                     answer = await client.post(CHAT, json={**chat, "n": count, "stream": stream})
                     if answer.is_error:
                         log.warning("a first chat failed with %d: %s", answer.status_code, answer.text[:200])

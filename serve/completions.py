@@ -16,9 +16,9 @@ from serve import grammars
 from serve.answers import ChatShape, Choice, CompletionShape, Shape, TokenTexts
 from serve.call_reader import CallReader
 from serve.connection import EventStream, TimeSlices, merged, while_connected
-from serve.dispatch import Chunk, Deadline, Generator
 from serve.errors import ApiError, bad_request, check_model, large_json_response
 from serve.generate_worker import Generate, ScorePrompt
+from serve.generator import Chunk, Generator
 from serve.grammar_checker import GrammarChecker
 from serve.grammars import Grammar
 from serve.metrics import ServerMetrics
@@ -26,6 +26,7 @@ from serve.prompts import Prompts
 from serve.schemas import ChatRequest, CompletionRequest
 from serve.settings import MAX_SAMPLES
 from serve.weights import Weights
+from serve.worker_client import Deadline
 
 log = logging.getLogger(__name__)
 

@@ -16,21 +16,23 @@ from grpo_pl.evaluation.metrics import summarise
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.native.continuous import batch_of
 from serve.connection import while_connected
-from serve.dispatch import Chunk, Deadline, Generator, Scorer
 from serve.errors import ApiError, bad_request, check_model, large_json_response
 from serve.generate_worker import Generate
+from serve.generator import Chunk, Generator
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts
 from serve.schemas import EvalProblem, EvaluateRequest, Sampling
 from serve.score_worker import ScoreItems, score_items
+from serve.scoring import Scorer
 from serve.weights import Weights
+from serve.worker_client import Deadline
 
 _MOST_COMPLETIONS = 16_384
 _JUDGED_AT_ONCE = 4  # problems; in the reward worker each takes turns with all other requests
 
 
 class EvaluateRoute:
-    """Evaluates problems; a few of each request at a time wait for places in the batch, within evaluations' share."""
+    """Evaluates problems; a few of each request at a time wait for slots of the batch, within evaluations' share."""
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class EvaluateRoute:
     async def _all(self, problems: Sequence[EvalProblem], jobs: Sequence[Generate]) -> list[dict[str, Any]]:
         """The results in the order of the problems; the first failure cancels all others and is raised."""
         deadline = Deadline(self._deadline_s)
-        at_once = asyncio.Semaphore(max(2, 2 * self._generator.places.share // len(jobs[0].keys)))
+        at_once = asyncio.Semaphore(max(2, 2 * self._generator.slots.share // len(jobs[0].keys)))
 
         async def one(i: int) -> dict[str, Any]:
             async with at_once:

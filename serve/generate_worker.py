@@ -111,7 +111,7 @@ class GenerateWorker(Worker):
     def work(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._owner: dict[int, _Request] = {}  # by sequence
-        self._places: dict[tuple[int, int], int] = {}  # sequences by request and index of the completion
+        self._sequences: dict[tuple[int, int], int] = {}  # sequences by request and index of the completion
         self._aside: deque[_Waiting] = deque()  # one is handled per decoding step
         self._compiling: list[tuple[int, Generate, Compiled | None]] = []  # None: there is no room for it yet
         while True:
@@ -210,7 +210,7 @@ class GenerateWorker(Worker):
             self._fail(uid, str(error))
             return
         self._owner.update(dict.fromkeys(sequences, _Request(uid, job, masks)))
-        self._places.update(zip([(uid, i) for i in job.indices], sequences, strict=True))
+        self._sequences.update(zip([(uid, i) for i in job.indices], sequences, strict=True))
         self._mailbox.send(Started(uid, job.stay, job.indices, sequences))
 
     def _cancel(self, uid: int, indices: frozenset[int] | None) -> None:
@@ -233,7 +233,7 @@ class GenerateWorker(Worker):
                 else item
                 for item in self._aside
             )
-            sequences = [self._places[uid, i] for i in indices if (uid, i) in self._places]
+            sequences = [self._sequences[uid, i] for i in indices if (uid, i) in self._sequences]
         if sequences:
             self._versions[self._owner[sequences[0]].job.version].batch.remove(sequences)
         for sequence in sequences:
@@ -242,8 +242,8 @@ class GenerateWorker(Worker):
     def _forget(self, sequence: int) -> None:
         request = self._owner.pop(sequence)
         for i in request.job.indices:
-            if self._places.get((request.uid, i)) == sequence:
-                del self._places[request.uid, i]
+            if self._sequences.get((request.uid, i)) == sequence:
+                del self._sequences[request.uid, i]
 
     def _hand_out(self, drawn: list[Drawn]) -> None:
         broken = {r.uid: r for d in drawn if not math.isfinite(d.logprob) and (r := self._owner[d.sequence])}

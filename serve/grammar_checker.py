@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from grpo_pl.rewards.sandbox.turns import Verdict
 from grpo_pl.rewards.sandbox.worker_threads import SandboxSettings, WorkerStartError, WorkerThreads
 from serve import grammar_judge
+from serve.admission import QueueFull
 from serve.errors import ApiError, bad_request
 from serve.grammar_judge import COMPILE_S
 from serve.grammars import Grammar, SizedCache, is_available, vocabulary_data
-from serve.places import QueueFull
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

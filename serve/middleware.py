@@ -82,9 +82,7 @@ class Guard:
                 status = message["status"]
                 answered = MutableHeaders(scope=message)
                 answered["x-request-id"] = request_id
-                if (
-                    "expect" in headers and not body_asked
-                ):  # whether the client sends its body all the same is not known
+                if "expect" in headers and not body_asked:  # the client may send its body all the same
                     answered["connection"] = "close"
                 for name, value in _HEADERS.items():
                     answered.setdefault(name, value)

@@ -10,16 +10,39 @@ from typing import Any
 from fastapi import Request, Response
 
 from grpo_pl.policy.trained import ServedModel
+from serve.admission import AdmissionQueue, QueueFull
 from serve.advantages import group_objective
 from serve.connection import while_connected
-from serve.dispatch import Deadline, Scorer
 from serve.errors import bad_request, check_model, large_json_response
 from serve.metrics import ServerMetrics
-from serve.places import Places
 from serve.schemas import ScoreRequest
 from serve.score_worker import ScoreItems
+from serve.worker_client import Deadline, WorkerClient
 
 _LONGEST, _TOGETHER = 1 << 17, 1 << 20  # characters to tokenise, per text and in all: each takes 500 bytes of memory
+
+
+class Scorer(WorkerClient):
+    """The client of the worker that holds the rewards."""
+
+    def __init__(self, *, max_queue: int) -> None:
+        super().__init__()
+        self._max_queue, self._asking = max_queue, 0
+
+    async def score(self, items: ScoreItems, *, deadline: Deadline, bounded: bool) -> list[Any]:
+        """The worker's result for each item, in order.
+
+        Raises:
+            QueueFull: ``bounded``, and too many such requests are in progress.
+            ApiError: see `ask`.
+        """
+        if bounded and self._asking >= self._max_queue:
+            raise QueueFull(self._asking)
+        self._asking += bounded
+        try:
+            return list(await self.ask(items, deadline=deadline))
+        finally:
+            self._asking -= bounded
 
 
 @dataclass(kw_only=True)
@@ -36,7 +59,9 @@ class ScoreRoute:
 
     def __post_init__(self, max_queue: int) -> None:
         self._objective = group_objective(self.model.algorithm)
-        self._preparing = Places(1, max_waiting=max_queue)  # one request at a time, to bound the memory that this takes
+        self._preparing = AdmissionQueue(
+            1, max_waiting=max_queue
+        )  # one request at a time, to bound the memory that this takes
 
     async def score(self, body: ScoreRequest, request: Request) -> Response:
         check_model(body.model, self.model.name)
@@ -47,11 +72,11 @@ class ScoreRoute:
     async def _scored(self, body: ScoreRequest) -> list[Any]:
         deadline = Deadline(self.deadline_s)
         async with deadline.limit():
-            place = await self._preparing.take(bounded=True)
+            claim = await self._preparing.acquire(bounded=True)
         items = [{**item.__dict__, **(item.model_extra or {})} for item in body.items]
         preparing = asyncio.ensure_future(asyncio.to_thread(self._columns, items))
-        preparing.add_done_callback(lambda _: self._preparing.leave(place))
-        columns = await asyncio.shield(preparing)  # if the client disconnects, the thread goes on and keeps its place
+        preparing.add_done_callback(lambda _: self._preparing.leave(claim))
+        columns = await asyncio.shield(preparing)  # if the client disconnects, the thread goes on and keeps its slot
         completions, answers = ([item[name] for item in items] for name in ("completion", "answer"))
         return await self.scorer.score(ScoreItems(completions, answers, columns), deadline=deadline, bounded=True)
 

@@ -19,10 +19,10 @@ import psutil
 import uvicorn
 from fastapi import FastAPI
 
-from serve.dispatch import WorkerLine
 from serve.errors import ApiError, Refusal, shutting_down, worker_lost
 from serve.litserve_adapter import Launcher, Worker, WorkerSetupStatus
 from serve.protocol import ACCEPTED_AT_ONCE, BoundedProtocol, ConnectionLimit, connection_limit
+from serve.worker_client import WorkerClient
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Server:
     """The front thread and the worker processes.
 
     Args:
-        workers: each with the connection through which routes use it.
+        workers: each with the client through which routes use it.
         warm_up: run on the event loop of the front thread before the server counts as ready.
         on_ready: called when the server is ready, with the port.
         on_stop: called on the event loop when the server is told to stop, with a function that makes the error for
@@ -45,7 +45,7 @@ class Server:
 
     def __init__(
         self,
-        workers: Sequence[tuple[Worker, WorkerLine]],
+        workers: Sequence[tuple[Worker, WorkerClient]],
         *,
         warm_up: Callable[[], Coroutine[Any, Any, None]],
         on_ready: Callable[[int], None],
@@ -53,7 +53,7 @@ class Server:
     ) -> None:
         self._workers = [worker for worker, _ in workers]
         self._launcher = Launcher(self._workers)
-        self._lines = [line for _, line in workers]
+        self._clients = [client for _, client in workers]
         refusals: dict[int | str, dict[str, Any]] = {"4XX": {"model": Refusal}}
         self.app = FastAPI(title="grpo_pl", openapi_url="", redirect_slashes=False, responses=refusals)
         self._warm_up, self._on_ready, self._on_stop = warm_up, on_ready, on_stop
@@ -145,8 +145,8 @@ class Server:
     def _run_front(self, sockets: list[socket.socket], told_to_stop: SimpleQueue[None]) -> None:
         async def run() -> None:
             self._loop = asyncio.get_running_loop()
-            for line, end in zip(self._lines, self._ends, strict=True):
-                await self._loop.create_unix_connection(lambda line=line: line, sock=end)  # type: ignore[misc]
+            for client, end in zip(self._clients, self._ends, strict=True):
+                await self._loop.create_unix_connection(lambda client=client: client, sock=end)  # type: ignore[misc]
             await self._http.serve(sockets)
 
         try:
@@ -175,8 +175,8 @@ class Server:
         return shutting_down()
 
     def _fail_all(self, reason: Callable[[], ApiError]) -> None:
-        for line in self._lines:
-            line.fail_all(reason)
+        for client in self._clients:
+            client.fail_all(reason)
 
     # --- workers ----------------------------------------------------------------------------------------------------
 

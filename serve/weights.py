@@ -22,11 +22,11 @@ from grpo_pl.files.runs import RunFolder
 from grpo_pl.policy.trained import ServedModel, find_model, without_link
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rollout.episode_settings import EpisodeSettings
-from serve.dispatch import Deadline, WorkerLine
 from serve.errors import ApiError, bad_request, json_response
 from serve.fields import Body, Text
 from serve.logs import write_output
 from serve.versions import DropWeights, LoadWeights
+from serve.worker_client import Deadline, WorkerClient
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +59,12 @@ class Weights:
     """The versions that the worker holds. A request is answered by one version from its first token to its last.
 
     Args:
-        line: the connection to the worker that holds the model.
+        worker: the client of the worker that holds the model.
         model: what the worker loads at its start, as version 0.
     """
 
-    def __init__(self, line: WorkerLine, model: ServedModel) -> None:
-        self._line, self.model = line, model
+    def __init__(self, worker: WorkerClient, model: ServedModel) -> None:
+        self._worker, self.model = worker, model
         self.current = Version(0, version_id(model), model.source, time.time())
         self._held = {0: self.current}
         self._numbers, self._changing, self._freed = count(1), asyncio.Lock(), asyncio.Event()
@@ -102,10 +102,9 @@ class Weights:
                     await self._freed.wait()
             number, before = next(self._numbers), self.current
             try:
-                with self._line.ask(LoadWeights(number, model), deadline=deadline) as call:
-                    await call.result()
+                await self._worker.ask(LoadWeights(number, model), deadline=deadline)
             except BaseException:
-                self._line.tell(DropWeights(number))
+                self._worker.notify(DropWeights(number))
                 raise
             self.current = self._held[number] = Version(number, name, model.source, time.time())
             self._free(before)
@@ -114,7 +113,7 @@ class Weights:
     def _free(self, version: Version) -> None:
         if version is not self.current and not version.requests:
             del self._held[version.number]
-            self._line.tell(DropWeights(version.number))
+            self._worker.notify(DropWeights(version.number))
             self._freed.set()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.rollout.texts import TextStream
 from serve.answers import ChatShape, Choice, TokenTexts
-from serve.dispatch import Chunk
+from serve.generator import Chunk
 from serve.schemas import ChatRequest
 
 

@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from tests.serve.fields import parse
 
 from serve.errors import ApiError
 from serve.schemas import ChatRequest, CompletionRequest, EvaluateRequest, ScoreRequest
+from tests.serve.bodies import parse
 
 CHAT = {"messages": [{"role": "user", "content": "1+1="}]}
 COMPLETION = {"prompt": "1+1="}

@@ -10,12 +10,12 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from pydantic import field_validator
-from tests.serve.fields import parse
 
 from serve.errors import ApiError, install_handlers
 from serve.fields import Body
 from serve.json_body import MAX_DEPTH, MAX_ELEMENTS, JsonRoute, parse_object
 from serve.schemas import ChatRequest, CompletionRequest, EvaluateRequest
+from tests.serve.bodies import parse
 
 MANY = MAX_ELEMENTS
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage
-from tests.serve.fields import parse
 
 from grpo_pl.environments.tool_calls import HermesCalls
 from grpo_pl.policy.tokenizer import character_tokenizer
@@ -14,9 +13,10 @@ from grpo_pl.rollout.texts import TextStream
 from serve.answers import Choice
 from serve.call_reader import CallReader
 from serve.conversations import Conversation
-from serve.dispatch import Chunk
 from serve.errors import ApiError
+from serve.generator import Chunk
 from serve.responses import ResponseShape, ResponsesRequest
+from tests.serve.bodies import parse
 
 TOKENIZER = character_tokenizer()
 TOOLS = {name: {"type": "function", "function": {"name": name}} for name in ("look", "turn")}

@@ -11,9 +11,8 @@ import pytest
 
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards import MathReward
-from serve.dispatch import Scorer
 from serve.metrics import ServerMetrics
-from serve.scoring import ScoreRoute
+from serve.scoring import Scorer, ScoreRoute
 
 HOSTILE = [
     ("9^{9^{9^9}}", "5"),

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from tests.serve.fields import parse
 
 from serve.errors import ApiError
 from serve.responses import ResponsesRequest
 from serve.schemas import ChatRequest, CompletionRequest, EvaluateRequest, ScoreRequest
+from tests.serve.bodies import parse
 
 BASES: dict[type[BaseModel], dict[str, Any]] = {
     ChatRequest: {"messages": [{"role": "user", "content": "1"}]},

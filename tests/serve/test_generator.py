@@ -1,4 +1,4 @@
-"""The line to a worker: what its readers get when, and calls that end early or late."""
+"""The client of a worker: what its readers get when, and calls that end early or late."""
 
 import asyncio
 import socket
@@ -9,25 +9,25 @@ import pytest
 
 from grpo_pl.rollout.native.continuous import SequenceOptions
 from grpo_pl.types import SamplingParams
-from serve import dispatch
-from serve.dispatch import Call, Deadline, WorkerLine
+from serve import worker_client
 from serve.errors import ApiError
 from serve.generate_worker import Generate, Started, Step
-from serve.places import Places
-from serve.worker import Cancel, Failure, Frames, packed
+from serve.generator import Drawing, Generator
+from serve.worker import Answer, Cancel, Failure, Frames, packed
+from serve.worker_client import Deadline
 
 
 class Worker:
-    """The other end of a line, by hand."""
+    """The other end of a connection, by hand."""
 
-    def __init__(self) -> None:
-        self.line = WorkerLine()
+    def __init__(self, slots: int = 8) -> None:
+        self.client = Generator(max_batch_size=slots, max_queue=1)
         self._end, self._theirs = socket.socketpair()
         self._end.setblocking(False)
         self._frames = Frames()
 
     async def connect(self) -> None:
-        await asyncio.get_running_loop().create_unix_connection(lambda: self.line, sock=self._theirs)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self.client, sock=self._theirs)
 
     async def says(self, *messages: Any) -> None:
         await asyncio.get_running_loop().sock_sendall(self._end, b"".join(map(packed, messages)))
@@ -42,7 +42,7 @@ def _step(*rows: tuple[int, int, str | None]) -> Step:
     return Step([sequences, tokens, (-0.5,) * len(rows), ((),) * len(rows), finishes])
 
 
-async def _next(call: Call) -> list[tuple[int, list[int]]]:
+async def _next(call: Drawing) -> list[tuple[int, list[int]]]:
     async with asyncio.timeout(20):
         return [(chunk.index, chunk.tokens) for chunk in await anext(call)]
 
@@ -58,23 +58,23 @@ def _stay(job: Generate, number: int, *indices: int, drawn: tuple[int, ...] = ()
 
 def test_the_first_token_of_a_stream_comes_at_once_and_later_ones_together() -> None:
     async def scenario() -> None:
-        worker, places, job = Worker(), Places(8, max_waiting=1), _job(2)
+        worker, job = Worker(), _job(2)
         await worker.connect()
-        options: dict[str, Any] = {"deadline": Deadline(60), "places": places, "live": True, "bounded": True}
-        with worker.line.draw(job, **options) as call:
+        options: dict[str, Any] = {"deadline": Deadline(60), "live": True, "bounded": True}
+        with worker.client.draw(job, **options) as call:
             assert await worker.hears() == [(call.uid, _stay(job, 0, 0, 1))]
             await worker.says(Started(call.uid, 0, (0, 1), [4, 9]), _step((4, 11, None), (9, 12, None), (5, 99, None)))
             assert await _next(call) == [(0, [11]), (1, [12])]
             await worker.says(_step((4, 13, None), (9, 14, "stop")), _step((4, 15, None)))
             assert await _next(call) == [(0, [13, 15]), (1, [14])]
-            assert places.free == 7
-            worker.line.stop(call, {0, 1})  # of the second nothing more was to come
+            assert worker.client.slots.free == 7
+            worker.client.stop(call, {0, 1})  # of the second nothing more was to come
             assert await worker.hears() == [(call.uid, Cancel(frozenset({0})))]
             await worker.says(_step((4, 16, None)))
-            assert places.free == 8
+            assert worker.client.slots.free == 8
             with pytest.raises(StopAsyncIteration):
                 await anext(call)
-        assert not worker.line.calls
+        assert not worker.client.calls
 
     asyncio.run(scenario())
 
@@ -83,8 +83,8 @@ def test_who_reads_only_at_the_end_is_woken_once() -> None:
     async def scenario() -> None:
         worker = Worker()
         await worker.connect()
-        options: dict[str, Any] = {"deadline": Deadline(60), "places": Places(8, max_waiting=1), "bounded": True}
-        with worker.line.draw(_job(1), live=False, **options) as call:
+        options: dict[str, Any] = {"deadline": Deadline(60), "bounded": True}
+        with worker.client.draw(_job(1), live=False, **options) as call:
             reading = asyncio.ensure_future(_next(call))
             await worker.says(Started(call.uid, 0, (0,), [0]), _step((0, 1, None)), _step((0, 2, None)))
             assert not reading.done()
@@ -96,14 +96,14 @@ def test_who_reads_only_at_the_end_is_woken_once() -> None:
 
 def test_preempted_completions_come_back_where_they_were() -> None:
     async def scenario() -> None:
-        worker, places, large, small = Worker(), Places(2, max_waiting=1), _job(2), _job(1)
+        worker, large, small = Worker(2), _job(2), _job(1)
         await worker.connect()
-        options: dict[str, Any] = {"deadline": Deadline(60), "places": places, "live": False, "bounded": True}
-        with worker.line.draw(large, **options) as call:
+        options: dict[str, Any] = {"deadline": Deadline(60), "live": False, "bounded": True}
+        with worker.client.draw(large, **options) as call:
             await worker.hears()
             await worker.says(Started(call.uid, 0, (0, 1), [4, 5]), _step((4, 11, None), (5, 12, None)))
             await worker.says(_step((4, 13, None)))
-            with worker.line.draw(small, **options) as other:
+            with worker.client.draw(small, **options) as other:
                 assert await worker.hears() == [(call.uid, Cancel(frozenset({1}))), (other.uid, _stay(small, 0, 0))]
                 await worker.says(_step((4, 14, None), (5, 99, None)))  # the second was drawn before it was told
             assert await worker.hears() == [(other.uid, Cancel()), (call.uid, _stay(large, 1, 1, drawn=(12,)))]
@@ -116,20 +116,20 @@ def test_preempted_completions_come_back_where_they_were() -> None:
 
 def test_a_stream_that_nobody_reads_leaves_the_batch_until_somebody_does() -> None:
     async def scenario() -> None:
-        worker, places, job = Worker(), Places(2, max_waiting=1), _job(1)
+        worker, job = Worker(2), _job(1)
         await worker.connect()
-        options: dict[str, Any] = {"deadline": Deadline(60), "places": places, "live": True, "bounded": True}
-        with worker.line.draw(job, **options) as call:
+        options: dict[str, Any] = {"deadline": Deadline(60), "live": True, "bounded": True}
+        with worker.client.draw(job, **options) as call:
             await worker.hears()
             await worker.says(Started(call.uid, 0, (0,), [4]), *(_step((4, i, None)) for i in range(255)))
-            assert places.free == 1
+            assert worker.client.slots.free == 1
             await worker.says(*(_step((4, i, None)) for i in range(255, 300)))
             assert await worker.hears() == [(call.uid, Cancel(frozenset({0})))]
-            assert (places.free, places.waiting) == (2, 0)
+            assert (worker.client.slots.free, worker.client.slots.waiting) == (2, 0)
             assert await _next(call) == [(0, list(range(256)))]
             assert await worker.hears() == [(call.uid, _stay(job, 1, 0, drawn=tuple(range(256))))]
-            assert places.free == 1
-        assert places.free == 2
+            assert worker.client.slots.free == 1
+        assert worker.client.slots.free == 2
 
     asyncio.run(scenario())
 
@@ -138,30 +138,34 @@ def test_leaving_a_call_cancels_it_and_a_late_one_ends_with_its_reason() -> None
     async def scenario() -> None:
         worker = Worker()
         await worker.connect()
-        with worker.line.ask("draw", deadline=Deadline(60)) as call:
-            pass
-        assert await worker.hears() == [(call.uid, "draw"), (call.uid, Cancel())]
-        too_late = pytest.raises(ApiError, match="not finished within")
-        with too_late, worker.line.ask("draw", deadline=Deadline(0.01)) as late:
-            await _next(late)
-        with worker.line.ask("score", deadline=Deadline(60)) as failing:
-            await worker.says(Failure(failing.uid, "it broke"))
-            with pytest.raises(ApiError, match="it broke"):
-                await failing.result()
-        worker.line.fail_all(lambda: ApiError(503, "gone", code="worker_lost"))
-        with pytest.raises(ApiError, match="gone"), worker.line.ask("draw", deadline=Deadline(60)):
-            pass
+        client, left = worker.client, asyncio.ensure_future(worker.client.ask("draw", deadline=Deadline(60)))
+        assert await worker.hears() == [(0, "draw")]
+        left.cancel()
+        assert await worker.hears() == [(0, Cancel())]
+        with pytest.raises(ApiError, match="not finished within"):
+            await client.ask("draw", deadline=Deadline(0.01))
+        failing = asyncio.ensure_future(client.ask("score", deadline=Deadline(60)))
+        await worker.says(Answer(1, "late"), Failure(2, "it broke"))
+        with pytest.raises(ApiError, match="it broke"):
+            await failing
+        answered = asyncio.ensure_future(client.ask("score", deadline=Deadline(60)))
+        await worker.says(Answer(3, [1.0]))
+        assert await answered == [1.0]
+        client.fail_all(lambda: ApiError(503, "gone", code="worker_lost"))
+        with pytest.raises(ApiError, match="gone"):
+            await client.ask("draw", deadline=Deadline(60))
+        assert not client.calls
 
     asyncio.run(scenario())
 
 
-def test_a_late_call_that_nobody_reads_is_cancelled_and_gives_its_place_back() -> None:
+def test_a_late_call_that_nobody_reads_is_cancelled_and_gives_its_slot_back() -> None:
     async def scenario() -> None:
-        worker, places, job = Worker(), Places(1, max_waiting=1), _job(1)
+        worker, job = Worker(1), _job(1)
         await worker.connect()
-        with worker.line.draw(job, deadline=Deadline(0.01), places=places, live=True, bounded=True) as call:
+        with worker.client.draw(job, deadline=Deadline(0.01), live=True, bounded=True) as call:
             async with asyncio.timeout(20):
-                while not places.free:
+                while not worker.client.slots.free:
                     await asyncio.sleep(0.01)
             assert await worker.hears() == [(call.uid, _stay(job, 0, 0)), (call.uid, Cancel())]
             await worker.says(Started(call.uid, 0, (0,), [0]), _step((0, 1, None)))  # it was on its way: passed over
@@ -172,12 +176,12 @@ def test_a_late_call_that_nobody_reads_is_cancelled_and_gives_its_place_back() -
 
 
 def test_others_have_their_turn_between_messages_that_came_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_SLICE_S", -1.0)
+    monkeypatch.setattr(worker_client, "_SLICE_S", -1.0)
 
     async def scenario() -> None:
-        worker, places, job, turns = Worker(), Places(8, max_waiting=1), _job(1), 0
+        worker, job, turns = Worker(), _job(1), 0
         await worker.connect()
-        with worker.line.draw(job, places=places, deadline=Deadline(60), live=False, bounded=True) as call:
+        with worker.client.draw(job, deadline=Deadline(60), live=False, bounded=True) as call:
             await worker.hears()
             loop, seen = asyncio.get_running_loop(), []
 
