@@ -20,7 +20,7 @@ _OWN = "an objective of its own"
 
 @dataclass(frozen=True, kw_only=True)
 class GroupObjective:
-    """What turns the rewards of one group into advantages.
+    """The objective by which the rewards of one group become advantages.
 
     Args:
         trained: name of the objective of the training; "" where an export does not say.

@@ -60,10 +60,10 @@ class Choice:
     streams: bool = False
     finish: str | None = None
     offset: int = 0
-    """Characters of the tokens whose log-probabilities have been told."""
+    """Characters of the tokens whose log-probabilities have been sent."""
     reader: CallReader | None = None
     """Finds the calls of tools; None if the answer may not call any."""
-    told: int = 0
+    calls_sent: int = 0
     """Number of calls that have been sent."""
     opening: str = field(init=False)
     """The text with which the server itself begins the completion."""
@@ -78,7 +78,7 @@ class Choice:
 
     @property
     def ends_early(self) -> bool:
-        """Whether the completion ends with its first call."""
+        """True if the completion ends with its first call."""
         return self.reader is not None and not self.reader.several
 
     @property
@@ -86,13 +86,13 @@ class Choice:
         return () if self.reader is None else self.reader.calls
 
     @property
-    def said_after(self) -> int:
-        """Number of calls before the first of the text."""
-        return 0 if self.reader is None else self.reader.said_after
+    def text_after(self) -> int:
+        """Number of calls before the text begins."""
+        return 0 if self.reader is None else self.reader.text_after
 
     def new_calls(self) -> list[tuple[int, MadeCall]]:
         """(index, call) of the calls that have not been sent; they count as sent from now on."""
-        before, self.told = self.told, len(self.calls)
+        before, self.calls_sent = self.calls_sent, len(self.calls)
         return list(enumerate(self.calls))[before:]
 
     def push(self, chunk: Chunk) -> tuple[str, list[ScoredToken]]:
@@ -126,7 +126,7 @@ class Choice:
         return text
 
 
-class Shape(Protocol):
+class AnswerFormat(Protocol):
     """The format in which one route writes its answers, whole or as the events of a stream; an event may be empty."""
 
     system_fingerprint: str
@@ -148,7 +148,7 @@ class Shape(Protocol):
         """The last event of a stream that failed, so that a client does not take it for a short answer."""
 
 
-class ChoicesShape:
+class ChoicesFormat:
     """The format that chat and completions have in common."""
 
     object_name: str
@@ -169,7 +169,7 @@ class ChoicesShape:
     def chunk(self, choice: Choice, text: str, tokens: Sequence[ScoredToken], choices: Sequence[Choice]) -> str:
         if not text and not tokens and choice.finish is None:
             return ""
-        told = {"logprobs": self._told(choice, tokens), "finish_reason": choice.finish}
+        told = {"logprobs": self._logprobs(choice, tokens), "finish_reason": choice.finish}
         part = {"index": choice.index, **self._delta(choice, text), **told}
         if self._request.return_token_ids:
             part["token_ids"] = [token.token for token in tokens]
@@ -200,14 +200,14 @@ class ChoicesShape:
         return {**head, "system_fingerprint": self.system_fingerprint}
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
-        told = {"logprobs": self._told(choice, choice.echoed + choice.tokens), "finish_reason": choice.finish}
+        told = {"logprobs": self._logprobs(choice, choice.echoed + choice.tokens), "finish_reason": choice.finish}
         answer = {"index": choice.index, **self._content(choice), **told}
         choice.tokens.clear()  # here, in a thread: to free a million log-probabilities takes long
         if self._request.return_token_ids:
             answer |= {"token_ids": list(choice.stream.tokens), **self._prompt_ids(choice, of_choice=True)}
         return answer
 
-    def _told(self, choice: Choice, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
+    def _logprobs(self, choice: Choice, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
         """The log-probabilities of a choice's next tokens; None if the client did not ask for them."""
         if self._request.alternatives is None or not tokens:
             return None
@@ -226,7 +226,7 @@ class ChoicesShape:
         raise NotImplementedError
 
 
-class ChatShape(ChoicesShape):
+class ChatFormat(ChoicesFormat):
     """``/v1/chat/completions``."""
 
     object_name, chunk_name, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
@@ -255,7 +255,7 @@ class ChatShape(ChoicesShape):
         return {"content": Encoded(["[", ",".join(pieces), "]"]), "refusal": None}
 
 
-class CompletionShape(ChoicesShape):
+class CompletionFormat(ChoicesFormat):
     """``/v1/completions``."""
 
     object_name, chunk_name, id_prefix = "text_completion", "text_completion", "cmpl"
@@ -264,7 +264,7 @@ class CompletionShape(ChoicesShape):
     def opening(self, choice: Choice) -> str:
         if not choice.stream.prefix and not self._request.return_token_ids:
             return ""
-        told = {"logprobs": self._told(choice, choice.echoed), "finish_reason": None}
+        told = {"logprobs": self._logprobs(choice, choice.echoed), "finish_reason": None}
         part = {"index": choice.index, "text": choice.stream.prefix, **told}
         return self._event(part | self._prompt_ids(choice, of_choice=True), {})
 

@@ -45,12 +45,12 @@ class CallReader:
         self.text = ""
         """The text of the answer without its calls."""
         self.calls: list[MadeCall] = []
-        self.said_after = 0
-        """Number of calls before the first of the text."""
+        self.text_after = 0
+        """Number of calls before the text begins."""
 
     @property
     def full(self) -> bool:
-        """Whether the answer ends here: it has a call, and may have only one."""
+        """True if the answer ends here: it has a call, and may have only one."""
         return bool(self.calls) and not self.several
 
     def push(self, text: str, *, final: bool = False) -> str:
@@ -58,7 +58,8 @@ class CallReader:
         if self.full:
             return ""
         before, self._held = len(self.text), self._held + text
-        if final or self._may_have_ended(len(text)):
+        new = self._held[-(len(text) + self._overlap) :]
+        if final or any(closing in new for _, closing in self._tags):
             self._read(final=final)
         if not self.full:
             end = len(self._held) if final else self._first_opening()
@@ -66,16 +67,13 @@ class CallReader:
             self._held = self._held[end:]
         return self.text[before:]
 
-    def _may_have_ended(self, new: int) -> bool:
-        tail = self._held[-(new + self._overlap) :]
-        return any(closing in tail for _, closing in self._tags)
-
     def _read(self, *, final: bool) -> None:
         at = 0
         for call in self._parser.calls(self._held, self._tools):
             start, end = call.span
-            open_ = call.open or not self._is_closed(self._held[start:end])
-            if not final and end == len(self._held) and open_:
+            written = self._held[start:end]
+            closed = any(written.startswith(opening) and written.endswith(closing) for opening, closing in self._tags)
+            if not final and end == len(self._held) and (call.open or not closed):
                 break  # it may still be closed
             if (made := self._made(call)) is not None:
                 self._say(self._held[at:start])
@@ -94,11 +92,8 @@ class CallReader:
             return
         text, self._blanks = (self._blanks or "") + text, None
         if text and not self.text:
-            self.said_after = len(self.calls)
+            self.text_after = len(self.calls)
         self.text += text
-
-    def _is_closed(self, part: str) -> bool:
-        return any(part.startswith(opening) and part.endswith(closing) for opening, closing in self._tags)
 
     def _made(self, call: Call) -> MadeCall | None:
         if call.fault or call.name not in self._tools:

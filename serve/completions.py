@@ -13,9 +13,7 @@ from fastapi import Request, Response
 from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.rollout.texts import TextStream
 from serve import grammars
-from serve.answers import ChatShape, Choice, CompletionShape, Shape, TokenTexts
-from serve.call_reader import CallReader
-from serve.connection import EventStream, TimeSlices, merged, while_connected
+from serve.answers import AnswerFormat, ChatFormat, Choice, CompletionFormat, TokenTexts
 from serve.errors import ApiError, bad_request, check_model, large_json_response
 from serve.generate_worker import Generate, ScorePrompt
 from serve.generator import Chunk, Generator
@@ -25,6 +23,7 @@ from serve.metrics import ServerMetrics
 from serve.prompts import Prompts
 from serve.schemas import ChatRequest, CompletionRequest
 from serve.settings import MAX_SAMPLES
+from serve.streaming import EventStream, TimeSlices, merged, while_connected
 from serve.weights import Weights
 from serve.worker_client import Deadline
 
@@ -39,9 +38,11 @@ class Job:
     """A checked request: what to draw, and the format of the answer."""
 
     request: ChatRequest | CompletionRequest
-    draws: Sequence[Generate]  # one per prompt
-    choices: Sequence[Choice]  # without tokens at first; the n choices of a prompt are neighbours
-    shape: Shape
+    draws: Sequence[Generate]
+    """One per prompt."""
+    choices: Sequence[Choice]
+    """Without tokens at first; the n choices of a prompt are neighbours."""
+    answer_format: AnswerFormat
     deadline: Deadline
 
 
@@ -63,16 +64,16 @@ class CompletionRoutes:
         self._slices, self._texts = TimeSlices(), TokenTexts(prompts.model.tokenizer)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
-        return await self.answer_chat(body, request, ChatShape(self._prompts.model.name, body, self._texts))
+        return await self.answer_chat(body, request, ChatFormat(self._prompts.model.name, body, self._texts))
 
-    async def answer_chat(self, body: ChatRequest, request: Request, shape: Shape) -> Response:
+    async def answer_chat(self, body: ChatRequest, request: Request, answer_format: AnswerFormat) -> Response:
         """Completes a conversation. With a grammar the template's prefill is left out, because it may not match."""
         deadline, model = Deadline(self._deadline_s), self._prompts.model
         check_model(body.model, model.name)
         free = body.grammar is None and not body.must_call
         ids = await self._prompts.from_messages(body.messages, body.offered, prefill=free)
         prefill = model.template.prefill if free else ""
-        (job,) = await self._slices.map(lambda ids: self._job(body, [ids], [prefill], shape, deadline), [ids])
+        (job,) = await self._slices.map(lambda ids: self._job(body, [ids], [prefill], answer_format, deadline), [ids])
         return await self._answer(request, job)
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
@@ -87,7 +88,7 @@ class CompletionRoutes:
             if body.echo
         ]
         job = self._job(
-            body, prompts, echoed or [""] * len(prompts), CompletionShape(model.name, body, self._texts), deadline
+            body, prompts, echoed or [""] * len(prompts), CompletionFormat(model.name, body, self._texts), deadline
         )
         return await self._answer(request, job)
 
@@ -96,7 +97,7 @@ class CompletionRoutes:
         body: ChatRequest | CompletionRequest,
         prompts: Sequence[list[int]],
         prefixes: Sequence[str],
-        shape: Shape,
+        answer_format: AnswerFormat,
         deadline: Deadline,
     ) -> Job:
         grammar = self._grammar(body)
@@ -115,7 +116,9 @@ class CompletionRoutes:
             draws.append(replace(draw, options=options, grammar=grammar))
             for _ in range(body.n):
                 stream = TextStream(self._prompts.model.tokenizer, body.stop, prefix=prefix, min_tokens=body.min_tokens)
-                reader = self._reader(body)
+                reader = None
+                if isinstance(body, ChatRequest) and body.offered:
+                    reader = self._prompts.reader(body.offered, several=body.parallel_tool_calls)
                 choices.append(
                     Choice(len(choices), stream, ids, body.stop_token_ids, reader=reader, streams=body.stream)
                 )
@@ -123,7 +126,7 @@ class CompletionRoutes:
             drawn = body.n * sum(draw.options.sampling.max_completion_length for draw in draws)
             echoed = body.n * sum(map(len, prompts)) if isinstance(body, CompletionRequest) and body.echo else 0
             self._prompts.check_logprobs(drawn + echoed, body.alternatives)
-        return Job(request=body, draws=draws, choices=choices, shape=shape, deadline=deadline)
+        return Job(request=body, draws=draws, choices=choices, answer_format=answer_format, deadline=deadline)
 
     def _grammar(self, body: ChatRequest | CompletionRequest) -> Grammar | None:
         """The grammar that completions must match; None if they may be any text.
@@ -143,11 +146,6 @@ class CompletionRoutes:
         if isinstance(body, ChatRequest) and tools:
             return self._prompts.call_grammar(tools, several=body.parallel_tool_calls)
         return body.grammar
-
-    def _reader(self, body: ChatRequest | CompletionRequest) -> CallReader | None:
-        if not isinstance(body, ChatRequest) or not body.offered:
-            return None
-        return self._prompts.reader(body.offered, several=body.parallel_tool_calls)
 
     async def _answer(self, request: Request, job: Job) -> Response:
         if job.request.stream:
@@ -173,11 +171,11 @@ class CompletionRoutes:
             async with aclosing(self._grow(job)) as steps:
                 async for _ in steps:
                     pass
-        return await large_json_response(lambda: job.shape.whole(job.choices))
+        return await large_json_response(lambda: job.answer_format.whole(job.choices))
 
     async def _events(self, job: Job) -> AsyncGenerator[str, None]:
         """The events of a stream. A failure before the first event is raised, a later one becomes the last event."""
-        shape, choices, started = job.shape, job.choices, False
+        answer_format, choices, started = job.answer_format, job.choices, False
         job = await self._checked(job)
         with self._under_one_version(job) as job:
             try:
@@ -187,11 +185,11 @@ class CompletionRoutes:
                         if not started:
                             started = True
                             self._metrics.first_token.observe(job.deadline.spent())
-                            events += await self._slices.map(shape.opening, choices)
-                        events += await self._slices.map(lambda growth: shape.chunk(*growth, choices), grown)
+                            events += await self._slices.map(answer_format.opening, choices)
+                        events += await self._slices.map(lambda growth: answer_format.chunk(*growth, choices), grown)
                         finished = all(choice.finish is not None for choice in choices)
                         if finished:
-                            events.append(shape.closing(choices))
+                            events.append(answer_format.closing(choices))
                         if any(events):
                             yield "".join(events)
                         if finished:
@@ -199,13 +197,16 @@ class CompletionRoutes:
             except Exception as error:
                 if not started:
                     raise
-                yield shape.failure(_failure(error))
+                if not isinstance(error, ApiError):
+                    log.error("a stream failed", exc_info=error)
+                    error = ApiError(500, "internal error; the server's log has the details.", code="internal_error")
+                yield answer_format.failure(error)
 
     @contextmanager
     def _under_one_version(self, job: Job) -> Iterator[Job]:
-        """The job with the version of the weights that is current now, for all its tokens."""
+        """Context manager: the job with the version of the weights that is current now, for all its tokens."""
         with self._weights.lease() as version:
-            job.shape.system_fingerprint = version.id
+            job.answer_format.system_fingerprint = version.id
             yield replace(job, draws=[replace(draw, version=version.number) for draw in job.draws])
 
     async def _grow(self, job: Job) -> AsyncGenerator[list[Growth], None]:
@@ -250,11 +251,3 @@ class CompletionRoutes:
         async with aclosing(chunks):
             async for part in chunks:
                 yield p, part
-
-
-def _failure(error: Exception) -> ApiError:
-    """The error that a client gets for a failure within a stream; unexpected ones are logged."""
-    if isinstance(error, ApiError):
-        return error
-    log.error("a stream failed", exc_info=error)
-    return ApiError(500, "internal error; the server's log has the details.", code="internal_error")

@@ -140,7 +140,7 @@ class Renderer:
         return self._plain(template, conversation.exchanges, tools, prefill=prefill)
 
     def shown(self, call: Call) -> str:
-        """What the prompt shows of a call: of one that the chat template writes, the name and the arguments.
+        """The text of a call in the prompt: of one that the chat template writes, the name and the arguments.
 
         Raises:
             ApiError: it cannot be written (400).
@@ -170,7 +170,7 @@ class Renderer:
             raise bad_request(f"tools: {error}", param="tools") from None
 
     def told(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """What the prompt says of tools; of those that a chat template writes, their schemas."""
+        """The text about tools in the prompt; of tools that a chat template describes, their schemas."""
         if not tools:
             return ""
         if self.model.template.through_chat(self.model.tokenizer):
@@ -179,12 +179,12 @@ class Renderer:
 
     @cached_property
     def _takes_tools(self) -> bool:
-        """Whether the chat template tells the model of tools; of others the system message does."""
+        """True if the chat template describes tools; otherwise the system message does."""
         return takes_tools(self.model.tokenizer)
 
     @cached_property
     def _writes_calls(self) -> bool:
-        """Whether the chat template renders calls in a form that the policy's parser reads."""
+        """True if the chat template renders calls in a form that the policy's parser reads."""
         said = {"role": "assistant", "content": "", "tool_calls": [_as_message(_PROBE)]}
         try:
             text = self._rendered([{"role": "user", "content": "1"}, said], [])

@@ -31,7 +31,7 @@ _TYPES = {
 
 
 class Fault(BaseModel):
-    """Why a request was refused."""
+    """The reason for a refusal."""
 
     message: str
     type: str
@@ -143,7 +143,7 @@ def _encode(value: Any, pieces: list[str]) -> None:
 
 
 def _is_large(value: Any) -> bool:
-    """Whether a value holds a list of many items, or what is JSON already."""
+    """True for a value that holds a list of many items, or what is JSON already."""
     if isinstance(value, dict):
         return any(map(_is_large, value.values()))
     if isinstance(value, list):

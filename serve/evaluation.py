@@ -15,7 +15,6 @@ from grpo_pl.config.objects import build_rewards
 from grpo_pl.evaluation.metrics import summarise
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.native.continuous import batch_of
-from serve.connection import while_connected
 from serve.errors import ApiError, bad_request, check_model, large_json_response
 from serve.generate_worker import Generate
 from serve.generator import Chunk, Generator
@@ -24,6 +23,7 @@ from serve.prompts import Prompts
 from serve.schemas import EvalProblem, EvaluateRequest, Sampling
 from serve.score_worker import ScoreItems, score_items
 from serve.scoring import Scorer
+from serve.streaming import while_connected
 from serve.weights import Weights
 from serve.worker_client import Deadline
 

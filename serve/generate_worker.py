@@ -38,12 +38,12 @@ class Generate:
     version: int = 0
     """Number of the version of the weights that draws them."""
     evaluation: bool = False
-    """Whether it belongs to an evaluation: such prompts join the batch one per decoding step, because many at once
+    """True for an evaluation: such prompts join the batch one per decoding step, because many at once
     would delay the next token of all running completions."""
     stay: int = 0
     """Number of the stay."""
     indices: tuple[int, ...] = ()
-    """Which completions of the request the keys are."""
+    """Indices of the completions that the keys belong to."""
     drawn: tuple[int, ...] = ()
     """Tokens that its one completion has drawn in earlier stays."""
 
@@ -112,10 +112,10 @@ class GenerateWorker(Worker):
         self._mailbox = mailbox
         self._owner: dict[int, _Request] = {}  # by sequence
         self._sequences: dict[tuple[int, int], int] = {}  # sequences by request and index of the completion
-        self._aside: deque[_Waiting] = deque()  # one is handled per decoding step
+        self._deferred: deque[_Waiting] = deque()  # one is handled per decoding step
         self._compiling: list[tuple[int, Generate, Compiled | None]] = []  # None: there is no room for it yet
         while True:
-            busy = self._versions.decoding or self._versions.is_loading or self._aside or self._compiling
+            busy = self._versions.decoding or self._versions.is_loading or self._deferred or self._compiling
             for uid, payload in mailbox.take(wait_for_one=not busy):
                 self._receive(uid, payload)
             self._take_turns()
@@ -147,7 +147,7 @@ class GenerateWorker(Worker):
         elif isinstance(payload, Generate) and payload.grammar is not None:
             self._compiling.append((uid, payload, self._grammars.compile(payload.grammar)))
         elif isinstance(payload, ScorePrompt) or payload.evaluation or payload.drawn:
-            self._aside.append(_Waiting(uid, payload))
+            self._deferred.append(_Waiting(uid, payload))
         else:
             self._start(uid, payload)
 
@@ -177,11 +177,11 @@ class GenerateWorker(Worker):
                     self._fail(uid, "compiling the grammar failed; the server's log has the details.")
                 else:
                     if job.drawn:
-                        self._aside.append(_Waiting(uid, job, masks))
+                        self._deferred.append(_Waiting(uid, job, masks))
                     else:
                         self._start(uid, job, masks)
-        if self._aside:
-            next_one = self._aside.popleft()
+        if self._deferred:
+            next_one = self._deferred.popleft()
             if isinstance(next_one.job, ScorePrompt):
                 self._score(next_one.uid, next_one.job)
             elif next_one.job.keys:
@@ -220,18 +220,18 @@ class GenerateWorker(Worker):
                 if each == uid and job.grammar is not None and compiled is not None:
                     self._grammars.give_up(job.grammar, compiled)
             self._compiling = [item for item in self._compiling if item[0] != uid]
-            self._aside = deque(item for item in self._aside if item.uid != uid)
+            self._deferred = deque(item for item in self._deferred if item.uid != uid)
             sequences = [sequence for sequence, request in self._owner.items() if request.uid == uid]
         else:
             self._compiling = [
                 (each, _without(job, indices) if each == uid else job, compiled)
                 for each, job, compiled in self._compiling
             ]
-            self._aside = deque(
+            self._deferred = deque(
                 item._replace(job=_without(item.job, indices))
                 if item.uid == uid and isinstance(item.job, Generate)
                 else item
-                for item in self._aside
+                for item in self._deferred
             )
             sequences = [self._sequences[uid, i] for i in indices if (uid, i) in self._sequences]
         if sequences:

@@ -242,7 +242,7 @@ def _try_out(matcher: Any) -> None:
 
 
 class _Mallinfo(ctypes.Structure):
-    """What glibc says about its memory."""
+    """glibc's statistics of its memory."""
 
     _fields_ = [
         *((f"_{i}", ctypes.c_size_t) for i in range(4)),

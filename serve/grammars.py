@@ -36,7 +36,7 @@ _THREADS = 2
 
 
 class Grammar(NamedTuple):
-    """What completions must match, in the form that is sent to the worker."""
+    """A grammar that completions must match, in the form that is sent to the worker."""
 
     kind: Literal["json", "regex", "choice", "lark"]
     text: str
@@ -48,12 +48,12 @@ class Grammar(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What determines the compiled form."""
+        """Grammars with equal keys have the same compiled form."""
         return self.kind, self.text
 
 
 def is_available() -> bool:
-    """Whether llguidance is installed: ``pip install 'grpo_pl[structured]'``."""
+    """True if llguidance is installed: ``pip install 'grpo_pl[structured]'``."""
     return importlib.util.find_spec("llguidance") is not None
 
 
@@ -88,7 +88,7 @@ class GrammarMask:
         self._matcher, self._compiled = compiled.matcher.result().deep_copy(), compiled
         self._budget, self._resident = budget, resident
         self.error = ""
-        """Why the grammar turned out too complex while decoding; no token is allowed then."""
+        """The reason why the grammar turned out too complex while decoding; no token is allowed then."""
 
     def allowed(self, vocabulary: int) -> Tensor:
         mask = torch.zeros(vocabulary, dtype=torch.bool)
@@ -105,7 +105,7 @@ class GrammarMask:
             self._within_limits(self._matcher.consume_token, token, tokens=1)  # also of tokens drawn in an earlier stay
 
     def _within_limits(self, call: Callable[..., Any], *arguments: Any, tokens: int = 0) -> Any:
-        """What ``call`` returns; it counts towards the limits, and sets ``error`` if one is passed."""
+        """Returns the result of ``call``, counts it towards the limits, and sets ``error`` if one is passed."""
         compiled, before, began = self._compiled, self._resident(), time.thread_time()
         result = call(*arguments)
         spent = time.thread_time() - began

@@ -41,7 +41,7 @@ class Sessions:
         self.key, self._secret, self._name = key, secrets.token_bytes(32), f"grpo_pl_{port}"
 
     def holds(self, cookies: list[str]) -> bool:
-        """Whether the ``Cookie`` headers of a request hold a session that has not expired."""
+        """True if the ``Cookie`` headers of a request hold a session that has not expired."""
         try:
             jar = SimpleCookie("; ".join(cookies))
         except CookieError:

@@ -1,4 +1,4 @@
-"""What the server writes to its terminal: the log, the optional access log in JSON, and what becomes of a full disk."""
+"""The server's output on its terminal: the log and the optional access log in JSON, which survive a full disk."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class LineLimit(logging.Filter):
 
 
 def _is_a_fault(record: logging.LogRecord) -> bool:
-    """Whether a record is about a fault of the server; an ``ApiError`` is an answer to a client, not a fault."""
+    """False for an ``ApiError``, which is an answer to a client and no fault of the server."""
     return record.exc_info is None or not isinstance(record.exc_info[1], ApiError)
 
 

@@ -145,9 +145,9 @@ class ResponsesRequest(Asked):
     tool_choice: Annotated[
         Annotated[Literal["none", "auto", "required"], Tag("a word")] | Annotated[ChosenTool, Tag("a tool")], CHOICE
     ] = "auto"
-    """Whether an answer calls functions: never, as the model decides, always, or always this one."""
+    """When an answer calls functions: never, as the model decides, always, or always this one."""
     parallel_tool_calls: bool = True
-    """Whether an answer may hold several calls; else it ends with the first."""
+    """Let an answer hold several calls; else it ends with the first."""
 
     def chat(self) -> ChatRequest:
         """The chat request that means the same.
@@ -178,15 +178,15 @@ class ResponsesRoute:
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
         try:
             chat = body.chat()
-            return await self._completions.answer_chat(chat, request, ResponseShape(body, chat, self._model))
+            return await self._completions.answer_chat(chat, request, ResponsesFormat(body, chat, self._model))
         except ValidationError as error:
             raise _renamed(from_fault(error.errors(include_url=False, include_input=False)[0])) from None
         except ApiError as error:
             raise _renamed(error) from None
 
 
-class ResponseShape:
-    """One response, whole or as events; a ``Shape``."""
+class ResponsesFormat:
+    """One response, whole or as events; a ``AnswerFormat``."""
 
     def __init__(self, body: ResponsesRequest, chat: ChatRequest, model: str) -> None:
         self._body, self._chat, self._model = body, chat, model
@@ -201,7 +201,7 @@ class ResponseShape:
         status = "incomplete" if choice.finish == "length" else "completed"
         items = list(map(_call, choice.calls))
         if choice.text or not items:
-            items.insert(choice.said_after, self._message(choice.text, status))
+            items.insert(choice.text_after, self._message(choice.text, status))
         return self._response(status, items, usage_of(choices, 1))
 
     def opening(self, choice: Choice) -> str:
@@ -216,7 +216,7 @@ class ResponseShape:
 
     def chunk(self, choice: Choice, text: str, tokens: Sequence[ScoredToken], choices: Sequence[Choice]) -> str:
         calls = [_call(call) for _, call in choice.new_calls()]
-        first = max(0, choice.said_after - self._items) if text and self._said is None else 0
+        first = max(0, choice.text_after - self._items) if text and self._said is None else 0
         said = [*map(self._called, calls[:first]), self._text(text) if text else "", *map(self._called, calls[first:])]
         return "".join(said)
 

@@ -257,9 +257,9 @@ class ChatRequest(_Completions):
     tool_choice: Annotated[
         Annotated[Literal["none", "auto", "required"], Tag("a word")] | Annotated[NamedTool, Tag("a tool")], CHOICE
     ] = "auto"
-    """Whether an answer calls tools: never, as the model decides, always, or always the named one."""
+    """When an answer calls tools: never, as the model decides, always, or always the named one."""
     parallel_tool_calls: bool = True
-    """Whether an answer may hold several calls; otherwise it ends with the first."""
+    """Let an answer hold several calls; otherwise it ends with the first."""
 
     @model_validator(mode="after")
     def _tools_fit(self) -> Self:
@@ -295,7 +295,7 @@ class ChatRequest(_Completions):
 
     @property
     def alternatives(self) -> int | None:
-        """How many likely tokens to return at each position; None if no log-probabilities are asked for."""
+        """Number of likely tokens to return at each position; None if no log-probabilities are asked for."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

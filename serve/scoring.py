@@ -12,11 +12,11 @@ from fastapi import Request, Response
 from grpo_pl.policy.trained import ServedModel
 from serve.admission import AdmissionQueue, QueueFull
 from serve.advantages import group_objective
-from serve.connection import while_connected
 from serve.errors import bad_request, check_model, large_json_response
 from serve.metrics import ServerMetrics
 from serve.schemas import ScoreRequest
 from serve.score_worker import ScoreItems
+from serve.streaming import while_connected
 from serve.worker_client import Deadline, WorkerClient
 
 _LONGEST, _TOGETHER = 1 << 17, 1 << 20  # characters to tokenise, per text and in all: each takes 500 bytes of memory

@@ -67,7 +67,7 @@ class Server:
 
     @property
     def ready(self) -> bool:
-        """Whether all workers run, the warm-up is done, and the server has not been told to stop."""
+        """True while all workers run, the warm-up is done, and the server has not been told to stop."""
         if self._worker_lost or not self._warm or self._stopping.is_set():
             return False
         return not any(_is_stopped(worker.pid) for worker in self._processes)
@@ -229,7 +229,7 @@ def bind(addresses: Sequence[tuple[socket.AddressFamily, tuple[str, int]]]) -> l
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal or a debugger, or has ended."""
+    """True for a process that is stopped by a signal or a debugger, or has ended."""
     try:
         state = psutil.Process(pid).status()
     except psutil.NoSuchProcess:

@@ -72,7 +72,7 @@ class Versions:
 
     @property
     def decoding(self) -> bool:
-        """Whether any version has sequences."""
+        """True while any version has sequences."""
         return any(len(version.batch) for version in self._held.values())
 
     def load(self, uid: int, asked: LoadWeights) -> None:

@@ -218,7 +218,7 @@ _BUILT: Mapping[str, Callable[[ServedModel], Any]] = {
     "environment": _environment,
     "episodes": lambda model: build(EpisodeSettings, dict(model.episodes), "episodes"),
 }
-"""What must be the same in another version of the weights, as its settings build it."""
+"""Parts that must be the same in another version of the weights, as its settings build them."""
 
 
 def run_of(model: ServedModel) -> RunFolder | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.rollout.texts import TextStream
-from serve.answers import ChatShape, Choice, TokenTexts
+from serve.answers import ChatFormat, Choice, TokenTexts
 from serve.generator import Chunk
 from serve.schemas import ChatRequest
 
@@ -25,9 +25,9 @@ def _chunk(*tokens: int) -> Chunk:
     return Chunk(0, [ScoredToken(token, -0.5, top) for token in tokens], "length")
 
 
-def _shape(letters: Letters, **more: Any) -> ChatShape:
+def _format(letters: Letters, **more: Any) -> ChatFormat:
     body = {"messages": [{"role": "user", "content": "?"}], "logprobs": True, "top_logprobs": 2, **more}
-    return ChatShape("tiny", ChatRequest.model_validate(body), TokenTexts(letters))  # type: ignore[arg-type]
+    return ChatFormat("tiny", ChatRequest.model_validate(body), TokenTexts(letters))  # type: ignore[arg-type]
 
 
 def test_log_probabilities_are_openais_objects_and_each_text_is_made_once() -> None:
@@ -35,7 +35,7 @@ def test_log_probabilities_are_openais_objects_and_each_text_is_made_once() -> N
     choice = Choice(0, TextStream(letters), [1], [])  # type: ignore[arg-type]
     _, new = choice.push(_chunk(*b'"b"'))
     letters.asked = 0
-    event = _shape(letters).chunk(choice, '"b"', new, [choice])
+    event = _format(letters).chunk(choice, '"b"', new, [choice])
     told = json.loads(event.removeprefix("data: "))["choices"][0]["logprobs"]
     top = [
         {"token": "a", "bytes": [97], "logprob": -0.25},
@@ -53,6 +53,6 @@ def test_a_stream_keeps_no_tokens_and_a_whole_answer_has_all() -> None:
         choice.streams = streams
         assert len(choice.push(_chunk(*b"abc"))[1]) == 3
         assert len(choice.tokens) == kept
-    (told,) = _shape(letters).whole([choice])["choices"]
+    (told,) = _format(letters).whole([choice])["choices"]
     assert len(json.loads("".join(told["logprobs"]["content"].pieces))) == 3
     assert told["message"]["content"] == "abc"

@@ -15,7 +15,7 @@ from serve.call_reader import CallReader
 from serve.conversations import Conversation
 from serve.errors import ApiError
 from serve.generator import Chunk
-from serve.responses import ResponseShape, ResponsesRequest
+from serve.responses import ResponsesFormat, ResponsesRequest
 from tests.serve.bodies import parse
 
 TOKENIZER = character_tokenizer()
@@ -27,17 +27,17 @@ ASKED = {"input": "Where?", "tools": [{"type": "function", "name": name} for nam
 def answer(text: str, size: int | None) -> list[dict[str, Any]]:
     """The output of an answer with this text; with a size, streamed in events of so many tokens."""
     body = parse(ResponsesRequest, json.dumps(ASKED | {"model": "tiny"}).encode())
-    shape = ResponseShape(body, body.chat(), "tiny")
+    answer_format = ResponsesFormat(body, body.chat(), "tiny")
     choice = Choice(0, TextStream(TOKENIZER), [1], (), reader=CallReader(HermesCalls(), TOOLS, several=True))
     drawn = [ScoredToken(token, 0.0, ()) for token in TOKENIZER(text, add_special_tokens=False).input_ids]
     if size is None:
         choice.push(Chunk(0, drawn, "stop"))
-        return list(shape.whole([choice])["output"])
-    sent = shape.opening(choice)
+        return list(answer_format.whole([choice])["output"])
+    sent = answer_format.opening(choice)
     for at in range(0, len(drawn), size):
         new = choice.push(Chunk(0, drawn[at : at + size], "stop" if at + size >= len(drawn) else None))
-        sent += shape.chunk(choice, *new, [choice])
-    sent += shape.closing([choice])
+        sent += answer_format.chunk(choice, *new, [choice])
+    sent += answer_format.closing([choice])
     events = [json.loads(line[6:]) for line in sent.splitlines() if line.startswith("data: ")]
     done = {e["output_index"]: e["item"] for e in events if e["type"] == "response.output_item.done"}
     output = events[-1]["response"]["output"]

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from serve.connection import TimeSlices
+from serve.streaming import TimeSlices
 
 
 def _slowly(item: int) -> int:

@@ -1,4 +1,4 @@
-"""Runs the work of a request only while its client is connected, and merges several streams into one."""
+"""Sends answers as server-sent events, and works on a request only while its client is connected."""
 
 from __future__ import annotations
 
