@@ -156,14 +156,14 @@ class Prompts:
             ApiError: prompt and completion would exceed the model's context, or ``min_tokens`` the length (400).
         """
         context, wanted, trained = self.model.context, request.length, self.model.sampling
-        room = (context or 1 << 30) - len(prompt_ids)
-        if wanted is not None and wanted > room:
+        most = (context or 1 << 30) - len(prompt_ids)
+        if wanted is not None and wanted > most:
             raise bad_request(
                 f"max_tokens: {wanted} after a prompt of {len(prompt_ids)} tokens exceeds the context of {context}.",
                 param="max_tokens",
                 code="context_length_exceeded",
             )
-        length = min(trained.max_completion_length, room) if wanted is None else max(1, wanted)
+        length = min(trained.max_completion_length, most) if wanted is None else max(1, wanted)
         if request.min_tokens > length:
             raise bad_request(
                 f"min_tokens: {request.min_tokens} are more than a completion may have, {length}.", param="min_tokens"
@@ -228,7 +228,8 @@ class Prompts:
         Raises:
             ApiError: names the first such character (400).
         """
-        asked = _characters(text)
+        parts = (text[first : first + _SLICE] for first in range(0, len(text), _SLICE))  # other threads run in between
+        asked = set[str]().union(*map(set, parts))
         if unknown := asked - self.known(asked):
             raise bad_request(
                 f"{param}: the model's tokenizer does not know the character {min(unknown, key=text.index)!r}.",
@@ -262,11 +263,6 @@ class Prompts:
             param=param,
             code="context_length_exceeded",
         )
-
-
-def _characters(text: str) -> set[str]:
-    """The set of characters of a text; made in slices, so that other threads can run in between."""
-    return set().union(*(set(text[first : first + _SLICE]) for first in range(0, len(text), _SLICE)))
 
 
 def sample_keys(prompt_ids: Sequence[int], *, seed: int, n: int, prompt_id: int | str | None = None) -> list[SampleKey]:

@@ -128,7 +128,8 @@ class ServeSettings:
     @property
     def is_local(self) -> bool:
         """True if only programs on this machine can reach the server."""
-        return all(_is_loopback(address[0]) for _, address in self.addresses)
+        found = [ip_address(address[0].partition("%")[0]) for _, address in self.addresses]
+        return all((getattr(address, "ipv4_mapped", None) or address).is_loopback for address in found)
 
     @property
     def tls(self) -> dict[str, Any]:
@@ -166,11 +167,6 @@ class ServeSettings:
                 ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
             except (OSError, ssl.SSLError) as error:
                 raise ValueError(f"no certificate with its key in {self.ssl_certfile}: {error}.") from None
-
-
-def _is_loopback(address: str) -> bool:
-    ip = ip_address(address.partition("%")[0])
-    return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
 
 
 def _parts(text: str) -> list[str]:

@@ -34,7 +34,7 @@ WEIGHTS = "/v1/weights"
 _MOST_HELD = 4
 """Versions that are in memory at once: the newest, and earlier ones whose requests are not finished."""
 _LOAD_S = 1800.0
-_LOOK_S = 1.0  # between two looks at the folder of a run that is followed
+_POLL_S = 1.0  # for newer checkpoints of a run that is followed
 _DIGITS = 8
 
 
@@ -238,7 +238,7 @@ class Follower:
     async def follow(self) -> None:
         """Runs until it is cancelled; a checkpoint that cannot be loaded is passed over with a warning."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             path, facts = await asyncio.to_thread(newest_sealed, self._run)
             if path is None or facts == self._seen:
                 continue
@@ -265,7 +265,7 @@ def first_checkpoint(folder: Path) -> Path:
         if not told:
             write_output(f"waiting for the first checkpoint of {folder}")
         told = True
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return found
 
 

@@ -188,7 +188,7 @@ def test_only_the_data_module_of_the_lower_rooms_imports_lightning(room: str) ->
 def _walks() -> list[list[str]]:
     """The numbered walks of CONTRIBUTING.md, as modules in their order."""
     page = (ROOT / "CONTRIBUTING.md").read_text()
-    steps = re.findall(r"^(\d+)\. `(grpo_pl/[\w/]+)\.py`", page, re.MULTILINE)
+    steps = re.findall(r"^(\d+)\. `((?:grpo_pl|serve)/[\w/]+)\.py`", page, re.MULTILINE)
     walks: list[list[str]] = []
     for number, path in steps:
         if number == "1":
@@ -198,10 +198,10 @@ def _walks() -> list[list[str]]:
     return walks
 
 
-def test_the_way_of_a_prompt_and_of_a_reward_are_as_short_as_they_are_written_down() -> None:
-    prompt, reward = _walks()
-    assert len(prompt) <= 15 and len(reward) <= 6
-    for walk in (prompt, reward):
+def test_the_ways_of_a_prompt_a_reward_and_a_chat_are_as_short_as_they_are_written_down() -> None:
+    prompt, reward, chat = _walks()
+    assert len(prompt) <= 15 and len(reward) <= 6 and len(chat) <= 12
+    for walk in (prompt, reward, chat):
         for number, module in enumerate(walk[1:], start=1):
             assert any(_leans_on(other, module) or _leans_on(module, other) for other in walk[:number]), module
 
