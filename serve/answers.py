@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.rollout.texts import TextStream
 from serve.call_reader import CallReader, MadeCall
-from serve.errors import ApiError, Encoded, encoded, to_json
+from serve.errors import ApiError
 from serve.generator import Chunk
+from serve.json_response import Encoded, encoded, to_json
 from serve.schemas import ChatRequest, CompletionRequest
 
 if TYPE_CHECKING:

@@ -14,11 +14,12 @@ from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.rollout.texts import TextStream
 from serve import grammars
 from serve.answers import AnswerFormat, ChatFormat, Choice, CompletionFormat, TokenTexts
-from serve.errors import ApiError, bad_request, check_model, large_json_response
+from serve.errors import ApiError, bad_request, check_model
 from serve.generate_worker import Generate, ScorePrompt
 from serve.generator import Chunk, Generator
 from serve.grammar_checker import GrammarChecker
 from serve.grammars import Grammar
+from serve.json_response import large_json_response
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts
 from serve.schemas import ChatRequest, CompletionRequest

@@ -15,9 +15,10 @@ from grpo_pl.config.objects import build_rewards
 from grpo_pl.evaluation.metrics import summarise
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.native.continuous import batch_of
-from serve.errors import ApiError, bad_request, check_model, large_json_response
+from serve.errors import ApiError, bad_request, check_model
 from serve.generate_worker import Generate
 from serve.generator import Chunk, Generator
+from serve.json_response import large_json_response
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts
 from serve.schemas import EvalProblem, EvaluateRequest, Sampling

@@ -15,8 +15,9 @@ from serve import fields
 from serve.answers import Choice, usage_of
 from serve.call_reader import MadeCall
 from serve.completions import CompletionRoutes
-from serve.errors import ApiError, from_fault, to_json
+from serve.errors import ApiError, from_fault
 from serve.fields import Body, Short, Text, by_type
+from serve.json_response import to_json
 from serve.messages import ContentPart, FunctionSchema, FunctionTool, Message
 from serve.schemas import CHOICE, Asked, ChatRequest, Seed, StreamOptions
 from serve.settings import MAX_ITEMS, MAX_TOOLS

@@ -12,7 +12,8 @@ from fastapi import Request, Response
 from grpo_pl.policy.trained import ServedModel
 from serve.admission import AdmissionQueue, QueueFull
 from serve.advantages import group_objective
-from serve.errors import bad_request, check_model, large_json_response
+from serve.errors import bad_request, check_model
+from serve.json_response import large_json_response
 from serve.metrics import ServerMetrics
 from serve.schemas import ScoreRequest
 from serve.score_worker import ScoreItems

@@ -9,8 +9,9 @@ from fastapi import Response
 from pydantic import Field, model_validator
 
 from serve import fields
-from serve.errors import bad_request, check_model, json_response
+from serve.errors import bad_request, check_model
 from serve.fields import Text, at
+from serve.json_response import json_response
 from serve.messages import FunctionTool, Message
 from serve.prompts import Prompts
 from serve.schemas import Asked, TokenId

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve.errors import Encoded, encoded, large_json_response, to_json
+from serve.json_response import Encoded, encoded, large_json_response, to_json
 
 ROW = {"token": 'é\ud800"\\', "logprob": -0.5, "top": [[1, -1e-9], [2, None]], "none": [], "nothing": {}}
 
