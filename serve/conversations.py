@@ -71,20 +71,15 @@ class Conversation:
                 continue
             if due:
                 raise _bad(f"the call {next(iter(due))!r:.80} has no result before it.", place)
-            if turn.role == "user":
-                _ask(exchanges, turn.text)
-            else:
+            if turn.role != "user":
                 due = _answer(exchanges[-1], turn, place)
+            elif exchanges and not exchanges[-1].actions:
+                exchanges[-1].question += f"\n\n{turn.text}"
+            else:
+                exchanges.append(Exchange(turn.text))
         if due:
             raise _bad(f"the call {next(iter(due))!r:.80} has no result.")
         return cls(system, exchanges)
-
-
-def _ask(exchanges: list[Exchange], text: str) -> None:
-    if exchanges and not exchanges[-1].actions:
-        exchanges[-1].question += f"\n\n{text}"
-    else:
-        exchanges.append(Exchange(text))
 
 
 def _answer(exchange: Exchange, turn: Message, place: int) -> dict[str, int]:
@@ -134,12 +129,12 @@ class Renderer:
             template = replace(template, system=conversation.system)
         self.check(tools)
         if template.through_chat(tokenizer):
-            text = self._rendered(self._messages(template, conversation.exchanges), tools)
+            text = self._through_chat_template(self._messages(template, conversation.exchanges), tools)
             text += template.prefill if prefill else ""
             return list(tokenizer(text, add_special_tokens=False).input_ids)
-        return self._plain(template, conversation.exchanges, tools, prefill=prefill)
+        return self._as_text(template, conversation.exchanges, tools, prefill=prefill)
 
-    def shown(self, call: Call) -> str:
+    def call_text(self, call: Call) -> str:
         """The text of a call in the prompt: of one that the chat template writes, the name and the arguments.
 
         Raises:
@@ -169,7 +164,7 @@ class Renderer:
         except ValueError as error:
             raise bad_request(f"tools: {error}", param="tools") from None
 
-    def told(self, tools: Sequence[Mapping[str, Any]]) -> str:
+    def tools_text(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """The text about tools in the prompt; of tools that a chat template describes, their schemas."""
         if not tools:
             return ""
@@ -187,7 +182,7 @@ class Renderer:
         """True if the chat template renders calls in a form that the policy's parser reads."""
         said = {"role": "assistant", "content": "", "tool_calls": [_as_message(_PROBE)]}
         try:
-            text = self._rendered([{"role": "user", "content": "1"}, said], [])
+            text = self._through_chat_template([{"role": "user", "content": "1"}, said], [])
         except ApiError:
             return False
         found = self.model.tools.parser.calls(text, {_PROBE.name: PROBE_TOOL})
@@ -199,10 +194,10 @@ class Renderer:
         for exchange in [*earlier, *exchanges]:
             messages.append({"role": "user", "content": template.user.replace("{question}", exchange.question)})
             for action in exchange.actions:
-                messages += self._turn(action)
+                messages += self._action_messages(action)
         return messages
 
-    def _turn(self, action: Action) -> list[dict[str, Any]]:
+    def _action_messages(self, action: Action) -> list[dict[str, Any]]:
         if not action.calls:
             return [{"role": "assistant", "content": action.text}]
         observed = self.model.tools.parser.observation(action.results)
@@ -210,13 +205,13 @@ class Renderer:
         if self._writes_calls:
             calls = [_as_message(call) for call in action.calls]
             return [{"role": "assistant", "content": action.text, "tool_calls": calls}, *told]
-        return [{"role": "assistant", "content": self._said(action)}, *told]
+        return [{"role": "assistant", "content": self._action_text(action)}, *told]
 
-    def _said(self, action: Action) -> str:
+    def _action_text(self, action: Action) -> str:
         """The text of an action, with its calls in the form of the policy's parser."""
         return action.text + "\n".join(map(self._written, action.calls))
 
-    def _rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+    def _through_chat_template(self, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         given = [dict(tool) for tool in tools] or None
         try:
             if given and not self._takes_tools:
@@ -230,7 +225,7 @@ class Renderer:
             told = " ".join(str(error).split())[:200]
             raise _bad(f"the model's chat template cannot write them: {told}") from error
 
-    def _plain(
+    def _as_text(
         self,
         template: PromptTemplate,
         exchanges: Sequence[Exchange],
@@ -240,7 +235,7 @@ class Renderer:
     ) -> list[int]:
         form, tokenizer = self.model.tools, self.model.tokenizer
         *done, last = exchanges
-        solved = [Example(question=e.question, completion="".join(map(self._with_results, e.actions))) for e in done]
+        solved = [Example(question=e.question, completion="".join(map(self._with_result, e.actions))) for e in done]
         template = replace(template, examples=[*template.examples, *solved])
         bare = Dialogue(template=replace(template, prefill=""), tokenizer=tokenizer, tools=tools, plain=form.plain)
         begun = replace(bare, template=template)
@@ -248,7 +243,7 @@ class Renderer:
         whole = [action.text.startswith(template.prefill) for action in last.actions] + [prefill]
         ids = (begun if whole[0] else bare).prompt_ids(last.question)
         for action, had, has in zip(last.actions, whole, whole[1:], strict=False):
-            said = self._said(action)[len(template.prefill) if had else 0 :]
+            said = self._action_text(action)[len(template.prefill) if had else 0 :]
             ids += tokenizer(said, add_special_tokens=False).input_ids
             if tokenizer.eos_token_id is not None and not said.endswith(tuple(self.model.sampling.stop)):
                 ids.append(tokenizer.eos_token_id)
@@ -256,10 +251,10 @@ class Renderer:
             ids += (begun if has else bare).observation_ids(observed, ids[-1])
         return ids
 
-    def _with_results(self, action: Action) -> str:
+    def _with_result(self, action: Action) -> str:
         observed = text_of(self.model.tools.parser.observation(action.results)) if action.calls else ""
         told = self.model.tools.plain.observation.replace("{observation}", observed) if action.calls else ""
-        return self._said(action) + told
+        return self._action_text(action) + told
 
 
 def _as_message(call: Call) -> dict[str, Any]:

@@ -118,7 +118,10 @@ class GenerateWorker(Worker):
             busy = self._versions.decoding or self._versions.is_loading or self._deferred or self._compiling
             for uid, payload in mailbox.take(wait_for_one=not busy):
                 self._receive(uid, payload)
-            self._take_turns()
+            for answer in self._versions.answers():
+                mailbox.send(answer)
+            self._start_compiled()
+            self._do_one_deferred()
             for number in self._versions:
                 self._decode(number)
 
@@ -151,11 +154,8 @@ class GenerateWorker(Worker):
         else:
             self._start(uid, payload)
 
-    def _take_turns(self) -> None:
-        """Handles work that must not delay running completions: one waiting prompt per step, compiled grammars, and
-        weights that have been loaded."""
-        for answer in self._versions.answers():
-            self._mailbox.send(answer)
+    def _start_compiled(self) -> None:
+        """Starts the completions whose grammars have been compiled meanwhile, beside the decoding."""
         waiting, self._compiling = self._compiling, []
         for uid, job, compiled in waiting:
             grammar = job.grammar
@@ -180,6 +180,10 @@ class GenerateWorker(Worker):
                         self._deferred.append(_Waiting(uid, job, masks))
                     else:
                         self._start(uid, job, masks)
+
+    def _do_one_deferred(self) -> None:
+        """Handles one of the prompts that would delay running completions if all came at once; pauses shortly where
+        there is nothing to do but wait for threads."""
         if self._deferred:
             next_one = self._deferred.popleft()
             if isinstance(next_one.job, ScorePrompt):

@@ -98,10 +98,10 @@ class FunctionTool(Body):
         return self.function.name
 
     @property
-    def told(self) -> dict[str, Any]:
+    def for_template(self) -> dict[str, Any]:
         """The tool in the form that chat templates take."""
-        told = self.function.model_dump(by_alias=True, include={"name", "description", "parameters", "returns"})
-        return {"type": "function", "function": {name: value for name, value in told.items() if value is not None}}
+        given = self.function.model_dump(by_alias=True, include={"name", "description", "parameters", "returns"})
+        return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
 
 
 class _Named(Body):

@@ -54,20 +54,20 @@ class Prompts:
             ApiError: see ``Conversation.of`` and ``Renderer.tokens``; or an unknown character, or a prompt that is too
                 long (400).
         """
-        conversation, told = Conversation.of(messages), [tool.told for tool in tools]
-        calls = [self._renderer.shown(called.call) for message in messages for called in message.tool_calls]
+        conversation, schemas = Conversation.of(messages), [tool.for_template for tool in tools]
+        calls = [self._renderer.call_text(called.call) for message in messages for called in message.tool_calls]
         said = [*(message.text for message in messages), *calls]
-        described = self._renderer.told(told)
+        described = self._renderer.tools_text(schemas)
 
         def encode() -> list[int]:
             self.check_characters(described, "tools")
-            return self._renderer.tokens(conversation, told, prefill=prefill)
+            return self._renderer.tokens(conversation, schemas, prefill=prefill)
 
         return await self._encode("".join(said), encode, "messages", more=len(described))
 
     def reader(self, tools: Sequence[FunctionTool], *, several: bool) -> CallReader:
         """A new reader that separates calls of these tools from text, for one answer."""
-        return CallReader(self.model.tools.parser, {tool.name: tool.told for tool in tools}, several=several)
+        return CallReader(self.model.tools.parser, {tool.name: tool.for_template for tool in tools}, several=several)
 
     def call_grammar(self, tools: Sequence[FunctionTool], *, several: bool) -> Grammar:
         """The grammar of an answer that must call one of these tools and holds nothing else.
@@ -78,7 +78,7 @@ class Prompts:
         rules = [f"call{i}" for i in range(len(tools))]
         try:
             parts = [
-                self.model.tools.parser.grammar(rule, tool.name, tool.told)
+                self.model.tools.parser.grammar(rule, tool.name, tool.for_template)
                 for rule, tool in zip(rules, tools, strict=True)
             ]
         except ValueError as error:

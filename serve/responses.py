@@ -195,7 +195,7 @@ class ResponsesFormat:
         self._id, self._item = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
         self._created, self._events = int(time.time()), 0
         self._items = 0  # of a stream, so far
-        self._said: int | None = None  # the place of the message among them
+        self._message_index: int | None = None  # of the message among them
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         (choice,) = choices
@@ -217,20 +217,20 @@ class ResponsesFormat:
 
     def chunk(self, choice: Choice, text: str, tokens: Sequence[ScoredToken], choices: Sequence[Choice]) -> str:
         calls = [_call(call) for _, call in choice.new_calls()]
-        first = max(0, choice.text_after - self._items) if text and self._said is None else 0
+        first = max(0, choice.text_after - self._items) if text and self._message_index is None else 0
         said = [*map(self._called, calls[:first]), self._text(text) if text else "", *map(self._called, calls[first:])]
         return "".join(said)
 
     def closing(self, choices: Sequence[Choice]) -> str:
         (choice,) = choices
-        begun = "" if self._said is not None or choice.calls else self._text("")
+        begun = "" if self._message_index is not None or choice.calls else self._text("")
         whole = self.whole(choices)
         events = [begun]
-        if self._said is not None:
+        if (at := self._message_index) is not None:
             events += [
                 self._event("response.output_text.done", **self._place(), text=choice.text, logprobs=[]),
                 self._event("response.content_part.done", **self._place(), part=_part(choice.text)),
-                self._event("response.output_item.done", output_index=self._said, item=whole["output"][self._said]),
+                self._event("response.output_item.done", output_index=at, item=whole["output"][at]),
             ]
         return "".join([*events, self._event(f"response.{whole['status']}", response=whole)])
 
@@ -242,10 +242,10 @@ class ResponsesFormat:
     def _text(self, text: str) -> str:
         """More of the message, which begins with the first."""
         events = []
-        if self._said is None:
-            self._said, self._items = self._items, self._items + 1
+        if self._message_index is None:
+            self._message_index, self._items = self._items, self._items + 1
             item = {**self._message("", "in_progress"), "content": []}
-            events.append(self._event("response.output_item.added", output_index=self._said, item=item))
+            events.append(self._event("response.output_item.added", output_index=self._message_index, item=item))
             events.append(self._event("response.content_part.added", **self._place(), part=_part("")))
         if text:
             events.append(self._event("response.output_text.delta", **self._place(), delta=text, logprobs=[]))
@@ -266,7 +266,7 @@ class ResponsesFormat:
         return "".join(events)
 
     def _place(self) -> dict[str, Any]:
-        return {"item_id": self._item, "output_index": self._said, "content_index": 0}
+        return {"item_id": self._item, "output_index": self._message_index, "content_index": 0}
 
     def _event(self, kind: str, **content: Any) -> str:
         value = {"type": kind, "sequence_number": self._events, **content}
