@@ -47,42 +47,39 @@ class Job:
     deadline: Deadline
 
 
+@dataclass(kw_only=True)
 class CompletionRoutes:
     """Both routes; they differ in how prompts are encoded and in the format of the answer."""
 
-    def __init__(
-        self,
-        *,
-        generator: Generator,
-        grammars: GrammarChecker,
-        weights: Weights,
-        prompts: Prompts,
-        metrics: ServerMetrics,
-        deadline_s: float,
-    ) -> None:
-        self._generator, self._grammars, self._weights, self._prompts = generator, grammars, weights, prompts
-        self._metrics, self._deadline_s = metrics, deadline_s
-        self._slices, self._texts = TimeSlices(), TokenTexts(prompts.model.tokenizer)
+    generator: Generator
+    grammars: GrammarChecker
+    weights: Weights
+    prompts: Prompts
+    metrics: ServerMetrics
+    deadline_s: float
+
+    def __post_init__(self) -> None:
+        self._slices, self._texts = TimeSlices(), TokenTexts(self.prompts.model.tokenizer)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
-        return await self.answer_chat(body, request, ChatFormat(self._prompts.model.name, body, self._texts))
+        return await self.answer_chat(body, request, ChatFormat(self.prompts.model.name, body, self._texts))
 
     async def answer_chat(self, body: ChatRequest, request: Request, answer_format: AnswerFormat) -> Response:
         """Completes a conversation. With a grammar the template's prefill is left out, because it may not match."""
-        deadline, model = Deadline(self._deadline_s), self._prompts.model
+        deadline, model = Deadline(self.deadline_s), self.prompts.model
         check_model(body.model, model.name)
         free = body.grammar is None and not body.must_call
-        ids = await self._prompts.from_messages(body.messages, body.offered, prefill=free)
+        ids = await self.prompts.from_messages(body.messages, body.offered, prefill=free)
         prefill = model.template.prefill if free else ""
         (job,) = await self._slices.map(lambda ids: self._job(body, [ids], [prefill], answer_format, deadline), [ids])
         return await self._answer(request, job)
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
-        deadline, model = Deadline(self._deadline_s), self._prompts.model
+        deadline, model = Deadline(self.deadline_s), self.prompts.model
         check_model(body.model, model.name)
         if not 1 <= len(body.prompts) * body.n <= 4 * MAX_SAMPLES:
             raise bad_request(f"prompt: give 1 to {4 * MAX_SAMPLES // body.n} prompts with n={body.n}.", param="prompt")
-        prompts = [await self._prompts.from_raw(prompt) for prompt in body.prompts]
+        prompts = [await self.prompts.from_raw(prompt) for prompt in body.prompts]
         echoed = [
             prompt if isinstance(prompt, str) else str(model.tokenizer.decode(prompt, skip_special_tokens=False))
             for prompt in body.prompts
@@ -102,12 +99,12 @@ class CompletionRoutes:
         deadline: Deadline,
     ) -> Job:
         grammar = self._grammar(body)
-        logits, seed = self._prompts.logits(body), body.seed_or_random()
-        self._prompts.check_ids(body.stop_token_ids, "stop_token_ids")
+        logits, seed = self.prompts.logits(body), body.seed_or_random()
+        self.prompts.check_ids(body.stop_token_ids, "stop_token_ids")
         draws: list[Generate] = []
         choices: list[Choice] = []
         for ids, prefix in zip(prompts, prefixes, strict=True):
-            draw = self._prompts.job(ids, body, logits, seed=seed)
+            draw = self.prompts.job(ids, body, logits, seed=seed)
             options = replace(
                 draw.options,
                 ignore_eos=body.ignore_eos,
@@ -116,17 +113,17 @@ class CompletionRoutes:
             )
             draws.append(replace(draw, options=options, grammar=grammar))
             for _ in range(body.n):
-                stream = TextStream(self._prompts.model.tokenizer, body.stop, prefix=prefix, min_tokens=body.min_tokens)
+                stream = TextStream(self.prompts.model.tokenizer, body.stop, prefix=prefix, min_tokens=body.min_tokens)
                 reader = None
                 if isinstance(body, ChatRequest) and body.offered:
-                    reader = self._prompts.reader(body.offered, several=body.parallel_tool_calls)
+                    reader = self.prompts.reader(body.offered, several=body.parallel_tool_calls)
                 choices.append(
                     Choice(len(choices), stream, ids, body.stop_token_ids, reader=reader, streams=body.stream)
                 )
         if body.alternatives is not None:
             drawn = body.n * sum(draw.options.sampling.max_completion_length for draw in draws)
             echoed = body.n * sum(map(len, prompts)) if isinstance(body, CompletionRequest) and body.echo else 0
-            self._prompts.check_logprobs(drawn + echoed, body.alternatives)
+            self.prompts.check_logprobs(drawn + echoed, body.alternatives)
         return Job(request=body, draws=draws, choices=choices, answer_format=answer_format, deadline=deadline)
 
     def _grammar(self, body: ChatRequest | CompletionRequest) -> Grammar | None:
@@ -145,7 +142,7 @@ class CompletionRoutes:
                 code="unsupported_parameter",
             )
         if isinstance(body, ChatRequest) and tools:
-            return self._prompts.call_grammar(tools, several=body.parallel_tool_calls)
+            return self.prompts.call_grammar(tools, several=body.parallel_tool_calls)
         return body.grammar
 
     async def _answer(self, request: Request, job: Job) -> Response:
@@ -163,7 +160,7 @@ class CompletionRoutes:
         if grammar is None:
             return job
         async with job.deadline.limit():
-            grammar = await self._grammars.check(grammar)
+            grammar = await self.grammars.check(grammar)
         return replace(job, draws=[replace(draw, grammar=grammar) for draw in job.draws])
 
     async def _whole(self, job: Job) -> Response:
@@ -185,7 +182,7 @@ class CompletionRoutes:
                         events: list[str] = []
                         if not started:
                             started = True
-                            self._metrics.first_token.observe(job.deadline.spent())
+                            self.metrics.first_token.observe(job.deadline.spent())
                             events += await self._slices.map(answer_format.opening, choices)
                         events += await self._slices.map(lambda growth: answer_format.chunk(*growth, choices), grown)
                         finished = all(choice.finish is not None for choice in choices)
@@ -206,18 +203,18 @@ class CompletionRoutes:
     @contextmanager
     def _under_one_version(self, job: Job) -> Iterator[Job]:
         """Context manager: the job with the version of the weights that is current now, for all its tokens."""
-        with self._weights.lease() as version:
+        with self.weights.lease() as version:
             job.answer_format.system_fingerprint = version.id
             yield replace(job, draws=[replace(draw, version=version.number) for draw in job.draws])
 
     async def _grow(self, job: Job) -> AsyncGenerator[list[Growth], None]:
         """Adds tokens to the choices as they arrive; yields lists of what arrived together."""
         body, choices = job.request, job.choices
-        self._metrics.prompt_tokens.inc(sum(len(draw.prompt_ids) for draw in job.draws))
+        self.metrics.prompt_tokens.inc(sum(len(draw.prompt_ids) for draw in job.draws))
         if isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None:
             for p, draw in enumerate(job.draws):
                 ask = ScorePrompt(draw.prompt_ids, draw.options.top_logprobs, draw.version)
-                scored = await self._generator.score_prompt(ask, deadline=job.deadline, bounded=p == 0)
+                scored = await self.generator.score_prompt(ask, deadline=job.deadline, bounded=p == 0)
                 for choice in choices[p * body.n : (p + 1) * body.n]:
                     choice.echoed = scored
         if body.length == 0:
@@ -233,7 +230,7 @@ class CompletionRoutes:
                 going = [chunk for chunk in chunks if choices[p * body.n + chunk.index].finish is None]
                 grown = await self._slices.map(partial(self._push, choices[p * body.n :]), going)
                 stopped[p].update(choice.index - p * body.n for choice, _, _ in grown if choice.stream.stopped)
-                self._metrics.count_tokens(sum(len(tokens) for _, _, tokens in grown))
+                self.metrics.count_tokens(sum(len(tokens) for _, _, tokens in grown))
                 if grown:
                     yield grown
 
@@ -242,7 +239,7 @@ class CompletionRoutes:
         return choice, *choice.push(chunk)
 
     async def _one_prompt(self, job: Job, p: int, stopped: Set[int]) -> AsyncGenerator[tuple[int, list[Chunk]], None]:
-        chunks = self._generator.generate(
+        chunks = self.generator.generate(
             job.draws[p],
             live=job.request.stream or bool(job.request.stop) or any(choice.ends_early for choice in job.choices),
             deadline=job.deadline,

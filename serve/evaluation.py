@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import Request, Response
@@ -32,21 +32,18 @@ _MOST_COMPLETIONS = 16_384
 _JUDGED_AT_ONCE = 4  # problems; in the reward worker each takes turns with all other requests
 
 
+@dataclass(kw_only=True)
 class EvaluateRoute:
     """Evaluates problems; a few of each request at a time wait for slots of the batch, within evaluations' share."""
 
-    def __init__(
-        self,
-        *,
-        generator: Generator,
-        scorer: Scorer,
-        weights: Weights,
-        prompts: Prompts,
-        metrics: ServerMetrics,
-        deadline_s: float,
-    ) -> None:
-        self._generator, self._scorer, self._weights, self._prompts = generator, scorer, weights, prompts
-        self._metrics, self._deadline_s = metrics, deadline_s
+    generator: Generator
+    scorer: Scorer
+    weights: Weights
+    prompts: Prompts
+    metrics: ServerMetrics
+    deadline_s: float
+
+    def __post_init__(self) -> None:
         self._judging = asyncio.Semaphore(_JUDGED_AT_ONCE)
 
     async def evaluate(self, body: EvaluateRequest, request: Request) -> Response:
@@ -55,11 +52,11 @@ class EvaluateRoute:
                 f"items: {len(body.items)} problems with n={body.n} are more than {_MOST_COMPLETIONS} completions.",
                 param="items",
             )
-        check_model(body.model, self._prompts.model.name)
-        jobs = await self._prompts.evaluations(
+        check_model(body.model, self.prompts.model.name)
+        jobs = await self.prompts.evaluations(
             body.items, body, seed=body.seed_or_random(), name=lambda i: f"items.{i}.problem"
         )
-        with self._weights.lease() as version:
+        with self.weights.lease() as version:
             jobs = [replace(job, version=version.number) for job in jobs]
             results = await while_connected(request, self._all(body.items, jobs))
         return await large_json_response(
@@ -68,8 +65,8 @@ class EvaluateRoute:
 
     async def _all(self, problems: Sequence[EvalProblem], jobs: Sequence[Generate]) -> list[dict[str, Any]]:
         """The results in the order of the problems; the first failure cancels all others and is raised."""
-        deadline = Deadline(self._deadline_s)
-        at_once = asyncio.Semaphore(max(2, 2 * self._generator.slots.share // len(jobs[0].keys)))
+        deadline = Deadline(self.deadline_s)
+        at_once = asyncio.Semaphore(max(2, 2 * self.generator.slots.share // len(jobs[0].keys)))
 
         async def one(i: int) -> dict[str, Any]:
             async with at_once:
@@ -84,18 +81,18 @@ class EvaluateRoute:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _one(self, problem: EvalProblem, job: Generate, deadline: Deadline, *, bounded: bool) -> dict[str, Any]:
-        self._metrics.prompt_tokens.inc(len(job.prompt_ids))
+        self.metrics.prompt_tokens.inc(len(job.prompt_ids))
         finished: list[Chunk] = []
-        async with aclosing(self._generator.generate(job, live=False, deadline=deadline, bounded=bounded)) as parts:
+        async with aclosing(self.generator.generate(job, live=False, deadline=deadline, bounded=bounded)) as parts:
             async for part in parts:
                 finished += part
         finished.sort(key=lambda chunk: chunk.index)
-        self._metrics.count_tokens(sum(len(chunk.drawn) for chunk in finished))
+        self.metrics.count_tokens(sum(len(chunk.drawn) for chunk in finished))
         # there may be many long texts: in a thread, so that other requests are answered meanwhile
-        items = await asyncio.to_thread(items_of, problem, finished, self._prompts.model)
+        items = await asyncio.to_thread(items_of, problem, finished, self.prompts.model)
         async with self._judging:
-            scored = await self._scorer.score(items, deadline=deadline, bounded=False)
-        self._metrics.count_scores(scored)
+            scored = await self.scorer.score(items, deadline=deadline, bounded=False)
+        self.metrics.count_scores(scored)
         return result_of(problem, items, finished, scored)
 
 
