@@ -31,7 +31,8 @@ CACHE_BYTES = 8 << 20
 
 
 class GrammarChecker:
-    """Two processes with limits on CPU time and memory; what passed there takes the model's process as much.
+    """Compiles grammars in two processes with limits on CPU time and memory; one that passes there needs no more in the
+    model's process.
 
     Args:
         tokenizer: the model's.

@@ -19,7 +19,7 @@ from serve.errors import ApiError, from_fault
 from serve.fields import Body, Short, Text, by_type
 from serve.json_response import to_json
 from serve.messages import ContentPart, FunctionSchema, FunctionTool, Message
-from serve.schemas import CHOICE, Asked, ChatRequest, Seed, StreamOptions
+from serve.schemas import TOOL_CHOICE, BaseRequest, ChatRequest, Seed, StreamOptions
 from serve.settings import MAX_ITEMS, MAX_TOOLS
 
 
@@ -121,7 +121,7 @@ def _as_messages(items: Sequence[Message | FunctionCall | FunctionResult]) -> li
     return messages
 
 
-class ResponsesRequest(Asked):
+class ResponsesRequest(BaseRequest):
     """``POST /v1/responses``."""
 
     ignored = fields.RESPONSES
@@ -144,7 +144,8 @@ class ResponsesRequest(Asked):
     tools: list[ResponseTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
     """Functions that an answer may call."""
     tool_choice: Annotated[
-        Annotated[Literal["none", "auto", "required"], Tag("a word")] | Annotated[ChosenTool, Tag("a tool")], CHOICE
+        Annotated[Literal["none", "auto", "required"], Tag("a word")] | Annotated[ChosenTool, Tag("a tool")],
+        TOOL_CHOICE,
     ] = "auto"
     """When an answer calls functions: never, as the model decides, always, or always this one."""
     parallel_tool_calls: bool = True

@@ -25,14 +25,14 @@ from serve.settings import MAX_COLUMNS, MAX_ITEMS, MAX_SAMPLES, MAX_TEXT, MAX_TO
 
 AnyText = Annotated[InstanceOf[str], Field(max_length=MAX_TEXT)]  # unlike `Text` it may hold lone surrogates
 _SMALLEST = 2.0**-126  # smaller 32-bit floats are zero or lose digits, and no token would be left to draw
-_First = Field(fail_fast=True)  # one error for a list, not one per element: a body may hold hundreds of thousands
+_FailFast = Field(fail_fast=True)  # one error for a list, not one per element: a body may hold hundreds of thousands
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-CHOICE = by_type(
+TOOL_CHOICE = by_type(
     "none, auto, required, or an object that names a tool", {str: "a word", dict: "a tool", Body: "a tool"}
 )
-"""How ``tool_choice`` is read."""
+"""Reads ``tool_choice``."""
 _TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 
 
@@ -64,14 +64,14 @@ class StreamOptions(Body):
     """Add the usage so far to every chunk."""
 
 
-class Asked(Body):
-    """The field that all requests share."""
+class BaseRequest(Body):
+    """A request with the field that all share."""
 
     model: Text | None = None
     """The model's name, as listed by `/v1/models`."""
 
 
-class Sampling(Asked):
+class Sampling(BaseRequest):
     """Sampling parameters, which chat, completions and evaluate share."""
 
     n: int = Field(1, ge=1, le=MAX_SAMPLES)
@@ -209,7 +209,7 @@ def json_grammar(schema: dict[str, Any] | str, field: str) -> Grammar:
     return Grammar("json", text, field)
 
 
-class _Completions(Sampling):
+class _GenerationRequest(Sampling):
     stop: Annotated[
         list[Short],
         Field(max_length=16, fail_fast=True),
@@ -243,7 +243,7 @@ class _Completions(Sampling):
         return None if asked is None else asked.grammar
 
 
-class ChatRequest(_Completions):
+class ChatRequest(_GenerationRequest):
     """``POST /v1/chat/completions``."""
 
     ignored = fields.CHAT
@@ -255,7 +255,7 @@ class ChatRequest(_Completions):
     tools: list[FunctionTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
     """Functions that an answer may call."""
     tool_choice: Annotated[
-        Annotated[Literal["none", "auto", "required"], Tag("a word")] | Annotated[NamedTool, Tag("a tool")], CHOICE
+        Annotated[Literal["none", "auto", "required"], Tag("a word")] | Annotated[NamedTool, Tag("a tool")], TOOL_CHOICE
     ] = "auto"
     """When an answer calls tools: never, as the model decides, always, or always the named one."""
     parallel_tool_calls: bool = True
@@ -308,15 +308,15 @@ def _kind_of_prompt(value: Any) -> str | None:
     return first.get(type(value[0])) if value else "several texts"
 
 
-class CompletionRequest(_Completions):
+class CompletionRequest(_GenerationRequest):
     """``POST /v1/completions``: one prompt or several, as text or as tokens."""
 
     ignored = fields.COMPLETION
     prompt: Annotated[
         Annotated[Text, Tag("a text")]
-        | Annotated[list[Text], _First, Tag("several texts")]
-        | Annotated[list[int], _First, Tag("a list of tokens")]
-        | Annotated[list[Annotated[list[int], _First]], _First, Tag("several lists of tokens")],
+        | Annotated[list[Text], _FailFast, Tag("several texts")]
+        | Annotated[list[int], _FailFast, Tag("a list of tokens")]
+        | Annotated[list[Annotated[list[int], _FailFast]], _FailFast, Tag("several lists of tokens")],
         chosen("a text, a list of texts, a list of token ids, or a list of such lists", _kind_of_prompt),
     ]
     logprobs: int | None = Field(None, ge=0, le=20)
@@ -379,7 +379,7 @@ class ScoreItem(Body):
     answer: AnyText
 
 
-class ScoreRequest(Asked):
+class ScoreRequest(BaseRequest):
     """``POST /v1/score``."""
 
     ignored = fields.EVALUATION

@@ -14,13 +14,13 @@ from serve.fields import Text, at
 from serve.json_response import json_response
 from serve.messages import FunctionTool, Message
 from serve.prompts import Prompts
-from serve.schemas import Asked, TokenId
+from serve.schemas import BaseRequest, TokenId
 from serve.settings import MAX_ITEMS, MAX_TOOLS
 
 _MOST_TOKENS = 1 << 17
 
 
-class TokenizeRequest(Asked):
+class TokenizeRequest(BaseRequest):
     """``POST /tokenize``: a text, or a conversation as the chat route would render it."""
 
     ignored = fields.TOKENIZE
@@ -42,7 +42,7 @@ class TokenizeRequest(Asked):
         return self
 
 
-class DetokenizeRequest(Asked):
+class DetokenizeRequest(BaseRequest):
     """``POST /detokenize``."""
 
     ignored = fields.TOKENIZE

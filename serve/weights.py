@@ -1,4 +1,4 @@
-"""``Weights``: which version of the weights answers whom, and ``/v1/weights``, which changes it between two tokens."""
+"""``Weights``: the versions of the weights with their requests, and ``/v1/weights``, which takes a new one."""
 
 from __future__ import annotations
 
