@@ -16,8 +16,8 @@ from grpo_pl.policy.loading import PolicyConfig, load_tokenizer
 from grpo_pl.policy.teacher import TeacherConfig
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.experience import ExperienceMaker
+from grpo_pl.training.frozen_models import EVERY_SOURCE, Teachers
 from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.training.teacher import EVERY_SOURCE, Teachers
 from grpo_pl.types import Problem, Rollout, SamplingParams
 
 ALONE: dict[str, Any] = {"beta": 0.0, "baseline": "none", "scale": "none", "distillation_alone": True}

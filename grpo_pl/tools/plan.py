@@ -25,9 +25,9 @@ from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.ray import RayEngine
 from grpo_pl.tools.memory import Layout, Workload, shape_of, teacher_bytes
 from grpo_pl.training.defaults import prompts_of_a_step
+from grpo_pl.training.frozen_models import teacher_configs
 from grpo_pl.training.microbatches import MOST_TOKENS
 from grpo_pl.training.module import GRPOModule
-from grpo_pl.training.teacher import teacher_configs
 
 ASSUMED_PROMPT = 256
 """Tokens of a prompt where none can be read."""

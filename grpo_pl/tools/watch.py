@@ -22,7 +22,7 @@ from grpo_pl.tools.suspicion import CompletionAudit, Sign, Suspicion, judge_metr
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule
-from grpo_pl.training.stopwatch import stopwatch
+from grpo_pl.training.progress import stopwatch
 
 Unit = Literal["word", "character"]
 

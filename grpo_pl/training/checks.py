@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -21,36 +22,52 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.callbacks.finetuning import BaseFinetuning
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from grpo_pl.config.suggestions import NAMES, nearest
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.distributed.strategy import FSDP2Strategy
+from grpo_pl.environments.base import Environment
 from grpo_pl.evaluation.held_out import HeldOutMetrics, Validation
+from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
+from grpo_pl.policy.teacher import TeacherConfig
+from grpo_pl.rewards.base import Reward, held_by
+from grpo_pl.rewards.batch import check_rewards
+from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.rollout.copy_engine import CopyEngine
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.training.cold_start import ColdStart
+from grpo_pl.training.frozen_models import check_teachers
 from grpo_pl.types import SamplingParams
 
 
 def check_parts(
     policy: PolicyConfig,
+    rewards: Sequence[Reward],
     algorithm: GRPOAlgorithm,
     sampling: SamplingParams,
     *,
+    teachers: Mapping[str, TeacherConfig],
+    environment: Environment | None,
     cold_start: ColdStart | None,
-    in_one_go: bool,
+    in_parts: bool,
     max_tokens_per_microbatch: int | None,
 ) -> None:
     """Refuses fields of a run that contradict each other.
 
     Args:
-        in_one_go: completions are drawn in one turn and one step.
+        in_parts: long completions take several steps.
 
     Raises:
         ValueError: the first of them.
     """
+    check_rewards(rewards, steps_needed=algorithm.needs_step_rewards)
+    check_episodes(environment, algorithm, rewards)
+    check_teachers(teachers, algorithm, temperature=sampling.temperature)
+    sampling.require_on_policy()
+    in_one_go = environment is None and not in_parts
     if sampling.sampling_mask and not in_one_go:
         raise ValueError(
             "model.sampling.sampling_mask is for completions drawn in one turn and one step: set model.environment "
@@ -213,6 +230,56 @@ def check_trainer(trainer: Trainer) -> None:
         check_length(trainer.max_epochs, trainer.max_steps)
 
 
+def check_episodes(environment: Environment | None, algorithm: GRPOAlgorithm, rewards: Sequence[Reward]) -> None:
+    """Refuses what needs an environment without one, and the other way round.
+
+    Raises:
+        ValueError: what to change.
+    """
+    if environment is not None:
+        if algorithm.needs_step_rewards:
+            raise ValueError(
+                "algorithm.supervision is process, whose steps are parts of one text, but with model.environment a "
+                "completion has many: set supervision to turn or outcome."
+            )
+        if algorithm.needs_greedy_baseline and algorithm.dynamic_sampling:
+            raise ValueError(
+                "algorithm.baseline greedy with dynamic_sampling would play the greedy episode in another world than "
+                "the group that it is compared with: set dynamic_sampling to false."
+            )
+        return
+    if algorithm.needs_turns:
+        raise ValueError(
+            "algorithm.supervision is turn, but there is no model.environment whose turns could be credited: name one, "
+            "or set supervision: outcome."
+        )
+    reward = next((reward for reward in _with_inner(rewards) if isinstance(reward, EnvironmentReward)), None)
+    if reward is not None:
+        raise ValueError(f"reward {reward.name!r} pays what an environment gave, but there is no model.environment.")
+
+
+def _with_inner(rewards: Iterable[Reward]) -> Iterator[Reward]:
+    for reward in rewards:
+        yield reward
+        yield from _with_inner(held_by(reward))
+
+
+def check_partial(algorithm: GRPOAlgorithm, *, has_environment: bool, staleness: int) -> None:
+    """Refuses what partial rollouts do not go with.
+
+    Raises:
+        ValueError: which field to change.
+    """
+    others = {
+        "model.environment": has_environment,
+        "model.algorithm.dynamic_sampling": algorithm.dynamic_sampling,
+        "data.staleness": staleness > 0,
+    }
+    for name, there in others.items():
+        if there:
+            raise ValueError(f"model.partial_rollouts does not go with {name}: leave out one of the two.")
+
+
 def check_engine(engine: RolloutEngine, algorithm: GRPOAlgorithm, sampling: SamplingParams, *, staleness: int) -> None:
     """Refuses an engine that takes no request, cannot record what the objective asks for, or cannot draw ahead.
 
@@ -242,4 +309,19 @@ def check_engine(engine: RolloutEngine, algorithm: GRPOAlgorithm, sampling: Samp
         raise ValueError(
             f"data.staleness is {staleness}, and {name} reads the policy's weights while they change: set model.engine "
             "to NativeChildEngine, VLLMEngine or RayEngine, or leave it out."
+        )
+
+
+def warn_of_earlier_rules(checkpoint: Mapping[str, Any], precision: str) -> None:
+    """Says in which way a run goes on otherwise than the earlier version that wrote its checkpoint."""
+    if checkpoint.get("draw_rule") != DRAW_RULE:
+        rank_zero_warn(
+            "the checkpoint's run drew tokens by an earlier rule than this version's: samples differ from here on."
+        )
+    found = checkpoint.get("compute")  # what an earlier version's model.compute: auto measured
+    in_bfloat16 = found and found["gain"] >= 1.3 and found["mean_error"] <= 1e-2 and found["p99_error"] <= 5e-2
+    if in_bfloat16 and precision == "32-true":
+        rank_zero_warn(
+            "the checkpoint's run computed in bfloat16 by model.compute: auto, this one computes in float32; "
+            "trainer.precision: bf16-mixed goes on as before."
         )

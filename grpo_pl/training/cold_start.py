@@ -114,6 +114,11 @@ class ColdStart:
             raise ValueError("cold_start: steps, batch_size or lr is null, and no run has derived it: give all three.")
         return self.steps, self.batch_size, self.lr
 
+    def shortened(self) -> ColdStart:
+        """Two steps of it, for a trial."""
+        steps, batch_size, _ = self.size
+        return replace(self, steps=min(2, steps), count=self.count and min(self.count, 2 * batch_size))
+
     def folder(
         self, policy: PolicyConfig, template: PromptTemplate, source: PromptSource, stage: Stage | None = None
     ) -> Path:

@@ -6,25 +6,22 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.evaluation import metrics as evaluation
-from grpo_pl.evaluation.held_out import Answers, grade
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.weights import is_sharded
 from grpo_pl.rewards.base import Reward, correctness_index, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, join_scores, score_completions
-from grpo_pl.rollout.engine import EngineDied, ProgressFn, RolloutEngine
+from grpo_pl.rollout.engine import EngineDied, ProgressFn
 from grpo_pl.rollout.groups import group_rows, join_samples, samples_to, select_groups
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
-from grpo_pl.training.process_supervision import step_tensors
-from grpo_pl.training.progress import ProgressCallback
-from grpo_pl.training.stopwatch import stopwatch
-from grpo_pl.training.turn_supervision import Turns, turns_of
+from grpo_pl.training.progress import ProgressCallback, stopwatch
+from grpo_pl.training.supervision import Turns, step_tensors, turns_of
 from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
 if TYPE_CHECKING:
@@ -58,27 +55,6 @@ def reward_weights(rewards: Sequence[Reward], device: torch.device) -> Tensor:
     return torch.tensor([reward.weight for reward in rewards], dtype=torch.float64, device=device)
 
 
-def drawn_together(draw: Callable[[], T], policy: PreTrainedModel, engine: RolloutEngine, collective: Collective) -> T:
-    """What ``draw`` returns on this rank.
-
-    A rollout in which an engine's process ended is drawn again, once. The engine does that itself unless the policy is
-    sharded: then only all ranks together can push its weights.
-    """
-
-    def drawn() -> T:
-        engine.prepare(policy)
-        return draw()
-
-    try:
-        return collective.interruptible(drawn, policy.device)
-    except EngineDied:
-        if not is_sharded(policy):
-            raise
-        log.warning("The engines of all ranks are started again, and the rollout drawn again.")
-        engine.close()
-    return collective.interruptible(drawn, policy.device)
-
-
 def pass_rates(
     prompts: Sequence[Problem], values: Tensor, rewards: Sequence[Reward], collective: Collective
 ) -> dict[int, float]:
@@ -96,6 +72,18 @@ def pass_rates(
 
 FetchPrompts = Callable[[int, int], PromptBatch]
 """This rank's prompts of (step, attempt)."""
+Draws = tuple[Samples, Samples | None]
+"""A step's completions, and the greedy one of each prompt where they were drawn with them."""
+
+
+class DrawRequest(NamedTuple, Generic[T]):
+    """What the engine is to draw on this rank, whenever that is: at once, or in a thread beside the updates."""
+
+    draw: Callable[..., T]
+    """Called with the policy, ``progress`` and ``should_stop``."""
+    rows: int
+    """Completions that progress is counted in."""
+    stage: str = "rollout"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +108,7 @@ class Collected:
 
 @dataclass(frozen=True, kw_only=True)
 class Collector:
-    """Prompts → rollout → reward, on every rank at once."""
+    """Prompts → rollout → reward on all ranks at once, by two verbs: `draw` and `score`."""
 
     sampler: CompletionSampler
     rewards: Sequence[Reward]
@@ -131,76 +119,52 @@ class Collector:
     report: ProgressCallback
     should_stop: Callable[[], bool] | None = None
     before_draw: Callable[[], None] | None = None
-    """Called before the engine draws from the policy as it is, with nothing else for it to do."""
+    """Called before the engine draws from the policy as it is; waits until the engine has nothing else to do."""
     total_steps: int = 0
     """Rollouts of the whole run, for reward functions."""
 
-    def collect(
-        self,
-        policy: PreTrainedModel,
-        batch: PromptBatch,
-        fetch: FetchPrompts,
-        drawn: tuple[Samples, Samples | None] | None = None,
-    ) -> Collected:
-        """Draws and scores completions of this rank's prompts, and whatever else the objective needs rewards of.
-
-        Args:
-            drawn: this rank's samples and greedy completions, where they were drawn before; greedy ones may lack.
-        """
-        seconds: dict[str, float] = {}
-        draw = partial(self._draw, policy, seconds)
-        first = draw(batch.prompts, batch.step) if drawn is None else self._scored(drawn[0], seconds)
-        samples, scored, attempts, rates = self._informative_groups(draw, first, batch.step, fetch)
-        greedy = steps = turns = None
-        if self.algorithm.needs_greedy_baseline:
-            ahead = None if drawn is None else drawn[1]
-            _, greedy = (
-                draw(samples.prompts, samples.step, greedy=True) if ahead is None else self._scored(ahead, seconds)
-            )
-        if self.algorithm.needs_step_rewards:
-            steps = step_tensors(scored, samples, self.sampler.template, self.sampler.tokenizer)
-        if self.algorithm.needs_turns:
-            turns = turns_of(scored, samples)
-        return Collected(
-            samples=samples,
-            scored=scored,
-            greedy=greedy,
-            steps=steps,
-            turns=turns,
-            attempts=attempts,
-            rates=rates,
-            seconds=seconds,
+    def request(
+        self, prompts: Sequence[Problem], step: int, *, attempt: int = 0, greedy: bool = False
+    ) -> DrawRequest[Samples]:
+        """A group of completions for every prompt, or one greedy completion for each (ReMax)."""
+        return DrawRequest(
+            partial(
+                self.sampler.sample,
+                prompts=prompts,
+                group_size=1 if greedy else self.algorithm.group_size,
+                sampling=replace(self.sampling, temperature=0.0) if greedy else self.sampling,
+                seed=self.seed,
+                split="train",
+                step=step,
+                attempt=attempt,
+            ),
+            rows=len(prompts) * (1 if greedy else self.algorithm.group_size),
         )
 
-    def _informative_groups(
-        self,
-        draw: Callable[..., tuple[Samples, ScoredBatch]],
-        first: tuple[Samples, ScoredBatch],
-        step: int,
-        fetch: FetchPrompts,
-    ) -> tuple[Samples, ScoredBatch, int, Mapping[int, float]]:
-        """Samples of the ``first`` attempt; with dynamic sampling, groups of equal rewards are replaced (DAPO, section
-        3.2).
+    def draw(self, policy: PreTrainedModel, request: DrawRequest[T]) -> T:
+        """What a request draws on this rank; all ranks call it together.
 
-        Later attempts draw other prompts. The first groups that are informative win, in the order of attempt and
-        prompt over all ranks; where too few are found, groups of the first attempt fill up. Every rank ends up with
-        as many groups as it began with. The last two values are `Collected.attempts` and ``rates``.
+        A rollout in which an engine's process ended is drawn again, once. The engine does that itself unless the policy
+        is sharded: then only all ranks together can push its weights.
         """
-        if not self.algorithm.dynamic_sampling:
-            return *first, 0, {}
-        pool, informative, rates = [first], list[Tensor](), dict[int, float]()
-        while True:
-            samples, scored = pool[-1]
-            device = samples.rollout.completion_ids.device  # the one that ranks exchange tensors on
-            values = gathered_values(scored, device, self.collective)
-            values = values.unflatten(1, (-1, self.algorithm.group_size))  # (R, P, G) over the global batch
-            weights = reward_weights(self.rewards, device)
-            informative.append(self.algorithm.informative_groups(values=values, reward_weights=weights))
-            rates |= pass_rates(samples.prompts, values, self.rewards, self.collective)
-            enough = sum(map(int, map(torch.sum, informative))) >= len(informative[0])
-            if enough or len(pool) > self.algorithm.max_resample_attempts:
-                return *self._choose(pool, informative), len(pool) - 1, rates
-            pool.append(draw(fetch(step, len(pool)).prompts, step, attempt=len(pool)))
+        engine = self.sampler.engine
+        if self.before_draw is not None:
+            self.before_draw()
+
+        def drawn() -> T:
+            engine.prepare(policy)
+            return request.draw(
+                policy, progress=self.progress(request.rows, request.stage), should_stop=self.should_stop
+            )
+
+        try:
+            return self.collective.interruptible(drawn, policy.device)
+        except EngineDied:
+            if not is_sharded(policy):
+                raise
+            log.warning("The engines of all ranks are started again, and the rollout drawn again.")
+            engine.close()
+        return self.collective.interruptible(drawn, policy.device)
 
     def score(self, samples: Samples) -> ScoredBatch:
         """Every reward over every completion. The rewards see texts and gold answers, never a demonstration."""
@@ -217,103 +181,80 @@ class Collector:
         self.report("reward", len(samples.completions), len(samples.completions))
         return scored
 
-    def _draw(
-        self,
-        policy: PreTrainedModel,
-        seconds: dict[str, float],
-        prompts: Sequence[Problem],
-        step: int,
-        *,
-        attempt: int = 0,
-        greedy: bool = False,
-    ) -> tuple[Samples, ScoredBatch]:
-        """A group of completions for every prompt, or its one greedy completion (ReMax), with their scores."""
-        rows = len(prompts) * (1 if greedy else self.algorithm.group_size)
-        draw = partial(
-            self.draw,
-            policy,
-            prompts,
-            step,
-            attempt=attempt,
+    def collect(
+        self, policy: PreTrainedModel, drawn: Draws, fetch: FetchPrompts, seconds: dict[str, float]
+    ) -> Collected:
+        """Scores a step's rollout, and draws and scores what else the objective needs: groups in place of those of
+        equal rewards (dynamic sampling), a greedy completion per prompt (ReMax) if ``drawn`` has none.
+
+        Args:
+            drawn: this rank's samples and greedy completions.
+            fetch: the prompts of further attempts.
+            seconds: of the step so far.
+        """
+        samples, greedy_samples = drawn
+        with stopwatch(seconds, "reward"):
+            scored = self.score(samples)
+        attempts, rates = 0, dict[int, float]()
+        if self.algorithm.dynamic_sampling:
+            samples, scored, attempts, rates = self._resampled(policy, (samples, scored), fetch, seconds)
+        greedy = None
+        if self.algorithm.needs_greedy_baseline:
+            if greedy_samples is None:
+                with stopwatch(seconds, "rollout"):
+                    greedy_samples = self.draw(policy, self.request(samples.prompts, samples.step, greedy=True))
+            with stopwatch(seconds, "reward"):
+                greedy = self.score(greedy_samples)
+        steps = turns = None
+        if self.algorithm.needs_step_rewards:
+            steps = step_tensors(scored, samples, self.sampler.template, self.sampler.tokenizer)
+        if self.algorithm.needs_turns:
+            turns = turns_of(scored, samples)
+        return Collected(
+            samples=samples,
+            scored=scored,
             greedy=greedy,
-            progress=self.progress(rows),
-            should_stop=self.should_stop,
-        )
-        with stopwatch(seconds, "rollout"):
-            if self.before_draw is not None:
-                self.before_draw()
-            samples = drawn_together(draw, policy, self.sampler.engine, self.collective)
-        return self._scored(samples, seconds)
-
-    def draw(
-        self,
-        policy: PreTrainedModel,
-        prompts: Sequence[Problem],
-        step: int,
-        *,
-        attempt: int = 0,
-        greedy: bool = False,
-        progress: ProgressFn | None = None,
-        should_stop: Callable[[], bool] | None = None,
-    ) -> Samples:
-        """A group of completions for every prompt, or its one greedy completion, on this rank alone."""
-        return self.sampler.sample(
-            policy,
-            prompts,
-            group_size=1 if greedy else self.algorithm.group_size,
-            sampling=replace(self.sampling, temperature=0.0) if greedy else self.sampling,
-            seed=self.seed,
-            split="train",
-            step=step,
-            attempt=attempt,
-            progress=progress,
-            should_stop=should_stop,
-        )
-
-    def draw_step(
-        self,
-        policy: PreTrainedModel,
-        prompts: Sequence[Problem],
-        step: int,
-        greedy: bool,
-        progress: ProgressFn,
-        should_stop: Callable[[], bool],
-    ) -> tuple[Samples, Samples | None]:
-        """A step's completions on this rank, and the greedy one of each prompt if that is asked for."""
-        draw = partial(self.draw, policy, prompts, step, progress=progress, should_stop=should_stop)
-        samples = draw()
-        return samples, draw(greedy=True) if greedy else None
-
-    def answer(
-        self, policy: PreTrainedModel, step: int, problems: Sequence[Problem], samples: int, sampling: SamplingParams
-    ) -> Answers:
-        """Graded completions of this rank's held-out problems. Keys do not name the step, so validations of one run
-        draw with common random numbers and differ by the weights alone."""
-        rows = len(problems) * samples
-        draw = partial(
-            self.sampler.sample,
-            policy,
-            problems,
-            group_size=samples,
-            sampling=sampling,
-            seed=self.seed,
-            split="val",
-            progress=self.progress(rows, "validate"),
-            should_stop=self.should_stop,
-        )
-        drawn = drawn_together(draw, policy, self.sampler.engine, self.collective)
-        state = partial(trainer_state, step, self.total_steps, self.collective.rank)
-        return self.collective.scored(
-            lambda: grade(self.rewards, drawn, vote=samples > 1, trainer_state=state), policy.device
+            steps=steps,
+            turns=turns,
+            attempts=attempts,
+            rates=rates,
+            seconds=seconds,
         )
 
     def progress(self, rows: int, stage: str = "rollout") -> ProgressFn:
         """Reports how many of ``rows`` completions are finished."""
         return lambda tokens, finished: self.report(stage, finished, rows, f"{tokens} tokens")
 
-    def _scored(self, samples: Samples, seconds: dict[str, float]) -> tuple[Samples, ScoredBatch]:
-        with stopwatch(seconds, "reward"):
-            return samples, self.score(samples)
+    def _resampled(
+        self,
+        policy: PreTrainedModel,
+        first: tuple[Samples, ScoredBatch],
+        fetch: FetchPrompts,
+        seconds: dict[str, float],
+    ) -> tuple[Samples, ScoredBatch, int, dict[int, float]]:
+        """Dynamic sampling (DAPO, section 3.2): groups of equal rewards are replaced by groups of other prompts.
+
+        The first informative groups win, in the order of attempt and prompt over all ranks; where too few are found,
+        groups of the first attempt fill up. Every rank ends up with as many groups as it began with. The last two
+        values are `Collected.attempts` and ``rates``.
+        """
+        pool, informative, rates = [first], list[Tensor](), dict[int, float]()
+        step, device = first[0].step, first[0].rollout.completion_ids.device  # the one that ranks exchange tensors on
+        weights = reward_weights(self.rewards, device)
+        while True:
+            samples, scored = pool[-1]
+            values = gathered_values(scored, device, self.collective)
+            values = values.unflatten(1, (-1, self.algorithm.group_size))  # (R, P, G) over the global batch
+            informative.append(self.algorithm.informative_groups(values=values, reward_weights=weights))
+            rates |= pass_rates(samples.prompts, values, self.rewards, self.collective)
+            enough = sum(map(int, map(torch.sum, informative))) >= len(informative[0])
+            if enough or len(pool) > self.algorithm.max_resample_attempts:
+                return *self._choose(pool, informative), len(pool) - 1, rates
+            prompts = fetch(step, len(pool)).prompts
+            with stopwatch(seconds, "rollout"):
+                more = self.draw(policy, self.request(prompts, step, attempt=len(pool)))
+            with stopwatch(seconds, "reward"):
+                pool.append((more, self.score(more)))
 
     def _choose(
         self, pool: Sequence[tuple[Samples, ScoredBatch]], informative: Sequence[Tensor]

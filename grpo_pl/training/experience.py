@@ -14,9 +14,9 @@ from grpo_pl.objective.algorithm import Advantages, GRPOAlgorithm
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.lora import adapters_off
 from grpo_pl.training.collect import Collected, gathered_values, reward_weights
+from grpo_pl.training.frozen_models import Teachers, TeacherScores
 from grpo_pl.training.microbatches import TokenBudget, rollout_rows
-from grpo_pl.training.stopwatch import stopwatch
-from grpo_pl.training.teacher import Teachers, TeacherScores
+from grpo_pl.training.progress import stopwatch
 from grpo_pl.types import CUT_OFF, Rollout, SamplingParams
 
 if TYPE_CHECKING:

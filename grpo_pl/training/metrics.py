@@ -1,24 +1,118 @@
-"""The metrics of one training step, under TRL's names: global over all ranks, weighted by tokens where it says so."""
+"""Metrics and warnings of a training step; names are TRL's, values global over all ranks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
-from typing import get_args
+from typing import Any, get_args
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.environments import base as environments
 from grpo_pl.rewards.base import Reward, Status, correctness_index, held_by
 from grpo_pl.rewards.environment import EnvironmentReward
+from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.experience import Experience
+from grpo_pl.training.optimization import TrainingDiverged
+from grpo_pl.training.update import UpdateResult
 from grpo_pl.types import FinishReason
 
 REFLECTION_WORDS = ("wait", "check")
 """A completion that contains one of these counts as reflecting (the "aha moment" of DeepSeek-R1)."""
+_SOME = 0.01
+"""Broken rewards or failed episodes are worth a warning above this share."""
+
+
+class StepLog:
+    """The metrics of each step, warnings that come once in a run, and the end of a run that has diverged.
+
+    Args:
+        reflection_words: completions with one of these count in ``completions/reflection_rate``.
+    """
+
+    def __init__(self, rewards: Sequence[Reward], reflection_words: Sequence[str]) -> None:
+        self._rewards, self._reflection_words = rewards, reflection_words
+        self._tokens_seen = self._skipped_in_a_row = 0
+        self._warned_of_rewards = self._warned_of_episodes = False
+
+    def metrics(
+        self,
+        experience: Experience,
+        result: UpdateResult,
+        collective: Collective,
+        *,
+        more: Mapping[str, float],
+        lr: float,
+        step_seconds: float,
+    ) -> dict[str, float]:
+        """Everything that is logged of a step, which counts as made from here on; all ranks call it.
+
+        Args:
+            more: the metrics of callbacks and of other parts of the run.
+
+        Raises:
+            ValueError: as `noted_means`.
+        """
+        metrics = experience_metrics(experience, self._rewards, collective, self._reflection_words)
+        broken = broken_share(metrics, self._rewards, experience.lengths.numel())
+        if broken > _SOME and not self._warned_of_rewards:
+            self._warned_of_rewards = True
+            rank_zero_warn(
+                f"Judging {broken:.1%} of the completions of this step timed out, was killed or crashed; they score 0. "
+                "Read them in completions.jsonl: the policy may have found answers that cost the judge too much."
+            )
+        self._tokens_seen += int(experience.lengths.sum())
+        metrics |= {
+            **collective.ratios(result.sums),
+            **more,
+            "num_tokens": float(self._tokens_seen),
+            "lr": lr,
+            "updates/skipped": float(result.skipped),
+            "step_time": step_seconds,
+            **{f"time/{stage}": value for stage, value in (experience.seconds | result.seconds).items()},
+        }
+        for name, values in (("loss", result.losses), ("grad_norm", result.grad_norms)):
+            if values:
+                metrics[name] = sum(values) / len(values)
+        return metrics | noted_means(experience.scored.metrics, collective, {*metrics, "step"})
+
+    def check_divergence(self, taken: Sequence[bool], most: int) -> None:
+        """Counts updates in a row that were skipped.
+
+        Args:
+            taken: whether each update of this step was taken, in order; a step without updates changes nothing.
+
+        Raises:
+            TrainingDiverged: there were ``most`` in a row.
+        """
+        if skipped := taken.count(False):
+            rank_zero_warn(f"{skipped} update(s) skipped: loss or gradient was not finite.")
+        for each in taken:
+            self._skipped_in_a_row = 0 if each else self._skipped_in_a_row + 1
+            if self._skipped_in_a_row >= most:
+                raise TrainingDiverged(
+                    f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite. "
+                    "Lower optimization.lr or raise its warmup_rollouts."
+                )
+
+    def warn_of_failed_episodes(self, share: float, first: str) -> None:
+        """Warns if many episodes of the step have no value; ``first`` says why one has none."""
+        if share > _SOME and not self._warned_of_episodes:
+            self._warned_of_episodes = True
+            rank_zero_warn(
+                f"{share:.1%} of the episodes of this step have no value and leave the loss; the first: {first} "
+                "(episodes/status/… count them)."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tokens_seen": self._tokens_seen, "skipped_in_a_row": self._skipped_in_a_row}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._tokens_seen, self._skipped_in_a_row = state["tokens_seen"], state["skipped_in_a_row"]
 
 
 def experience_metrics(
@@ -52,7 +146,7 @@ def experience_metrics(
 
 
 def staleness(experience: Experience, collective: Collective) -> dict[str, float]:
-    """Updates that the policy had had since a token was drawn, mean over the global batch."""
+    """``sampling/staleness``: updates that the policy had had since a token was drawn, mean over the global batch."""
     rollout = experience.rollout
     ages = (experience.samples.step - rollout.policy_version)[rollout.action_mask]
     return collective.ratios({"sampling/staleness": (ages.sum(), ages.new_tensor(len(ages)))})
@@ -137,6 +231,25 @@ def noted_means(
     if ours is not None:
         raise ValueError(f"log_metric({ours!r}): a metric of that name is logged already, choose another.")
     return {name: fmean(part) for name, part in sorted(values.items())}
+
+
+def without_value(samples: Samples, collective: Collective) -> tuple[float, str]:
+    """The share of the episodes of all ranks that have no value, and the detail of the first of them.
+
+    Raises:
+        ValueError: none has one, so that there is nothing to learn from.
+    """
+    episodes = samples.episodes or ()
+    details = [
+        episode.detail or "its prompt leaves no room for an action" for episode in episodes if episode.value is None
+    ]
+    everyone = collective.gather_objects((len(episodes), details))
+    total, told = sum(count for count, _ in everyone), [detail for _, part in everyone for detail in part]
+    if total and len(told) == total:
+        raise ValueError(
+            f"none of the {total} episodes of rollout {samples.step + 1} has a value; the first: {told[0]}"
+        )
+    return len(told) / max(1, total), next(iter(told), "")
 
 
 def broken_share(metrics: Mapping[str, float], rewards: Sequence[Reward], completions: int) -> float:

@@ -21,6 +21,7 @@ from grpo_pl.rollout.copy_engine import CopyEngine, Snapshot
 from grpo_pl.rollout.engine import ProgressFn, RolloutInterrupted
 from grpo_pl.rollout.groups import join_samples, samples_to, select_groups
 from grpo_pl.rollout.sampler import Samples
+from grpo_pl.training.collect import Draws
 from grpo_pl.training.plain_samples import from_plain, to_plain, trimmed
 from grpo_pl.training.sync_proof import Comparison
 
@@ -35,14 +36,12 @@ _GIVEN_UP_WITHIN_S = 2.0
 """How long one that was told to end may still take; whoever works on it is killed then."""
 _LOOK_EVERY_S = 0.2
 
-Draws = tuple[Samples, Samples | None]
-"""A step's completions, and the greedy one of each prompt where the objective asks for those."""
 Draw = Callable[[ProgressFn, Callable[[], bool]], Draws]
 """Draws them, telling how far it is and asking whether to stop."""
 
 
 @dataclass(kw_only=True)
-class Ahead:
+class PendingRollout:
     """A rollout that is drawn, or was, before the step that trains on it."""
 
     step: int
@@ -80,28 +79,28 @@ class RolloutPipeline:
         if share_threads and isinstance(engine, ChildEngine):
             engine.threads = engine.threads or max(1, self._threads // 2)
             torch.set_num_threads(max(1, self._threads - engine.threads))
-        self._ahead: dict[int, Ahead] = {}
-        self._dropped: list[Ahead] = []  # to be drawn again; the thread may still be at work on them
+        self._by_step: dict[int, PendingRollout] = {}
+        self._dropped: list[PendingRollout] = []  # to be drawn again; the thread may still be at work on them
         self._deadline = float("inf")  # once the run was told to stop
         self._thread: ThreadPoolExecutor | None = None
 
     def __contains__(self, step: int) -> bool:
-        return step in self._ahead
+        return step in self._by_step
 
     @property
-    def pending(self) -> list[Ahead]:
+    def pending(self) -> list[PendingRollout]:
         """Rollouts that no completed step has trained on, by step."""
-        return [self._ahead[step] for step in sorted(self._ahead)]
+        return [self._by_step[step] for step in sorted(self._by_step)]
 
     def launch(self, step: int, policy: PreTrainedModel, draw: Draw) -> None:
         """Begins to draw the rollout of ``step`` from the policy's weights of this moment; all ranks call it."""
         snapshot, version = self._engine.snapshot(policy), self._engine.updates
-        same = [ahead.weights for ahead in self._ahead.values() if ahead.version == version and ahead.weights]
+        same = [rollout.weights for rollout in self._by_step.values() if rollout.version == version and rollout.weights]
         weights = same[0] if same else _on_cpu(policy)
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="grpo_pl-rollouts")
-        ahead = Ahead(step=step, version=version, drawn=Future(), weights=weights)
-        ahead.drawn = self._thread.submit(self._draw, ahead, snapshot, draw)
-        self._ahead[step] = ahead
+        rollout = PendingRollout(step=step, version=version, drawn=Future(), weights=weights)
+        rollout.drawn = self._thread.submit(self._draw, rollout, snapshot, draw)
+        self._by_step[step] = rollout
 
     def take(
         self,
@@ -110,29 +109,29 @@ class RolloutPipeline:
         device: torch.device,
         report: ProgressFn,
         should_stop: Callable[[], bool],
-    ) -> Ahead:
+    ) -> PendingRollout:
         """The rollout of ``step``, once it is drawn; all ranks call it.
 
         Raises:
             RolloutInterrupted: ``should_stop`` turned true on any rank; the rollout goes on.
             Exception: what the drawing raised; on other ranks as ``Collective.interruptible`` says.
         """
-        ahead = self._ahead[step]
+        rollout = self._by_step[step]
 
         def drawn() -> Draws:
-            while not ahead.drawn.done():
+            while not rollout.drawn.done():
                 if should_stop():
                     raise RolloutInterrupted
-                report(*ahead.progress)
-                wait([ahead.drawn], timeout=_LOOK_EVERY_S)
-            return ahead.drawn.result()
+                report(*rollout.progress)
+                wait([rollout.drawn], timeout=_LOOK_EVERY_S)
+            return rollout.drawn.result()
 
         collective.interruptible(drawn, device)
-        return ahead
+        return rollout
 
     def done(self, step: int) -> None:
         """An update was made of the rollout of ``step``."""
-        self._ahead.pop(step, None)
+        self._by_step.pop(step, None)
 
     def finish(
         self, updates: int | None, collective: Collective, device: torch.device, should_stop: Callable[[], bool]
@@ -147,8 +146,8 @@ class RolloutPipeline:
             Steps whose rollouts failed, or were not done in time, on any rank, with the cause in one line: nobody can
             draw them again.
         """
-        for step in [ahead.step for ahead in self.pending if ahead.version == updates]:
-            self._dropped.append(self._ahead.pop(step))
+        for step in [rollout.step for rollout in self.pending if rollout.version == updates]:
+            self._dropped.append(self._by_step.pop(step))
             self._dropped[-1].cancelled.set()
         while collective.any(not all(drawn.done() for drawn in self._under_way()), device):
             if self._deadline == float("inf") and collective.any(should_stop(), device):
@@ -158,7 +157,7 @@ class RolloutPipeline:
                 self._cancel()
                 break
             wait(self._under_way(), timeout=_LOOK_EVERY_S)
-        lost = {ahead.step: cause for ahead in self.pending if (cause := _failure(ahead))}
+        lost = {rollout.step: cause for rollout in self.pending if (cause := _failure(rollout))}
         for part in collective.gather_objects(lost):
             lost = part | lost
         return dict(sorted(lost.items()))
@@ -172,10 +171,10 @@ class RolloutPipeline:
         """
 
         def results() -> None:
-            for ahead in self.pending:
-                if not ahead.drawn.done():
+            for rollout in self.pending:
+                if not rollout.drawn.done():
                     raise RolloutInterrupted("a rollout that was drawn ahead was not done in time")
-                ahead.drawn.result()
+                rollout.drawn.result()
 
         collective.interruptible(results, device)
 
@@ -188,7 +187,7 @@ class RolloutPipeline:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
         self._thread = None
-        self._ahead.clear()
+        self._by_step.clear()
         self._dropped.clear()
         torch.set_num_threads(self._threads)
         if isinstance(self._engine, ChildEngine):
@@ -197,11 +196,11 @@ class RolloutPipeline:
     def state_dict(self, collective: Collective, pad_token_id: int) -> list[dict[str, Any]]:
         """The finished rollouts of all ranks as tensors and plain values, rows in the order of the global batch."""
         states = []
-        for ahead in self.pending:
-            samples, greedy = ahead.drawn.result()
-            assert ahead.sync is not None, "no checkpoint holds the weights to compare with"
-            state: dict[str, Any] = {"step": ahead.step, "version": ahead.version, "greedy": None}
-            state["sync"] = vars(ahead.sync)
+        for rollout in self.pending:
+            samples, greedy = rollout.drawn.result()
+            assert rollout.sync is not None, "no checkpoint holds the weights to compare with"
+            state: dict[str, Any] = {"step": rollout.step, "version": rollout.version, "greedy": None}
+            state["sync"] = vars(rollout.sync)
             for name, mine in (("samples", samples), ("greedy", greedy)):
                 if mine is not None:
                     parts = collective.gather_objects(samples_to(mine, torch.device("cpu")))
@@ -219,33 +218,33 @@ class RolloutPipeline:
             )
             assert samples is not None
             drawn.set_result((samples, greedy))
-            self._ahead[state["step"]] = Ahead(
+            self._by_step[state["step"]] = PendingRollout(
                 step=state["step"], version=state["version"], sync=Comparison(**state["sync"]), drawn=drawn
             )
 
-    def _draw(self, ahead: Ahead, snapshot: Snapshot, draw: Draw) -> Draws:
+    def _draw(self, rollout: PendingRollout, snapshot: Snapshot, draw: Draw) -> Draws:
         self._engine.use(snapshot)
         try:
-            if ahead.cancelled.is_set():
+            if rollout.cancelled.is_set():
                 raise RolloutInterrupted
-            return draw(ahead.note, ahead.cancelled.is_set)
+            return draw(rollout.note, rollout.cancelled.is_set)
         finally:
             self._engine.use(None)
 
     def _under_way(self) -> list[Future[Draws]]:
         """What the thread may be at work on, or get to."""
-        self._dropped = [ahead for ahead in self._dropped if not ahead.drawn.done()]
-        return [ahead.drawn for ahead in [*self.pending, *self._dropped]]
+        self._dropped = [rollout for rollout in self._dropped if not rollout.drawn.done()]
+        return [rollout.drawn for rollout in [*self.pending, *self._dropped]]
 
     def _cancel(self) -> None:
-        for ahead in self.pending:
-            ahead.cancelled.set()
+        for rollout in self.pending:
+            rollout.cancelled.set()
         wait(self._under_way(), timeout=_GIVEN_UP_WITHIN_S)
 
 
-def _failure(ahead: Ahead) -> str:
+def _failure(rollout: PendingRollout) -> str:
     """Why there is no rollout, in one line; empty where there is one."""
-    error = ahead.drawn.exception() if ahead.drawn.done() else RolloutInterrupted()
+    error = rollout.drawn.exception() if rollout.drawn.done() else RolloutInterrupted()
     if isinstance(error, RolloutInterrupted):
         return "it was not done in time"
     return "" if error is None else " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -12,7 +12,7 @@ from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.microbatches import rollout_rows
-from grpo_pl.training.stopwatch import stopwatch
+from grpo_pl.training.progress import stopwatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -101,6 +101,9 @@ class SyncProof:
         self._bound: float | None = None
         self.updates = 0
         """How many the policy has had, one a rollout, those before a resume included."""
+
+    def step_metrics(self, *_: object) -> dict[str, float]:
+        return self.metrics
 
     def check(
         self,

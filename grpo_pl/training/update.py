@@ -18,8 +18,7 @@ from grpo_pl.policy.logprobs import UpdateScores, update_scores
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.microbatches import TokenBudget, rollout_rows
 from grpo_pl.training.optimization import Optimization
-from grpo_pl.training.progress import ProgressCallback
-from grpo_pl.training.stopwatch import stopwatch
+from grpo_pl.training.progress import ProgressCallback, stopwatch
 from grpo_pl.types import Rollout
 
 if TYPE_CHECKING:

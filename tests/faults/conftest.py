@@ -37,6 +37,7 @@ def _plan(death: Death) -> None:
     from grpo_pl.rollout.decoding import DecodeMonitor
     from grpo_pl.training.collect import Collector
     from grpo_pl.training.optimization import Optimization
+    from grpo_pl.training.policy_module import PolicyModule
 
     visits = 0
 
@@ -69,7 +70,7 @@ def _plan(death: Death) -> None:
             "reward": (Collector, "score"),
             "update": (Optimization, "clip_gradients"),  # gradients are there, weights have not moved
             "seal": (checkpoint, "seal"),  # the checkpoint lies there without its marker
-            "validation": (Collector, "answer"),
+            "validation": (PolicyModule, "answer"),
         }[death.stage]
         before(owner, name)
 

@@ -12,7 +12,7 @@ pytest.importorskip("peft", reason="LoRA needs peft: pip install 'grpo_pl[lora]'
 
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.lora import Lora, adapters_off, add_adapters, has_adapters, merged
-from grpo_pl.training.reference import Reference
+from grpo_pl.training.frozen_models import Reference
 
 SCRATCH: dict[str, Any] = {
     "model_type": "qwen2",

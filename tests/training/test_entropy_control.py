@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.training.entropy_control import EntropyControl, applied_coefficient, next_coefficient
+from grpo_pl.training.optimization import EntropyControl, applied_coefficient, next_coefficient
 
 RULE = {"target": 0.3, "step": 0.01, "most": 0.025}
 

@@ -13,8 +13,8 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.rewards import ExactReward
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.training.experience import Experience
+from grpo_pl.training.metrics import StepLog
 from grpo_pl.training.optimization import TrainingDiverged
-from grpo_pl.training.step_log import StepLog
 from grpo_pl.training.update import UpdateResult
 from grpo_pl.types import Problem, PromptBatch
 

@@ -18,9 +18,9 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.rewards import EnvironmentReward, FunctionReward, MathReward
 from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.rollout.episode_settings import EpisodeSettings
+from grpo_pl.training.checks import check_episodes
 from grpo_pl.training.experience import Experience
-from grpo_pl.training.metrics import experience_metrics
-from grpo_pl.training.turn_supervision import check_episodes, without_value
+from grpo_pl.training.metrics import experience_metrics, without_value
 from grpo_pl.types import NO_TURN, Problem, PromptBatch, SamplingParams
 
 BATCH = PromptBatch(step=2, prompts=[Problem(id=1, question="", answer="", columns={"start": 3})], valid=[True])

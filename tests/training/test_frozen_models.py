@@ -18,9 +18,9 @@ from grpo_pl.policy.logprobs import use_forward_mode
 from grpo_pl.policy.teacher import TeacherConfig
 from grpo_pl.rewards import ExactReward
 from grpo_pl.training.experience import Experience
+from grpo_pl.training.frozen_models import Teachers, check_sources, check_teachers, teacher_configs
 from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.optimization import Optimization
-from grpo_pl.training.teacher import Teachers, check_sources, check_teachers, teacher_configs
 from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.types import Problem, PromptBatch
 

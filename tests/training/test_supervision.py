@@ -12,7 +12,7 @@ from grpo_pl.rewards.batch import ScoredBatch, check_rewards
 from grpo_pl.rewards.format import FormatReward
 from grpo_pl.rewards.process import ColumnArithmeticReward
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.training.process_supervision import step_tensors, tokens_at
+from grpo_pl.training.supervision import step_tensors, tokens_at
 from grpo_pl.types import Problem, Rollout
 
 TOKENIZER = character_tokenizer(["<think>", "</think>"])

@@ -1,4 +1,4 @@
-"""``CarriedRollouts``: long completions go on in the next step, and their groups wait until they are whole."""
+"""Partial rollouts: long completions go on in the next step, and their groups wait until they are whole."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from grpo_pl.distributed.collective import Collective
-from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.rollout.partial import PartialCompletion, PartialGroup, PartialSampler, RowIndex, extended, new_groups
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.training.collect import Collector, drawn_together
+from grpo_pl.training.collect import Collector, DrawRequest
+from grpo_pl.training.experience import Experience
+from grpo_pl.training.metrics import staleness
 from grpo_pl.training.plain_samples import check_plain, plain_problem
-from grpo_pl.training.stopwatch import stopwatch
+from grpo_pl.training.progress import stopwatch
 from grpo_pl.training.sync_proof import ROWS, SyncProof
 from grpo_pl.types import Problem
 
@@ -44,22 +45,6 @@ class PartialRollouts:
                 raise ValueError(f"model.partial_rollouts.{name} must be at least 1, got {getattr(self, name)}.")
 
 
-def check_partial(algorithm: GRPOAlgorithm, *, has_environment: bool, staleness: int) -> None:
-    """Refuses what partial rollouts do not go with.
-
-    Raises:
-        ValueError: which field to change.
-    """
-    others = {
-        "model.environment": has_environment,
-        "model.algorithm.dynamic_sampling": algorithm.dynamic_sampling,
-        "data.staleness": staleness > 0,
-    }
-    for name, there in others.items():
-        if there:
-            raise ValueError(f"model.partial_rollouts does not go with {name}: leave out one of the two.")
-
-
 Grow = Callable[[list[PartialGroup]], dict[RowIndex, PartialCompletion]]
 """What is drawn of this rank's groups, as `PartialSampler.grow`; all ranks call it, some perhaps with no group."""
 
@@ -75,7 +60,7 @@ class Advanced:
 
 
 @dataclass(kw_only=True)
-class CarriedRollouts:
+class PartialRolloutBuffer:
     """The groups that are open between two steps, the oldest first, the same on every rank."""
 
     settings: PartialRollouts
@@ -131,7 +116,7 @@ class CarriedRollouts:
         mine = [groups[i] for i in chosen[collective.rank * share : (collective.rank + 1) * share]]
         return Advanced(whole=mine, drawn=[groups[i] for i in sorted(drawn)])
 
-    def next_whole(
+    def take(
         self,
         collector: Collector,
         policy: PreTrainedModel,
@@ -155,14 +140,7 @@ class CarriedRollouts:
 
         def grow(groups: list[PartialGroup]) -> dict[RowIndex, PartialCompletion]:
             rows = sum(len(group.completions) for group in groups)
-            draw = partial(
-                sampler.grow,
-                policy,
-                groups,
-                progress=collector.progress(rows),
-                should_stop=collector.should_stop,
-            )
-            return drawn_together(draw, policy, collector.sampler.engine, collector.collective)
+            return collector.draw(policy, DrawRequest(partial(sampler.grow, groups=groups), rows))
 
         with stopwatch(seconds, "rollout"):
             advanced = self.advance(
@@ -182,11 +160,11 @@ class CarriedRollouts:
             proof.check(policy, newest, seconds, engine, temperature, collector.collective, newest_only=True)
         return whole
 
-    @property
-    def waiting(self) -> int:
-        """Completions of which the step just made has left something to draw."""
+    def step_metrics(self, experience: Experience, collective: Collective) -> dict[str, float]:
+        """Age of the tokens, and completions of which the step just made has left something to draw."""
         groups = self.groups if self._next is None else self._next[0]
-        return sum(row.finish_reason is None for group in groups for row in group.completions)
+        waiting = sum(row.finish_reason is None for group in groups for row in group.completions)
+        return {**staleness(experience, collective), "rollout/carried_completions": float(waiting)}
 
     def commit(self) -> None:
         """The step is done: what it left waits for the next one."""
@@ -194,7 +172,16 @@ class CarriedRollouts:
             (self.groups, self.opened), self._next = self._next, None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"groups": [_group_state(group) for group in self.groups], "opened": self.opened}
+        groups = [
+            {
+                "prompt": plain_problem(group.prompt),
+                "step": group.step,
+                "attempt": group.attempt,
+                "completions": [dict(vars(row)) for row in group.completions],
+            }
+            for group in self.groups
+        ]
+        return {"groups": groups, "opened": self.opened}
 
     def load_state_dict(self, state: Mapping[str, Any], *, group_size: int, longest: int) -> None:
         """Takes back what `state_dict` gave; completions that are longer than allowed by now end there.
@@ -202,16 +189,23 @@ class CarriedRollouts:
         Raises:
             ValueError: the groups have another size.
         """
-        groups = [_group_from_state(group) for group in state["groups"]]
-        if groups and len(groups[0].completions) != group_size:
-            raise ValueError(
-                f"the checkpoint carries groups of {len(groups[0].completions)} completions that are not finished, and "
-                f"model.algorithm.group_size is {group_size}: resume with the former, or begin a run of another --name."
+        groups = []
+        for group in state["groups"]:
+            rows = [PartialCompletion(**row) for row in group["completions"]]
+            if len(rows) != group_size:
+                raise ValueError(
+                    f"the checkpoint carries groups of {len(rows)} completions that are not finished, and "
+                    f"model.algorithm.group_size is {group_size}: resume with the former, or begin a run of another "
+                    "--name."
+                )
+            cut = (
+                row if row.finish_reason or len(row.tokens) < longest else row.first(longest, "length") for row in rows
             )
-        self.groups = [
-            replace(group, completions=tuple(_within(row, longest) for row in group.completions)) for group in groups
-        ]
-        self.opened = state["opened"]
+            prompt = Problem(**group["prompt"])
+            groups.append(
+                PartialGroup(prompt=prompt, step=group["step"], attempt=group["attempt"], completions=tuple(cut))
+            )
+        self.groups, self.opened = groups, state["opened"]
 
 
 def _newest(sampler: PartialSampler, groups: Sequence[PartialGroup], otherwise: Samples, updates: int) -> Samples:
@@ -222,19 +216,3 @@ def _newest(sampler: PartialSampler, groups: Sequence[PartialGroup], otherwise: 
     if not some:
         return otherwise
     return replace(otherwise, rollout=sampler.rollout(some, 1, otherwise.rollout.completion_ids.device))
-
-
-def _within(row: PartialCompletion, longest: int) -> PartialCompletion:
-    return row if row.finish_reason or len(row.tokens) < longest else row.first(longest, "length")
-
-
-def _group_state(group: PartialGroup) -> dict[str, Any]:
-    prompt = plain_problem(group.prompt)
-    rows = [dict(vars(row)) for row in group.completions]
-    return {"prompt": prompt, "step": group.step, "attempt": group.attempt, "completions": rows}
-
-
-def _group_from_state(state: Mapping[str, Any]) -> PartialGroup:
-    rows = tuple(PartialCompletion(**row) for row in state["completions"])
-    prompt = Problem(**state["prompt"])
-    return PartialGroup(prompt=prompt, step=state["step"], attempt=state["attempt"], completions=rows)

@@ -1,4 +1,4 @@
-"""``RolloutsAhead``: which rollouts are drawn ahead of their updates, each held to the policy of its launch."""
+"""``PrefetchedRollouts``: rollouts drawn beside the updates, from slightly older weights, each compared with these."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from grpo_pl.distributed.collective import Collective
 from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.rollout.copy_engine import CopyEngine
-from grpo_pl.training.collect import Collector
-from grpo_pl.training.pipeline import Ahead, Draws, RolloutPipeline, earlier_weights
+from grpo_pl.rollout.engine import ProgressFn
+from grpo_pl.training.collect import Collector, Draws
+from grpo_pl.training.experience import Experience
+from grpo_pl.training.metrics import staleness
+from grpo_pl.training.pipeline import PendingRollout, RolloutPipeline, earlier_weights
 from grpo_pl.training.plain_samples import check_plain
-from grpo_pl.training.stopwatch import stopwatch
+from grpo_pl.training.progress import stopwatch
 from grpo_pl.training.sync_proof import Comparison, SyncProof, compare
-from grpo_pl.types import PromptBatch
+from grpo_pl.types import Problem, PromptBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
     from grpo_pl.data.datamodule import RolloutDataModule
 
 
-class RolloutsAhead:
+class PrefetchedRollouts:
     """Rollouts from weights of ``data.staleness`` updates ago. All ranks call its methods together.
 
     Args:
@@ -65,7 +69,7 @@ class RolloutsAhead:
         self.launch(batch.step - self._collector.algorithm.dynamic_sampling)
         rows = len(batch.prompts) * self._collector.algorithm.group_size
         with stopwatch(seconds, "wait"):
-            ahead = self._pipeline.take(
+            rollout = self._pipeline.take(
                 batch.step,
                 self._collective,
                 self._policy.device,
@@ -73,24 +77,37 @@ class RolloutsAhead:
                 self._should_stop,
             )
         with stopwatch(seconds, "sync_proof"):
-            found = self._compared(ahead)
-        self._proof.judge(found, self._policy, self._engine, step=batch.step, expected=ahead.version)
-        return ahead.drawn.result()
+            found = self._compared(rollout)
+        self._proof.judge(found, self._policy, self._engine, step=batch.step, expected=rollout.version)
+        return rollout.drawn.result()
 
     def launch(self, step: int) -> None:
         """Begins to draw the rollouts up to ``data.staleness`` steps behind ``step``, unless they are under way."""
-        draw_step, policy, algorithm = self._collector.draw_step, self._policy, self._collector.algorithm
+        policy, algorithm = self._policy, self._collector.algorithm
         greedy = algorithm.needs_greedy_baseline and not algorithm.dynamic_sampling
         end = min(step + self._data.staleness + 1, self._data.steps)
         for one in range(self._data.completed_rollouts, end):
             if one not in self._pipeline:
                 prompts = self._data.prompts(one).prompts
                 self._collective.interruptible(partial(check_plain, prompts), policy.device)
-                self._pipeline.launch(one, policy, partial(draw_step, policy, prompts, one, greedy))
+                self._pipeline.launch(one, policy, partial(self._draw, prompts, one, greedy))
+
+    def _draw(
+        self, prompts: Sequence[Problem], step: int, greedy: bool, progress: ProgressFn, should_stop: Callable[[], bool]
+    ) -> Draws:
+        """A step's completions on this rank alone, and the greedy one of each prompt if that is asked for."""
+        told: dict[str, Any] = {"progress": progress, "should_stop": should_stop}
+        samples = self._collector.request(prompts, step).draw(self._policy, **told)
+        if not greedy:
+            return samples, None
+        return samples, self._collector.request(prompts, step, greedy=True).draw(self._policy, **told)
 
     def done(self, step: int) -> None:
         """The update of a step is made."""
         self._pipeline.done(step)
+
+    def step_metrics(self, experience: Experience, collective: Collective) -> dict[str, float]:
+        return staleness(experience, collective)
 
     def wait(self) -> None:
         """Until the engine works for nobody else.
@@ -112,11 +129,11 @@ class RolloutsAhead:
         """
         if lost := self._finished(self._data.completed_rollouts):
             return lost
-        found = [(ahead, self._compared(ahead)) for ahead in self._pipeline.pending]
+        found = [(rollout, self._compared(rollout)) for rollout in self._pipeline.pending]
         holds = partial(self._proof.holds, policy=self._policy, engine=self._engine)
         with self._precision():
-            wrong = [ahead for ahead, sync in found if not holds(sync, expected=ahead.version)]
-        return {ahead.step: "it was not drawn from the policy's weights" for ahead in wrong}
+            wrong = [rollout for rollout, sync in found if not holds(sync, expected=rollout.version)]
+        return {rollout.step: "it was not drawn from the policy's weights" for rollout in wrong}
 
     def state_dict(self) -> list[dict[str, Any]]:
         """The rollouts that a checkpoint holds.
@@ -150,17 +167,17 @@ class RolloutsAhead:
     def _finished(self, updates: int | None) -> dict[int, str]:
         return self._pipeline.finish(updates, self._collective, self._policy.device, self._should_stop)
 
-    def _compared(self, ahead: Ahead) -> Comparison:
+    def _compared(self, rollout: PendingRollout) -> Comparison:
         """What the policy of its launch makes of a rollout; asked once, since those weights are dropped then."""
-        if ahead.sync is None:
-            samples, _ = ahead.drawn.result()
-            assert ahead.weights is not None
-            now = ahead.version == self._data.completed_rollouts
-            with self._precision(), nullcontext() if now else earlier_weights(self._policy, ahead.weights):
+        if rollout.sync is None:
+            samples, _ = rollout.drawn.result()
+            assert rollout.weights is not None
+            now = rollout.version == self._data.completed_rollouts
+            with self._precision(), nullcontext() if now else earlier_weights(self._policy, rollout.weights):
                 temperature = self._collector.sampling.temperature
-                ahead.sync = compare(self._policy, samples, None, temperature, self._collective)
-            ahead.weights = None
-        return ahead.sync
+                rollout.sync = compare(self._policy, samples, None, temperature, self._collective)
+            rollout.weights = None
+        return rollout.sync
 
 
 def _check_shape(
@@ -188,6 +205,6 @@ def _check_shape(
         for name, (before, now) in fields.items():
             if before != now:
                 raise ValueError(
-                    f"{name} is {now}, and the checkpoint holds rollouts, drawn ahead, for which it was {before}: "
+                    f"{name} is {now}, and the checkpoint holds rollouts, drawn rollout, for which it was {before}: "
                     "resume with the former value, or begin a run of another --name."
                 )

@@ -1,9 +1,10 @@
-"""Process supervision: rewards of steps, from offsets in a completion's text to its tokens."""
+"""What rewards give to parts of a completion: to steps of its text (process supervision), to turns of an episode."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from grpo_pl.functional.exact_sums import weighted_sum
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.rewards.batch import ScoredBatch
 from grpo_pl.rollout.sampler import Samples
 
@@ -68,3 +70,53 @@ def tokens_at(
         return len(template.completion_text(list(token_ids[: token + 1]), tokenizer))
 
     return [bisect_left(range(len(token_ids) - 1), end, key=reached) for end in ends]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turns:
+    """The turns of B episodes, K at most; see ``GRPOAlgorithm.turn_advantages``."""
+
+    rewards: Tensor  # (B, K) float64, weighted
+    present: Tensor  # (B, K) bool
+    invalid_actions: Tensor  # (B, K) bool
+    states: Sequence[Sequence[str]]  # B
+
+
+def turns_of(scored: ScoredBatch, samples: Samples) -> Turns:
+    """What each turn gets: the turns of a reward that scores them, and with the last turn every other reward.
+
+    Raises:
+        ValueError: a reward scores another number of turns than the episode has.
+    """
+    device = samples.rollout.completion_ids.device
+    assert samples.episodes is not None, "supervision turn without an environment is refused before"
+    counts = [len(episode.turns) for episode in samples.episodes]
+    shape = len(counts), max(1, *counts)
+    rewards = torch.zeros(shape, dtype=torch.float64)
+    present, invalid = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+    weights = [reward.weight for reward in scored.rewards]
+    for row, (count, episode) in enumerate(zip(counts, samples.episodes, strict=True)):
+        present[row, :count] = True
+        invalid[row, :count] = torch.tensor(episode.invalid_actions, dtype=torch.bool)
+        parts = [
+            _parts(reward, scores[row], count) for reward, scores in zip(scored.rewards, scored.scores, strict=True)
+        ]
+        for turn in range(count):
+            rewards[row, turn] = weighted_sum([part[turn] for part in parts], weights)
+    return Turns(
+        rewards=rewards.to(device),
+        present=present.to(device),
+        invalid_actions=invalid.to(device),
+        states=[episode.states for episode in samples.episodes],
+    )
+
+
+def _parts(reward: Reward, score: Score, count: int) -> Sequence[float]:
+    """What a reward adds to each of the ``count`` turns; nothing where it has no value."""
+    if score.value is None:
+        return [0.0] * count
+    if score.turns is None:
+        return [0.0] * (count - 1) + [score.value]
+    if len(score.turns) != count:
+        raise ValueError(f"reward {reward.name!r} scored {len(score.turns)} turns of an episode that has {count}.")
+    return score.turns

@@ -23,7 +23,7 @@ from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.collect import Collector
 from grpo_pl.training.module import GRPOModule
-from grpo_pl.training.rollouts_ahead import RolloutsAhead
+from grpo_pl.training.prefetch import PrefetchedRollouts
 from grpo_pl.training.sync_proof import OutOfSync, SyncProof
 from grpo_pl.types import SamplingParams
 
@@ -301,7 +301,7 @@ class Ahead:
             report=lambda *_: None,
             should_stop=lambda: False,
         )
-        self.rollouts = RolloutsAhead(
+        self.rollouts = PrefetchedRollouts(
             collector=collector, policy=policy, data=self.data, proof=SyncProof(), precision=nullcontext
         )
 

@@ -9,7 +9,7 @@ import torch
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.rollout.partial import PartialCompletion, PartialGroup, RowIndex
-from grpo_pl.training.carried import CarriedRollouts, PartialRollouts
+from grpo_pl.training.partial_rollouts import PartialRolloutBuffer, PartialRollouts
 from grpo_pl.types import Problem
 
 LENGTHS = {0: (2, 9), 1: (3, 3), 2: (4, 1), 3: (2, 2), 4: (1, 1), 5: (8, 8)}
@@ -36,7 +36,7 @@ def grow(groups: list[PartialGroup]) -> dict[RowIndex, PartialCompletion]:
     return found
 
 
-def steps_of(carried: CarriedRollouts, steps: range, total: int, **changes: Any) -> list[list[int]]:
+def steps_of(carried: PartialRolloutBuffer, steps: range, total: int, **changes: Any) -> list[list[int]]:
     """The prompts that each step trains on."""
     found = []
     for step in steps:
@@ -58,8 +58,8 @@ def steps_of(carried: CarriedRollouts, steps: range, total: int, **changes: Any)
     return found
 
 
-def carried_over(in_flight: int = 2) -> CarriedRollouts:
-    return CarriedRollouts(settings=PartialRollouts(part_length=4, steps_in_flight=in_flight))
+def carried_over(in_flight: int = 2) -> PartialRolloutBuffer:
+    return PartialRolloutBuffer(settings=PartialRollouts(part_length=4, steps_in_flight=in_flight))
 
 
 def test_groups_that_are_whole_go_first_and_the_others_wait() -> None:
@@ -74,7 +74,7 @@ def test_one_step_in_flight_waits_for_all_its_groups() -> None:
 @pytest.mark.parametrize("stopped_after", [1, 2])
 def test_a_checkpoint_holds_what_waits(stopped_after: int) -> None:
     begun = carried_over()
-    first = steps_of(begun, range(stopped_after), 3)
+    first = steps_of(range(stopped_after), 3)
     stored = io.BytesIO()
     torch.save(begun.state_dict(), stored)
     resumed = carried_over()
@@ -116,7 +116,7 @@ def test_columns_that_a_checkpoint_cannot_hold_are_named_before_anything_is_draw
 
 def test_another_group_size_is_refused_and_a_lower_limit_ends_what_is_too_long() -> None:
     begun = carried_over()
-    steps_of(begun, range(1), 3)
+    steps_of(range(1), 3)
     with pytest.raises(ValueError, match=r"carries groups of 2 completions .*group_size is 4: resume"):
         carried_over().load_state_dict(begun.state_dict(), group_size=4, longest=20)
     resumed = carried_over()

@@ -1,0 +1,374 @@
+"""``PolicyModule``: a policy with its prompts, rewards and engine, which answers held-out problems; no training yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from grpo_pl.config.objects import build
+from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.distributed.collective import Collective
+from grpo_pl.distributed.sharding import build_once, gathered
+from grpo_pl.environments.base import Environment
+from grpo_pl.environments.pool import EnvironmentPool
+from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, Validation, grade
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.trained import find_model
+from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.trust import Untrusted, refuse_own_classes
+from grpo_pl.rollout.engine import RolloutEngine
+from grpo_pl.rollout.episode_settings import EpisodeSettings
+from grpo_pl.rollout.native.child import NativeChildEngine
+from grpo_pl.rollout.native.decoder_choice import TORCH, decoder_for_run
+from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.training.cold_start import ColdStart, Stage
+from grpo_pl.training.collect import Collector, DrawRequest, trainer_state
+from grpo_pl.training.hooks import StepCallback
+from grpo_pl.training.metrics import noted_means
+from grpo_pl.training.vocabulary import with_collected_characters
+from grpo_pl.types import Problem, PromptBatch, SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class PolicyModule(LightningModule):
+    """Answers held-out problems in ``Trainer.validate``, ``test`` and ``predict``, and is loaded from checkpoints.
+
+    Args: as of ``GRPOModule``.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: PolicyConfig,
+        rewards: list[Reward],
+        template: PromptTemplate,
+        algorithm: GRPOAlgorithm,
+        cold_start: ColdStart | None,
+        environment: Environment | None,
+        episodes: EpisodeSettings,
+        engine: RolloutEngine,
+        sampling: SamplingParams,
+        validation: Validation,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.policy_config, self.template, self.rewards = policy, template, rewards
+        self.algorithm, self.sampling, self.validation = algorithm, sampling, validation
+        self.engine, self.cold_start, self.seed = engine, cold_start, seed
+        self.environment, self.episodes = environment, episodes
+        self.pool = None if environment is None else EnvironmentPool(environment, episodes)
+        """Where episodes are played; closed when a fit or validation ends, however it ends."""
+        self.decoder: str | None = None
+        """The native engine's decoder in the whole run, on all ranks (see `choose_decoder`); None before a fit."""
+        self.policy: PreTrainedModel | None = None
+        self.settings: dict[str, Any] | None = None
+        """What the module is built from, as plain values, for its checkpoints; None for one that is made in Python."""
+        self.held_out: dict[str, MetricResult] = {}
+        """What the last validation found, by metric key."""
+        self.unjudged: dict[str, int] = {}
+        """By group: how many completions of the last validation could not be judged, and count nowhere."""
+        self.held_out_counts: dict[str, dict[int, tuple[int, int]]] = {}
+        """By group and problem id: right and judged completions of the last validation."""
+        self._held_out: HeldOutMetrics | None = None
+        self._answered = self._to_answer = 0  # held-out completions of this process, in a validation
+
+    def require_policy(self) -> PreTrainedModel:
+        """The policy, once ``configure_model`` has run."""
+        assert self.policy is not None, "configure_model has not run"
+        return self.policy
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """What the policy returns for token ids: logits, as a model of ``transformers`` does."""
+        return self.require_policy()(*inputs, **named)
+
+    @property
+    def sampler(self) -> CompletionSampler:
+        return CompletionSampler(
+            engine=self.engine,
+            template=self.template,
+            tokenizer=self.tokenizer,
+            pool=self.pool,
+            episodes=self.episodes,
+        )
+
+    @property
+    def collector(self) -> Collector:
+        """Draws and scores completions of the policy as it is."""
+        return Collector(
+            sampler=self.sampler,
+            rewards=self.rewards,
+            algorithm=self.algorithm,
+            sampling=self.sampling,
+            seed=self.seed,
+            collective=self.collective,
+            report=self._report,
+            should_stop=self._should_stop,
+            before_draw=self._wait_for_engine,
+            total_steps=self._data.steps,
+        )
+
+    @property
+    def longest_completion(self) -> int:
+        """Most tokens that the policy writes in a completion or an episode."""
+        length = self.sampling.max_completion_length
+        if self.environment is None:
+            return length
+        context = None if self.policy is None else context_length(self.policy.config)
+        return self.episodes.most_actions(self.sampling, context)
+
+    def teardown(self, stage: str) -> None:
+        """Ends what draws and plays, however a fit or validation ends."""
+        self.engine.close()
+        if self.pool is not None:
+            self.pool.close()
+
+    def _choose_decoder(self) -> None:
+        """All ranks draw with what rank 0 would, and a resumed run with what it drew with before, where it is there."""
+        drawing = self.engine.drawing_engine
+        if not isinstance(drawing, NativeEngine | NativeChildEngine):
+            return
+        policy, stops = self.require_policy(), bool(self.sampling.stop)
+        with self.trainer.precision_plugin.forward_context():
+            chosen, line = decoder_for_run(policy, self.sampling, stop_strings=stops, recorded=self.decoder)
+        self.decoder = drawing.decoder = self.collective.gather_objects(chosen)[0]
+        if line is not None:
+            rank_zero_warn(line)
+
+    def _wait_for_engine(self) -> None:
+        """Waits until the engine works for nobody else."""
+
+    def _gathered_for_engine(self) -> AbstractContextManager[None]:
+        """Whole weights of a sharded policy for an engine that reads them; others gather a part at a time."""
+        in_process = self.engine.weights_version is None
+        return gathered(self.require_policy()) if in_process else nullcontext()
+
+    # --- loading ----------------------------------------------------------------------------------------------------
+
+    @property
+    def stage(self) -> Stage | None:
+        """Where a cold start plays its demonstrations."""
+        if self.environment is None:
+            return None
+        return Stage(environment=self.environment, plain=self.episodes.plain_turns)
+
+    @property
+    def _start(self) -> ColdStart | None:
+        """The cold start of this run, cut to two steps by ``trainer.fast_dev_run``."""
+        short = self.cold_start is not None and self.trainer.fast_dev_run  # type: ignore[attr-defined]
+        return self.cold_start.shortened() if short and self.cold_start is not None else self.cold_start
+
+    def _resolve_characters(self) -> None:
+        """Collects what ``policy.characters: from_data`` stands for, unless the command line has done so."""
+        self.policy_config = with_collected_characters(
+            self.policy_config, self.template, self._data, self.cold_start, self.stage
+        )
+
+    def _needs_start_weights(self) -> bool:
+        """A checkpoint brings the policy's weights; a reference is always the policy's start."""
+        frozen = self.policy_config.quantization is not None  # a checkpoint holds what was trained alone
+        return frozen or self.trainer.ckpt_path is None or (self.algorithm.needs_reference and self.trainer.training)
+
+    def _load_policy(self, *, sharded: bool) -> None:
+        """Loads tokenizer and policy; its weights are those of the cold start, where there is one."""
+        if sharded and self.policy_config.quantization is not None:
+            raise ValueError(
+                "policy.quantization cannot be sharded by FSDP2: set it null, or another trainer.strategy."
+            )
+        self._resolve_characters()
+        self.tokenizer = load_tokenizer(self.policy_config)
+        needs_weights = self._needs_start_weights()
+        path = None
+        if (start := self._start) is not None and needs_weights:
+            path = str(start.folder(self.policy_config, self.template, self._data.source, self.stage))
+        build = partial(load_model, self.policy_config, self.tokenizer, path)
+        self.policy = build_once(build) if sharded else build(weights=needs_weights)
+
+    # --- validate, test and predict ---------------------------------------------------------------------------------
+
+    def on_validation_start(self) -> None:
+        if getattr(self.engine.drawing_engine, "decoder", TORCH) is None:  # outside a fit
+            self._choose_decoder()
+
+    def on_validation_epoch_start(self) -> None:
+        self._begin_held_out(self.trainer.num_val_batches)
+
+    def validation_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Answers | None]:
+        """Callbacks get what this returns, in ``on_validation_batch_end``."""
+        assert self._held_out is not None
+        sampling = self.validation.sampling(self.sampling)
+        with self._gathered_for_engine():
+            sampled = self.answer(batch.prompts, self.validation.samples, sampling)
+            self._answered += sampled.correct.numel()
+            greedy = (
+                self.answer(batch.prompts, 1, replace(sampling, temperature=0.0)) if self.validation.greedy else None
+            )
+            self._answered += 0 if greedy is None else greedy.correct.numel()
+        self._held_out.update(batch, sampled, greedy)
+        return {"sampled": sampled, "greedy": greedy}
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_held_out("val")
+
+    def on_test_start(self) -> None:
+        self.on_validation_start()
+
+    def on_test_epoch_start(self) -> None:
+        self._begin_held_out(self.trainer.num_test_batches)
+
+    def test_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Answers | None]:
+        """As `validation_step`."""
+        return self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        self._log_held_out("test")
+
+    def on_predict_start(self) -> None:
+        self.on_validation_start()
+
+    def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
+        """A greedy completion of each of this process's problems, and whether it is right; None where that could not be
+        judged."""
+        answers = self.answer_greedily(batch.prompts)
+        assert answers.samples is not None
+        columns = (batch.prompts, batch.valid, answers.samples.completions, answers.correct[:, 0], answers.judged[:, 0])
+        return [
+            {
+                "prompt_id": problem.id,
+                "question": problem.question,
+                "answer": problem.answer,
+                "completion": completion,
+                "correct": bool(correct) if judged else None,
+            }
+            for problem, valid, completion, correct, judged in zip(*columns, strict=True)
+            if valid  # or it fills up the share of a process
+        ]
+
+    def answer(self, problems: Sequence[Problem], samples: int, sampling: SamplingParams) -> Answers:
+        """Graded completions of this rank's held-out problems; all ranks call it together. Keys do not name the step,
+        so validations of one run draw with common random numbers and differ by the weights alone."""
+        policy, collector = self.require_policy(), self.collector
+        draw = partial(
+            collector.sampler.sample,
+            prompts=problems,
+            group_size=samples,
+            sampling=sampling,
+            seed=self.seed,
+            split="val",
+        )
+        drawn = collector.draw(policy, DrawRequest(draw, len(problems) * samples, "validate"))
+        state = partial(trainer_state, self._data.completed_rollouts, self._data.steps, self.collective.rank)
+        return self.collective.scored(
+            lambda: grade(self.rewards, drawn, vote=samples > 1, trainer_state=state), policy.device
+        )
+
+    def answer_greedily(self, problems: Sequence[Problem]) -> Answers:
+        """A graded greedy completion of each problem, between two steps; all processes call it together, and it changes
+        nothing of the run."""
+        self.engine.updates = self._data.completed_rollouts
+        self._answered = self._to_answer = 0
+        sampling = replace(self.validation.sampling(self.sampling), temperature=0.0)
+        with self.trainer.precision_plugin.forward_context(), self._gathered_for_engine():
+            return self.answer(problems, 1, sampling)
+
+    def _begin_held_out(self, batches_of_loaders: Sequence[int | float]) -> None:
+        self.engine.updates = self._data.completed_rollouts
+        self._held_out = HeldOutMetrics(self.validation, self._data.held_out_groups(), self.device)
+        self._answered = 0
+        batches = int(sum(batches_of_loaders))  # fewer with trainer.limit_val_batches
+        self._to_answer = self._data.held_out_share(batches) * (self.validation.samples + self.validation.greedy)
+
+    def _log_held_out(self, stage: str) -> None:
+        """Logs what was found, as ``val/…`` or ``test/…``."""
+        assert self._held_out is not None
+        self.held_out, self.unjudged = self._held_out.results(), self._held_out.unjudged()
+        self.held_out_counts = self._held_out.counts()
+        numbers = {key: found.mean for key, found in self.held_out.items()}
+        taken = {key.removeprefix("val/") for key in [*self.held_out, "val/unjudged"]}
+        noted = noted_means(self._held_out.noted, self.collective, taken)
+        numbers |= {f"val/{name}": mean for name, mean in noted.items()}
+        numbers |= {f"{group}/unjudged": float(count) for group, count in self.unjudged.items()}
+        self.log("step", float(self._data.completed_rollouts), on_epoch=True)
+        self.log_dict({stage + key.removeprefix("val"): number for key, number in numbers.items()}, on_epoch=True)
+
+    # --- from a checkpoint ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]  # Lightning's reads open files as well
+        cls,
+        checkpoint_path: str | Path,
+        map_location: str | torch.device | None = None,
+        hparams_file: None = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **fields: Any,
+    ) -> Self:
+        """The module of a run of ``grpo-pl fit`` with the policy of a checkpoint, for `forward`, ``Trainer.test``,
+        ``Trainer.predict`` and training from there. Engine and cold start of the run are left out.
+
+        Args:
+            checkpoint_path: a checkpoint of the run.
+            map_location: device of the policy; null is the CPU.
+            hparams_file: none; settings stand in the run's ``config.yaml``, or else in the checkpoint.
+            strict: all weights must be there.
+            weights_only: false lets the settings name any class, as a reward's.
+            fields: values that take the place of the run's own, such as ``validation={"samples": 4}``.
+
+        Raises:
+            ValueError: no settings, as of a run that was made in Python, settings that name a class outside grpo_pl
+                (``Untrusted``), or weights of another policy.
+        """
+        if hparams_file is not None or strict is False:
+            raise ValueError(
+                "load_from_checkpoint: leave out hparams_file and strict: all of a run is loaded, or nothing."
+            )
+        trusted = weights_only is False
+        try:
+            found = find_model(checkpoint_path, trust_rewards=trusted)
+            if not trusted:
+                refuse_own_classes({**found.settings, "engine": None, "cold_start": None})
+        except Untrusted as error:
+            raise Untrusted(f"{checkpoint_path}: {error} Here that is weights_only=False.") from error
+        if found.checkpoint is None:
+            raise ValueError(f"{checkpoint_path} is no checkpoint: give a file of the run's folder checkpoints.")
+        settings = {**found.settings, "engine": None, "cold_start": None, **fields}
+        module: Self = build(cls, settings, "model")
+        module.tokenizer, module.decoder = found.tokenizer, found.decoder or None
+        module.policy = found.load_policy(str(map_location or "cpu"))
+        return module
+
+    # --- the Trainer and its callbacks ------------------------------------------------------------------------------
+
+    @property
+    def collective(self) -> Collective:
+        return Collective(rank=self.trainer.global_rank, world=self.trainer.world_size)
+
+    @property
+    def _data(self) -> RolloutDataModule:
+        return cast(RolloutDataModule, self.trainer.datamodule)  # type: ignore[attr-defined]
+
+    @property
+    def _step_callbacks(self) -> list[StepCallback]:
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        return [callback for callback in callbacks if isinstance(callback, StepCallback)]
+
+    def _report(self, stage: str, done: int, total: int, note: str = "") -> None:
+        if stage == "validate" and self._to_answer:  # count over all batches; the note is of this one alone
+            done, total, note = self._answered + done, self._to_answer, ""
+        for callback in self._step_callbacks:
+            callback.on_stage_progress(stage, done, total, note)
+
+    def _should_stop(self) -> bool:
+        return any(callback.should_stop() for callback in self._step_callbacks)
