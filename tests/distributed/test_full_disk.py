@@ -10,7 +10,8 @@ import yaml
 from grpo_pl.files.checkpoints import broken
 
 
-@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow  # one process by default: tests/faults/test_full_disk.py
+@pytest.mark.parametrize("sharded", [False, True])
 def test_a_full_disk_costs_one_checkpoint(
     small_disk: Callable[[int], Path],
     command: Callable[..., Any],

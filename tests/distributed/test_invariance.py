@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from grpo_pl.files.checkpoints import policy_weights
 
-MULTI = ("ddp", "sharded")
-ALL = (*MULTI, pytest.param("fsdp", marks=pytest.mark.slow))
+ALL = ("sharded", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "fsdp")))
+"""DDP by default: test_episodes.py."""
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -45,15 +45,15 @@ def test_final_weights_are_those_of_one_process(completed: Callable[..., Any], n
     assert moved / norm > 1e-3  # or equality would mean little
 
 
-def test_optimiser_state_is_that_of_one_process(completed: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("name", ALL)
+def test_optimiser_state_is_that_of_one_process(completed: Callable[..., Any], name: str) -> None:
     """Also that a sharded checkpoint, put together, numbers parameters as the optimiser of one process does."""
     single = completed("single").state(5)["optimizer_states"][0]["state"]
-    for name in MULTI:
-        ours = completed(name).state(5)["optimizer_states"][0]["state"]
-        assert ours.keys() == single.keys()
-        for number, entry in single.items():
-            torch.testing.assert_close(ours[number]["exp_avg"], entry["exp_avg"], rtol=1e-3, atol=1e-6)
-            assert float(ours[number]["step"]) == float(entry["step"]) == 20.0
+    ours = completed(name).state(5)["optimizer_states"][0]["state"]
+    assert ours.keys() == single.keys()
+    for number, entry in single.items():
+        torch.testing.assert_close(ours[number]["exp_avg"], entry["exp_avg"], rtol=1e-3, atol=1e-6)
+        assert float(ours[number]["step"]) == float(entry["step"]) == 20.0
 
 
 @pytest.mark.parametrize("name", ("single", *ALL))

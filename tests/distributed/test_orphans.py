@@ -76,8 +76,9 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., tuple[int, int]]]:
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("environment", [TORCHRUN, LIGHTNING], ids=["torchrun", "lightning"])
-@pytest.mark.parametrize("busy", [SLEEP, COMPUTE], ids=["waiting", "computing"])
+@pytest.mark.parametrize(
+    ("environment", "busy"), [(TORCHRUN, SLEEP), (LIGHTNING, COMPUTE)], ids=["torchrun-waiting", "lightning-computing"]
+)
 def test_a_rank_ends_soon_after_its_launcher_is_killed(
     launch: Callable[..., tuple[int, int]], environment: dict[str, str], busy: str
 ) -> None:

@@ -72,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def servers() -> Iterator[list[EchoServer]]:
     started = [EchoServer(), EchoServer()]
-    threads = [threading.Thread(target=server.serve_forever) for server in started]
+    threads = [threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}) for server in started]
     for thread in threads:
         thread.start()
     yield started

@@ -29,7 +29,7 @@ def _sigterm_after(process: Any, run: Any, steps: int) -> None:
     assert process.exitcode == 143, run.log
 
 
-@pytest.mark.parametrize("steps", [3, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_sigterm_finishes_and_stores_what_is_under_way(
     ahead: Any, death: Callable[..., Any], assert_same_end: Callable[[Any], None], steps: int
 ) -> None:

@@ -39,7 +39,7 @@ def _serving(reply: Reply, retry_after: Callable[[], str] = lambda: "0") -> Iter
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}/v1", asked

@@ -74,7 +74,7 @@ def foreign() -> Iterator[int]:
             pass
 
     site = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    thread = threading.Thread(target=site.serve_forever)
+    thread = threading.Thread(target=site.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield site.server_address[1]
     site.shutdown()

@@ -161,6 +161,7 @@ def test_sigterm_to_the_group_answers_what_is_drawn_and_refuses_what_waits(start
     wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in server.family))
 
 
+@pytest.mark.slow
 def test_a_terminal_that_closes_lets_a_small_evaluation_finish(start: Callable[..., Any]) -> None:
     server = start()
     items = [{"problem": f"{i}+1=", "answer": str(i + 1)} for i in range(2)]

@@ -131,7 +131,7 @@ def _meanwhile(server: Any, seconds: float) -> tuple[float, float]:
 def test_a_chat_does_not_wait_for_a_request_that_fills_the_batch(busy: Any, body: dict[str, Any]) -> None:
     large = _send(busy, CHAT, body)
     time.sleep(0.5)
-    first, health = _meanwhile(busy, 2)
+    first, health = _meanwhile(busy, 1)
     large.close()
     assert first < SOON_S
     assert health < 2.0
@@ -178,7 +178,7 @@ def test_what_made_way_is_drawn_as_if_it_had_not(narrow: Any, more: dict[str, An
 def test_a_chat_does_not_wait_for_readers_that_never_read(busy: Any, count: int) -> None:
     readers = [_send(busy, CHAT, _large(64, stream=True)) for _ in range(count)]
     time.sleep(1)
-    first, health = _meanwhile(busy, 3 if count < 60 else 40)
+    first, health = _meanwhile(busy, 2 if count < 60 else 40)
     for reader in readers:
         reader.close()
     assert first < SOON_S

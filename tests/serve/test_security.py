@@ -4,6 +4,7 @@ import ast
 import base64
 import json
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -98,14 +99,29 @@ def test_nothing_that_data_reaches_can_unpickle_or_evaluate(folder: str) -> None
 
 @pytest.fixture(scope="module")
 def guarded(start: Callable[..., Any], export: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A server with secrets around it, whose rewards judge mathematics and reasoning-gym."""
+    """A server with secrets around it, whose rewards judge mathematics and reasoning-gym; its interpreters report what
+    all three processes import."""
     pytest.importorskip("reasoning_gym")
     rewards = [{**MATH, "init_args": {"workers": 1, "correctness": False}}, GYM]
     folder = _with_rewards(export, tmp_path_factory.mktemp("guarded") / "export", rewards)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SECRETS.items():
             patch.setenv(name, value)
-        yield start(model=folder, api_key=SECRETS["GRPO_PL_API_KEY"], in_fork=False)
+        yield start(model=folder, api_key=SECRETS["GRPO_PL_API_KEY"], interpreter=("-X", "importtime"))
+
+
+def _imports(server: Any) -> list[str]:
+    return re.findall(r"import time:.*\|\s+(\S+)$", server.log, re.MULTILINE)
+
+
+def test_nothing_is_left_to_import_for_the_first_chat(guarded: Any) -> None:
+    """So it takes no longer than later ones. No boundary: the server is started as users do, which takes long."""
+    ready = _imports(guarded)
+    assert ready.count("torch") >= 2  # the front and the process with the model
+    asked = {"messages": [{"role": "user", "content": "12+34="}], "max_tokens": 8}
+    for change in ({}, {"n": 4}, {"stream": True}, {"stream": True, "n": 4}):
+        assert guarded.call("POST", "/v1/chat/completions", asked | change)[0] == 200
+    assert _imports(guarded)[len(ready) :] == []
 
 
 def test_a_pickle_from_a_client_is_refused_and_does_nothing(guarded: Any, tmp_path: Path) -> None:

@@ -19,7 +19,10 @@ pytestmark = pytest.mark.usefixtures("forked")
 PLUGINS = Path(__file__).parents[1] / "plugins"
 
 
-@pytest.mark.parametrize("kind", ["StartingEngine", "LoadingEngine", "DeafEngine"])
+@pytest.mark.parametrize(
+    "kind",
+    ["DeafEngine", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("StartingEngine", "LoadingEngine"))],
+)
 def test_a_run_that_is_told_to_stop_waits_for_no_engine(
     tiny_policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

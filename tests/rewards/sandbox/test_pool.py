@@ -207,7 +207,7 @@ def test_a_forked_child_gets_workers_of_its_own() -> None:
     reward.close()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("fork", marks=pytest.mark.slow)])
 def test_a_daemonic_process_pool_scores(method: str) -> None:
     reward = MathReward()
     with multiprocessing.get_context(method).Pool(1) as processes:
