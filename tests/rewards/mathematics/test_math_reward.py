@@ -282,19 +282,17 @@ def test_there_are_enough_pairs() -> None:
     assert len(RIGHT) + len(WRONG) > 150
 
 
-@pytest.mark.parametrize(("gold", "answer"), RIGHT)
-def test_equal_answers_are_worth_one(math_reward: MathReward, gold: str, answer: str) -> None:
-    assert judge(math_reward, gold, answer) == 1.0
+ITSELF = [(gold, gold) for gold in sorted({gold for gold, _ in RIGHT + WRONG})]
 
 
-@pytest.mark.parametrize(("gold", "answer"), WRONG)
-def test_other_answers_are_worth_nothing(math_reward: MathReward, gold: str, answer: str) -> None:
-    assert judge(math_reward, gold, answer) == 0.0
-
-
-@pytest.mark.parametrize("gold", sorted({gold for gold, _ in RIGHT + WRONG}))
-def test_every_gold_answer_equals_itself(math_reward: MathReward, gold: str) -> None:
-    assert judge(math_reward, gold, gold) == 1.0
+@pytest.mark.parametrize(
+    ("pairs", "worth"), [(RIGHT, 1.0), (WRONG, 0.0), (ITSELF, 1.0)], ids=["equal", "other", "itself"]
+)
+def test_answers_are_judged_as_a_careful_person_would(
+    math_reward: MathReward, pairs: list[tuple[str, str]], worth: float
+) -> None:
+    scores = math_reward([f"so \\boxed{{{answer}}}" for _, answer in pairs], [gold for gold, _ in pairs], {})
+    assert [(*pair, score) for pair, score in zip(pairs, scores, strict=True) if score.value != worth] == []
 
 
 @pytest.mark.parametrize("gold", BAD_GOLD)
