@@ -1,5 +1,5 @@
-# The five things that a contributor does; `.ci/run` does setup, test, lint and docs in a fresh environment.
-.PHONY: setup test lint docs bench
+# What a contributor does; `.ci/run` does setup, test, lint and docs in a fresh environment.
+.PHONY: setup test suite mutations lint docs bench
 
 setup:  ## everything a contributor needs, into the active environment
 	pip install -e '.[dev,docs]'
@@ -7,6 +7,12 @@ setup:  ## everything a contributor needs, into the active environment
 
 test:  ## minutes; slow ones: pytest -m slow, on a GPU: pytest -m gpu
 	pytest
+
+suite:  ## the tests, with a record of their minutes
+	python benchmarks/suite.py --output benchmarks/results/$(shell date +%F)-suite.json
+
+mutations:  ## whether the tests notice small faults
+	python benchmarks/mutations.py
 
 lint:
 	ruff check .

@@ -1,0 +1,260 @@
+"""Makes small faults in the code, one at a time, and says which of them the tests notice."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from common import publish, surroundings
+
+ROOT = Path(__file__).resolve().parents[1]
+_TIMEOUT_S = 300
+"""Tests that a fault keeps from ending count as having noticed it."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One fault: text that is there once in the Python files under ``folder``, and what takes its place."""
+
+    area: str
+    folder: str
+    old: str
+    new: str
+    tests: str
+    """Arguments of pytest: the tests that should notice."""
+
+    def file(self, root: Path) -> Path:
+        """The file that holds the text.
+
+        Raises:
+            ValueError: it is not there, or more than once.
+        """
+        places = [
+            (path, text.count(self.old))
+            for path in sorted((root / self.folder).rglob("*.py"))
+            if self.old in (text := path.read_text())
+        ]
+        if len(places) != 1 or places[0][1] != 1:
+            found = ", ".join(f"{count} times in {path.relative_to(root)}" for path, count in places) or "nowhere"
+            raise ValueError(f"{self.area}: {self.old!r} must be once under {self.folder}; it is {found}.")
+        return places[0][0]
+
+    @contextmanager
+    def applied(self, root: Path) -> Iterator[None]:
+        """Context manager: within it the checkout at ``root`` has the fault."""
+        file = self.file(root)
+        text = file.read_text()
+        file.write_text(text.replace(self.old, self.new))
+        try:
+            yield
+        finally:
+            file.write_text(text)
+
+
+def _all(area: str, folder: str, tests: str, *pairs: tuple[str, str]) -> list[Mutation]:
+    return [Mutation(area, folder, old, new, tests) for old, new in pairs]
+
+
+PURE = "grpo_pl/functional"
+MUTATIONS = [
+    *_all(
+        "losses", PURE, "tests/functional/test_losses.py tests/functional/test_kl.py tests/objective/test_algorithm.py",
+        ("ones / (lengths * max(num_sequences, 1))", "ones / max(num_sequences, 1)"),
+        ("ones / max(num_tokens, 1)", "ones / max(num_tokens + 1, 1)"),
+        ("ratio.clamp(1 - epsilon_low, 1 + epsilon_high)", "ratio.clamp(1 - epsilon_high, 1 + epsilon_low)"),
+        ("torch.where(advantages < 0, torch.maximum", "torch.where(advantages > 0, torch.maximum"),
+        ("value.detach() * torch.exp(log_ratio -", "value * torch.exp(log_ratio -"),
+        ("ratio.detach().clamp(min=low, max=high)", "ratio.clamp(min=low, max=high)"),
+        ("rho.masked_fill((rho < low) | (rho > high), 0.0)", "rho.masked_fill(rho > high, 0.0)"),
+        ('{"k1": k1, "k2": k2, "k3": k3}', '{"k1": k1, "k2": k3, "k3": k2}'),
+    ),
+    *_all(
+        "losses", "grpo_pl/objective", "tests/objective/test_algorithm.py",
+        ("total + self.beta * token_kl", "total - self.beta * token_kl"),
+        ("total - self.entropy_coef * tokens.entropy", "total + self.entropy_coef * tokens.entropy"),
+    ),
+    *_all(
+        "losses", "grpo_pl/training", "tests/training/test_update.py",
+        ("if taken[-1]:\n", "if taken:\n"),
+    ),
+    *_all(
+        "losses", "grpo_pl/training", "tests/distributed/test_episodes.py tests/distributed/test_invariance.py",
+        ("loss * self.collective.world", "loss"),
+        ("weights=weight * weights", "weights=weights"),
+    ),
+    *_all(
+        "advantages", PURE, "tests/functional/test_advantages.py",
+        ("squares / (count - ddof).clamp(min=1)", "squares / count.clamp(min=1)"),
+        ("centred * count / (count - 1).clamp(min=1)", "centred * count / count.clamp(min=1)"),
+        ("centred.masked_fill(all_equal(rewards, valid, dim=dim) | ~valid, 0.0)", "centred.masked_fill(~valid, 0.0)"),
+        ("(lengths - (max_completion_length - cache)) / cache).clamp(0.0, 1.0)",
+         "(lengths - (max_completion_length - cache)) / cache).clamp(min=0.0)"),
+        ("rewards.nan_to_num(0.0), ~rewards.isnan()", "rewards.nan_to_num(0.0), torch.ones_like(rewards).bool()"),
+    ),
+    *_all(
+        "advantages", "grpo_pl/objective", "tests/objective/test_algorithm.py",
+        ("scaled = scaled.masked_fill(~keep, 0.0)", "scaled = scaled.masked_fill(~valid, 0.0)"),
+        ("usable = valid & greedy_valid.unsqueeze(1)", "usable = valid"),
+    ),
+    *_all(
+        "sampling", PURE, "tests/functional/test_sampling.py tests/functional/test_truncated_sampling.py",
+        ("keys + (positions + 1) * _GOLDEN", "keys + positions * _GOLDEN"),
+        ("running_sums(probabilities, probabilities.dtype) - probabilities",
+         "running_sums(probabilities, probabilities.dtype)"),
+        ("logits < kth", "logits <= kth"),
+        ("temperature == 1.0 else logits / temperature", "temperature == 1.0 else logits * temperature"),
+        ("key.step, key.attempt, key.prompt_id, key.sample)", "key.step, key.prompt_id, key.sample)"),
+        ("[key.turn] if key.turn else []", "[]"),
+    ),
+    *_all(
+        "resume", "grpo_pl/data",
+        "tests/data/test_datamodule.py tests/cli/test_main.py -k 'not shipped and not mistake'",
+        ("range(self.data_source.data.completed_rollouts, len", "range(0, len"),
+        ('self.completed_rollouts = state_dict["completed_rollouts"]',
+         'self.completed_rollouts = state_dict["completed_rollouts"] - 1'),
+    ),
+    *_all(
+        "resume", "grpo_pl/files", "tests/files/test_checkpoints.py",
+        ("key=rollouts_of, reverse=True", "key=rollouts_of"),
+        ("weights_only=True, mmap=mmap", "weights_only=False, mmap=mmap"),
+        ('return "it was never completed"', "return None"),
+    ),
+    *_all(
+        "resume", "grpo_pl/callbacks", "tests/callbacks/test_checkpoint.py tests/callbacks/test_lightning_loops.py",
+        ("completed % self.every_n_rollouts == 0", "completed % self.every_n_rollouts == 1"),
+        ("paths[-self.keep :]", "paths[: self.keep]"),
+    ),
+    *_all(
+        "sandbox", "grpo_pl/rewards", "tests/rewards/test_trust.py",
+        ('"per_source": ["PerSource"],', '"per_source": ["PerSource"],\n    "function": ["FunctionReward"],'),
+        ("_check(spec, allowed, \"reward\")", "allowed"),
+    ),
+    *_all(
+        "sandbox", "grpo_pl", "tests/serve/test_security.py -k worker_started",
+        ('name in passed or name.startswith("LC_")', "name != 'LC_ALL'"),
+    ),
+    *_all(
+        "server", "serve", "tests/serve/test_places.py",
+        ("ahead > self._max_waiting", "ahead > self._max_waiting + 1"),
+        ("self.share = max(1, size // 4)", "self.share = size"),
+    ),
+    *_all(
+        "server", "serve", "tests/serve/test_hostile.py -k key",
+        ('kind.lower() != "bearer" or not', 'kind.lower() != "bearer" and not'),
+    ),
+    *_all(
+        "server", "serve", "tests/serve/test_client.py",
+        ("max(_PAUSE_S, retry_after", "min(_PAUSE_S, retry_after"),
+    ),
+    *_all(
+        "rewards", "grpo_pl/rewards",
+        "tests/rewards/test_countdown.py tests/rewards/test_length.py tests/rewards/test_batch.py",
+        ("sorted(used) != sorted(given)", "set(used) != set(given)"),
+        ("math.cos(math.pi * progress)", "math.sin(math.pi * progress)"),
+        ("2.0 - length / budget", "1.0 - length / budget"),
+        ('[Score(None, "unavailable", problem)]', '[Score(0.0, "unavailable", problem)]'),
+        ('"return" in episode and episode["return"] is None', '"return" in episode and not episode["return"]'),
+    ),
+]  # fmt: skip
+
+
+def _copy(folder: Path) -> Path:
+    """A copy of the checkout's tracked files, and of what was compiled beside them."""
+    told = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in [*told.splitlines(), *(str(path.relative_to(ROOT)) for path in ROOT.glob("grpo_pl/**/*.so"))]:
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+def _tested(root: Path, tests: str) -> tuple[int, str]:
+    """Exit status of the tests, 124 if they come to no end, and the first one that failed."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-n0",
+        "-p",
+        "no:cacheprovider",
+        "--tb=no",
+        *shlex.split(tests),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return 124, "no end"
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return done.returncode, failed[1] if failed else ""
+
+
+def tried(mutations: Sequence[Mutation], jobs: int) -> list[dict[str, Any]]:
+    """Applies each fault in one of ``jobs`` copies of the checkout.
+
+    Raises:
+        ValueError: a fault's text is not there, or its tests fail without it.
+    """
+    for mutation in mutations:
+        mutation.file(ROOT)
+    with tempfile.TemporaryDirectory() as folder:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(jobs):
+            copies.put(_copy(Path(folder) / str(number)))
+
+        def without(tests: str) -> tuple[int, str]:
+            root = copies.get()
+            try:
+                return _tested(root, tests)
+            finally:
+                copies.put(root)
+
+        def with_fault(mutation: Mutation) -> dict[str, Any]:
+            root = copies.get()
+            try:
+                file = mutation.file(root).relative_to(root)
+                with mutation.applied(root):
+                    status, by = _tested(root, mutation.tests)
+            finally:
+                copies.put(root)
+            print("caught" if status else "MISSED", mutation.area, file, repr(mutation.new), by, flush=True)
+            return {"area": mutation.area, "file": str(file), "new": mutation.new, "caught": status != 0, "by": by}
+
+        with ThreadPoolExecutor(jobs) as threads:
+            suites = list(dict.fromkeys(mutation.tests for mutation in mutations))
+            for tests, (status, failed) in zip(suites, threads.map(without, suites), strict=True):
+                if status:
+                    raise ValueError(f"pytest {tests} has status {status} without a fault: {failed}")
+            return list(threads.map(with_fault, mutations))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--area", choices=sorted({mutation.area for mutation in MUTATIONS}), help="only these faults")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="faults that are tried at the same time")
+    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
+    arguments = parser.parse_args()
+    rows = tried([one for one in MUTATIONS if arguments.area in (None, one.area)], arguments.jobs)
+    missed = [row for row in rows if not row["caught"]]
+    record = {"benchmark": "mutations", **surroundings("cpu"), "tried": len(rows), "missed": len(missed), "rows": rows}
+    publish(record, arguments.output)
+    raise SystemExit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()
