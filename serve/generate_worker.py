@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from grpo_pl.policy.trained import ServedModel
-from grpo_pl.rewards.sandbox.worker_environment import MODEL, worker_environment
+from grpo_pl.processes.environment import MODEL, clean_environment
 from grpo_pl.rollout.native.continuous import Drawn, SequenceOptions
 from serve.grammar_judge import Unusable
 from serve.grammars import Compiled, Grammar, GrammarMask, Grammars
@@ -95,7 +95,7 @@ class GenerateWorker(Worker):
         self._served, self._target, self._size = model, device, max_batch_size
 
     def environment(self) -> dict[str, str]:
-        return worker_environment(MODEL)
+        return clean_environment(MODEL)
 
     def prepare(self) -> None:
         import torch

@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_pl.rewards.sandbox.turns import Verdict
+from grpo_pl.rewards.sandbox.task_queue import Verdict
 from grpo_pl.rewards.sandbox.worker_threads import SandboxSettings, WorkerStartError, WorkerThreads
 from serve import grammar_judge
 from serve.admission import QueueFull

@@ -17,7 +17,7 @@ from litserve.loops import LitLoop
 from litserve.utils import WorkerSetupStatus
 
 from grpo_pl.files.checkpoints import CheckpointError
-from grpo_pl.rewards.sandbox.worker_environment import reduced_to
+from grpo_pl.processes.environment import reduced_to
 from serve.worker import Mailbox
 
 _LONGEST = 2000  # bytes of a complaint

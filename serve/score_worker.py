@@ -11,10 +11,10 @@ from contextvars import copy_context
 from typing import Any, NamedTuple
 
 from grpo_pl.config.objects import build_rewards
+from grpo_pl.processes.environment import clean_environment
 from grpo_pl.rewards.base import MissingColumn, Reward, correctness_index
 from grpo_pl.rewards.batch import score_completions
-from grpo_pl.rewards.sandbox.turns import CALLER, Caller
-from grpo_pl.rewards.sandbox.worker_environment import worker_environment
+from grpo_pl.rewards.sandbox.task_queue import CALLER, Caller
 from grpo_pl.rewards.voting import answer_classes
 from serve.litserve_adapter import Worker
 from serve.worker import Answer, Cancel, Failure, Mailbox, Refusal, end_with_parent
@@ -46,7 +46,7 @@ class ScoreWorker(Worker):
 
     def environment(self) -> dict[str, str]:
         """The environment variables of the process; trusted rewards get all, as they may need the key of a judge."""
-        return dict(os.environ) if self._trusted else worker_environment()
+        return dict(os.environ) if self._trusted else clean_environment()
 
     def prepare(self) -> None:
         end_with_parent()

@@ -13,19 +13,20 @@ import grpo_pl
 
 ROOT = Path(grpo_pl.__file__).parents[1]
 PACKAGE = ROOT / "grpo_pl"
-LOWEST = {"types", "functional", "files", "rewards", "environments"}
+LOWEST = {"types", "functional", "files", "processes", "rewards", "environments"}
 MIDDLE = {"config", "objective", "data", "policy", "rollout", "evaluation"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "functional": {"types"},
     "files": set(),
-    "rewards": {"files", "functional"},
-    "environments": {"rewards", "functional"},
+    "processes": set(),
+    "rewards": {"files", "functional", "processes"},
+    "environments": {"rewards", "functional", "processes"},
     "config": {"objective", *LOWEST},
     "objective": {"types", "functional"},
     "data": LOWEST,
     "policy": {"config", *LOWEST},
-    "rollout": {"types", "functional", "policy", "environments"},
+    "rollout": {"types", "functional", "policy", "environments", "processes"},
     "evaluation": {"rollout", *LOWEST},
     "distributed": LOWEST | MIDDLE,
     "training": {"distributed", *LOWEST, *MIDDLE},
@@ -71,7 +72,7 @@ def _rooms() -> set[str]:
 
 def test_every_room_has_its_line_in_the_table() -> None:
     assert _rooms() == MAY_IMPORT.keys() | {"cli"}
-    assert len(_rooms() - {"serve"}) <= 17
+    assert len(_rooms() - {"serve"}) <= 19
 
 
 def _table() -> dict[str, set[str]]:
@@ -176,6 +177,12 @@ def test_the_lowest_rooms_need_torch_and_nothing_else(room: str) -> None:
     for file in _files(room):
         for module in _imports(file):
             assert module.partition(".")[0] in allowed, f"{file} imports {module}"
+
+
+def test_child_processes_need_the_standard_library_and_torch_for_tensors_alone() -> None:
+    for file in _files("processes"):
+        libraries = {module.partition(".")[0] for module in _imports(file)} - sys.stdlib_module_names - {"grpo_pl"}
+        assert libraries <= ({"torch"} if file.stem == "tensors" else set()), file
 
 
 @pytest.mark.parametrize("room", sorted(MIDDLE | LOWEST))

@@ -20,7 +20,7 @@ from grpo_pl.environments import nursery
 from grpo_pl.environments.base import Blame, Environment, EnvironmentMistake, Status, Transition, failed, read_step
 from grpo_pl.environments.limits import PoolLimits, at_fault, over_time
 from grpo_pl.environments.nursery import LONGEST_INFO, pack, receive
-from grpo_pl.rewards.sandbox.worker_environment import worker_environment
+from grpo_pl.processes.environment import clean_environment
 
 START_LIMIT_S = 180.0
 """An environment that has not been imported by then will not be."""
@@ -79,7 +79,7 @@ class Processes:
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for this process, whose end ends those
-                env=worker_environment() | FIXED,
+                env=clean_environment() | FIXED,
             )
         settings = {"pattern": pattern, "memory_bytes": self.limits.memory_limit_mb * 2**20}
         self._control.settimeout(START_LIMIT_S)

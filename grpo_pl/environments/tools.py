@@ -119,7 +119,7 @@ class ToolEnvironment(Environment):
                     wall_factor=2.0,
                     memory_limit_mb=self.memory_limit_mb,
                     cache_size=0,  # a tool may answer the same call differently
-                    judge="tool_call.py",
+                    judge="grpo_pl.rewards.sandbox.tool_call",
                 )
             )
         return self._pool

@@ -1,49 +1,75 @@
-"""Rewards: strings in, scores out; importing this package does not import torch."""
+"""Rewards: strings in, scores out.
 
-from grpo_pl.rewards.base import Reward, Score, Status, StepScores
-from grpo_pl.rewards.countdown import CountdownReward
-from grpo_pl.rewards.environment import EnvironmentReward
-from grpo_pl.rewards.format import FormatReward
-from grpo_pl.rewards.function import FunctionReward
-from grpo_pl.rewards.judge import JudgeReward
-from grpo_pl.rewards.language import LanguageConsistencyReward
-from grpo_pl.rewards.length import LengthReward, RepetitionReward
-from grpo_pl.rewards.mathematics.math_reward import ExactReward, MathReward
-from grpo_pl.rewards.mathematics.second_opinion import LenientAnswerReward, StrictAnswerReward
-from grpo_pl.rewards.model import ModelReward
-from grpo_pl.rewards.per_source import PerSource
-from grpo_pl.rewards.process import ColumnArithmeticReward, ProcessModelReward, ProcessReward
-from grpo_pl.rewards.programs.code_reward import CodeReward
-from grpo_pl.rewards.reasoning_gym import ReasoningGymReward
-from grpo_pl.rewards.rubric import RubricReward
-from grpo_pl.rewards.sorting import SortingReward
-from grpo_pl.rewards.subset_sum import SubsetSumReward
+Each name in ``__all__`` is loaded when it is first asked for: sandbox workers import modules of this package and must
+start fast. Nothing here imports torch.
+"""
 
-__all__ = [
-    "CodeReward",
-    "ColumnArithmeticReward",
-    "CountdownReward",
-    "EnvironmentReward",
-    "ExactReward",
-    "FormatReward",
-    "FunctionReward",
-    "JudgeReward",
-    "LanguageConsistencyReward",
-    "LengthReward",
-    "LenientAnswerReward",
-    "MathReward",
-    "ModelReward",
-    "PerSource",
-    "ProcessModelReward",
-    "ProcessReward",
-    "ReasoningGymReward",
-    "RepetitionReward",
-    "Reward",
-    "RubricReward",
-    "Score",
-    "SortingReward",
-    "Status",
-    "StepScores",
-    "StrictAnswerReward",
-    "SubsetSumReward",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for type checkers and editors; at run time the table below counts
+    from grpo_pl.rewards.base import Reward as Reward
+    from grpo_pl.rewards.base import Score as Score
+    from grpo_pl.rewards.base import Status as Status
+    from grpo_pl.rewards.base import StepScores as StepScores
+    from grpo_pl.rewards.countdown import CountdownReward as CountdownReward
+    from grpo_pl.rewards.environment import EnvironmentReward as EnvironmentReward
+    from grpo_pl.rewards.format import FormatReward as FormatReward
+    from grpo_pl.rewards.function import FunctionReward as FunctionReward
+    from grpo_pl.rewards.judge import JudgeReward as JudgeReward
+    from grpo_pl.rewards.language import LanguageConsistencyReward as LanguageConsistencyReward
+    from grpo_pl.rewards.length import LengthReward as LengthReward
+    from grpo_pl.rewards.length import RepetitionReward as RepetitionReward
+    from grpo_pl.rewards.mathematics.math_reward import ExactReward as ExactReward
+    from grpo_pl.rewards.mathematics.math_reward import MathReward as MathReward
+    from grpo_pl.rewards.mathematics.second_opinion import LenientAnswerReward as LenientAnswerReward
+    from grpo_pl.rewards.mathematics.second_opinion import StrictAnswerReward as StrictAnswerReward
+    from grpo_pl.rewards.model import ModelReward as ModelReward
+    from grpo_pl.rewards.per_source import PerSource as PerSource
+    from grpo_pl.rewards.process import ColumnArithmeticReward as ColumnArithmeticReward
+    from grpo_pl.rewards.process import ProcessModelReward as ProcessModelReward
+    from grpo_pl.rewards.process import ProcessReward as ProcessReward
+    from grpo_pl.rewards.programs.code_reward import CodeReward as CodeReward
+    from grpo_pl.rewards.reasoning_gym import ReasoningGymReward as ReasoningGymReward
+    from grpo_pl.rewards.rubric import RubricReward as RubricReward
+    from grpo_pl.rewards.sorting import SortingReward as SortingReward
+    from grpo_pl.rewards.subset_sum import SubsetSumReward as SubsetSumReward
+
+_DEFINED_IN = {
+    "CodeReward": "programs.code_reward",
+    "ColumnArithmeticReward": "process",
+    "CountdownReward": "countdown",
+    "EnvironmentReward": "environment",
+    "ExactReward": "mathematics.math_reward",
+    "FormatReward": "format",
+    "FunctionReward": "function",
+    "JudgeReward": "judge",
+    "LanguageConsistencyReward": "language",
+    "LengthReward": "length",
+    "LenientAnswerReward": "mathematics.second_opinion",
+    "MathReward": "mathematics.math_reward",
+    "ModelReward": "model",
+    "PerSource": "per_source",
+    "ProcessModelReward": "process",
+    "ProcessReward": "process",
+    "ReasoningGymReward": "reasoning_gym",
+    "RepetitionReward": "length",
+    "Reward": "base",
+    "RubricReward": "rubric",
+    "Score": "base",
+    "SortingReward": "sorting",
+    "Status": "base",
+    "StepScores": "base",
+    "StrictAnswerReward": "mathematics.second_opinion",
+    "SubsetSumReward": "subset_sum",
+}
+"""Public name -> the module of this package that defines it."""
+
+__all__ = [*_DEFINED_IN]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _DEFINED_IN:
+        raise AttributeError(f"module 'grpo_pl.rewards' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"grpo_pl.rewards.{_DEFINED_IN[name]}"), name)
+    return value

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
+from grpo_pl.processes.modules import load_module
 from grpo_pl.rewards.background import run_coroutine
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
 from grpo_pl.rewards.notes import current_page
@@ -31,7 +28,7 @@ def load_function(reference: str) -> Callable[..., Any]:
     if not place or not name:
         raise ValueError(f"function {reference!r} must look like 'package.module.function' or 'file.py:function'.")
     try:
-        module = _module_from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = load_module(place)
     except Exception as error:  # the user's module may raise anything at import
         problem = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"function {reference!r} cannot be loaded: {problem}") from error
@@ -40,22 +37,6 @@ def load_function(reference: str) -> Callable[..., Any]:
         what = "has no such name" if function is None else f"holds a {type(function).__name__}, which cannot be called"
         raise ValueError(f"function {reference!r} cannot be loaded: {place} {what}.")
     return function  # type: ignore[no-any-return]
-
-
-def _module_from_file(path: Path) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    name = f"grpo_pl_function_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look a class's module up
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def reference_of(function: str | Callable[..., Any]) -> str:

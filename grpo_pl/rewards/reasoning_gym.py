@@ -31,7 +31,7 @@ class ReasoningGymReward(SandboxedReward):
     'grpo_pl[reasoning-gym]'``.
     """
 
-    judge: ClassVar[str] = "gym_judge.py"
+    judge: ClassVar[str] = "grpo_pl.rewards.sandbox.gym_judge"
     """File in ``sandbox`` that defines ``judge``."""
     name: str = "reasoning_gym"
     """Key of this reward in metrics, tables and files."""

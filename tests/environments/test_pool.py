@@ -17,7 +17,7 @@ from user_environments import Countdown, Refusing, Unready, Wayward
 
 from grpo_pl.environments import EnvironmentPool, PoolLimits, Transition, episode_value
 from grpo_pl.environments.in_threads import Threads, _Task
-from tests.processes import started_processes
+from tests.process_list import started_processes
 
 LIMITS = PoolLimits(step_timeout_s=1.5, max_observation_chars=10_000, memory_limit_mb=512)
 SOON_S = 120.0

@@ -108,7 +108,7 @@ def test_a_call_that_hangs_holds_no_other_episode_up(environment: ToolEnvironmen
 
 
 def test_a_job_that_waits_for_a_worker_too_long_is_given_up() -> None:
-    pool = WorkerPool(SandboxSettings(workers=1, cache_size=0, judge="tool_call.py"))
+    pool = WorkerPool(SandboxSettings(workers=1, cache_size=0, judge="grpo_pl.rewards.sandbox.tool_call"))
     job = {"arguments": {"how": "hang"}, "path": sys.path, "longest": 10}
     jobs = [("user_tools:misbehave", json.dumps(job | {"longest": longest})) for longest in (10, 11)]
     try:

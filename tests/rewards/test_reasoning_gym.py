@@ -108,11 +108,9 @@ def test_what_slips_past_the_grammar_meets_the_audit_hook(tmp_path: Path) -> Non
     import subprocess
     import sys
 
-    from grpo_pl.rewards.sandbox import gym_entry
-
-    file, judge = tmp_path / "touched", Path(gym_entry.__file__).with_name("gym_judge.py")
-    program = f"import runpy; runpy.run_path({str(judge)!r})\nopen({str(file)!r}, 'w')"
-    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=300)
+    file = tmp_path / "touched"
+    program = f"from grpo_pl.rewards.sandbox import gym_judge; gym_judge.prepare('')\nopen({str(file)!r}, 'w')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert "PermissionError: a scorer tried open" in done.stderr
     assert not file.exists()
 

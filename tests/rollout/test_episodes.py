@@ -34,7 +34,7 @@ from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.slots import TurnSlots
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import NO_TURN, GenerateRequest, Problem, Rollout, SampleKey, SamplingParams
-from tests.processes import started_processes
+from tests.process_list import started_processes
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,

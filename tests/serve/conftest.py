@@ -130,7 +130,7 @@ class Running:
         assert self.process.poll() is None, self.log
         main = psutil.Process(self.process.pid)
         self.family = [main, *main.children(recursive=True)]
-        others = ("resource_tracker", "sandbox/worker.py")
+        others = ("resource_tracker", "rewards.sandbox.worker")
         self._workers = [p for p in main.children() if not any(name in " ".join(p.cmdline()) for name in others)]
 
     @property

@@ -97,7 +97,9 @@ def test_a_hostile_grammar_holds_nobody_up_and_leaves_no_memory(server: Any) -> 
 
 
 def test_a_check_ends_when_its_client_leaves(server: Any) -> None:
-    checked = [p for p in psutil.Process(server.process.pid).children() if "sandbox/worker.py" in " ".join(p.cmdline())]
+    checked = [
+        p for p in psutil.Process(server.process.pid).children() if "rewards.sandbox.worker" in " ".join(p.cmdline())
+    ]
     assert len(checked) == 2
     for i in range(4):
         schema = {"allOf": [*SLOW, {"type": "string", "pattern": f"b{{{i},999}}"}]}

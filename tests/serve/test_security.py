@@ -139,7 +139,7 @@ def test_no_worker_of_the_server_knows_a_secret(guarded: Any) -> None:
     family = psutil.Process(guarded.process.pid).children(recursive=True)
     names = [" ".join(process.cmdline()) for process in family]
     assert sum("spawn_main" in name for name in names) >= 2
-    assert sum("worker.py" in name for name in names) >= 4  # for mathematics, for reasoning-gym, two for grammars
+    assert sum("rewards.sandbox.worker" in name for name in names) >= 4  # for mathematics, for reasoning-gym, two for grammars
     for process, name in zip(family, names, strict=True):
         if "resource_tracker" not in name:
             assert _holds_no_secret(process.pid), name
@@ -375,7 +375,7 @@ def test_the_page_names_what_holds_each_boundary() -> None:
         assert name in page
     for file in (
         "grpo_pl/rewards/trust.py",
-        "grpo_pl/rewards/sandbox/worker_environment.py",
+        "grpo_pl/processes/environment.py",
         "tests/serve/test_security.py",
     ):
         assert file in page

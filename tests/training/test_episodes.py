@@ -14,7 +14,7 @@ from grpo_pl.environments.tools import ToolEnvironment
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards.trust import Untrusted
-from tests.processes import started_processes
+from tests.process_list import started_processes
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 CONFIG = PLUGINS / "down.yaml"

@@ -15,7 +15,7 @@ from grpo_pl.rewards.mathematics.boxes import boxed_answer
 from grpo_pl.rewards.places import after_closed_thinking, after_thinking, is_blank
 from grpo_pl.rewards.sandbox.pool import Verdict
 from grpo_pl.rewards.sandbox.sandboxed_reward import SandboxedReward
-from grpo_pl.rewards.sandbox.turns import looks_costly
+from grpo_pl.rewards.sandbox.task_queue import looks_costly
 
 _COSTLY = frozenset({"timeout", "killed", "crashed"})
 _REMEMBERED, _REMEMBERED_S = 4096, 600.0  # gold answers that cost too much, and for how long: a machine may have hung

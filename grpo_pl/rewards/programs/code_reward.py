@@ -12,6 +12,7 @@ from grpo_pl.rewards.programs.program_text import last_program
 from grpo_pl.rewards.programs.suites import BadTests, Outcome, Run, Suite, read_suite
 from grpo_pl.rewards.sandbox.pool import Job, SandboxSettings, Verdict, WorkerPool, shared_pool
 
+JUDGE = "grpo_pl.rewards.sandbox.program_judge"
 LEVELS = {"required": ["namespaces"], "available": ["namespaces", "filter"]}
 LONGEST_S = 60.0
 WORKER_S = 600.0
@@ -73,7 +74,7 @@ class CodeReward(Reward):
         # the worker itself only waits: limits on the program are held by its keeper, these are a last resort
         last = {"soft_limit_s": WORKER_S - 10.0, "hard_limit_s": WORKER_S, "wall_factor": 1.0}
         self.pool = shared_pool(
-            SandboxSettings(workers=self.workers, judge="program_judge.py", cache_size=0, **last)  # type: ignore[arg-type]
+            SandboxSettings(workers=self.workers, judge=JUDGE, cache_size=0, **last)  # type: ignore[arg-type]
         )
 
     @property

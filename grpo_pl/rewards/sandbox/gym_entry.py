@@ -1,6 +1,6 @@
 """Packs a problem of reasoning-gym as JSON text for the worker that scores answers, and checks such text on reading.
 
-The worker loads this file by its path, so it imports nothing of this package.
+The worker imports this file: it needs the standard library alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rejects wrong answers that scorers of reasoning-gym accept in full; the worker loads this file by its path.
+"""Rejects wrong answers that scorers of reasoning-gym accept in full.
 
 Each guard corrects one fault of a scorer. ``tests/rewards/test_gym_constants.py`` searches all tasks for further ones.
 """

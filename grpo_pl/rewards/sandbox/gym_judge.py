@@ -1,8 +1,8 @@
-"""Scores answers with reasoning-gym inside a sandbox worker, which loads this file by its path; never imported.
+"""Scores answers with reasoning-gym inside a sandbox worker.
 
 Several of reasoning-gym's scorers pass the answer to ``eval``, or to SymPy's ``parse_expr``, which calls ``eval`` with
-more names. Here ``eval`` evaluates literals and arithmetic only, expressions may call only functions of numbers, and
-once the imports are done the process can neither write files nor start programs nor open connections.
+more names. After `prepare` ``eval`` evaluates literals and arithmetic only, expressions may call only functions of
+numbers, and the process can neither write files nor start programs nor open connections.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import functools
 import math
 import os
 import re
-import runpy
 import sys
 from typing import Any
 
 import reasoning_gym  # type: ignore[import-untyped]
 import sympy  # type: ignore[import-untyped]
 from sympy.parsing import sympy_parser  # type: ignore[import-untyped]
+
+from grpo_pl.rewards.sandbox.gym_entry import GymProblem, pack, unpack
+from grpo_pl.rewards.sandbox.gym_guards import PANEL, enough, literal_or_arithmetic, objection
 
 LONGEST_EXPRESSION = 2000
 CALLABLE = frozenset({"sqrt", "exp", "log", "ln", "abs", "Abs", "sin", "cos", "tan", "asin", "acos", "atan"})
@@ -33,12 +35,21 @@ _ALLOWED = frozenset({"os.listdir", "os.scandir", "os.walk"})
 _real_parse_expr = sympy_parser.parse_expr
 
 
-def _beside(file: str) -> dict[str, Any]:
-    """The global names of a file next to this one, loaded by path: the package may not be importable here."""
-    return runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), file))
+def prepare(data: str) -> None:
+    """Takes from this process, for good, what scorers must not do.
 
-
-_entry, _guards = _beside("gym_entry.py"), _beside("gym_guards.py")
+    Args:
+        data: not used.
+    """
+    sympy.parse_expr = sympy_parser.parse_expr = harmless_parse_expr
+    for name, loaded in list(sys.modules.items()):
+        if name.startswith(("reasoning_gym", "sympy")) and getattr(loaded, "parse_expr", None) is _real_parse_expr:
+            loaded.parse_expr = harmless_parse_expr  # type: ignore[attr-defined]
+        if name.startswith("reasoning_gym"):
+            loaded.eval, loaded.exec = literal_or_arithmetic, _no_code  # type: ignore[attr-defined]
+    entry = reasoning_gym.create_dataset("countdown", size=1, seed=0)[0]
+    judge(pack(GymProblem("countdown", {}, entry)), entry["answer"], 0.0)  # does late imports
+    sys.addaudithook(_refuse)
 
 
 def judge(gold: str, answer: str, relative_tolerance: float) -> tuple[str, str]:
@@ -52,17 +63,17 @@ def judge(gold: str, answer: str, relative_tolerance: float) -> tuple[str, str]:
         relative_tolerance: not used; each scorer has its own.
     """
     try:
-        problem = _entry["unpack"](gold)
+        problem = unpack(gold)
         dataset = _dataset(problem)
     except Exception as error:  # the fault is in the settings or the entry: the completion is not to blame
         return "bad_gold", f"{type(error).__name__}: {error}"
-    if reason := _guards["objection"](problem.task, answer, problem.entry):
+    if reason := objection(problem.task, answer, problem.entry):
         return "wrong", reason
     value = float(dataset.score_answer(answer, problem.entry))
     if not math.isfinite(value):
         return "wrong", f"scored {value}"
     if value >= 1.0:
-        for part in _guards["enough"](problem.task, answer):
+        for part in enough(problem.task, answer):
             if float(dataset.score_answer(part, copy.deepcopy(problem.entry))) >= 1.0:
                 return "wrong", "more than the answer"
         return "ok", "1.0"
@@ -72,9 +83,9 @@ def judge(gold: str, answer: str, relative_tolerance: float) -> tuple[str, str]:
 @functools.lru_cache(maxsize=256)
 def _thoughtless(gold: str) -> float:
     """The largest value below 1 that the scorer gives to a constant of ``PANEL``, or to the question, as an answer."""
-    problem = _entry["unpack"](gold)
+    problem = unpack(gold)
     dataset, best = _dataset(problem), 0.0
-    for constant in (*_guards["PANEL"], problem.entry.get("question", "")):
+    for constant in (*PANEL, problem.entry.get("question", "")):
         try:
             value = float(dataset.score_answer(constant, copy.deepcopy(problem.entry)))  # some scorers write into it
         except Exception:  # a constant that the scorer cannot read earns nothing
@@ -119,25 +130,3 @@ def _refuse(event: str, args: tuple[Any, ...]) -> None:
 
 def _no_code(*args: Any) -> None:
     raise PermissionError("a scorer tried exec")
-
-
-def _disarm() -> None:
-    """Replaces ``eval`` and ``exec`` in all modules of reasoning-gym, and ``parse_expr`` there and in SymPy."""
-    sympy.parse_expr = sympy_parser.parse_expr = harmless_parse_expr
-    for name, loaded in list(sys.modules.items()):
-        if name.startswith(("reasoning_gym", "sympy")) and getattr(loaded, "parse_expr", None) is _real_parse_expr:
-            loaded.parse_expr = harmless_parse_expr  # type: ignore[attr-defined]
-        if name.startswith("reasoning_gym"):
-            loaded.eval, loaded.exec = _guards["literal_or_arithmetic"], _no_code  # type: ignore[attr-defined]
-
-
-def _example() -> tuple[str, str]:
-    entry = reasoning_gym.create_dataset("countdown", size=1, seed=0)[0]
-    return _entry["pack"](_entry["GymProblem"]("countdown", {}, entry)), entry["answer"]
-
-
-_disarm()
-WARM_UP = _example()
-"""A first job, judged before the limits apply, so that late imports are done."""
-judge(*WARM_UP, 0.0)
-sys.addaudithook(_refuse)

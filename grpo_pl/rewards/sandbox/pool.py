@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from grpo_pl.rewards.sandbox.turns import CALLER, Job, Verdict, growth
+from grpo_pl.rewards.sandbox.task_queue import CALLER, Job, Verdict, growth
 from grpo_pl.rewards.sandbox.worker_threads import SandboxSettings, WorkerStartError, WorkerThreads
 
 __all__ = ["Job", "SandboxSettings", "Verdict", "WorkerPool", "WorkerStartError"]
@@ -116,14 +116,14 @@ class WorkerPool:
         self._cache = OrderedDict()
 
     def _after_fork(self) -> None:
-        """In a forked child: closes its copies of the links to the parent's workers and starts without threads."""
+        """In a forked child: closes its copies of the channels to the parent's workers and starts without threads."""
         threads = self._threads
         self._forget()
         if threads is not None:
             self._finalizer.detach()
             for worker in threads.workers:
                 if worker is not None:
-                    worker.link.close()
+                    worker.process.close()
 
     def __getstate__(self) -> SandboxSettings:
         return self.settings

@@ -1,4 +1,4 @@
-"""Runs programs for ``CodeReward`` inside a sandbox worker, which loads this file by its path; never imported.
+"""Runs programs for ``CodeReward`` inside a sandbox worker.
 
 A job is a question and a program. The question says how to run it (``input``, or ``steps`` that ask for values), the
 limits, and which walls will do; it holds no expected output. The verdict is ``ok`` with JSON of what came out, or
@@ -16,7 +16,6 @@ from typing import Any
 
 _room = runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "program_room.py"))
 LEVELS: tuple[str, ...] = _room["LEVELS"]
-WARM_UP = (json.dumps({"levels": LEVELS, "level": True}), "")
 TRIAL = """
 import os, sys
 def refused(call, *arguments):
@@ -30,9 +29,19 @@ print(refused(os.fork) and refused(open, "/etc/passwd") and refused(os.listdir, 
 ERROR_BYTES = 4096
 """How much of standard error is kept: its end."""
 
-_names: dict[str, Any] = _room["_run"]["prepare"]()
+_names: dict[str, Any] = {}
 _links: dict[str, socket.socket] = {}
 _faults: dict[str, str] = {}
+
+
+def prepare(data: str) -> None:
+    """Imports what programs may use, and tries which walls can be put up.
+
+    Args:
+        data: not used.
+    """
+    _names.update(_room["_run"]["prepare"]())
+    judge(json.dumps({"levels": LEVELS, "level": True}), "", 0.0)
 
 
 def judge(question: str, program: str, relative_tolerance: float) -> tuple[str, str]:

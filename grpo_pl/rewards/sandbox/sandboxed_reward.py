@@ -21,7 +21,7 @@ class SandboxedReward(Reward):
     """A reward whose judge runs in a pool of worker processes, under limits on CPU time and memory."""
 
     judge: ClassVar[str] = SandboxSettings.judge
-    """File in ``sandbox`` that defines ``judge``."""
+    """Module that defines ``judge``."""
     workers: int = field(default_factory=_default_workers)
     """Worker processes, by default two, or one where a single core may be used; rewards with the same limits share
     them."""

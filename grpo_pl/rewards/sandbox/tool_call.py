@@ -1,34 +1,30 @@
 """Calls a tool inside a sandbox worker: a function, found by its reference, with arguments that the policy wrote.
 
-The worker loads this file by its path; it is never imported. A job is the reference of a function and a JSON object
-with its ``arguments``, the ``sys.path`` as ``path`` (null: unchanged), and the ``longest`` result in characters. The
-verdict is ``ok`` with the result as text, or ``wrong`` with the exception.
+A job is the reference of a function and a JSON object with its ``arguments``, the ``sys.path`` as ``path``, and the
+``longest`` result in characters. The verdict is ``ok`` with the result as text, or ``wrong`` with the exception.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import importlib
 import inspect
 import json
-import runpy
 import sys
 from typing import Any
 
-WARM_UP = ("json:dumps", '{"arguments": {"obj": 0}, "path": null, "longest": 100}')
+from grpo_pl.processes.modules import load_module
 
 
 @functools.cache
 def _function(reference: str) -> Any:
     place, _, name = reference.rpartition(":")
-    return runpy.run_path(place)[name] if place.endswith(".py") else getattr(importlib.import_module(place), name)
+    return getattr(load_module(place), name)
 
 
 def judge(reference: str, job: str, relative_tolerance: float) -> tuple[str, str]:
     given = json.loads(job)
-    if given["path"] is not None:
-        sys.path[:] = given["path"]
+    sys.path[:] = given["path"]
     try:
         result = _function(reference)(**given["arguments"])
         text = str(asyncio.run(result) if inspect.iscoroutine(result) else result)

@@ -1,14 +1,15 @@
-"""The process that runs math-verify, or another judge, on untrusted answers; started by ``sandbox``, never imported.
+"""The process that runs math-verify, or another judge, on untrusted answers; started by ``worker_threads``.
 
-It exchanges JSON with its parent over standard input, a socket. It receives an object of settings, sends
-``{"ready": true}``, and then sends one reply per job. A job is ``[gold, answer, soft, hard]``: both texts inside a box,
-and the limits in seconds; a reply is ``{"status": …, "detail": …, "last": …}``, where ``last`` says that the process
-ends itself after this job because its memory has grown too much.
+It exchanges JSON with its parent: it receives an object of settings, sends ``{"ready": true}``, and then sends one
+reply per job. A job is ``[gold, answer, soft, hard]``: both texts inside a box, and the limits in seconds; a reply is
+``{"status": …, "detail": …, "last": …}``, where ``last`` says that the process ends itself after this job because its
+memory has grown too much.
 
 Both limits count CPU seconds, so that a busy machine does not turn right answers into time-outs. The soft limit raises
 an exception in Python code; the hard limit ends the process, also while C code runs that handles no signals.
 
-SymPy objects never leave this process and are never turned into text, because ``str`` of one may never return.
+SymPy objects never leave this process and are never turned into text, because ``str`` of one may never return. What is
+imported here starts with every worker, so this file imports the standard library and ``processes`` alone.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import gc
 import json
 import os
 import resource
-import runpy
 import signal
-from multiprocessing.connection import Connection
 from typing import Any
+
+from grpo_pl.processes.limits import resident_bytes, set_limit
+from grpo_pl.processes.messages import Channel
+from grpo_pl.processes.modules import load_module
 
 IDLE_CHECK_S = 1.0
 """Seconds between two checks of an idle worker whether its parent still runs."""
@@ -52,37 +55,21 @@ def _disarm() -> None:
             continue
 
 
-def _load_judge(file: str, data: str) -> Any:
-    """``judge`` of a file next to this one, or anywhere, loaded by path: the package may not be importable here.
-
-    Judges ``WARM_UP`` first, which builds parser tables and does late imports, so that no real job pays for them; nor
-    for looking for garbage among what was imported, which stays.
-    """
+def _load_judge(place: str, data: str) -> Any:
+    """``judge`` of a module, once its ``prepare(data)``, if it has one, has built tables and done late imports, so that
+    no job pays for them, nor for looking for garbage among what was imported, which stays."""
     gc.disable()
-    names = runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), file))
-    if data:
-        names["prepare"](data)
-    names["judge"](*names.get("WARM_UP", ("x^2+1", "(x+1)^2")), 0.0)
+    module: Any = load_module(place)
+    if hasattr(module, "prepare"):
+        module.prepare(data)
     gc.freeze()
     gc.enable()
-    return names["judge"]
-
-
-def _resident_bytes() -> int:
-    """Resident memory in bytes. ``ru_maxrss`` is not used on Linux: it starts at the peak of the parent process, which
-    may be a training process of many GiB."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:  # not Linux; on macOS ru_maxrss is in bytes and belongs to this program alone
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return module.judge
 
 
 def _limit_process(memory_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    allowed = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
+    set_limit(resource.RLIMIT_CORE, 0, for_good=True)
+    set_limit(resource.RLIMIT_AS, memory_bytes)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end ends this process
     signal.signal(signal.SIGPROF, _on_alarm)
     signal.signal(signal.SIGVTALRM, signal.SIG_DFL)  # the kernel ends a worker stuck in C, with or without a parent
@@ -109,19 +96,17 @@ def _run_job(judge: Any, job: list[Any], settings: dict[str, Any]) -> dict[str, 
         status, detail = "crashed", "nested too deeply"
     except Exception as error:  # SymPy raises all kinds of exceptions on malformed input; none may end the worker
         status, detail = "wrong", f"cannot be compared ({type(error).__name__})"
-    last = last or _resident_bytes() > settings["memory_limit_mb"] * 2**19
+    last = last or resident_bytes() > settings["memory_limit_mb"] * 2**19
     return {"status": status, "detail": detail, "last": last}
 
 
-def main() -> None:
-    parent = os.getppid()
-    link: Connection[Any, Any] = Connection(os.dup(0))
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # a library that reads standard input must not read the protocol
+def main(channel: Channel, parent: int) -> None:
+    """Answers jobs until the parent closes the channel."""
 
     def send(message: dict[str, Any]) -> None:
-        link.send_bytes(json.dumps(message).encode("ascii"))
+        channel.send(json.dumps(message).encode("ascii"))
 
-    settings = json.loads(link.recv_bytes())
+    settings = json.loads(channel.receive())
     try:
         judge = _load_judge(settings["judge"], settings["data"])
     except Exception as error:  # the parent shows it to the user
@@ -130,17 +115,10 @@ def main() -> None:
     _limit_process(settings["memory_limit_mb"] * 2**20)
     send({"ready": True})
     while True:
-        while not link.poll(IDLE_CHECK_S):
-            if os.getppid() != parent:  # another process may hold our pipe open
+        while not channel.poll(IDLE_CHECK_S):
+            if os.getppid() != parent:  # another process may hold the other end of the channel open
                 return
-        reply = _run_job(judge, json.loads(link.recv_bytes()), settings)
+        reply = _run_job(judge, json.loads(channel.receive()), settings)
         send(reply)
         if reply["last"]:
             return
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except (EOFError, ConnectionError):
-        os._exit(0)

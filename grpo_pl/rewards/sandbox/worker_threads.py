@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from grpo_pl.rewards.sandbox.turns import Caller, Job, Task, Turns, Verdict, looks_costly
-from grpo_pl.rewards.sandbox.worker_environment import worker_environment
+from grpo_pl.processes.environment import clean_environment
+from grpo_pl.processes.process import ChildProcess, exit_name
+from grpo_pl.rewards.sandbox.task_queue import Caller, Job, Task, TaskQueue, Verdict, looks_costly
 
-WORKER_FILE = Path(__file__).with_name("worker.py")
 START_LIMIT_S = 180.0
 """Seconds in which a worker must start: importing SymPy takes half a second, more on a busy machine."""
 OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
@@ -51,11 +47,11 @@ class SandboxSettings:
     """Largest |answer − gold| / |gold| of two equal numbers."""
     cache_size: int = 65_536
     """Verdicts remembered across batches."""
-    judge: str = "math_judge.py"
-    """File beside this one, or absolute path of one, whose ``judge(gold, answer, relative_tolerance)`` returns (status,
+    judge: str = "grpo_pl.rewards.sandbox.math_judge"
+    """Module, or absolute path of a file, with a ``judge(gold, answer, relative_tolerance)`` that returns (status,
     detail)."""
     data: str = ""
-    """What the file's ``prepare(data)`` gets at the start of a worker; empty: it has none."""
+    """What the module's ``prepare(data)``, if it has one, gets at the start of a worker."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -79,10 +75,10 @@ class WorkerStartError(RuntimeError):
 
 
 class WorkerDied(Exception):
-    """The worker ended while it had a job; ``returncode`` is negative for a signal, as in ``subprocess``."""
+    """The worker ended while it had a job; ``status`` is negative for a signal, as in ``subprocess``."""
 
-    def __init__(self, returncode: int) -> None:
-        self.returncode = returncode
+    def __init__(self, status: int) -> None:
+        self.status = status
 
 
 class OverHardLimit(Exception):
@@ -90,7 +86,7 @@ class OverHardLimit(Exception):
 
 
 class Worker:
-    """One child process and the link to it; used by one thread only.
+    """One child process; used by one thread only.
 
     Raises:
         WorkerStartError: the process ended at start, did not report within ``START_LIMIT_S``, or could not load the
@@ -98,25 +94,17 @@ class Worker:
     """
 
     def __init__(self, settings: SandboxSettings) -> None:
-        # -P keeps the folder of the worker file off sys.path, where a module could shadow one that SymPy imports.
-        self.link, theirs = multiprocessing.Pipe()
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", str(WORKER_FILE)],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                # the order of SymPy's terms, and with it a verdict, depends on hashes
-                env={**worker_environment(), "PYTHONHASHSEED": "0"},
-            )
+        # the order of SymPy's terms, and with it a verdict, depends on hashes
+        environment = clean_environment() | {"PYTHONHASHSEED": "0"}
+        self.process = ChildProcess("grpo_pl.rewards.sandbox.worker:main", environment=environment)
         try:
             hello = self.ask(asdict(settings), START_LIMIT_S)
         except OverHardLimit:
             raise WorkerStartError(f"the sandbox worker did not start within {START_LIMIT_S:g} s.") from None
-        except WorkerDied as error:
-            raise WorkerStartError(f"the sandbox worker ended at start with code {error.returncode}.") from None
+        except WorkerDied as death:
+            raise WorkerStartError(f"the sandbox worker ended at start with {exit_name(death.status)}.") from None
         if not hello["ready"]:
-            self.stop()
+            self.process.close()
             raise WorkerStartError(f"the sandbox worker could not start {settings.judge}: {hello['error']}")
 
     def ask(self, message: list[Any] | dict[str, Any], limit_s: float) -> dict[str, Any]:
@@ -127,30 +115,23 @@ class Worker:
                 and was killed.
             WorkerDied: it ended for another reason.
         """
+        channel = self.process.channel
         try:
-            self.link.send_bytes(json.dumps(message).encode("ascii"))
-            if not self.link.poll(limit_s):
-                self.process.kill()
-                self.stop()
-                raise OverHardLimit
-            reply: dict[str, Any] = json.loads(self.link.recv_bytes())
+            channel.send(json.dumps(message).encode("ascii"))
+            reply: dict[str, Any] = json.loads(channel.receive(limit_s))
+        except TimeoutError:
+            self.process.close()
+            raise OverHardLimit from None
         except (EOFError, OSError):
-            returncode = self.stop()
-            raise OverHardLimit() if returncode == -signal.SIGVTALRM else WorkerDied(returncode) from None
+            channel.close()
+            status = self.process.exit_status(within_s=5.0)
+            self.process.close()
+            raise OverHardLimit() if status == -signal.SIGVTALRM else WorkerDied(status) from None
         return reply
-
-    def stop(self) -> int:
-        """Closes the link, which ends an idle worker, waits for the process and returns its exit status."""
-        self.link.close()
-        try:
-            return self.process.wait(timeout=5.0)
-        except subprocess.TimeoutExpired:  # it did not notice that its link is closed
-            self.process.kill()
-            return self.process.wait()
 
 
 class WorkerThreads:
-    """The threads of a pool; each has its own worker, and all take their jobs from the same ``Turns``.
+    """The threads of a pool; each has its own worker, and all take their jobs from the same ``TaskQueue``.
 
     Where there are several callers, there is one worker more than the settings say. It takes only pairs that are not
     known to be costly, so that these do not wait until a worker is done with a costly one.
@@ -160,7 +141,7 @@ class WorkerThreads:
         self.settings = settings
         self.kills = 0
         self.workers: list[Worker | None] = []
-        self._turns = Turns()
+        self._queue = TaskQueue()
         self._started: list[Future[None]] = []
         self._threads: list[threading.Thread] = []
         self._growing = threading.Lock()
@@ -188,12 +169,12 @@ class WorkerThreads:
                     task.verdict.cancel()
                 else:
                     caller.tasks.add(task)
-        self._turns.put(task)
+        self._queue.put(task)
         return task.verdict
 
     def dismiss(self) -> None:
         """Makes the workers end once all submitted jobs are done; does not wait for that."""
-        self._turns.close()
+        self._queue.close()
 
     def close(self) -> None:
         """Ends the workers once all submitted jobs are done, and waits for their threads."""
@@ -217,13 +198,13 @@ class WorkerThreads:
             self._started[slot].set_exception(error)
         # the first thread begins with costly pairs, so that these get their turn however many others there are
         turn = {"slow_first": slot == 0, "quick_only": slot >= self.settings.workers}
-        while (task := self._turns.take(**turn)) is not None:
+        while (task := self._queue.take(**turn)) is not None:
             try:
                 verdict = self._answer(slot, task)
                 if verdict.status in ("timeout", "killed") and task.caller is not None and not task.slow:
                     task.slow = True
                     if time.monotonic() < task.deadline:
-                        self._turns.put(task)
+                        self._queue.put(task)
                         continue
                 with suppress(InvalidStateError):  # its caller has gone
                     task.verdict.set_result(verdict)
@@ -233,9 +214,8 @@ class WorkerThreads:
             if task.caller is not None:
                 with task.caller.lock:
                     task.caller.tasks.discard(task)
-        worker = self.workers[slot]
-        if worker is not None:
-            worker.stop()
+        if (worker := self.workers[slot]) is not None:
+            worker.process.close()
             self.workers[slot] = None
 
     def _answer(self, slot: int, task: Task) -> Verdict:
@@ -263,12 +243,12 @@ class WorkerThreads:
                 self.workers[slot] = None
                 if task.verdict.cancelled():
                     return Verdict("unavailable", "nobody waits for it any more")
-                if attempt + 1 < MAX_ATTEMPTS and -death.returncode in OUTSIDE_SIGNALS:
+                if attempt + 1 < MAX_ATTEMPTS and -death.status in OUTSIDE_SIGNALS:
                     continue
-                return Verdict("crashed", f"worker ended with {_name_of(death.returncode)}")
+                return Verdict("crashed", f"worker ended with {exit_name(death.status)}")
             if reply["last"]:
                 self.workers[slot] = None
-                worker.stop()
+                worker.process.close()
             return Verdict(reply["status"], reply["detail"])
         raise AssertionError("unreachable: the last attempt always returns")
 
@@ -285,7 +265,3 @@ class WorkerThreads:
         finally:
             with task.caller.lock:
                 task.kill = None
-
-
-def _name_of(returncode: int) -> str:
-    return signal.Signals(-returncode).name if returncode < 0 else f"code {returncode}"

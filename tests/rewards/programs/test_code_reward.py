@@ -476,7 +476,8 @@ def test_another_user_than_root_gets_a_user_namespace_or_the_filter() -> None:
         ask = "; ".join(
             [
                 "import json, runpy, os",
-                f"judge = runpy.run_path({str(folder / 'program_judge.py')!r})['judge']",
+                f"names = runpy.run_path({str(folder / 'program_judge.py')!r})",
+                "names['prepare'](''); judge = names['judge']",
                 "ask = lambda level: judge(json.dumps({'levels': [level], 'level': True}), '', 0.0)",
                 "levels = [ask('namespaces'), ask('filter')]",
                 "print(json.dumps([os.geteuid(), *levels]))",

@@ -1,3 +1,4 @@
+import ast
 import asyncio
 import copy
 import functools
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import grpo_pl
 from grpo_pl.rewards import MathReward
 from grpo_pl.rewards.sandbox.pool import SandboxSettings, Verdict, WorkerPool, WorkerStartError
 
@@ -264,44 +266,76 @@ def test_no_orphans_when_the_parent_is_killed() -> None:
     assert wait_until_gone(pids) == []
 
 
-def test_a_module_next_to_the_worker_cannot_shadow_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import grpo_pl.rewards.sandbox.worker_threads as worker_threads
+def test_a_module_next_to_the_judge_cannot_shadow_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from grpo_pl.rewards.sandbox import math_judge
 
-    for name in ("worker.py", "math_judge.py"):
-        (tmp_path / name).write_text((worker_threads.WORKER_FILE.parent / name).read_text())
-    (tmp_path / "sympy.py").write_text("raise ImportError('the wrong one')")
-    (tmp_path / "json.py").write_text("raise ImportError('the wrong one')")
-    monkeypatch.setattr(worker_threads, "WORKER_FILE", tmp_path / "worker.py")
+    judge = tmp_path / "math_judge.py"
+    judge.write_text(Path(math_judge.__file__).read_text())
+    for name in ("sympy", "json", "grpo_pl"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('the wrong one')")
     monkeypatch.chdir(tmp_path)
-    pool = WorkerPool(SandboxSettings(workers=1))
+    pool = WorkerPool(SandboxSettings(workers=1, judge=str(judge)))
     assert statuses(pool.run(JOBS[:1])) == ["ok"]
     pool.close()
 
 
-def test_a_worker_that_cannot_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import grpo_pl.rewards.sandbox.worker_threads as worker_threads
+BARE = "import sys; print(*sys.modules)"
+TELLS = """
+import sys
 
-    (tmp_path / "worker.py").write_text((worker_threads.WORKER_FILE.parent / "worker.py").read_text())
-    (tmp_path / "math_judge.py").write_text("import no_such_library")
-    monkeypatch.setattr(worker_threads, "WORKER_FILE", tmp_path / "worker.py")
+def judge(gold, answer, relative_tolerance):
+    return "ok", repr((sorted(sys.modules), sys.path))
+"""
+
+
+def test_a_worker_brings_neither_torch_nor_rewards_with_it(tmp_path: Path) -> None:
+    """Its start costs a judge and SymPy; and what it has loaded is what programs could look at."""
+    judge = tmp_path / "tells.py"
+    judge.write_text(TELLS)
+    pool = WorkerPool(SandboxSettings(workers=1, judge=str(judge)))
+    (verdict,) = pool.run([("", "")])
+    pool.close()
+    modules, path = ast.literal_eval(verdict.detail)
+    bare = subprocess.run([sys.executable, "-P", "-c", BARE], capture_output=True, text=True, check=True).stdout.split()
+    added = {name for name in modules if name.partition(".")[0] not in {*sys.stdlib_module_names, *bare}}
+    assert {name for name in added if not name.startswith("grpo_pl_file_")} == {
+        "grpo_pl",
+        *(f"grpo_pl.{name}" for name in ("processes", "rewards", "rewards.sandbox", "rewards.sandbox.worker")),
+        *(f"grpo_pl.processes.{name}" for name in ("limits", "messages", "modules")),
+    }
+    assert not any(folder.startswith(os.path.dirname(grpo_pl.__file__)) for folder in path)
+
+
+def test_the_judge_of_mathematics_needs_neither_torch_nor_the_rewards() -> None:
+    code = (
+        "import sys; from grpo_pl.rewards.sandbox import worker, math_judge; math_judge.prepare('');"
+        "print(*[m for m in sys.modules if m.partition('.')[0] in ('torch', 'transformers', 'lightning', 'numpy')],"
+        " *[m for m in sys.modules if m in ('grpo_pl.rewards.base', 'grpo_pl.types', 'grpo_pl.functional')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_a_worker_that_cannot_start_is_reported(tmp_path: Path) -> None:
+    judge = tmp_path / "judge.py"
+    judge.write_text("import no_such_library")
     with pytest.raises(WorkerStartError, match="no_such_library"):
-        WorkerPool(SandboxSettings(workers=1)).run(JOBS[:1])
-    (tmp_path / "worker.py").write_text("raise SystemExit(3)")
-    with pytest.raises(WorkerStartError, match="code 3"):
-        WorkerPool(SandboxSettings(workers=1)).start()
+        WorkerPool(SandboxSettings(workers=1, judge=str(judge))).run(JOBS[:1])
+    judge.write_text("raise SystemExit(3)")
+    with pytest.raises(WorkerStartError, match="exit status 3"):
+        WorkerPool(SandboxSettings(workers=1, judge=str(judge))).start()
 
 
-def test_a_worker_that_cannot_be_replaced_is_not_the_completions_fault(
-    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import grpo_pl.rewards.sandbox.worker_threads as worker_threads
-
+def test_a_worker_that_cannot_be_replaced_is_not_the_completions_fault(tmp_path: Path) -> None:
+    judge = tmp_path / "judge.py"
+    judge.write_text("def judge(*_): return 'ok', ''")
+    pool = WorkerPool(SandboxSettings(judge=str(judge)))
     pool.start()
-    (tmp_path / "worker.py").write_text("raise SystemExit(3)")
-    monkeypatch.setattr(worker_threads, "WORKER_FILE", tmp_path / "worker.py")
+    judge.write_text("raise SystemExit(3)")
     for pid in pool.pids:
         os.kill(pid, signal.SIGKILL)
     assert statuses(pool.run(JOBS[:2])) == ["unavailable"] * 2
+    pool.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands the peak of memory on to children")

@@ -9,7 +9,7 @@ from contextvars import copy_context
 import pytest
 
 from grpo_pl.rewards.sandbox.pool import SandboxSettings, WorkerPool
-from grpo_pl.rewards.sandbox.turns import CALLER, Caller, Job, Task, Turns, Verdict, looks_costly
+from grpo_pl.rewards.sandbox.task_queue import CALLER, Caller, Job, Task, TaskQueue, Verdict, looks_costly
 
 ENDLESS = r"9^{9^{9^{9}}}"  # neither answers nor hears the soft limit
 PATIENT = SandboxSettings(soft_limit_s=300.0, hard_limit_s=600.0, workers=1)
@@ -38,7 +38,7 @@ def _wait_until_judged(caller: Caller, seconds: float = 120.0) -> None:
 
 
 def test_callers_take_turns_and_what_is_costly_waits() -> None:
-    turns, ann, bob = Turns(), Caller(), Caller()
+    turns, ann, bob = TaskQueue(), Caller(), Caller()
     for name, caller, slow in (
         ("a1", ann, False),
         ("a2", ann, False),
@@ -59,7 +59,7 @@ def test_callers_take_turns_and_what_is_costly_waits() -> None:
 
 
 def test_a_pair_that_turns_out_slow_while_the_pool_closes_is_still_judged() -> None:
-    turns, slow = Turns(), Task(("a", ""), slow=True)
+    turns, slow = TaskQueue(), Task(("a", ""), slow=True)
     turns.put(slow)
     turns.close()  # the threads of all other workers may have ended
     assert turns.take(slow_first=False, quick_only=True) is slow

@@ -1,4 +1,4 @@
-"""Which environment variables are passed on to processes that handle untrusted text: a list without tokens and keys."""
+"""Environment variables that child processes get: a list without tokens and keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODEL = frozenset(
 """What a process with a model needs in addition: devices, and the folders of caches."""
 
 
-def worker_environment(further: frozenset[str] = frozenset()) -> dict[str, str]:
+def clean_environment(further: frozenset[str] = frozenset()) -> dict[str, str]:
     """The variables of this process that are passed on: ``PASSED``, the locale (``LC_*``) and ``further``."""
     passed = PASSED | further
     return {name: value for name, value in os.environ.items() if name in passed or name.startswith("LC_")}

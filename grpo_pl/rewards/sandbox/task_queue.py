@@ -84,7 +84,7 @@ def looks_costly(text: str) -> bool:
     return bool(_GROWING.search(text) and _LARGE.search(text))
 
 
-class Turns:
+class TaskQueue:
     """The pairs that wait for a worker; may be used from any thread."""
 
     def __init__(self) -> None:

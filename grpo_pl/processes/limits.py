@@ -1,0 +1,75 @@
+"""Limits that a process sets on itself, and its end with its parent."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+
+_PARENT_CHECK_S = 0.5
+_SET_PARENT_DEATH_SIGNAL = 1
+
+
+def set_limit(kind: int, most: int, *, for_good: bool = False) -> None:
+    """Sets a limit of this process, or the hard limit that is in force where that is lower.
+
+    Args:
+        kind: one of ``resource.RLIMIT_*``.
+        for_good: lowers the hard limit as well, so that the process cannot raise it again.
+    """
+    hard = resource.getrlimit(kind)[1]
+    allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (allowed, allowed if for_good else hard))
+
+
+def address_space_bytes() -> int:
+    """Address space of this process; 0 where the system does not say."""
+    return _memory_pages(0) * resource.getpagesize()
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process. Not ``ru_maxrss`` on Linux, which starts at the peak of the parent process, and
+    that may be a training process of many GiB."""
+    return _memory_pages(1) * resource.getpagesize() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _memory_pages(column: int) -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[column])
+    except OSError:  # not Linux; on macOS ru_maxrss is in bytes and belongs to this program alone
+        return 0
+
+
+def kill_with_parent() -> None:
+    """Lets the kernel kill this process when the thread that forked it ends; on Linux only. For processes without
+    threads: others call `end_with_parent`.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0):
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl: {os.strerror(error)}")
+
+
+def end_with_parent(parent: int) -> None:
+    """Starts a thread that ends this process once the process ``parent`` is not its parent any more.
+
+    The kernel's notice would come when the *thread* that started the process ends, and the other end of a socket may be
+    held open by other children of the parent.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_CHECK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent-watch").start()

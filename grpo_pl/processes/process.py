@@ -1,0 +1,137 @@
+"""``ChildProcess``: a Python process that runs a function of ours, with a channel to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from grpo_pl.processes.messages import Channel
+
+ENTRY = Path(__file__).with_name("entry.py")
+_LAST_LINES, _LAST_BYTES = 12, 8192
+
+
+class ChildProcess:
+    """A Python process in a session of its own; it ends with this one, or as soon as this object is gone.
+
+    Args:
+        function: ``module:name``, called there with the channel, the id of this process, and ``arguments``.
+        environment: all variables that it has.
+        descriptors: of this process, which it inherits.
+        keep_output: whether `death` quotes what it printed last; otherwise nobody reads it.
+        patience_s: seconds that it gets to end by itself when the channel closes; with 0 it is killed.
+
+    Raises:
+        OSError: the machine refuses another process.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        *arguments: str,
+        environment: Mapping[str, str],
+        descriptors: Sequence[int] = (),
+        keep_output: bool = False,
+        patience_s: float = 0.0,
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        output = tempfile.TemporaryFile() if keep_output else None  # noqa: SIM115 - closed with the process
+        command = [function, str(theirs.fileno()), str(os.getpid()), *arguments]
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    # -P keeps the file's folder off sys.path, where a module could shadow one of a library
+                    [sys.executable, "-P", str(ENTRY), *command],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output or subprocess.DEVNULL,
+                    stderr=output or subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno(), *descriptors],
+                    start_new_session=True,  # Ctrl-C on the terminal is for this process, which then ends the other
+                )
+        except BaseException:
+            ours.close()
+            raise
+        self.channel = Channel(ours)
+        self._output = output
+        given = (os.getpid(), self._process, self.channel, output)
+        self._finalizer = weakref.finalize(self, _end, *given, patience_s)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
+
+    def kill(self) -> None:
+        """Ends the process while another thread waits for a message of it."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Ends the process and waits for that. In a process that was forked from the one that started it, closes the
+        copy of the channel only."""
+        self._finalizer()
+
+    def exit_status(self, within_s: float) -> int:
+        """Waits for the end, and kills the process after so many seconds; negative for a signal."""
+        try:
+            return self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def death(self, within_s: float = 2.0) -> str:
+        """How the process ended and what it printed last, as the end of a sentence about it."""
+        how = exit_name(self.exit_status(within_s))
+        if self._output is None:
+            return f"ended by {how}"
+        end = self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(0, end - _LAST_BYTES))
+        text = self._output.read().decode(errors="replace")
+        lines = [f"\n  {line}" for line in text.splitlines() if line.strip()][-_LAST_LINES:]
+        said = "its last lines:" + "".join(lines) if lines else "it printed nothing"
+        return f"ended by {how}; {said}"
+
+
+def exit_name(status: int) -> str:
+    """``SIGKILL`` or ``exit status 3``, from a status as in `subprocess`."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:  # one of the real-time signals, most of which have no name
+        return f"signal {-status}"
+
+
+def importable_from_here() -> dict[str, str]:
+    """The variable by which a child process finds modules where this one does, and its own children as well."""
+    return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+
+def _end(
+    owner: int, process: subprocess.Popen[bytes], channel: Channel, output: IO[bytes] | None, patience_s: float
+) -> None:
+    channel.close()
+    if os.getpid() == owner:
+        if patience_s:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(patience_s)
+        process.kill()
+        process.wait()
+    if output is not None:
+        output.close()

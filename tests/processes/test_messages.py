@@ -1,0 +1,69 @@
+"""Messages arrive whole and in order, however the bytes come, and no length is believed."""
+
+import socket
+import struct
+
+import pytest
+
+from grpo_pl.processes.messages import Channel, MessageReader, MessageTooLong, framed
+
+
+def _channels() -> tuple[Channel, socket.socket]:
+    ours, theirs = socket.socketpair()
+    return Channel(ours), theirs
+
+
+def test_a_reader_splits_bytes_into_messages_wherever_they_are_cut() -> None:
+    messages = [b"", b"a", b"bc" * 1000, b"d"]
+    stream = b"".join(map(framed, messages))
+    for step in (1, 7, 8, 9, 1000, len(stream)):
+        reader, found = MessageReader(), []
+        for begin in range(0, len(stream), step):
+            found += reader.feed(stream[begin : begin + step])
+        assert found == messages
+
+
+def test_a_reader_refuses_a_message_by_its_length_alone() -> None:
+    reader = MessageReader(longest=10)
+    assert list(reader.feed(framed(b"x" * 10))) == [b"x" * 10]
+    with pytest.raises(MessageTooLong, match="11 bytes"):
+        list(reader.feed(framed(b"x" * 11)[:8]))
+
+
+def test_a_channel_gives_whole_messages_and_notices_the_end() -> None:
+    channel, other = _channels()
+    other.sendall(framed(b"one") + framed(b"") + framed(b"three")[:9])
+    assert [channel.receive(), channel.receive()] == [b"one", b""]
+    other.close()
+    with pytest.raises(EOFError):
+        channel.receive()
+    channel.close()
+
+
+def test_a_message_that_is_not_complete_in_time_is_given_up() -> None:
+    channel, other = _channels()
+    assert not channel.poll()
+    other.sendall(framed(b"never complete")[:-1])
+    assert channel.poll()
+    with pytest.raises(TimeoutError):
+        channel.receive(within_s=0.05)
+    other.close()
+    channel.close()
+
+
+def test_a_length_alone_takes_no_memory() -> None:
+    channel, other = _channels()
+    other.sendall(struct.pack("!Q", 2**62))
+    other.close()
+    with pytest.raises(EOFError):
+        channel.receive()
+    channel.close()
+
+
+def test_programs_that_are_started_do_not_inherit_a_channel() -> None:
+    ours, theirs = socket.socketpair()
+    ours.set_inheritable(True)
+    channel = Channel(ours)
+    assert not channel.socket.get_inheritable()
+    channel.close()
+    theirs.close()

@@ -1,0 +1,162 @@
+"""A child process is started, asked, limited and described, and never outlives the one that started it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_pl.processes.environment import clean_environment
+from grpo_pl.processes.process import ChildProcess, exit_name, importable_from_here
+
+PLUGINS = Path(__file__).parents[1] / "plugins"
+ENVIRONMENT = clean_environment() | {"PYTHONPATH": str(PLUGINS)}
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _gone(pid: int, seconds: float = 60.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while _lives(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not _lives(pid)
+
+
+def _start(name: str, *arguments: str, **options: object) -> ChildProcess:
+    return ChildProcess(f"child_functions:{name}", *arguments, environment=ENVIRONMENT, **options)  # type: ignore[arg-type]
+
+
+def test_a_function_gets_channel_parent_and_arguments() -> None:
+    child = _start("echo", "a", "b")
+    assert child.channel.receive(60.0).decode() == f"{os.getpid()} a b"
+    child.channel.send(b"x" * 10**7)
+    assert child.channel.receive(60.0) == b"x" * 10**7
+    child.close()
+    assert child.closed and _gone(child.pid)
+
+
+def test_a_child_has_the_variables_that_it_is_given_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    child = ChildProcess(
+        "child_functions:variables", environment=clean_environment() | importable_from_here() | ENVIRONMENT
+    )
+    names = set(child.channel.receive(60.0).decode().split())
+    child.close()
+    assert "HF_TOKEN" not in names and "PATH" in names
+    assert names <= {*clean_environment(), "PYTHONPATH", "LC_CTYPE"}
+
+
+def test_a_child_finds_the_package_of_its_parent_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "grpo_pl.py").write_text("raise ImportError('the wrong one')")
+    monkeypatch.chdir(tmp_path)
+    child = ChildProcess("child_functions:path", environment={**ENVIRONMENT, "PYTHONPATH": f"{PLUGINS}:{tmp_path}"})
+    package, *path = child.channel.receive(60.0).decode().splitlines()
+    child.close()
+    import grpo_pl
+
+    assert package == grpo_pl.__file__
+    assert not {str(Path(grpo_pl.__file__).parent), str(Path(grpo_pl.__file__).parent / "processes"), ""} & set(path)
+
+
+def test_a_channel_that_closes_ends_a_child_that_waits() -> None:
+    child = _start("echo")
+    child.channel.close()
+    assert child.exit_status(within_s=60.0) == 0
+
+
+def test_a_child_that_does_not_end_by_itself_is_killed() -> None:
+    child = _start("sleep")
+    child.channel.receive(60.0)
+    child.channel.close()
+    assert child.exit_status(within_s=0.1) == -signal.SIGKILL
+
+
+def test_patience_lets_a_child_end_by_itself(tmp_path: Path) -> None:
+    for patience_s, left in ((60.0, True), (0.0, False)):
+        file = tmp_path / f"{patience_s}"
+        child = _start("write_at_the_end", str(file), patience_s=patience_s)
+        child.channel.receive(60.0)
+        child.close()
+        assert file.exists() == left
+
+
+def test_a_death_is_told_with_its_signal_and_the_last_lines() -> None:
+    child = _start("print_and_die", "6", keep_output=True)
+    with pytest.raises(EOFError):
+        child.channel.receive(60.0)
+    assert child.death() == "ended by SIGABRT; its last lines:" + "".join(f"\n  line {i}" for i in range(8, 20))
+    child.close()
+    quiet = _start("print_and_die", "9")
+    with pytest.raises(EOFError):
+        quiet.channel.receive(60.0)
+    assert quiet.death() == "ended by SIGKILL"
+
+
+@pytest.mark.parametrize(("status", "name"), [(3, "exit status 3"), (-9, "SIGKILL"), (-40, "signal 40")])
+def test_how_an_exit_status_is_called(status: int, name: str) -> None:
+    assert exit_name(status) == name
+
+
+def test_a_dropped_child_ends() -> None:
+    child = _start("sleep")
+    child.channel.receive(60.0)
+    pid = child.pid
+    del child
+    assert _gone(pid)
+
+
+PARENT = """
+import os, sys, time
+from grpo_pl.processes.process import ChildProcess, importable_from_here
+
+child = ChildProcess("child_functions:watch", environment=dict(os.environ))
+child.channel.receive()
+holder = os.fork()  # holds the other end of the channel open
+if holder == 0:
+    time.sleep(120)
+    os._exit(0)
+print(child.pid, holder, flush=True)
+time.sleep(300)
+"""
+
+
+def test_a_busy_child_ends_with_its_parent_also_while_others_hold_the_channel_open() -> None:
+    path = os.pathsep.join([str(PLUGINS), *filter(None, sys.path)])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PARENT)],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    child, holder = map(int, parent.stdout.readline().split())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert _gone(child)
+    assert _lives(holder)
+    os.kill(holder, signal.SIGKILL)
+
+
+def test_a_forked_copy_closes_its_channel_only() -> None:
+    child = _start("echo")
+    child.channel.receive(60.0)
+    copy = os.fork()
+    if copy == 0:
+        child.close()
+        os._exit(0)
+    os.waitpid(copy, 0)
+    child.channel.send(b"still there")
+    assert child.channel.receive(60.0) == b"still there"
+    child.close()
