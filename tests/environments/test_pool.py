@@ -153,20 +153,20 @@ def test_an_environment_that_cannot_be_closed_is_killed() -> None:
         inside = below() - before
         pool.release(0)
         deadline = time.monotonic() + SOON_S
-        while len(below() & inside) > 1 and time.monotonic() < deadline:  # the nursery stays
+        while len(below() & inside) > 1 and time.monotonic() < deadline:  # the fork server stays
             time.sleep(0.05)
         assert len(below() & inside) == 1
 
 
-def test_when_the_nursery_is_killed_its_episodes_end_and_the_next_ones_play() -> None:
+def test_when_the_fork_server_is_killed_its_episodes_end_and_the_next_ones_play() -> None:
     before = below()
     with EnvironmentPool(Wayward(start=5), LIMITS) as pool:
         reset(pool, 0, 1)
         pool.step(1, "hang")
         started = below() - before
-        (nursery,) = (process for process in psutil.Process().children() if process.pid in started)
-        inside = {process.pid for process in nursery.children()}
-        nursery.send_signal(signal.SIGKILL)
+        (fork_server,) = (process for process in psutil.Process().children() if process.pid in started)
+        inside = {process.pid for process in fork_server.children()}
+        fork_server.send_signal(signal.SIGKILL)
         assert pool.collect_all()[1].status == "killed"
         assert all(map(gone, inside))
         assert reset(pool, 2)[2].status == "ok"
@@ -249,9 +249,9 @@ def test_what_could_not_begin_is_forgotten_with_the_pool(tmp_path: Path) -> None
     file, others = tmp_path / "there", below()
     pool = EnvironmentPool(Refusing(file=str(file)))
     pool.start()
-    (nursery,) = below() - others
-    os.kill(nursery, signal.SIGKILL)
-    assert gone(nursery)
+    (fork_server,) = below() - others
+    os.kill(fork_server, signal.SIGKILL)
+    assert gone(fork_server)
     file.touch()
     channels = psutil.Process().num_fds()
     for episode in range(20):

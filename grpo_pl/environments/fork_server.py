@@ -1,9 +1,8 @@
 """The process that episodes are forked from, and what runs in theirs; imports what environments need, once.
 
-Over a Unix socket come nine bytes a request: ``F`` with the number of an episode and the descriptor of its channel
-forks its process, ``K`` kills it, ``E`` does so after a while, for it has been told to leave. When the socket closes,
-all processes are killed. A channel carries messages with their length in front: pickled requests of the trusted side,
-JSON replies of the other.
+Over its channel come nine bytes a request: ``F`` with the number of an episode and the descriptor of its own channel
+forks its process, ``K`` kills it, ``E`` does so after a while, for it has been told to leave. When the channel closes,
+all processes are killed. An episode's channel carries pickled requests of the trusted side, JSON replies of the other.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import json
 import os
 import pickle
 import resource
-import select
 import signal
 import socket
 import struct
@@ -21,65 +19,46 @@ import sys
 import time
 from typing import Any, NoReturn
 
+from grpo_pl.processes.limits import address_space_bytes, kill_with_parent, set_limit
+from grpo_pl.processes.messages import Channel
+
+REQUEST = struct.Struct(">cq")
 GRACE_S = 2.0
 """How long an environment may take to close."""
 LONGEST_INFO = 1 << 16
 """Characters of an info as JSON; larger ones are dropped."""
 
 
-def pack(body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + body
-
-
-def receive(channel: socket.socket) -> bytes:
-    """The next message; raises ``EOFError`` when the other side has gone."""
-    (size,) = struct.unpack(">I", _exactly(channel, 4))
-    return _exactly(channel, size)
-
-
-def _exactly(channel: socket.socket, count: int) -> bytes:
-    parts = []
-    while count:
-        part = channel.recv(min(count, 1 << 20))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
-def main(descriptor: int) -> None:
-    """Prepares the pattern that comes first, says how that went, and forks until the socket closes."""
-    control = socket.socket(fileno=descriptor)
+def main(channel: Channel, parent: int) -> None:
+    """Prepares the environment that comes first, says how that went, and forks until the channel closes."""
+    settings = pickle.loads(channel.receive())
+    sys.path[:] = settings["path"]
     try:
-        settings = pickle.loads(receive(control))
         pattern = pickle.loads(settings["pattern"])
         pattern.prepare()
-    except EOFError:
-        return
     except Exception as error:  # the other side shows it to the user
         report = {"error": f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"}
-        control.sendall(pack(json.dumps(report).encode()))
+        channel.send(json.dumps(report).encode())
         return
-    control.sendall(pack(b"{}"))
-    _Nursery(control, pattern, settings["memory_bytes"]).serve()
+    channel.send(b"{}")
+    _ForkServer(channel, pattern, settings["memory_bytes"]).serve(parent)
 
 
-class _Nursery:
+class _ForkServer:
     """The forked processes by the number of their episode, and when those that are to leave are killed."""
 
-    def __init__(self, control: socket.socket, pattern: Any, memory_bytes: int) -> None:
-        self.control, self.pattern, self.memory_bytes = control, pattern, memory_bytes
+    def __init__(self, channel: Channel, pattern: Any, memory_bytes: int) -> None:
+        self.channel, self.pattern, self.memory_bytes = channel, pattern, memory_bytes
         self.pids: dict[int, int] = {}
         self.ends: dict[int, float] = {}
 
-    def serve(self) -> None:
-        while True:
-            if select.select([self.control], [], [], 0.1 if self.ends else 2.0)[0]:
-                record, descriptors, *_ = socket.recv_fds(self.control, 9, 1)
-                if not record:
+    def serve(self, parent: int) -> None:
+        while os.getppid() == parent:
+            if self.channel.poll(0.1 if self.ends else 2.0):
+                request, descriptors, *_ = socket.recv_fds(self.channel.socket, REQUEST.size, 1)
+                if not request:
                     break
-                kind, number = struct.unpack(">cq", record)
+                kind, number = REQUEST.unpack(request)
                 if kind == b"F":
                     self._fork(number, descriptors[0])
                 elif number in self.pids:
@@ -93,8 +72,8 @@ class _Nursery:
         pid = os.fork()
         if pid == 0:
             try:
-                self.control.close()
-                live(socket.socket(fileno=descriptor), self.pattern, self.memory_bytes)
+                self.channel.close()
+                _play(Channel(socket.socket(fileno=descriptor)), self.pattern, self.memory_bytes)
             finally:
                 os._exit(0)
         with contextlib.suppress(OSError):  # done by the child as well: whoever comes first
@@ -121,24 +100,21 @@ def _kill(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def live(channel: socket.socket, pattern: Any, memory_bytes: int) -> NoReturn:
+def _play(channel: Channel, pattern: Any, memory_bytes: int) -> NoReturn:
     """One episode: answers resets and steps until the channel closes."""
     from grpo_pl.environments.base import attempted, failed
 
     os.setpgid(0, 0)
-    _die_with_the_nursery()
+    kill_with_parent()  # nobody else could end a step that hangs once the fork server is killed
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    wanted = _address_space() + memory_bytes
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    set_limit(resource.RLIMIT_AS, address_space_bytes() + memory_bytes)  # what was imported counts for nobody
+    set_limit(resource.RLIMIT_CORE, 0, for_good=True)
     environment = None
     try:
         while True:
-            method, arguments = pickle.loads(receive(channel))
+            method, arguments = pickle.loads(channel.receive())
             if method == "reset":
                 environment = pattern.fresh()
             assert environment is not None
@@ -148,20 +124,11 @@ def live(channel: socket.socket, pattern: Any, memory_bytes: int) -> NoReturn:
             except (TypeError, ValueError) as error:
                 fault = f"{method} answered what JSON cannot say: {error}"
                 reply = json.dumps(_plain(failed("malformed", fault, blame="environment")))
-            channel.sendall(pack(reply.encode()))
+            channel.send(reply.encode())
     except (EOFError, ConnectionError):
         if environment is not None:
             environment.close()
     os._exit(0)
-
-
-def _address_space() -> int:
-    """Bytes in use; what the nursery has imported counts for nobody. 0 where the system does not say."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return 0
 
 
 def _plain(transition: Any) -> dict[str, Any]:
@@ -173,11 +140,3 @@ def _plain(transition: Any) -> dict[str, Any]:
         pass
     kept = {str(k): v for k, v in transition.info.items() if isinstance(v, bool | int | float | str | None)}
     return values | {"info": {k: v for k, v in kept.items() if len(str(v)) < 1000}}
-
-
-def _die_with_the_nursery() -> None:
-    """A step that hangs would outlive a nursery that is killed itself, for nobody else could end it."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
