@@ -118,11 +118,6 @@ def exit_name(status: int) -> str:
         return f"signal {-status}"
 
 
-def importable_from_here() -> dict[str, str]:
-    """The variable by which a child process finds modules where this one does, and its own children as well."""
-    return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-
-
 def _end(
     owner: int, process: subprocess.Popen[bytes], channel: Channel, output: IO[bytes] | None, patience_s: float
 ) -> None:

@@ -120,7 +120,7 @@ def _kill_engine(trainer: int) -> int:
     """How many it killed: one, or none where there is no engine any more."""
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(trainer).children():
-            if "grpo_pl.rollout.child.main" in child.cmdline():
+            if "grpo_pl.rollout.child.main:main" in child.cmdline():
                 child.kill()
                 return 1
     return 0

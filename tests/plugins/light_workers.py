@@ -1,8 +1,8 @@
 """Workers of an engine's child process that need no model, and so start quickly: one takes its time, some end badly."""
 
+import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -61,7 +61,10 @@ class Cut(Failing):
     """Can read none of the weights that it is handed."""
 
     def load(self, weights: Iterable[Any]) -> None:
-        os.close(int(sys.argv[2]))  # the memory that they come by
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if "grpo_pl-weights" in os.readlink(f"/proc/self/fd/{number}"):  # the memory that they come by
+                    os.close(int(number))
         list(weights)
 
 

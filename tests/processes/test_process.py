@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo_pl.processes.environment import clean_environment
-from grpo_pl.processes.process import ChildProcess, exit_name, importable_from_here
+from grpo_pl.processes.process import ChildProcess, exit_name
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 ENVIRONMENT = clean_environment() | {"PYTHONPATH": str(PLUGINS)}
@@ -46,9 +46,7 @@ def test_a_function_gets_channel_parent_and_arguments() -> None:
 
 def test_a_child_has_the_variables_that_it_is_given_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    child = ChildProcess(
-        "child_functions:variables", environment=clean_environment() | importable_from_here() | ENVIRONMENT
-    )
+    child = ChildProcess("child_functions:variables", environment=ENVIRONMENT)
     names = set(child.channel.receive(60.0).decode().split())
     child.close()
     assert "HF_TOKEN" not in names and "PATH" in names
@@ -118,7 +116,7 @@ def test_a_dropped_child_ends() -> None:
 
 PARENT = """
 import os, sys, time
-from grpo_pl.processes.process import ChildProcess, importable_from_here
+from grpo_pl.processes.process import ChildProcess
 
 child = ChildProcess("child_functions:watch", environment=dict(os.environ))
 child.channel.receive()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rollout.child.outline import Outline
-from grpo_pl.rollout.child.process import ChildProcess
+from grpo_pl.rollout.child.process import EngineProcess
 from grpo_pl.rollout.copy_engine import CopyEngine, WeightsVersion
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.types import GenerateRequest, Rollout
@@ -26,7 +26,7 @@ class ChildEngine(CopyEngine):
     """``module:Class`` of the `grpo_pl.rollout.child.main.Worker` that the process runs."""
     threads: int | None = None
     """CPU threads of the process; null takes as many as this one has, or half of them where both work at once."""
-    _child: ChildProcess | None = field(default=None, init=False, repr=False, compare=False)
+    _child: EngineProcess | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.threads is not None:
@@ -61,7 +61,7 @@ class ChildEngine(CopyEngine):
         if self._child is None or self._child.closed:
             self.check()
             settings, environment = self.settings(policy), self.environment(policy)
-            self._child = ChildProcess(self.worker, settings, environment, should_stop=self._should_stop)
+            self._child = EngineProcess(self.worker, settings, environment, should_stop=self._should_stop)
         self._child.load(weights, should_stop=self._should_stop)
 
     def _draw(

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import platform
 import re
 import signal
-import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
 import grpo_pl
-from grpo_pl.rollout.child.link import SharedMemory, receive, send, unpacked
+from grpo_pl.processes.limits import end_with_parent
+from grpo_pl.processes.messages import Channel
+from grpo_pl.processes.tensors import SharedMemory, unpacked
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.types import GenerateRequest, Rollout
 
 _SECRET = re.compile("(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)($|_)")
-_LOOK_EVERY_S = 0.5
-_TELL_EVERY_S = 0.1
+_PROGRESS_S = 0.1
+"""Least seconds between two messages about progress."""
 
 
 class Worker(Protocol):
@@ -43,14 +43,14 @@ class Worker(Protocol):
 class Host:
     """Answers one message after the other."""
 
-    def __init__(self, pipe: Connection, memory: SharedMemory) -> None:
-        self._pipe, self._memory = pipe, memory
+    def __init__(self, channel: Channel, memory: SharedMemory) -> None:
+        self._channel, self._memory = channel, memory
         self._worker: Worker | None = None
         self._told_at = 0.0
         self._untold: tuple[int, int] | None = None  # the newest progress, not sent yet
 
     def run(self) -> NoReturn:
-        """Ends the process when the parent closes the pipe."""
+        """Ends the process when the parent closes the channel."""
         while True:
             kind, *arguments = self._receive()
             if kind == "stop":  # for a rollout that was complete when it arrived
@@ -93,24 +93,25 @@ class Host:
 
     def _progress(self, tokens: int, finished: int) -> None:
         now, self._untold = time.monotonic(), (tokens, finished)
-        if now - self._told_at >= _TELL_EVERY_S:
+        if now - self._told_at >= _PROGRESS_S:
             self._send("progress", self._untold)
             self._told_at, self._untold = now, None
 
     def _told_to_stop(self) -> bool:
-        return self._pipe.poll() and self._receive()[0] == "stop"
+        return self._channel.poll() and self._receive()[0] == "stop"
 
     def _send(self, *message: Any) -> None:
         try:
-            send(self._pipe, *message)
+            self._channel.send(pickle.dumps(message))
         except OSError:
             os._exit(0)
 
     def _receive(self) -> tuple[Any, ...]:
         try:
-            return receive(self._pipe)
+            message: tuple[Any, ...] = pickle.loads(self._channel.receive())
         except (EOFError, OSError):
             os._exit(0)  # nothing is saved here, and libraries' exit handlers take time
+        return message
 
 
 def forget_secrets() -> None:
@@ -134,23 +135,10 @@ def portable(error: Exception) -> Exception:
     return RuntimeError(f"the engine's process failed:\n{''.join(traceback.format_exception(error)).rstrip()}")
 
 
-def _end_with(parent: int) -> None:
-    """A thread that looks, for the system's own notice (``PR_SET_PDEATHSIG``) comes when the *thread* that started
-    the process ends; a pipe may be held open by processes that were forked from the parent."""
-    while os.getppid() == parent:
-        time.sleep(_LOOK_EVERY_S)
-    os._exit(0)
-
-
-def main() -> None:
-    descriptor, memory, parent = map(int, sys.argv[1:4])
-    for inherited in (descriptor, memory):
-        os.set_inheritable(inherited, False)  # programs that the worker starts do not keep them open
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+def main(channel: Channel, parent: int, memory: str) -> None:
+    """The entry of the process; ``memory`` is the descriptor of memory that it shares with its parent."""
+    os.set_inheritable(int(memory), False)  # programs that the worker starts do not keep it open
+    end_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM):  # schedulers send them to all processes: the parent decides
         signal.signal(number, signal.SIG_IGN)
-    Host(Connection(descriptor), SharedMemory(memory)).run()
-
-
-if __name__ == "__main__":
-    main()
+    Host(channel, SharedMemory(int(memory))).run()

@@ -1,34 +1,29 @@
-"""``ChildProcess``: starts a process with a `Worker`, asks it, notices its death, and takes it along at every end."""
+"""``EngineProcess``: starts a process with a `Worker`, asks it, and notices its death."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
+import pickle
 import sys
-import tempfile
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from typing import IO, Any
+from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
-from grpo_pl.rollout.child.link import SharedMemory, buckets, receive, send
+from grpo_pl.processes.process import ChildProcess
+from grpo_pl.processes.tensors import SharedMemory, buckets
 from grpo_pl.rollout.engine import EngineDied, ProgressFn, RolloutInterrupted
 
 BUCKET_BYTES = 256 * 2**20
 """Weights that are handed over at a time."""
-_LOOK_EVERY_S = 0.02
-_STOPS_WITHIN_S = 10.0
-_ENDS_WITHIN_S = 2.0
-_LAST_LINES = 12
+POLL_S = 0.02
+STOP_LIMIT_S = 10.0
+"""Seconds in which a worker that is told to stop must have answered."""
 
 
-class ChildProcess:
+class EngineProcess:
     """A Python process with one worker in it. It ends with this process, or as soon as this object is gone.
 
     Args:
@@ -51,23 +46,14 @@ class ChildProcess:
         *,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
-        self._pipe, theirs = Pipe()
         self._memory = SharedMemory()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        inherited = (theirs.fileno(), self._memory.descriptor)
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "grpo_pl.rollout.child.main", *map(str, inherited), str(os.getpid())],
-            env={**os.environ, "PYTHONPATH": paths, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
-            pass_fds=inherited,
-            start_new_session=True,  # Ctrl-C on the terminal is for this process, which then ends the other
-        )
-        theirs.close()
-        self._finalizer = weakref.finalize(
-            self, _end, os.getpid(), self._process, self._pipe, self._memory, self._output
+        self._process = ChildProcess(
+            "grpo_pl.rollout.child.main:main",
+            str(self._memory.descriptor),
+            environment={**os.environ, "PYTHONPATH": paths, **environment},
+            descriptors=[self._memory.descriptor],
+            keep_output=True,
         )
         try:
             self.ask("start", worker, dict(settings), should_stop=_at_once(should_stop))
@@ -88,7 +74,7 @@ class ChildProcess:
             ValueError, RuntimeError: the worker cannot take them. Where it fails to read what it was handed, the
                 process is ended too, and what is left of ``weights`` was not read.
         """
-        with self._whole_exchange():
+        with self._exchange():
             self._send("load")
             for placed in buckets(weights, self._memory, BUCKET_BYTES):
                 self._send("bucket", placed)
@@ -114,7 +100,7 @@ class ChildProcess:
             ValueError: the worker cannot do it.
             RuntimeError: any other error of the worker, with its traceback.
         """
-        with self._whole_exchange():
+        with self._exchange():
             self._send(*message)
             kind, value = self._answer(progress, should_stop)
         if kind == "error":
@@ -126,15 +112,16 @@ class ChildProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """Ends the process."""
-        self._finalizer()
+        """Ends the process. Killed, not asked: it has nothing to save, and may be in the middle of something long."""
+        self._process.close()
+        self._memory.close()
 
     @property
     def closed(self) -> bool:
-        return not self._finalizer.alive
+        return self._process.closed
 
     @contextmanager
-    def _whole_exchange(self) -> Iterator[None]:
+    def _exchange(self) -> Iterator[None]:
         """Ends the process where an exchange breaks off: its next answer would be that to an earlier question."""
         if self.closed:
             raise EngineDied("the engine's process was ended before.")
@@ -152,15 +139,16 @@ class ChildProcess:
         while True:
             if deadline == float("inf") and should_stop is not None and should_stop():
                 self._send("stop")
-                deadline = time.monotonic() + _STOPS_WITHIN_S
+                deadline = time.monotonic() + STOP_LIMIT_S
             if time.monotonic() > deadline:
                 raise RolloutInterrupted
-            if not self._pipe.poll(_LOOK_EVERY_S):
-                if self._process.poll() is not None and not self._pipe.poll():  # others may hold its end of the pipe
+            channel = self._process.channel
+            if not channel.poll(POLL_S):
+                if not self._process.is_alive and not channel.poll():  # others may hold the channel's other end
                     raise self._death()
                 continue
             try:
-                kind, value = receive(self._pipe)
+                kind, value = pickle.loads(channel.receive())
             except (EOFError, OSError):
                 raise self._death() from None
             if kind != "progress":
@@ -169,23 +157,15 @@ class ChildProcess:
                 progress(*value)
 
     def _send(self, *message: Any) -> None:
-        if self._process.poll() is not None:
+        if not self._process.is_alive:
             raise self._death()
         try:
-            send(self._pipe, *message)
+            self._process.channel.send(pickle.dumps(message))
         except OSError:
             raise self._death() from None
 
     def _death(self) -> EngineDied:
-        """What the process ended by, and what it said last."""
-        try:
-            status = self._process.wait(timeout=_ENDS_WITHIN_S)
-        except subprocess.TimeoutExpired:  # it closed the pipe and goes on: nobody can talk to it any more
-            status = -signal.SIGKILL
-        how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        lines = _tail(self._output)
-        said = "it printed nothing" if not lines else "its last lines:\n" + "\n".join(f"  {line}" for line in lines)
-        return EngineDied(f"the engine's process {self.pid} ended by {how}; {said}")
+        return EngineDied(f"the engine's process {self.pid} {self._process.death()}")
 
 
 def _at_once(should_stop: Callable[[], bool] | None) -> Callable[[], bool]:
@@ -197,23 +177,3 @@ def _at_once(should_stop: Callable[[], bool] | None) -> Callable[[], bool]:
         return False
 
     return interrupt
-
-
-def _tail(output: IO[bytes]) -> list[str]:
-    end = output.seek(0, os.SEEK_END)
-    output.seek(max(0, end - 8192))
-    text = output.read().decode(errors="replace")
-    return [line for line in text.splitlines() if line.strip()][-_LAST_LINES:]
-
-
-def _end(
-    owner: int, process: subprocess.Popen[bytes], pipe: Connection, memory: SharedMemory, output: IO[bytes]
-) -> None:
-    """Killed, not asked: it has nothing to save, and may be in the middle of something long."""
-    pipe.close()
-    memory.close()
-    output.close()
-    if os.getpid() == owner:  # a process that was forked from the owner has no say
-        with suppress(ProcessLookupError):
-            process.kill()
-        process.wait()

@@ -227,9 +227,9 @@ def test_a_push_that_fails_reads_the_weights_that_other_ranks_gather(
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from grpo_pl.rollout.child.process import ChildProcess
+from grpo_pl.rollout.child.process import EngineProcess
 
-child = ChildProcess("light_workers:Sleeper", {}, {})
+child = EngineProcess("light_workers:Sleeper", {}, {})
 
 def tell(tokens, finished):
     Path(sys.argv[1]).write_text(f"{os.getpid()} {child.pid}")

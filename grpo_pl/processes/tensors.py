@@ -1,15 +1,13 @@
-"""What goes between a process and the engine in its child: pickled messages by a pipe, weights by shared memory."""
+"""Tensors that are handed to a child process through memory that both map."""
 
 from __future__ import annotations
 
 import mmap
 import os
-import pickle
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,17 +28,6 @@ class Placed:
     """Bytes that it takes."""
 
 
-def send(pipe: Connection, *message: Any) -> None:
-    """Tensors are pickled whole: ``Connection.send`` would hand over files that hold them."""
-    pipe.send_bytes(pickle.dumps(message))
-
-
-def receive(pipe: Connection) -> tuple[Any, ...]:
-    """Raises EOFError or OSError once the other process has ended."""
-    message: tuple[Any, ...] = pickle.loads(pipe.recv_bytes())
-    return message
-
-
 class SharedMemory:
     """Anonymous memory that two processes map: it vanishes with them, however they end.
 
@@ -49,8 +36,14 @@ class SharedMemory:
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        self.descriptor = _anonymous_file() if descriptor is None else descriptor
+        if descriptor is None and hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("grpo_pl-weights")
+        elif descriptor is None:
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+        self.descriptor = descriptor
         self._map: mmap.mmap | None = None
+        self._finalizer = weakref.finalize(self, os.close, descriptor)
 
     def ensure(self, size: int) -> None:
         """Makes it at least ``size`` bytes large."""
@@ -65,14 +58,7 @@ class SharedMemory:
 
     def close(self) -> None:
         self._map = None
-        os.close(self.descriptor)
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("grpo_pl-weights")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+        self._finalizer()
 
 
 def buckets(weights: Iterable[tuple[str, Tensor]], memory: SharedMemory, size: int) -> Iterator[list[Placed]]:
