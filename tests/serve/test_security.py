@@ -76,7 +76,7 @@ def _holds_no_secret(pid: int) -> bool:
 
 
 RUNS_PROGRAMS = ROOT / "grpo_pl/rewards/sandbox/program_run.py"
-"""What runs the programs that CodeReward judges: behind walls, see tests/rewards/programs."""
+"""What runs the programs that CodeReward judges, in isolation: see tests/rewards/programs."""
 
 
 @pytest.mark.parametrize("folder", ["grpo_pl/rewards", "grpo_pl/data", "serve"])
@@ -139,7 +139,9 @@ def test_no_worker_of_the_server_knows_a_secret(guarded: Any) -> None:
     family = psutil.Process(guarded.process.pid).children(recursive=True)
     names = [" ".join(process.cmdline()) for process in family]
     assert sum("spawn_main" in name for name in names) >= 2
-    assert sum("rewards.sandbox.worker" in name for name in names) >= 4  # for mathematics, for reasoning-gym, two for grammars
+    assert (
+        sum("rewards.sandbox.worker" in name for name in names) >= 4
+    )  # for mathematics, for reasoning-gym, two for grammars
     for process, name in zip(family, names, strict=True):
         if "resource_tracker" not in name:
             assert _holds_no_secret(process.pid), name

@@ -1,4 +1,4 @@
-"""``CodeReward``: runs the programs that a policy writes against tests, each in a process that is shut in."""
+"""``CodeReward``: runs the programs that a policy writes against tests, each in an isolated process."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class CodeReward(Reward):
         for name, least in (("memory_limit_mb", 128), ("output_limit_kb", 1), ("max_answer_chars", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
-        # the worker itself only waits: limits on the program are held by its keeper, these are a last resort
+        # the worker itself only waits: limits on the program are held by its supervisor, these are a last resort
         last = {"soft_limit_s": WORKER_S - 10.0, "hard_limit_s": WORKER_S, "wall_factor": 1.0}
         self.pool = shared_pool(
             SandboxSettings(workers=self.workers, judge=JUDGE, cache_size=0, **last)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ class CodeReward(Reward):
 
     @property
     def level(self) -> str:
-        """The wall around programs on this machine: ``namespaces`` or ``filter``.
+        """The isolation of programs on this machine: ``namespaces`` or ``filter``.
 
         Raises:
             ValueError: there is none that ``isolation`` allows.
@@ -89,7 +89,9 @@ class CodeReward(Reward):
         if verdict.status == "ok":
             return verdict.detail
         other = " `isolation: available` takes a filter of system calls instead." * (self.isolation == "required")
-        raise ValueError(f"reward {self.name!r}: programs cannot be shut in on this machine ({verdict.detail}).{other}")
+        raise ValueError(
+            f"reward {self.name!r}: programs cannot be isolated on this machine ({verdict.detail}).{other}"
+        )
 
     def start(self) -> None:
         self.pool.start()

@@ -1,6 +1,6 @@
 """The system calls that a program may make: a seccomp filter that allows what computing needs and refuses all else.
 
-Loaded by its path beside ``program_room.py``, inside a sandbox worker. A refused call fails with EPERM, so that a
+A refused call fails with EPERM, so that a
 program sees a ``PermissionError``. No list contains fork, exec, kill, ptrace, socket, connect, mount, unshare or prctl.
 """
 

@@ -1,4 +1,4 @@
-"""Runs one program in a process that ``program_room.py`` has shut in; loaded by its path, never imported.
+"""Runs one program in a process that ``program_isolation.py`` has isolated.
 
 Nothing here is a secret or a judge: the program may change every name of this process. What leaves it are bytes on
 standard output, and the values of the calls, one line of JSON each, on descriptor `RESULTS`. What they should be is
@@ -218,6 +218,8 @@ def _make_new(handlers: list[Callable[[], Any]]) -> None:
     sys.argv = ["program.py"]
     sys.path[:] = [STANDARD_LIBRARY, os.path.join(STANDARD_LIBRARY, "lib-dynload")]
     sys.path_importer_cache.clear()
+    for module in [module for module in sys.modules if module.partition(".")[0] == "grpo_pl"]:
+        del sys.modules[module]
     own = (importlib.machinery.BuiltinImporter, importlib.machinery.FrozenImporter, importlib.machinery.PathFinder)
     sys.meta_path[:] = own
     sys.dont_write_bytecode = True

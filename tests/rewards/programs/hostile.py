@@ -1,4 +1,4 @@
-"""Programs that try to earn a reward without solving anything, or to do harm. Run them behind walls only."""
+"""Programs that try to earn a reward without solving anything, or to do harm. Run them in isolation only."""
 
 # ruff: noqa: E501
 

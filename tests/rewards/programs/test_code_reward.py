@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -20,15 +21,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from grpo_pl.rewards import CodeReward, Score
+import grpo_pl
+from grpo_pl import rewards
+from grpo_pl.rewards import CodeReward, Score, sandbox
 from grpo_pl.rewards.base import MissingColumn
 from grpo_pl.rewards.programs import code_reward
-from grpo_pl.rewards.sandbox import pool as pool_module
 
 from .hostile import HOSTILE, KILLS_ALL, SECRET
 
 FENCE = "```"
-SANDBOX = Path(pool_module.__file__).parent
+PACKAGES = [grpo_pl.__file__, rewards.__file__, sandbox.__file__]
 ADD = json.dumps({"inputs": ["1 2\n", "30 4\n"], "outputs": ["3\n", "34\n"]})
 SQUARE = json.dumps(["assert square(3) == 9", "assert square(-2) == 4"])
 
@@ -43,7 +45,7 @@ def scores(reward: CodeReward, program: str | Sequence[str], tests: str) -> list
 
 
 def can_be_had(level: str) -> bool:
-    """Whether other tools say that this machine has what a wall is made of."""
+    """Whether other tools say that this machine has what isolation is made of."""
     if platform.machine() not in ("x86_64", "aarch64") or not Path("/proc/self/status").exists():
         return False
     if level == "filter":
@@ -59,7 +61,7 @@ LEVELS = ["namespaces", "filter"] if can_be_had("namespaces") else ["filter", "n
 
 @pytest.fixture(scope="module", params=[LEVELS[0], pytest.param(LEVELS[1], marks=pytest.mark.slow)])
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each isolation that can be had here, by itself; by default the best one."""
+    """Each level of isolation that this machine has, by itself; by default the best one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(code_reward.LEVELS, "required", [request.param])
         reward = CodeReward()
@@ -100,7 +102,7 @@ def reward(level: str) -> CodeReward:
         ("def f(x): return {(1, 2): {3}}, 0.1 + 0.2", "assert f(0)[0] == {(1, 2): {3}}\nassert f(0)[1] != 0.3"),
     ],
 )  # fmt: skip
-def test_right_programs_earn_1_behind_each_wall(reward: CodeReward, program: str, tests: str) -> None:
+def test_right_programs_earn_1_at_each_level(reward: CodeReward, program: str, tests: str) -> None:
     (score,) = scores(reward, program, tests)
     assert (score.value, score.status) == (1.0, "ok"), score
 
@@ -255,6 +257,22 @@ def test_a_folder_to_write_to_and_the_whole_library_are_there_behind_namespaces(
     )
     (score,) = scores(reward, program, ADD)
     assert score.value == (1.0 if level == "namespaces" else 0.0)
+
+
+LOOKS = f"""
+import os, sys
+ours = [name for name in sys.modules if name.partition(".")[0] == "grpo_pl"]
+folders = [{sysconfig.get_path("purelib")!r}, {os.path.dirname(grpo_pl.__file__)!r}]
+outside = [folder for folder in folders if os.path.exists(folder) and not folder.startswith(os.path.dirname(os.__file__))]
+inside = [folder for folder in sys.path if not folder.startswith(os.path.dirname(os.__file__))]
+print(ours, outside, inside)
+"""
+
+
+def test_a_program_finds_neither_this_package_nor_the_others_that_are_installed(reward: CodeReward) -> None:
+    tests = json.dumps({"inputs": [""], "outputs": ["[] [] []\n"]})
+    (score,) = scores(reward, LOOKS, tests)
+    assert (score.value, score.status) == (1.0, "ok"), score
 
 
 @pytest.mark.parametrize(
@@ -449,15 +467,15 @@ def test_a_program_does_not_outlive_a_worker_that_is_killed(reward: CodeReward) 
     own.close()
 
 
-# --- where walls cannot be put up -------------------------------------------------------------------------------------
+# --- where programs cannot be isolated --------------------------------------------------------------------------------
 
 
-def test_a_machine_without_walls_is_refused_before_the_run() -> None:
+def test_a_machine_without_isolation_is_refused_before_the_run() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(code_reward.LEVELS, "required", [])
         reward = CodeReward(workers=1)
         for call in (reward.check, reward.start, lambda: scores(reward, "print(3)", ADD)):
-            with pytest.raises(ValueError, match=r"cannot be shut in on this machine .*`isolation: available`"):
+            with pytest.raises(ValueError, match=r"cannot be isolated on this machine .*`isolation: available`"):
                 call()
         reward.close()
 
@@ -471,13 +489,15 @@ def test_another_user_than_root_gets_a_user_namespace_or_the_filter() -> None:
     folder = Path(tempfile.mkdtemp(prefix="judge"))
     try:
         folder.chmod(0o755)
-        for file in SANDBOX.glob("program_*.py"):
-            shutil.copy(file, folder)
+        package = Path(grpo_pl.__file__).parent
+        for file in [*PACKAGES, *package.glob("processes/*.py"), *package.glob("rewards/sandbox/program_*.py")]:
+            copy = folder / "grpo_pl" / Path(file).relative_to(package)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, copy)
         ask = "; ".join(
             [
-                "import json, runpy, os",
-                f"names = runpy.run_path({str(folder / 'program_judge.py')!r})",
-                "names['prepare'](''); judge = names['judge']",
+                f"import json, os, sys; sys.path.insert(0, {str(folder)!r})",
+                "from grpo_pl.rewards.sandbox.program_judge import judge, prepare; prepare('')",
                 "ask = lambda level: judge(json.dumps({'levels': [level], 'level': True}), '', 0.0)",
                 "levels = [ask('namespaces'), ask('filter')]",
                 "print(json.dumps([os.geteuid(), *levels]))",

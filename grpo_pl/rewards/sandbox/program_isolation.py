@@ -1,12 +1,12 @@
-"""Shuts programs in: a keeper process that starts each program in a process of its own, behind one of two walls.
+"""Isolates programs: a supervisor process that starts each program in a process of its own, at one of two levels.
 
 ``namespaces``: a PID, network, mount, IPC and UTS namespace (and a user namespace where the worker is not root), a file
 system that holds the standard library, read-only, and an empty folder of limited size, plus the filter. ``filter``: the
 filter of ``program_filter.py`` alone, by which nothing can be opened, no process started and none signalled. In both, a
 worker that is root gives each of its programs a user id that nobody else has.
 
-Loaded by its path inside a sandbox worker, never imported. The keeper never holds a program, its input or its output:
-it gets descriptors and hands them on, so that a program finds nothing of another in the memory that it was forked with.
+The supervisor is forked from a sandbox worker. It never holds a program, its input or its output: it gets descriptors
+and hands them on, so that a program finds nothing of another in the memory that it was forked with.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import json
 import math
 import os
 import resource
-import runpy
 import select
 import signal
 import socket
 import time
 from typing import Any, NamedTuple
+
+from grpo_pl.processes.limits import kill_with_parent, set_limit
+from grpo_pl.rewards.sandbox import program_filter, program_run
 
 LEVELS = ("namespaces", "filter")
 """The stronger one first."""
@@ -37,44 +39,37 @@ _USER, _PID, _NETWORK, _MOUNTS, _IPC, _UTS = 0x10000000, 0x20000000, 0x40000000,
 _READ_ONLY, _NO_SUID, _NO_DEVICES, _NO_EXEC, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE, _DETACH = (
     1, 2, 4, 8, 32, 4096, 16384, 1 << 18, 2,
 )  # fmt: skip
-_PARENT_DEATH = 1
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _beside(file: str) -> dict[str, Any]:
-    """The global names of a file next to this one, loaded by path: the package may not be importable here."""
-    return runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), file))
+class Isolation(NamedTuple):
+    """What a supervisor's programs are isolated by."""
 
-
-_filter, _run = _beside("program_filter.py"), _beside("program_run.py")
-
-
-class Walls(NamedTuple):
-    """What is around the programs of a keeper."""
-
-    alone: bool
-    """Whether it has namespaces of its own."""
+    in_namespaces: bool
+    """Whether the supervisor has namespaces of its own."""
     user: int | None
     """The user id that its programs get; None keeps that of the worker, which then is not root."""
-    filter: Any
+    filter: program_filter.Program
     names: dict[str, Any]
+    """What programs find defined."""
 
 
-class NoRoom(Exception):
-    """A wall cannot be put up on this machine; the message says which step failed."""
+class IsolationUnavailable(Exception):
+    """This machine cannot isolate programs at this level; the message says which step failed."""
 
 
-def open_room(level: str, names: dict[str, Any]) -> socket.socket:
-    """Starts a keeper; returns the link to it. `send` asks it to run a program.
+def start_supervisor(level: str, names: dict[str, Any]) -> socket.socket:
+    """Starts a supervisor and returns the socket to it. It takes messages of limits as JSON with five descriptors: the
+    task, standard input, output and errors, and one for results; it answers with how the program ended.
 
     Args:
         level: one of `LEVELS`.
         names: what ``program_run.prepare`` returned.
 
     Raises:
-        NoRoom: this machine does not allow it.
+        IsolationUnavailable: this machine does not allow it.
     """
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     root, user = os.geteuid() == 0, _free_user()
@@ -82,7 +77,7 @@ def open_room(level: str, names: dict[str, Any]) -> socket.socket:
     if child == 0:
         try:
             here.close()
-            _open(level, there, root, user, names)
+            _become_supervisor(level, there, root, user, names)
         except BaseException as error:
             there.send(json.dumps({"fault": f"{type(error).__name__}: {error}"}).encode())
         finally:
@@ -92,68 +87,68 @@ def open_room(level: str, names: dict[str, Any]) -> socket.socket:
     if "fault" in reply:
         here.close()
         os.waitpid(child, 0)
-        raise NoRoom(reply["fault"])
+        raise IsolationUnavailable(reply["fault"])
     return here
 
 
-def _open(level: str, link: socket.socket, root: bool, user: int, names: dict[str, Any]) -> None:
-    """In a forked child of the worker: becomes the keeper, or the process that waits for it."""
-    _end_with_parent()
+def _become_supervisor(level: str, worker: socket.socket, root: bool, user: int, names: dict[str, Any]) -> None:
+    """In a forked child of the worker: becomes the supervisor, or the process that waits for it."""
+    kill_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.closerange(3, link.fileno())
-    os.closerange(link.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    alone = level == "namespaces"
-    if alone:
+    os.closerange(3, worker.fileno())
+    os.closerange(worker.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    in_namespaces = level == "namespaces"
+    if in_namespaces:
         _leave_host(root)
         inner = os.fork()  # the first process in the new PID namespace: when it ends, the kernel ends all in there
         if inner:
-            link.close()
+            worker.close()
             os.waitpid(inner, 0)
             os._exit(0)
-        _end_with_parent()
+        kill_with_parent()
         _build_root()
-    walls = Walls(alone, user if root else None, _filter["compiled"](files=alone), names)
-    link.send(b"{}")
-    _keep(link, walls)
+    seccomp = program_filter.compiled(files=in_namespaces)
+    worker.send(b"{}")
+    _supervise(worker, Isolation(in_namespaces, user if root else None, seccomp, names))
 
 
-def _keep(link: socket.socket, walls: Walls) -> None:
-    """Runs one program after another: limits and five descriptors in, how it ended out."""
-    owner = "" if walls.user is None else f",uid={walls.user},gid={walls.user}"
+def _supervise(worker: socket.socket, isolation: Isolation) -> None:
+    """Runs one program after another, until the worker closes the socket."""
+    owner = "" if isolation.user is None else f",uid={isolation.user},gid={isolation.user}"
     while True:
-        message, descriptors, _, _ = socket.recv_fds(link, 4096, 5)
+        message, descriptors, _, _ = socket.recv_fds(worker, 4096, 5)
         if not message:
             os._exit(0)
         limits = json.loads(message)
-        if walls.alone:
+        if isolation.in_namespaces:
             options = f"size={FOLDER_BYTES},nr_inodes={FOLDER_FILES},mode=0700{owner}"
             _mount("folder", "/tmp", "tmpfs", _NO_SUID | _NO_DEVICES | _NO_EXEC, options)
         program = os.fork()
         if program == 0:
-            _shut_in(descriptors, limits, walls)
+            _isolate(descriptors, limits, isolation)
         for descriptor in descriptors:
             os.close(descriptor)
-        reply = _watch(program, link, limits)
-        if walls.alone:
+        reply = _watch(program, worker, limits)
+        if isolation.in_namespaces:
             _sweep()
             _check(_libc.umount2(b"/tmp", _DETACH), "umount /tmp")
-        link.send(json.dumps(reply).encode())
+        worker.send(json.dumps(reply).encode())
 
 
-def _watch(program: int, link: socket.socket, limits: dict[str, Any]) -> dict[str, Any]:
+def _watch(program: int, worker: socket.socket, limits: dict[str, Any]) -> dict[str, Any]:
     """Waits for the end of a program, and kills it when it is over its time or the worker says so."""
     handle = os.pidfd_open(program)
     clock = (~program << 3) | 2  # the CPU time of a process: CPUCLOCK_SCHED of its pid
     deadline, cause = time.monotonic() + limits["wall_s"], "ended"
     poll = select.poll()
     poll.register(handle, select.POLLIN)
-    poll.register(link, select.POLLIN)
+    poll.register(worker, select.POLLIN)
     while cause == "ended":
         ready = {descriptor for descriptor, _ in poll.poll(1000 * PAUSE_S)}
         if handle in ready:
             break
-        if link.fileno() in ready:  # a message to stop, or the end of the worker
-            link.recv(4096)
+        if worker.fileno() in ready:  # a message to stop, or the end of the worker
+            worker.recv(4096)
             cause = "stopped"
         elif time.clock_gettime(clock) > limits["cpu_s"]:
             cause = "cpu"
@@ -167,7 +162,7 @@ def _watch(program: int, link: socket.socket, limits: dict[str, Any]) -> dict[st
 
 
 def _sweep() -> None:
-    """Ends whatever is left in the PID namespace of the keeper."""
+    """Ends whatever is left in the PID namespace of the supervisor."""
     assert os.getpid() == 1, "outside of a PID namespace of its own, this would end the processes of the host"
     try:
         os.kill(-1, signal.SIGKILL)
@@ -180,8 +175,8 @@ def _sweep() -> None:
             return
 
 
-def _shut_in(descriptors: list[int], limits: dict[str, Any], walls: Walls) -> None:
-    """In a forked child of the keeper: takes everything away, and then runs the program. Does not return."""
+def _isolate(descriptors: list[int], limits: dict[str, Any], isolation: Isolation) -> None:
+    """In a forked child of the supervisor: takes everything away, and then runs the program. Does not return."""
     try:
         task, *streams = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for descriptor in descriptors]
         for number, stream in enumerate(streams):
@@ -189,40 +184,42 @@ def _shut_in(descriptors: list[int], limits: dict[str, Any], walls: Walls) -> No
         with open(task, closefd=False) as file:
             told = json.load(file)
         os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        if walls.alone:
+        if isolation.in_namespaces:
             os.chdir("/tmp")
-        _limit(limits, walls)
-        if walls.user is None:
+        _limit(limits, isolation)
+        if isolation.user is None:
             _drop_capabilities()
         else:
-            _become_user(walls.user)
-        if not walls.alone:
-            _end_with_parent()  # after the change of user, which would undo it
-        _filter["apply"](_libc, walls.filter)
+            os.setgroups([])
+            os.setresgid(isolation.user, isolation.user, isolation.user)
+            os.setresuid(isolation.user, isolation.user, isolation.user)
+        if not isolation.in_namespaces:
+            kill_with_parent()  # after the change of user, which would undo it
+        program_filter.apply(_libc, isolation.filter)
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
         os._exit(99)
-    _run["run"](told, walls.names)
+    program_run.run(told, isolation.names)
     os._exit(98)
 
 
-def _limit(limits: dict[str, Any], walls: Walls) -> None:
+def _limit(limits: dict[str, Any], isolation: Isolation) -> None:
     kinds = {
         resource.RLIMIT_AS: limits["memory_bytes"],
-        resource.RLIMIT_CPU: math.ceil(limits["cpu_s"]) + 1,  # should the keeper not get to look
+        resource.RLIMIT_CPU: math.ceil(limits["cpu_s"]) + 1,  # should the supervisor not get to look
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: FOLDER_BYTES,
         resource.RLIMIT_NOFILE: DESCRIPTORS,
     }
-    if walls.alone or walls.user is not None:  # counted by user id: without one of its own, all of the user's count
+    if (
+        isolation.in_namespaces or isolation.user is not None
+    ):  # counted by user id: without one of its own, all of the user's count
         kinds[resource.RLIMIT_NPROC] = TASKS
     for kind, most in kinds.items():
-        hard = resource.getrlimit(kind)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
+        set_limit(kind, most, for_good=True)
 
 
-# --- the walls --------------------------------------------------------------------------------------------------------
+# --- namespaces, users and capabilities -------------------------------------------------------------------------------
 
 
 def _leave_host(root: bool) -> None:
@@ -239,7 +236,7 @@ def _build_root() -> None:
     """Makes a root of the folders that Python needs, read-only, and leaves the one of the host."""
     _mount("none", "/", None, _RECURSIVE | _PRIVATE)
     sources = {path: os.open(path, os.O_PATH) for path in [*_folders(), *_DEVICES]}
-    _mount("room", "/tmp", "tmpfs", _NO_SUID | _NO_DEVICES, "size=1m,mode=0755")
+    _mount("root", "/tmp", "tmpfs", _NO_SUID | _NO_DEVICES, "size=1m,mode=0755")
     for path, source in sources.items():
         target = f"/tmp{path}"
         if path in _DEVICES:
@@ -265,7 +262,7 @@ def _folders() -> list[str]:
     """The standard library, and the folders of the shared libraries that this process has loaded."""
     with open("/proc/self/maps") as maps:
         files = {line.split(maxsplit=5)[5].strip() for line in maps if ".so" in line and line.count("/")}
-    found = {_run["STANDARD_LIBRARY"], *(os.path.dirname(file) for file in files if file.startswith("/"))}
+    found = {program_run.STANDARD_LIBRARY, *(os.path.dirname(file) for file in files if file.startswith("/"))}
     folders = sorted(path for path in found if os.path.isdir(path))
     return [path for path in folders if not any(path.startswith(f"{other}/") for other in folders)]
 
@@ -283,19 +280,9 @@ def _free_user() -> int:
     return top - 10 - os.getpid() % max(1, min(4_000_000, (top - first) // 2))
 
 
-def _become_user(user: int) -> None:
-    os.setgroups([])
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
-
-
 def _drop_capabilities() -> None:
     header, nothing = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     _check(_libc.syscall(ctypes.c_long(_CAPSET.get(os.uname().machine, -1)), header, nothing), "capset")
-
-
-def _end_with_parent() -> None:
-    _check(_libc.prctl(_PARENT_DEATH, int(signal.SIGKILL), 0, 0, 0), "prctl")
 
 
 def _check(result: int, what: str) -> None:
