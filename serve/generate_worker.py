@@ -18,7 +18,7 @@ from serve.grammar_judge import Unusable
 from serve.grammars import Compiled, Grammar, GrammarMask, Grammars
 from serve.litserve_adapter import Worker
 from serve.versions import DropWeights, LoadWeights, Versions
-from serve.worker import Answer, Cancel, Failure, Mailbox, Refusal, end_with_parent
+from serve.worker import Answer, Cancel, Failure, FrontChannel, Refusal, end_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -108,18 +108,18 @@ class GenerateWorker(Worker):
         self._versions = Versions(self._served, device=self._target, size=self._size)
         self._grammars = Grammars(self._served.tokenizer, eos_ids(self._versions[0].policy, self._served.tokenizer))
 
-    def work(self, mailbox: Mailbox) -> None:
-        self._mailbox = mailbox
+    def work(self, front: FrontChannel) -> None:
+        self._front = front
         self._owner: dict[int, _Request] = {}  # by sequence
         self._sequences: dict[tuple[int, int], int] = {}  # sequences by request and index of the completion
         self._deferred: deque[_Waiting] = deque()  # one is handled per decoding step
         self._compiling: list[tuple[int, Generate, Compiled | None]] = []  # None: there is no room for it yet
         while True:
             busy = self._versions.decoding or self._versions.is_loading or self._deferred or self._compiling
-            for uid, payload in mailbox.take(wait_for_one=not busy):
+            for uid, payload in front.take(wait_for_one=not busy):
                 self._receive(uid, payload)
             for answer in self._versions.answers():
-                mailbox.send(answer)
+                front.send(answer)
             self._start_compiled()
             self._do_one_deferred()
             for number in self._versions:
@@ -201,7 +201,7 @@ class GenerateWorker(Worker):
             self._fail(uid, "scoring the prompt failed; the server's log has the details.")
             return
         if all(math.isfinite(token.logprob) for token in scored if token.logprob is not None):
-            self._mailbox.send(Answer(uid, scored))
+            self._front.send(Answer(uid, scored))
         else:
             self._fail(uid, _DIVERGED)
 
@@ -215,7 +215,7 @@ class GenerateWorker(Worker):
             return
         self._owner.update(dict.fromkeys(sequences, _Request(uid, job, masks)))
         self._sequences.update(zip([(uid, i) for i in job.indices], sequences, strict=True))
-        self._mailbox.send(Started(uid, job.stay, job.indices, sequences))
+        self._front.send(Started(uid, job.stay, job.indices, sequences))
 
     def _cancel(self, uid: int, indices: frozenset[int] | None) -> None:
         """Ends all completions of a request, or some, wherever they are."""
@@ -257,10 +257,10 @@ class GenerateWorker(Worker):
         for uid, request in broken.items():
             self._cancel(uid, None)
             self._fail(uid, _why_nothing_is_left(request))
-        self._mailbox.send(Step(list(zip(*drawn, strict=True))))
+        self._front.send(Step(list(zip(*drawn, strict=True))))
 
     def _fail(self, uid: int, reason: str | Refusal) -> None:
-        self._mailbox.send(Failure(uid, reason))
+        self._front.send(Failure(uid, reason))
 
 
 def _without(job: Generate, indices: frozenset[int]) -> Generate:

@@ -18,7 +18,7 @@ from litserve.utils import WorkerSetupStatus
 
 from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.processes.environment import reduced_to
-from serve.worker import Mailbox
+from serve.worker import FrontChannel
 
 _LONGEST = 2000  # bytes of a complaint
 
@@ -58,7 +58,7 @@ class Worker(LitAPI):
         """The environment variables of the process."""
         raise NotImplementedError
 
-    def work(self, mailbox: Mailbox) -> None:
+    def work(self, front: FrontChannel) -> None:
         """Runs the process after its setup; never returns.
 
         Raises:
@@ -72,7 +72,7 @@ class _WholeProcess(LitLoop):
 
     def run(self, lit_api: Worker, device: str, worker_id: int, request_queue: socket.socket, *_: Any) -> None:
         try:
-            lit_api.work(Mailbox(request_queue))
+            lit_api.work(FrontChannel(request_queue))
         except SystemExit:
             os._exit(0)  # the normal exit of an interpreter with torch takes seconds
 

@@ -17,7 +17,7 @@ from grpo_pl.rewards.batch import score_completions
 from grpo_pl.rewards.sandbox.task_queue import CALLER, Caller
 from grpo_pl.rewards.voting import answer_classes
 from serve.litserve_adapter import Worker
-from serve.worker import Answer, Cancel, Failure, Mailbox, Refusal, end_with_parent
+from serve.worker import Answer, Cancel, Failure, FrontChannel, Refusal, end_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -56,22 +56,22 @@ class ScoreWorker(Worker):
             reward.check()
             reward.start()
 
-    def work(self, mailbox: Mailbox) -> None:
+    def work(self, front: FrontChannel) -> None:
         callers: dict[int, Caller] = {}
         try:
             with ThreadPoolExecutor(_THREADS, thread_name_prefix="score") as threads:
                 while True:
-                    for uid, payload in mailbox.take(wait_for_one=True):
+                    for uid, payload in front.take(wait_for_one=True):
                         if not isinstance(payload, Cancel):
                             callers[uid] = Caller()
-                            threads.submit(copy_context().run, self._answer, uid, payload, mailbox, callers)
+                            threads.submit(copy_context().run, self._answer, uid, payload, front, callers)
                         elif (caller := callers.get(uid)) is not None:  # its thread may remove it at any time
                             caller.leave()
         finally:
             for reward in self._rewards:
                 reward.close()
 
-    def _answer(self, uid: int, job: ScoreItems, mailbox: Mailbox, callers: dict[int, Caller]) -> None:
+    def _answer(self, uid: int, job: ScoreItems, front: FrontChannel, callers: dict[int, Caller]) -> None:
         caller = callers[uid]
         CALLER.set(caller)
         try:
@@ -81,15 +81,15 @@ class ScoreWorker(Worker):
                 if caller.gone:
                     return
                 items += score_items(self._rewards, job, slice(first, first + step))
-            mailbox.send(Answer(uid, items))
+            front.send(Answer(uid, items))
         except MissingColumn as error:  # a fault of the request
-            mailbox.send(Failure(uid, Refusal(str(error))))
+            front.send(Failure(uid, Refusal(str(error))))
         except CancelledError:  # nobody waits for an answer
             pass
         except Exception as error:  # a reward may be a user's code: only this request fails
             log.exception("a reward failed")
             reason = f"a reward failed: {type(error).__name__}; the server's log has the details."
-            mailbox.send(Failure(uid, reason))
+            front.send(Failure(uid, reason))
         finally:
             del callers[uid]
 

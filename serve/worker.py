@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import socket
-import struct
 import threading
 from collections.abc import Iterator
-from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
-_LENGTH = struct.Struct("!Q")
+from grpo_pl.processes import limits
+from grpo_pl.processes.messages import MessageReader, framed
+
 _READ = 1 << 18
 
 
@@ -46,32 +45,23 @@ class Failure(NamedTuple):
 
 
 def packed(message: Any) -> bytes:
-    """A message in the form that :class:`Frames` reads: its length in 8 bytes, then its pickle."""
-    data = ForkingPickler.dumps(message)  # as in multiprocessing's own pipes: both ends are processes of this server
-    return _LENGTH.pack(len(data)) + data
+    """A message in the form that :class:`Frames` reads: pickled, for both ends are processes of this server."""
+    return framed(ForkingPickler.dumps(message))
 
 
 class Frames:
-    """Splits a stream of bytes into messages."""
+    """Splits a stream of bytes into messages that `packed` wrote."""
 
     def __init__(self) -> None:
-        self._bytes = bytearray()
+        self._reader = MessageReader()
 
     def feed(self, data: bytes) -> Iterator[Any]:
         """Adds received bytes and yields the messages that are complete."""
-        self._bytes += data
-        while len(self._bytes) >= _LENGTH.size:
-            end = _LENGTH.size + _LENGTH.unpack_from(self._bytes)[0]
-            if len(self._bytes) < end:
-                return
-            with memoryview(self._bytes) as view:
-                message = ForkingPickler.loads(view[_LENGTH.size : end])
-            del self._bytes[:end]
-            yield message
+        yield from map(ForkingPickler.loads, self._reader.feed(data))
 
 
-class Mailbox:
-    """A worker's side of the connection. Sending blocks while the front process does not read."""
+class FrontChannel:
+    """A worker's connection to the front process. Sending blocks while the front process does not read."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end, self._frames, self._sending = end, Frames(), threading.Lock()
@@ -109,10 +99,5 @@ def end_with_parent() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
+    assert parent is not None and parent.pid is not None
+    limits.end_with_parent(parent.pid)

@@ -17,7 +17,7 @@ class MessageTooLong(ValueError):
     """The other side announces a message that is longer than allowed."""
 
 
-def framed(message: bytes) -> bytes:
+def framed(message: bytes | memoryview) -> bytes:
     """The message with its length in front."""
     return _LENGTH.pack(len(message)) + message
 
