@@ -58,10 +58,10 @@ class Environment(ABC):
     """
 
     isolation: Literal["thread", "process"] = "process"
-    """Where episodes are played: each in a process of its own, which can be killed; or in a thread, for code that is
+    """Play each episode in a process of its own, which can be killed; or in a thread, for code that is
     known to return and keeps no state outside its instances."""
     blame: Blame = "environment"
-    """Who is at fault when a step hangs, raises or dies: after ``environment`` the episode has no value and leaves the
+    """The one at fault when a step hangs, raises or dies: after ``environment`` the episode has no value and leaves the
     loss; after ``policy``, for steps that run what the policy wrote, the rewards so far are its value."""
 
     @abstractmethod
@@ -136,7 +136,7 @@ class Environment(ABC):
 
     @property
     def told_tools(self) -> str:
-        """What the system message says of ``tool_schemas`` where the chat template has no place for them."""
+        """The system message's text about ``tool_schemas``, where the chat template has no place for them."""
         return listed(self.tool_schemas)
 
     @property
@@ -152,7 +152,7 @@ class Environment(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Transition:
-    """What a reset or a step led to, checked."""
+    """The checked result of a reset or a step."""
 
     observation: Observation = ""
     reward: float = 0.0
@@ -164,13 +164,13 @@ class Transition:
     info: Mapping[str, Any] = field(default_factory=dict)
     status: Status = "ok"
     detail: str = ""
-    """What went wrong, in one line."""
+    """The fault, in one line."""
     blame: Blame | None = None
     """Whose fault it was; None unless the status says that something went wrong."""
 
     @property
     def done(self) -> bool:
-        """Whether the episode is over."""
+        """True once the episode is over."""
         return self.terminated or self.truncated or self.status != "ok"
 
 
@@ -231,7 +231,7 @@ def failed(status: Status, detail: str, *, blame: Blame) -> Transition:
 
 
 def read_reset(returned: Any) -> Transition:
-    """What ``Environment.reset`` returned.
+    """Reads the result of ``Environment.reset``.
 
     Raises:
         EnvironmentMistake: it is not what reset should return.
@@ -242,7 +242,7 @@ def read_reset(returned: Any) -> Transition:
 
 
 def read_step(returned: Any, where: str = "step") -> Transition:
-    """What ``Environment.step`` returned.
+    """Reads the result of ``Environment.step``.
 
     Raises:
         EnvironmentMistake: it is not what step should return.

@@ -24,7 +24,7 @@ from grpo_pl.processes.messages import Channel
 
 REQUEST = struct.Struct(">cq")
 GRACE_S = 2.0
-"""How long an environment may take to close."""
+"""Seconds that an environment may take to close."""
 LONGEST_INFO = 1 << 16
 """Characters of an info as JSON; larger ones are dropped."""
 

@@ -18,7 +18,7 @@ class GymnasiumEnvironment(Environment):
     """``gymnasium.make(id, **kwargs)``; an action that means nothing leaves the environment as it is."""
 
     id: str
-    """What ``gymnasium.make`` is asked for, such as ``FrozenLake-v1``."""
+    """Id for ``gymnasium.make``, such as ``FrozenLake-v1``."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of ``gymnasium.make``."""
     from_row: Sequence[str] = ()
@@ -30,7 +30,7 @@ class GymnasiumEnvironment(Environment):
     """``parse(action, env.action_space)`` gives the action, None where the text means none; null reads the first whole
     number in the text, or takes the text itself where the space is one of texts."""
     invalid: str = "Invalid action."
-    """What the policy is told when its action means nothing; the last observation follows. Empty gives that alone."""
+    """Reply to an action that means nothing; the last observation follows. Empty gives that alone."""
 
     def __post_init__(self) -> None:
         self._observe, self._parse = resolved(self.observe or shown), resolved(self.parse or number_or_text)
@@ -86,7 +86,7 @@ class GymnasiumEnvironment(Environment):
 
 
 def shown(env: Any, observation: Any) -> str:
-    """What ``env.render()`` draws as text, without colours, or the observation as Python prints it."""
+    """The text of ``env.render()`` without colours, or the observation as Python prints it."""
     return _COLOUR.sub("", str(env.render() if env.render_mode == "ansi" else observation))
 
 

@@ -31,7 +31,7 @@ class _EpisodeProcess:
     """The channel to an episode's process, and what is under way on it."""
 
     number: int
-    """What the fork server knows the process by; never given twice."""
+    """The fork server's number of the process; never given twice."""
     socket: socket.socket
     method: str = ""
     deadline: float = 0.0
@@ -95,7 +95,7 @@ class Processes:
         process.outgoing = framed(pickle.dumps((method, arguments)))
 
     def poll(self, timeout_s: float) -> list[tuple[int, Transition]]:
-        """What has ended by now, or within ``timeout_s``."""
+        """Transitions that are complete by now, or within ``timeout_s``."""
         ended, self._failed = self._failed, []
         waiting = {process.socket.fileno(): episode for episode, process in self.episodes.items() if process.method}
         poller = select.poll()  # select() fails on descriptors from 1024 on

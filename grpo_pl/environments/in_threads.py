@@ -52,7 +52,7 @@ class Threads:
         self._tasks.put(task)
 
     def poll(self, timeout_s: float) -> list[tuple[int, Transition]]:
-        """What has ended by now, or within ``timeout_s``."""
+        """Transitions that are complete by now, or within ``timeout_s``."""
         ended: list[tuple[int, Transition]] = []
         left = min((self._left(task) for task in self._running.values()), default=0.0)
         with contextlib.suppress(queue.Empty):

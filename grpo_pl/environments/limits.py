@@ -1,4 +1,4 @@
-"""How long and how much an environment may take, and what follows when it takes more."""
+"""Limits on the time and size of environments, and the transitions that follow when one is exceeded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PoolLimits:
 
 
 def at_fault(pattern: Environment, method: str, status: Status, detail: str) -> Transition:
-    """What a failed ``reset`` or ``step`` leads to: the reset is never the policy's fault."""
+    """The transition of a failed ``reset`` or ``step``; a reset is never the policy's fault."""
     return failed(status, detail, blame=pattern.blame if method == "step" else "environment")
 
 

@@ -107,7 +107,7 @@ class OpenEnvEnvironment(Environment):
 
 
 def _rank_and_world() -> tuple[int, int]:
-    """Which of the training processes this is, and how many there are."""
+    """Rank of this training process, and the number of them."""
     from torch import distributed
 
     here = distributed.is_available() and distributed.is_initialized()

@@ -69,7 +69,7 @@ class EnvironmentPool:
         self._submit(episode, "finish", {})
 
     def collect(self, timeout_s: float | None = None) -> dict[int, Transition]:
-        """What has ended, by the number of the episode; waits for the first of it.
+        """Transitions that are complete, by the number of the episode; waits for the first.
 
         Args:
             timeout_s: wait no longer than this; None waits for as long as the limits allow. Empty where nothing is

@@ -21,7 +21,7 @@ class TextArenaEnvironment(Environment):
     """``textarena.make(id, **kwargs)`` without wrappers: observations are what the game said since the last action."""
 
     id: str
-    """What ``textarena.make`` is asked for, such as ``GuessTheNumber-v0``."""
+    """Id for ``textarena.make``, such as ``GuessTheNumber-v0``."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of ``textarena.make``."""
     observe: str | Callable[[Any, Sequence[str]], Observation] | None = None

@@ -1,4 +1,4 @@
-"""How a policy writes the call of a tool, and how the result is told to it: a parser is an argument of environments."""
+"""Forms in which a policy writes calls of tools and reads results; environments take one as ``parser``."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Call(NamedTuple):
     arguments: Mapping[str, Any]
     fault: str = ""
     span: tuple[int, int] = (0, 0)
-    """Where it begins and ends in the action."""
+    """Its begin and end in the action."""
     open: bool = False
-    """Whether the action ended within it, so that more text may still mend the fault."""
+    """The action ended within it, so that more text may still mend the fault."""
 
 
 class Result(NamedTuple):
-    """What came of a call."""
+    """The result of a call."""
 
     name: str
     text: str
@@ -48,7 +48,7 @@ class CallParser(ABC):
 
     @abstractmethod
     def observation(self, results: Sequence[Result]) -> Observation:
-        """What the policy is told."""
+        """Text for the policy."""
 
     def check(self, tools: Mapping[str, Tool]) -> None:  # noqa: B027 - most call any tool
         """Refuses tools that cannot be called this way.
@@ -58,7 +58,7 @@ class CallParser(ABC):
         """
 
     def told(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """What the system message says of tools and their calls, where the chat template has no place for them.
+        """The system message's text about tools and their calls, where the chat template has no place for them.
 
         Args:
             tools: their JSON schemas.
@@ -66,7 +66,7 @@ class CallParser(ABC):
         return "Tools:\n" + listed(tools)
 
     def tags(self, tools: Mapping[str, Tool]) -> Sequence[tuple[str, str]]:
-        """What calls begin and end with; without any, whether a text holds calls shows when it is complete."""
+        """Begin and end marks of calls; without any, a text must be complete before calls can be looked for."""
         return ()
 
     def written(self, call: Call) -> str:
@@ -176,9 +176,9 @@ class TagCalls(CallParser):
     """``<calc>12*7</calc>``: the tag is the tool, the text its only argument; answered by ``<result>84</result>``."""
 
     result: str = "<result>{text}</result>"
-    """How a result is told."""
+    """Form of a result."""
     error: str = "<error>{text}</error>"
-    """How a failure is told."""
+    """Form of a failure."""
 
     def check(self, tools: Mapping[str, Tool]) -> None:
         for name, tool in tools.items():
@@ -274,7 +274,7 @@ def _writable(text: str) -> str:
 
 
 def _unknown(call: Call, tools: Mapping[str, Callable[..., Any]]) -> str:
-    """What is wrong with the name or arguments of a call; empty where it can be made."""
+    """The fault in the name or arguments of a call; empty where it can be made."""
     if call.name not in tools:
         return f"there is no tool {call.name[:100]!r}; tools: {', '.join(tools)}"
     try:

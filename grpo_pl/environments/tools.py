@@ -30,7 +30,7 @@ class ToolEnvironment(Environment):
     tools: Sequence[str | Callable[..., Any]]
     """Functions, or ``package.module:function`` or ``path/to/file.py:function``."""
     parser: CallParser = field(default_factory=HermesCalls)
-    """How calls are written."""
+    """Form of calls."""
     isolation: Literal["thread", "process"] = "thread"
     """Calls run in processes of the sandbox; the episodes themselves are trusted."""
     time_limit_s: float = 5.0

@@ -26,7 +26,7 @@ class TRLEnvironment(Environment):
     factory: str | Callable[[], Any]
     """The factory, or ``package.module:factory`` or ``path/to/file.py:factory``; a class is one."""
     parser: CallParser = field(default_factory=HermesCalls)
-    """How calls are written."""
+    """Form of calls."""
 
     def __post_init__(self) -> None:
         self._make = resolved(self.factory)

@@ -12,14 +12,14 @@ PASSED = frozenset(
     | {"PYTHONNOUSERSITE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"}
     | {"SYMPY_GROUND_TYPES", "MPMATH_NOGMPY"}
 )
-"""What an interpreter needs to find itself, its libraries and a temporary folder; limits on threads; SymPy's choice of
-arithmetic."""
+"""Variables by which an interpreter finds itself, its libraries and a temporary folder; limits on threads;
+SymPy's choice of arithmetic."""
 MODEL = frozenset(
     {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
     | {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"}
     | {"HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "XDG_CACHE_HOME", "TOKENIZERS_PARALLELISM"}
 )
-"""What a process with a model needs in addition: devices, and the folders of caches."""
+"""Further variables of a process with a model: devices, and the folders of caches."""
 
 
 def clean_environment(further: frozenset[str] = frozenset()) -> dict[str, str]:

@@ -90,7 +90,7 @@ class Channel:
         return b"".join(parts)
 
     def poll(self, timeout_s: float = 0.0) -> bool:
-        """Whether something can be read, or the other side is closed, within so many seconds."""
+        """True once something can be read or the other side is closed; waits so many seconds for it."""
         poll = select.poll()  # select() fails on descriptors from 1024 on
         poll.register(self.socket, select.POLLIN)
         return bool(poll.poll(1000 * timeout_s))

@@ -96,7 +96,7 @@ class ChildProcess:
             return self._process.wait()
 
     def death(self, within_s: float = 2.0) -> str:
-        """How the process ended and what it printed last, as the end of a sentence about it."""
+        """The signal or exit status, and the last lines of output: the end of a sentence about the process."""
         how = exit_name(self.exit_status(within_s))
         if self._output is None:
             return f"ended by {how}"

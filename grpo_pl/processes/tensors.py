@@ -17,7 +17,7 @@ _ALIGNMENT = 64  # bytes; every type of tensor may begin there
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """Where in shared memory a tensor lies."""
+    """A tensor's place in shared memory."""
 
     name: str
     dtype: torch.dtype

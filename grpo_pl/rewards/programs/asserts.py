@@ -110,7 +110,7 @@ class Assertion:
     test: ast.expr
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Whether it is true of what the program gave back."""
+        """True if it holds for the program's value."""
         try:
             return bool(_value(self.test, values))
         except INCOMPARABLE:
@@ -165,7 +165,7 @@ def _without_calls(node: ast.expr, asked: list[str]) -> ast.expr:
 
 
 def _is_question(node: ast.expr) -> bool:
-    """Whether the program may be asked for all of ``node``: a call of it, and what is done to that alone."""
+    """True if the program may be asked for all of ``node``: a call of it, and what is done to that alone."""
     match node:
         case ast.Attribute(value=inner) | ast.Starred(value=inner):
             return _is_question(inner)

@@ -24,7 +24,7 @@ machine."""
 
 @dataclass(frozen=True)
 class _Finding:
-    """What one process of a program showed."""
+    """Result of one process of a program."""
 
     faults: Sequence[str]
     """Of each test that it decides why it is not passed, or ``""``."""
@@ -135,8 +135,8 @@ class CodeReward(Reward):
         return program, gold
 
     def _run(self, suites: dict[tuple[str, str], Suite]) -> dict[tuple[str, str], list[_Finding]]:
-        """What the processes of each program showed. The first of several goes ahead: a program that fails it is not
-        run again where all tests must be passed, and one that took too long or printed too much is not in any case."""
+        """Results of the processes of each program. The first process goes ahead: a program that fails it is not run
+        again where all tests must be passed, and never if it took too long or printed too much."""
         found = self._findings({pair: suite[:1] for pair, suite in suites.items()})
         rest = {
             pair: suite[1:]

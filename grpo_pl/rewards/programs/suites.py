@@ -22,7 +22,7 @@ class BadTests(ValueError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended."""
+    """End of a program."""
 
     cause: str
     """``ended`` by itself, or stopped for ``cpu``, ``wall`` or ``output``."""
@@ -43,7 +43,7 @@ class Run:
 
     input: str
     steps: tuple[Step, ...] | None
-    """What to ask the program for; None for one that reads ``input`` and prints."""
+    """Values to ask the program for; None for one that reads ``input`` and prints."""
     judge: Callable[[Outcome], list[str]]
     """For each of its tests why it is not passed, or ``""``."""
     tests: int
@@ -115,7 +115,7 @@ def _of_entries(told: list[dict[str, Any]]) -> Suite:
 
 
 def _lines(cell: Any) -> str:
-    """What is read or printed: a text, or a list of its lines."""
+    """A text that is read or printed, given as such or as a list of its lines."""
     lines = cell if isinstance(cell, list) else [cell]
     if not all(isinstance(line, str) for line in lines):
         raise BadTests(f"inputs and outputs of a program must be texts, got {repr(cell)[:60]}")

@@ -26,7 +26,7 @@ TOLERANCE = 1e-6
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _LONGEST_NUMBER = 400
 INCOMPARABLE = (ArithmeticError, TypeError, ValueError, AttributeError, LookupError, RecursionError, MemoryError)
-"""What Python raises on values of built-in types that do not fit together."""
+"""Exceptions of Python on values of built-in types that do not fit together."""
 
 
 class Unreadable(ValueError):
@@ -125,12 +125,12 @@ _RESTORE: Mapping[str, Callable[[Any], Any]] = {
     "time": datetime.time.fromisoformat,
     "timedelta": lambda parts: datetime.timedelta(*parts),
 }
-"""What ``program_run.plain`` calls a value -> how it is made again."""
+"""Key of a value in ``program_run.plain`` -> function that makes the value again."""
 _KEYED = frozenset({"set", "dict", "keys", "items"})
 
 
 def same_value(found: Any, expected: Any) -> bool:
-    """Whether a result is what JSON says: tuples are lists there, keys are text, a fraction or decimal is a number, and
+    """True if a result equals the JSON: tuples are lists there, keys are text, a fraction or decimal is a number, and
     decimals agree to `TOLERANCE`."""
     try:
         return _same_value(found, expected)
@@ -157,7 +157,7 @@ def _all_same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 
 def near(found: Any, expected: float) -> bool:
-    """Whether two real numbers agree to `TOLERANCE`."""
+    """True if two real numbers agree to `TOLERANCE`."""
     try:
         return bool(found == expected) or math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
     except (ArithmeticError, ValueError):  # an integer beyond all floats, a NaN that signals
@@ -165,7 +165,7 @@ def near(found: Any, expected: float) -> bool:
 
 
 def same_output(found: str, expected: str) -> bool:
-    """Whether two texts agree line by line: white space around a line does not count, numbers may be written in
+    """True if two texts agree line by line: white space around a line does not count, numbers may be written in
     another way, and where the expected one is a decimal it is compared with tolerance."""
     lines, wanted = ([line.strip() for line in text.strip().split("\n")] for text in (found, expected))
     return len(lines) == len(wanted) and all(map(_same_line, lines, wanted))

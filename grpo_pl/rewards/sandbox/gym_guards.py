@@ -72,7 +72,7 @@ def enough(task: str, answer: str) -> Iterator[str]:
 
 
 MOST_MOVES = 100
-"""How many moves are looked at one after another."""
+"""Most moves that are checked one after another."""
 
 
 def calculate(text: str, *, exact: bool = False) -> Any:
@@ -111,7 +111,7 @@ def literal_or_arithmetic(text: Any, *scopes: Any) -> Any:
 
 
 def _parts(text: str, gold: str) -> int:
-    """How many numbers a text names, or words where the gold answer has no numbers."""
+    """Count of numbers in a text, or of words where the gold answer has no numbers."""
     return len(_NUMBER.findall(text.replace(",", "")) if _NUMBER.search(gold) else re.findall(r"\S+", text))
 
 

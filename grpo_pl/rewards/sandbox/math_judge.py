@@ -51,7 +51,7 @@ _let_binomials_be_interrupted()
 
 
 def _same_symbols(gold: Any, answer: Any) -> bool:
-    """Whether two expressions, of which one or both are symbols, have the same names. math-verify's own function takes
+    """True if two expressions, of which one or both are symbols, have the same names. math-verify's own function takes
     ``X_1`` for ``x_1`` and ``E`` for ``e``; like it, this one takes a product of letters for a word."""
 
     def name(expr: Any) -> str | None:
@@ -154,7 +154,7 @@ def plainly_different(gold: Any, answer: Any) -> bool:
 
 
 def equal(gold: Any, answer: Any) -> bool:
-    """Whether math-verify says that both are equal; a lone symbol is also compared with an expression by ``simplify``,
+    """True if math-verify says that both are equal; a lone symbol is also compared with an expression by ``simplify``,
     because math-verify says that 2x/2 is not x."""
     if plainly_different(gold, answer):
         return False
@@ -167,7 +167,7 @@ def equal(gold: Any, answer: Any) -> bool:
 
 
 def is_undefined(expr: Any) -> bool:
-    """Whether a SymPy expression contains NaN or complex infinity."""
+    """True if a SymPy expression contains NaN or complex infinity."""
     return isinstance(expr, sympy.Basic) and expr.has(sympy.nan, sympy.zoo)
 
 
@@ -218,7 +218,7 @@ def _is_condition(text: str) -> bool:
 
 
 def same_real_set(gold_text: str, answer_text: str) -> bool:
-    """Whether both texts denote one set of real numbers, as conditions on one variable or as sets, where at least one
+    """True if both texts denote one set of real numbers, as conditions on one variable or as sets, where at least one
     of them cannot be anything else: ``(1, 2)`` may be a point."""
     if not all(_SET_SIGN.search(text) for text in (gold_text, answer_text)) and not _is_condition(
         gold_text + answer_text

@@ -46,7 +46,7 @@ FILES: dict[str, tuple[int | None, int | None]] = {
     "fadvise64": (221, 223), "socketpair": (53, 199), "sendto": (44, 206), "recvfrom": (45, 207), "shutdown": (48, 210),
     "getsockname": (51, 204), "getpeername": (52, 205), "setsockopt": (54, 208), "getsockopt": (55, 209),
 }  # fmt: skip
-"""What is allowed in addition where the program has a file system of its own: files, and pairs of sockets."""
+"""Further calls that are allowed where the program has a file system of its own: files, and pairs of sockets."""
 CLONE, CLONE3, FCNTL, IOCTL, PRLIMIT = (56, 220), (435, 435), (72, 25), (16, 29), (302, 261)
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Machine -> column of its numbers, and how the kernel names the architecture."""
@@ -104,7 +104,7 @@ def instructions(*, files: bool) -> bytes:
 
 
 class Program(ctypes.Structure):
-    """What the kernel calls ``sock_fprog``."""
+    """The kernel's ``sock_fprog``."""
 
     _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_char_p))
 

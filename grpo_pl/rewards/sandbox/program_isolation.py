@@ -45,15 +45,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Isolation(NamedTuple):
-    """What a supervisor's programs are isolated by."""
+    """The means by which a supervisor isolates its programs."""
 
     in_namespaces: bool
-    """Whether the supervisor has namespaces of its own."""
+    """The supervisor has namespaces of its own."""
     user: int | None
     """The user id that its programs get; None keeps that of the worker, which then is not root."""
     filter: program_filter.Program
     names: dict[str, Any]
-    """What programs find defined."""
+    """Names that programs find defined."""
 
 
 class IsolationUnavailable(Exception):

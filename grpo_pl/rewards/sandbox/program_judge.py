@@ -27,7 +27,7 @@ print(refused(os.fork) and refused(open, "/etc/passwd") and refused(os.listdir, 
 """
 """Prints True if the program is isolated."""
 ERROR_BYTES = 4096
-"""How much of standard error is kept: its end."""
+"""Bytes of standard error that are kept, from its end."""
 
 _names: dict[str, Any] = {}
 _supervisors: dict[str, socket.socket] = {}
@@ -57,7 +57,7 @@ def judge(question: str, program: str, relative_tolerance: float) -> tuple[str, 
 
 
 def _is_available(level: str) -> bool:
-    """Whether there is a supervisor of this level; the first question for it starts one and tries it."""
+    """True if this machine has this level; the first call starts a supervisor and tries it out."""
     if level not in _supervisors and level not in _faults:
         try:
             supervisor = _supervisors[level] = start_supervisor(level, _names)
@@ -72,7 +72,7 @@ def _is_available(level: str) -> bool:
 
 
 def _run(supervisor: socket.socket, asked: dict[str, Any], program: str) -> dict[str, Any]:
-    """How a program ended (``cause``, ``code``), its ``output``, the end of its ``errors``, and the ``results``."""
+    """Runs a program; returns its end (``cause``, ``code``), ``output``, last ``errors`` and ``results``."""
     limits = asked["limits"]
     task = _in_memory(json.dumps({"program": program, "steps": asked["steps"]}).encode())
     stdin = _in_memory(asked["input"].encode("utf-8", "surrogatepass"))

@@ -58,7 +58,7 @@ from functools import *
 from operator import *
 from builtins import *
 """
-"""What solutions to LiveCodeBench and LeetCode take for granted, such as ``List`` and ``inf``."""
+"""Names that solutions to LiveCodeBench and LeetCode take for granted, such as ``List`` and ``inf``."""
 
 _former: list[Any] = []
 """The streams of the worker: freed, they would write what they hold among the output of the program."""
@@ -165,7 +165,7 @@ def _list(values: Any) -> list[Any]:
 
 
 MOST_ITEMS = 10_000
-"""How much of an iterator is looked at: some are endless."""
+"""Most items of an iterator that are read: some are endless."""
 _WRITTEN: dict[Any, Callable[[Any], Any]] = {
     str: str.__str__,
     float: float.__float__,
@@ -206,7 +206,7 @@ def _tell(error: BaseException) -> None:
 
 
 def _make_new(handlers: list[Callable[[], Any]]) -> None:
-    """What a new interpreter would have, and a fork of an old one has not."""
+    """Gives this process the state of a new interpreter, which a fork does not have."""
 
     def register(function: Callable[..., Any], *arguments: Any, **named: Any) -> Callable[..., Any]:
         handlers.append(lambda: function(*arguments, **named))

@@ -1,4 +1,4 @@
-"""Which pair a worker judges next: callers take turns, quick pairs come first, and who has gone away is passed over."""
+"""The queue of pairs to judge: callers take turns, quick pairs come first, those of callers that left are dropped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _READ = 1000  # characters that `looks_costly` reads
 
 
 class Verdict(NamedTuple):
-    """What a worker found out about one (gold, answer) pair."""
+    """A worker's verdict on one (gold, answer) pair."""
 
     status: Status
     detail: str = ""
@@ -64,7 +64,7 @@ class Task:
     """Time of ``time.monotonic`` at which the verdict is due."""
     caller: Caller | None = None
     slow: bool = False
-    """Whether it has taken more than the short time, or looks as if it will."""
+    """It has taken more than the short time, or looks as if it will."""
     verdict: Future[Verdict] = field(default_factory=Future)
     kill: Callable[[], None] | None = None
     """Kills the worker that judges it now; changed under the caller's lock."""
@@ -76,7 +76,7 @@ def growth(text: str) -> int:
 
 
 def looks_costly(text: str) -> bool:
-    """Whether a formula may take seconds: a long loop, a tower of powers and factorials, or one of a large number. Only
+    """True if a formula may take seconds: a long loop, a tower of powers and factorials, or one of a large number. Only
     the order of work depends on it."""
     text = text[:_READ]
     if _LONG_LOOP.search(text) or _TOWER.search(text):

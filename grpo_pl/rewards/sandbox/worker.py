@@ -55,26 +55,6 @@ def _disarm() -> None:
             continue
 
 
-def _load_judge(place: str, data: str) -> Any:
-    """``judge`` of a module, once its ``prepare(data)``, if it has one, has built tables and done late imports, so that
-    no job pays for them, nor for looking for garbage among what was imported, which stays."""
-    gc.disable()
-    module: Any = load_module(place)
-    if hasattr(module, "prepare"):
-        module.prepare(data)
-    gc.freeze()
-    gc.enable()
-    return module.judge
-
-
-def _limit_process(memory_bytes: int) -> None:
-    set_limit(resource.RLIMIT_CORE, 0, for_good=True)
-    set_limit(resource.RLIMIT_AS, memory_bytes)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end ends this process
-    signal.signal(signal.SIGPROF, _on_alarm)
-    signal.signal(signal.SIGVTALRM, signal.SIG_DFL)  # the kernel ends a worker stuck in C, with or without a parent
-
-
 def _run_job(judge: Any, job: list[Any], settings: dict[str, Any]) -> dict[str, Any]:
     global _armed
     gold, answer, soft, hard = job
@@ -107,18 +87,27 @@ def main(channel: Channel, parent: int) -> None:
         channel.send(json.dumps(message).encode("ascii"))
 
     settings = json.loads(channel.receive())
+    gc.disable()
     try:
-        judge = _load_judge(settings["judge"], settings["data"])
+        judge: Any = load_module(settings["judge"])
+        if hasattr(judge, "prepare"):  # builds tables and does late imports, so that no job pays for them
+            judge.prepare(settings["data"])
     except Exception as error:  # the parent shows it to the user
         send({"ready": False, "error": f"{type(error).__name__}: {error}"})
         return
-    _limit_process(settings["memory_limit_mb"] * 2**20)
+    gc.freeze()  # nor for looking for garbage among what was imported, which stays
+    gc.enable()
+    set_limit(resource.RLIMIT_CORE, 0, for_good=True)
+    set_limit(resource.RLIMIT_AS, settings["memory_limit_mb"] * 2**20)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end ends this process
+    signal.signal(signal.SIGPROF, _on_alarm)
+    signal.signal(signal.SIGVTALRM, signal.SIG_DFL)  # the kernel ends a worker stuck in C, with or without a parent
     send({"ready": True})
     while True:
         while not channel.poll(IDLE_CHECK_S):
             if os.getppid() != parent:  # another process may hold the other end of the channel open
                 return
-        reply = _run_job(judge, json.loads(channel.receive()), settings)
+        reply = _run_job(judge.judge, json.loads(channel.receive()), settings)
         send(reply)
         if reply["last"]:
             return

@@ -51,7 +51,7 @@ class SandboxSettings:
     """Module, or absolute path of a file, with a ``judge(gold, answer, relative_tolerance)`` that returns (status,
     detail)."""
     data: str = ""
-    """What the module's ``prepare(data)``, if it has one, gets at the start of a worker."""
+    """Argument of the module's ``prepare``, if it has one, which runs at the start of a worker."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:

@@ -1,4 +1,4 @@
-"""What runs in an engine's child process: it loads weights, draws, and ends when its parent does."""
+"""The engine's child process: it loads weights, draws, and ends when its parent does."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def forget_secrets() -> None:
 
 
 def versions() -> dict[str, str]:
-    """What must be the same wherever a run computes."""
+    """Versions that must be equal on all hosts of a run."""
     python = ".".join(platform.python_version_tuple()[:2])
     return {"Python": python, "torch": str(torch.__version__), "grpo_pl": grpo_pl.__version__}
 

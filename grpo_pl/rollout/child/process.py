@@ -92,7 +92,7 @@ class EngineProcess:
         progress: ProgressFn | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> Any:
-        """What the worker answers.
+        """Asks the worker and returns its answer.
 
         Raises:
             EngineDied: the process ended instead.
