@@ -52,7 +52,7 @@ class Unavailable(RuntimeError):
 class Environment(ABC):
     """One episode at a time, in Gymnasium's terms. Subclass as a ``@dataclass(kw_only=True)``: its fields are settings.
 
-    An instance from a configuration is a pattern: each episode plays in a copy of its own, from :meth:`fresh`. All the
+    An instance from a configuration is a prototype: each episode plays in its own copy, from :meth:`fresh`. All the
     episodes of a group get the same seed and row, so that nothing but the policy tells them apart: whatever is random
     must come from ``seed`` alone.
     """

@@ -34,21 +34,21 @@ def main(channel: Channel, parent: int) -> None:
     settings = pickle.loads(channel.receive())
     sys.path[:] = settings["path"]
     try:
-        pattern = pickle.loads(settings["pattern"])
-        pattern.prepare()
+        prototype = pickle.loads(settings["prototype"])
+        prototype.prepare()
     except Exception as error:  # the other side shows it to the user
         report = {"error": f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"}
         channel.send(json.dumps(report).encode())
         return
     channel.send(b"{}")
-    _ForkServer(channel, pattern, settings["memory_bytes"]).serve(parent)
+    _ForkServer(channel, prototype, settings["memory_bytes"]).serve(parent)
 
 
 class _ForkServer:
     """The forked processes by the number of their episode, and when those that are to leave are killed."""
 
-    def __init__(self, channel: Channel, pattern: Any, memory_bytes: int) -> None:
-        self.channel, self.pattern, self.memory_bytes = channel, pattern, memory_bytes
+    def __init__(self, channel: Channel, prototype: Any, memory_bytes: int) -> None:
+        self.channel, self.prototype, self.memory_bytes = channel, prototype, memory_bytes
         self.pids: dict[int, int] = {}
         self.ends: dict[int, float] = {}
 
@@ -73,7 +73,7 @@ class _ForkServer:
         if pid == 0:
             try:
                 self.channel.close()
-                _play(Channel(socket.socket(fileno=descriptor)), self.pattern, self.memory_bytes)
+                _play(Channel(socket.socket(fileno=descriptor)), self.prototype, self.memory_bytes)
             finally:
                 os._exit(0)
         with contextlib.suppress(OSError):  # done by the child as well: whoever comes first
@@ -100,7 +100,7 @@ def _kill(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def _play(channel: Channel, pattern: Any, memory_bytes: int) -> NoReturn:
+def _play(channel: Channel, prototype: Any, memory_bytes: int) -> NoReturn:
     """One episode: answers resets and steps until the channel closes."""
     from grpo_pl.environments.base import attempted, failed
 
@@ -116,9 +116,9 @@ def _play(channel: Channel, pattern: Any, memory_bytes: int) -> NoReturn:
         while True:
             method, arguments = pickle.loads(channel.receive())
             if method == "reset":
-                environment = pattern.fresh()
+                environment = prototype.fresh()
             assert environment is not None
-            transition = attempted(getattr(environment, method), arguments, where=method, blame=pattern.blame)
+            transition = attempted(getattr(environment, method), arguments, where=method, blame=prototype.blame)
             try:
                 reply = json.dumps(_plain(transition))
             except (TypeError, ValueError) as error:

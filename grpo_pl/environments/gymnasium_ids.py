@@ -70,12 +70,12 @@ class GymnasiumEnvironment(Environment):
         chosen = self._parse(action, self._env.action_space)
         if chosen is None or not self._env.action_space.contains(chosen):
             state = self._last_info.get("state", text_of(self._last))
-            told: Observation = (
+            reply: Observation = (
                 "\n".join(filter(None, (self.invalid, self._last)))
                 if isinstance(self._last, str)
                 else [*([{"role": "user", "content": self.invalid}] if self.invalid else []), *self._last]
             )
-            return told, 0.0, False, False, {"invalid_action": True, "state": state}
+            return reply, 0.0, False, False, {"invalid_action": True, "state": state}
         observation, reward, terminated, truncated, info = self._env.step(chosen)
         self._last, self._last_info = self._observe(self._env, observation), dict(info)
         return self._last, reward, terminated, truncated, self._last_info

@@ -42,8 +42,8 @@ class _EpisodeProcess:
 class Processes:
     """Runs resets and steps of many episodes at once; used by one thread."""
 
-    def __init__(self, pattern: Environment, limits: PoolLimits) -> None:
-        self.pattern, self.limits = pattern, limits
+    def __init__(self, prototype: Environment, limits: PoolLimits) -> None:
+        self.prototype, self.limits = prototype, limits
         self.episodes: dict[int, _EpisodeProcess] = {}
         self._fork_server: ChildProcess | None = None
         self._failed: list[tuple[int, Transition]] = []
@@ -57,11 +57,11 @@ class Processes:
         Raises:
             ValueError: the environment cannot be handed over, or refuses its settings.
         """
-        name = type(self.pattern).__name__
+        name = type(self.prototype).__name__
         try:
-            if type(self.pattern).__module__ == "__main__":
+            if type(self.prototype).__module__ == "__main__":
                 raise ValueError("it stands in the script that runs")
-            pattern = pickle.dumps(self.pattern)
+            prototype = pickle.dumps(self.prototype)
         except Exception as error:  # a user's class may refuse in any way
             raise ValueError(
                 f"environment {name} cannot be sent to a process of its own ({error}): put it and its functions at the "
@@ -73,7 +73,7 @@ class Processes:
             patience_s=10.0,  # to end the processes of episodes, with all that these have started
         )
         path = [str(folder) for folder in sys.path]
-        settings = {"path": path, "pattern": pattern, "memory_bytes": self.limits.memory_limit_mb * 2**20}
+        settings = {"path": path, "prototype": prototype, "memory_bytes": self.limits.memory_limit_mb * 2**20}
         try:
             self._fork_server.channel.send(pickle.dumps(settings))
             report = json.loads(self._fork_server.channel.receive(START_LIMIT_S))
@@ -111,7 +111,7 @@ class Processes:
         for episode in waiting.values():
             process = self.episodes[episode]
             if process.method and time.monotonic() >= process.deadline:
-                ended.append((episode, over_time(self.pattern, process.method, self.limits)))
+                ended.append((episode, over_time(self.prototype, process.method, self.limits)))
                 process.method = ""
         for episode, transition in ended:
             if transition.status in ("timeout", "killed", "too_long"):
@@ -181,10 +181,10 @@ class Processes:
         except BlockingIOError:
             return None
         except MessageTooLong as error:
-            return at_fault(self.pattern, method, "too_long", f"{method} answered {error}")
+            return at_fault(self.prototype, method, "too_long", f"{method} answered {error}")
         except ConnectionError:
             pass
-        return at_fault(self.pattern, method, "killed", f"its process ended during {method}")
+        return at_fault(self.prototype, method, "killed", f"its process ended during {method}")
 
 
 def _restored(body: bytes) -> Transition:

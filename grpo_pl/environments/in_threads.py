@@ -29,8 +29,8 @@ class _Task:
 class Threads:
     """Runs resets and steps of many episodes at once; used by one thread."""
 
-    def __init__(self, pattern: Environment, limits: PoolLimits) -> None:
-        self.pattern, self.limits = pattern, limits
+    def __init__(self, prototype: Environment, limits: PoolLimits) -> None:
+        self.prototype, self.limits = prototype, limits
         self.environments: dict[int, Environment] = {}
         self._lock = threading.Lock()  # over what a task has become, and whose its environment is
         self._forget()
@@ -43,7 +43,7 @@ class Threads:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        self.pattern.prepare()
+        self.prototype.prepare()
 
     def submit(self, episode: int, method: str, arguments: dict[str, Any]) -> None:
         task = self._running[episode] = _Task(episode, method, arguments)
@@ -63,7 +63,7 @@ class Threads:
             if self._left(task) <= 0 and self._abandon(task):
                 del self._running[episode]
                 self._add_thread()  # in the place of the one that hangs
-                ended.append((episode, over_time(self.pattern, task.method, self.limits)))
+                ended.append((episode, over_time(self.prototype, task.method, self.limits)))
         return ended
 
     def discard(self, episode: int) -> None:
@@ -81,7 +81,7 @@ class Threads:
         for thread in self._threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
         self._forget()
-        self.pattern.shutdown()
+        self.prototype.shutdown()
 
     def _left(self, task: _Task) -> float:
         """Seconds until a task is overdue; one that waits for a thread cannot be."""
@@ -114,7 +114,7 @@ class Threads:
                 return
             task.environment = self.environments.get(task.episode)
             task.began = time.monotonic()
-            done = attempted(self._call, {"task": task}, where=task.method, blame=self.pattern.blame)
+            done = attempted(self._call, {"task": task}, where=task.method, blame=self.prototype.blame)
             with self._lock:
                 task.done = not task.overdue
             if task.overdue:
@@ -124,7 +124,7 @@ class Threads:
 
     def _call(self, task: _Task) -> Any:
         if task.method == "reset":
-            task.environment = self.pattern.fresh()
+            task.environment = self.prototype.fresh()
             with self._lock:
                 if not task.overdue:
                     self.environments[task.episode] = task.environment

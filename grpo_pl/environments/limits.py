@@ -34,10 +34,10 @@ class PoolLimits:
         return self.reset_timeout_s if method == "reset" else self.step_timeout_s
 
 
-def at_fault(pattern: Environment, method: str, status: Status, detail: str) -> Transition:
+def at_fault(prototype: Environment, method: str, status: Status, detail: str) -> Transition:
     """The transition of a failed ``reset`` or ``step``; a reset is never the policy's fault."""
-    return failed(status, detail, blame=pattern.blame if method == "step" else "environment")
+    return failed(status, detail, blame=prototype.blame if method == "step" else "environment")
 
 
-def over_time(pattern: Environment, method: str, limits: PoolLimits) -> Transition:
-    return at_fault(pattern, method, "timeout", f"{method} took longer than {limits.of(method):g} s")
+def over_time(prototype: Environment, method: str, limits: PoolLimits) -> Transition:
+    return at_fault(prototype, method, "timeout", f"{method} took longer than {limits.of(method):g} s")

@@ -60,18 +60,18 @@ def read_suite(text: str) -> Suite:
         BadTests: what is wrong with them.
     """
     try:
-        told = json.loads(text)
+        tests = json.loads(text)
     except (ValueError, RecursionError):
-        told = text
+        tests = text
     try:
-        if isinstance(told, dict):
-            return _of_object(told)
-        if isinstance(told, list) and told and all(isinstance(entry, dict) for entry in told):
-            return _of_entries(told)
-        if isinstance(told, list) and told and all(isinstance(entry, str) for entry in told):
-            return _of_python("\n".join(told))
-        if isinstance(told, str):
-            return _of_python(told)
+        if isinstance(tests, dict):
+            return _of_object(tests)
+        if isinstance(tests, list) and tests and all(isinstance(entry, dict) for entry in tests):
+            return _of_entries(tests)
+        if isinstance(tests, list) and tests and all(isinstance(entry, str) for entry in tests):
+            return _of_python("\n".join(tests))
+        if isinstance(tests, str):
+            return _of_python(tests)
     except BadTests:
         raise
     except (ValueError, SyntaxError, RecursionError, MemoryError, OverflowError) as error:  # the text is no Python
@@ -84,9 +84,9 @@ def read_suite(text: str) -> Suite:
 # --- APPS, LiveCodeBench ----------------------------------------------------------------------------------------------
 
 
-def _of_object(told: dict[str, Any]) -> Suite:
+def _of_object(tests: dict[str, Any]) -> Suite:
     """``{"inputs": […], "outputs": […]}``, with ``fn_name`` where a function is called."""
-    inputs, outputs, function = told.get("inputs"), told.get("outputs"), told.get("fn_name")
+    inputs, outputs, function = tests.get("inputs"), tests.get("outputs"), tests.get("fn_name")
     if not (isinstance(inputs, list) and isinstance(outputs, list)) or len(inputs) != len(outputs) or not inputs:
         raise BadTests("an object with tests needs as many outputs as inputs, one at least")
     if function is None:
@@ -99,19 +99,19 @@ def _of_object(told: dict[str, Any]) -> Suite:
     return _calling(function, inputs, [[wanted, wanted[0]] if wrapped else [wanted] for wanted in outputs])
 
 
-def _of_entries(told: list[dict[str, Any]]) -> Suite:
+def _of_entries(tests: list[dict[str, Any]]) -> Suite:
     """``[{"input": …, "output": …, "testtype": …}, …]``; a function has its name in ``fn_name``."""
-    if not all(isinstance(entry.get("input"), str) and isinstance(entry.get("output"), str) for entry in told):
+    if not all(isinstance(entry.get("input"), str) and isinstance(entry.get("output"), str) for entry in tests):
         raise BadTests("each test of a list needs input and output, both texts")
-    kinds = {str(entry.get("testtype", "stdin")) for entry in told}
+    kinds = {str(entry.get("testtype", "stdin")) for entry in tests}
     if kinds == {"stdin"}:
-        return tuple(_printing(entry["input"], entry["output"]) for entry in told)
+        return tuple(_printing(entry["input"], entry["output"]) for entry in tests)
     if kinds != {"functional"}:
         raise BadTests(f"testtype must be stdin for all tests, or functional for all, got {sorted(kinds)}")
-    names = [entry.get("fn_name") for entry in told]
+    names = [entry.get("fn_name") for entry in tests]
     if names[0] is None or any(name != names[0] for name in names):
         raise BadTests("tests with testtype functional need fn_name, the same in each: LiveCodeBench's func_name")
-    return _calling(names[0], [_arguments(e["input"]) for e in told], [[_value(e["output"])] for e in told])
+    return _calling(names[0], [_arguments(e["input"]) for e in tests], [[_value(e["output"])] for e in tests])
 
 
 def _lines(cell: Any) -> str:

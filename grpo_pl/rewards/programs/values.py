@@ -60,11 +60,11 @@ def read_result(line: str) -> tuple[Any, str]:
         Unreadable: it is not such a line.
     """
     try:
-        told = json.loads(line)
-        if isinstance(told, dict) and told.keys() == {"error"}:
-            return None, str(told["error"])[:200] or "error"
-        if isinstance(told, dict) and told.keys() == {"value"}:
-            return _restored(told["value"]), ""
+        written = json.loads(line)
+        if isinstance(written, dict) and written.keys() == {"error"}:
+            return None, str(written["error"])[:200] or "error"
+        if isinstance(written, dict) and written.keys() == {"value"}:
+            return _restored(written["value"]), ""
     except Unreadable:
         raise
     except INCOMPARABLE as error:
@@ -72,12 +72,12 @@ def read_result(line: str) -> tuple[Any, str]:
     raise Unreadable("no result")
 
 
-def _restored(told: Any) -> Any:
-    if isinstance(told, list):
-        return [_restored(item) for item in told]
-    if not isinstance(told, dict):
-        return told
-    ((kind, content),) = told.items()
+def _restored(written: Any) -> Any:
+    if isinstance(written, list):
+        return [_restored(item) for item in written]
+    if not isinstance(written, dict):
+        return written
+    ((kind, content),) = written.items()
     if kind == "other":
         name, *items = content
         return Other(str(name)[:50], *map(_restored, items))

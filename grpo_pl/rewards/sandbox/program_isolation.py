@@ -178,11 +178,11 @@ def _sweep() -> None:
 def _isolate(descriptors: list[int], limits: dict[str, Any], isolation: Isolation) -> None:
     """In a forked child of the supervisor: takes everything away, and then runs the program. Does not return."""
     try:
-        task, *streams = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for descriptor in descriptors]
+        task_file, *streams = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for descriptor in descriptors]
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
-        with open(task, closefd=False) as file:
-            told = json.load(file)
+        with open(task_file, closefd=False) as file:
+            task = json.load(file)
         os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         if isolation.in_namespaces:
             os.chdir("/tmp")
@@ -199,7 +199,7 @@ def _isolate(descriptors: list[int], limits: dict[str, Any], isolation: Isolatio
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
         os._exit(99)
-    program_run.run(told, isolation.names)
+    program_run.run(task, isolation.names)
     os._exit(98)
 
 

@@ -23,12 +23,12 @@ def _function(reference: str) -> Any:
 
 
 def judge(reference: str, job: str, relative_tolerance: float) -> tuple[str, str]:
-    given = json.loads(job)
-    sys.path[:] = given["path"]
+    call = json.loads(job)
+    sys.path[:] = call["path"]
     try:
-        result = _function(reference)(**given["arguments"])
+        result = _function(reference)(**call["arguments"])
         text = str(asyncio.run(result) if inspect.iscoroutine(result) else result)
     except (Exception, SystemExit) as error:  # a tool may raise anything; the policy gets the message
-        return "wrong", f"{type(error).__name__}: {error}"[: given["longest"]]
-    longest = given["longest"]
+        return "wrong", f"{type(error).__name__}: {error}"[: call["longest"]]
+    longest = call["longest"]
     return "ok", text if len(text) <= longest else f"{text[:longest]}… ({len(text)} characters)"
