@@ -173,25 +173,33 @@ def test_when_the_fork_server_is_killed_its_episodes_end_and_the_next_ones_play(
         assert step(pool, {2: "-1"})[2].status == "ok"
 
 
-def test_the_processes_end_with_the_one_that_uses_them() -> None:
+@pytest.mark.parametrize("held", [False, True], ids=["alone", "another holds the channel open"])
+def test_the_processes_end_with_the_one_that_uses_them(held: bool) -> None:
     code = (
-        "import time, psutil; from user_environments import Wayward; from grpo_pl.environments import EnvironmentPool\n"
+        "import os, time, psutil\nfrom user_environments import Wayward\n"
+        "from grpo_pl.environments import EnvironmentPool\n"
         "pool = EnvironmentPool(Wayward())\n"
         "for i in range(3): pool.reset(i, seed=0, row={})\n"
         "pool.collect_all()\n"
         "pool.step(0, 'spin')\n"
-        "print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True); time.sleep(3600)"
+        "pids = [p.pid for p in psutil.Process().children(recursive=True)]\n"
+        f"holder = os.fork() if {held} else 0\n"
+        f"if not {held} or holder: print(holder, *pids, flush=True)\n"
+        "time.sleep(3600)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     user = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert user.stdout is not None
-        pids = [int(word) for word in user.stdout.readline().split()]
+        holder, *pids = [int(word) for word in user.stdout.readline().split()]
         assert len(pids) == 4
     finally:
         user.kill()
-        user.communicate()
+        user.wait()
     assert all(map(gone, pids))
+    if held:
+        os.kill(holder, signal.SIGKILL)
+    user.communicate()
 
 
 def test_a_step_that_is_under_way_does_not_hold_up_the_others(pool: EnvironmentPool) -> None:
