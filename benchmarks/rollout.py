@@ -40,7 +40,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
 from grpo_pl.functional.sampling import Noise
 from grpo_pl.rollout.child.engine import ChildEngine
-from grpo_pl.rollout.child.outline import Outline
+from grpo_pl.rollout.child.model_spec import ModelSpec
 from grpo_pl.rollout.decoding import DecodeMonitor
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.child import NativeChildEngine, NativeWorker
@@ -112,7 +112,7 @@ class ScriptedChild(NativeChildEngine):
     worker: ClassVar[str] = "rollout:ScriptedWorker"
     lengths: Sequence[int] = field(default_factory=list)
 
-    def settings(self, policy: Outline) -> dict[str, Any]:
+    def settings(self, policy: ModelSpec) -> dict[str, Any]:
         return {**super().settings(policy), "lengths": list(self.lengths)}
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo_pl.policy.weights import checkpoint_weights, is_sharded
-from grpo_pl.rollout.child.outline import Outline
+from grpo_pl.rollout.child.model_spec import ModelSpec
 from grpo_pl.rollout.engine import EngineDied, ProgressFn, RolloutEngine, RolloutInterrupted
 from grpo_pl.types import GenerateRequest, Rollout
 
@@ -36,7 +36,7 @@ class Snapshot:
     version: WeightsVersion
     weights: Sequence[tuple[str, Tensor]]
     """As checkpoints name them, whole and on the CPU."""
-    policy: Outline
+    policy: ModelSpec
 
 
 @dataclass(kw_only=True)
@@ -60,7 +60,7 @@ class CopyEngine(RolloutEngine):
 
     @abstractmethod
     def _push_weights(
-        self, policy: Outline, version: WeightsVersion, weights: Iterator[tuple[str, Tensor]], *, collective: bool
+        self, policy: ModelSpec, version: WeightsVersion, weights: Iterator[tuple[str, Tensor]], *, collective: bool
     ) -> None:
         """Gives the copy new weights, and starts it if it does not run.
 
@@ -88,7 +88,7 @@ class CopyEngine(RolloutEngine):
         if self._latest is None or self._latest.version[1] != self._update_calls:
             self._latest = None  # so that memory need not hold both
             weights = [(name, weight.to("cpu", copy=True)) for name, weight in checkpoint_weights(model)]
-            self._latest = Snapshot(version=version, weights=weights, policy=Outline.of(model))
+            self._latest = Snapshot(version=version, weights=weights, policy=ModelSpec.of(model))
         return self._latest
 
     def use(self, snapshot: Snapshot | None) -> None:
@@ -155,7 +155,7 @@ class CopyEngine(RolloutEngine):
         weights = checkpoint_weights(model) if source is None else iter(source.weights)
         version = (self.updates, self._update_calls) if source is None else source.version
         try:
-            policy = Outline.of(model) if source is None else source.policy
+            policy = ModelSpec.of(model) if source is None else source.policy
             self._push_weights(policy, version, weights, collective=collective)
         except Exception:
             for _ in weights if collective else ():  # the other ranks gather them

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grpo_pl.rollout.child.outline import Outline
+from grpo_pl.rollout.child.model_spec import ModelSpec
 from grpo_pl.rollout.native.child import NativeChildEngine, NativeWorker
 from grpo_pl.types import GenerateRequest, Rollout
 
@@ -35,7 +35,7 @@ class NativeInChild(NativeChildEngine):
     worker: ClassVar[str] = "child_engines:SlowNativeWorker"
     pause_s: float = 0.0
 
-    def settings(self, policy: Outline) -> dict[str, Any]:
+    def settings(self, policy: ModelSpec) -> dict[str, Any]:
         return {**super().settings(policy), "pause_s": self.pause_s}
 
 
@@ -160,7 +160,7 @@ class StuckEngine(NativeInChild):
     worker: ClassVar[str] = "light_workers:Stuck"
     where: str = ""
 
-    def settings(self, policy: Outline) -> dict[str, Any]:
+    def settings(self, policy: ModelSpec) -> dict[str, Any]:
         return {**super().settings(policy), "where": self.where}
 
 
@@ -182,5 +182,5 @@ class SlowLoadingEngine(NativeInChild):
     worker: ClassVar[str] = "child_engines:SlowLoading"
     marks: str = ""
 
-    def settings(self, policy: Outline) -> dict[str, Any]:
+    def settings(self, policy: ModelSpec) -> dict[str, Any]:
         return {**super().settings(policy), "marks": self.marks}

@@ -23,7 +23,7 @@ from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.policy.weights import checkpoint_weights
-from grpo_pl.rollout.child.outline import Outline
+from grpo_pl.rollout.child.model_spec import ModelSpec
 from grpo_pl.rollout.child.player import Player
 from grpo_pl.rollout.engine import RolloutEngine, RolloutInterrupted
 from grpo_pl.rollout.episode_settings import EpisodeSettings
@@ -368,7 +368,7 @@ class Apart(NativeEngine):
     """Has them played in parts by a worker, beside environments of its own."""
 
     def play(self, model: PreTrainedModel, request: EpisodeRequest, **told: Any) -> tuple[Rollout, list[Episode]]:
-        settings = NativeChildEngine().settings(Outline.of(model))
+        settings = NativeChildEngine().settings(ModelSpec.of(model))
         player = Player(NativeChildEngine.worker, settings)
         player.worker.load(checkpoint_weights(model))
         parts = pickle.loads(pickle.dumps(request)).split(2)

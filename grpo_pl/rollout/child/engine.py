@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.argument_checks import check_at_least
-from grpo_pl.rollout.child.outline import Outline
+from grpo_pl.rollout.child.model_spec import ModelSpec
 from grpo_pl.rollout.child.process import EngineProcess
 from grpo_pl.rollout.copy_engine import CopyEngine, WeightsVersion
 from grpo_pl.rollout.engine import ProgressFn
@@ -33,10 +33,10 @@ class ChildEngine(CopyEngine):
             check_at_least(1, "model.engine", threads=self.threads)
 
     @abstractmethod
-    def settings(self, policy: Outline) -> dict[str, Any]:
+    def settings(self, policy: ModelSpec) -> dict[str, Any]:
         """Arguments of the worker."""
 
-    def environment(self, policy: Outline) -> dict[str, str]:
+    def environment(self, policy: ModelSpec) -> dict[str, str]:
         """Variables that the process gets besides those of this one."""
         return {"OMP_NUM_THREADS": str(self.threads or torch.get_num_threads())}
 
@@ -56,7 +56,7 @@ class ChildEngine(CopyEngine):
         super().close()
 
     def _push_weights(
-        self, policy: Outline, version: WeightsVersion, weights: Iterator[tuple[str, Tensor]], *, collective: bool
+        self, policy: ModelSpec, version: WeightsVersion, weights: Iterator[tuple[str, Tensor]], *, collective: bool
     ) -> None:
         if self._child is None or self._child.closed:
             self.check()

@@ -12,7 +12,7 @@ from torch import Tensor
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.policy.weights import from_weights, lacking, load_whole
 from grpo_pl.rollout.child.engine import ChildEngine
-from grpo_pl.rollout.child.outline import Outline
+from grpo_pl.rollout.child.model_spec import ModelSpec
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.types import GenerateRequest, Rollout
@@ -45,7 +45,7 @@ class NativeChildEngine(ChildEngine):
     def describe(self) -> str:
         return f"{type(self).__name__} in a process of its own, the policy's weights pushed {self.pushes} times"
 
-    def settings(self, policy: Outline) -> dict[str, Any]:
+    def settings(self, policy: ModelSpec) -> dict[str, Any]:
         return {
             "config": policy.config.to_dict(),
             "dtype": self.dtype or str(policy.dtype).removeprefix("torch."),

@@ -15,7 +15,7 @@ from torch import Tensor
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.child.main import versions
-from grpo_pl.rollout.child.outline import Outline
+from grpo_pl.rollout.child.model_spec import ModelSpec
 from grpo_pl.rollout.copy_engine import CopyEngine, Snapshot, WeightsVersion
 from grpo_pl.rollout.engine import EngineDied, ProgressFn
 from grpo_pl.types import GenerateRequest, Rollout
@@ -102,7 +102,7 @@ class RayEngine(CopyEngine):
         super().close()
 
     def _push_weights(
-        self, policy: Outline, version: WeightsVersion, weights: Iterator[tuple[str, Tensor]], *, collective: bool
+        self, policy: ModelSpec, version: WeightsVersion, weights: Iterator[tuple[str, Tensor]], *, collective: bool
     ) -> None:
         from grpo_pl.rollout.ray.pool import ActorPool
 

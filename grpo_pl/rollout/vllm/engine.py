@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.policy.loading import context_length
 from grpo_pl.rollout.child.engine import ChildEngine
-from grpo_pl.rollout.child.outline import Outline
+from grpo_pl.rollout.child.model_spec import ModelSpec
 
 OURS = frozenset(
     {"model", "dtype", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "load_format", "skip_tokenizer_init"}
@@ -68,7 +68,7 @@ class VLLMEngine(ChildEngine):
     def describe(self) -> str:
         return f"{type(self).__name__} in a process of its own, the policy's weights pushed {self.pushes} times"
 
-    def settings(self, policy: Outline) -> dict[str, Any]:
+    def settings(self, policy: ModelSpec) -> dict[str, Any]:
         context = context_length(policy.config)
         length = self.max_tokens or context
         if length is None:
@@ -83,7 +83,7 @@ class VLLMEngine(ChildEngine):
             "engine_args": {"enforce_eager": policy.device.type == "cpu", **self.engine_args},
         }
 
-    def environment(self, policy: Outline) -> dict[str, str]:
+    def environment(self, policy: ModelSpec) -> dict[str, str]:
         fixed = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no grandchildren
             "VLLM_USE_V2_MODEL_RUNNER": "0",  # which takes no logits processors of others

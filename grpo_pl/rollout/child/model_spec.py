@@ -1,4 +1,4 @@
-"""``Outline``: a policy without its weights, from which an engine's worker is started, here or on another host."""
+"""``ModelSpec``: a policy without its weights, from which an engine's worker is started, here or on another host."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outline:
-    """What an engine's settings follow from."""
+class ModelSpec:
+    """The architecture, type and device of a policy."""
 
     config: PreTrainedConfig
     """Of the model itself, without what is wrapped around it; names its architecture."""
     dtype: torch.dtype
     """Type of the weights."""
     device: torch.device
-    """Where the engine is to compute."""
+    """Device on which the engine computes."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:

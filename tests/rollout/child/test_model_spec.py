@@ -1,4 +1,4 @@
-"""An outline is that of the model inside, from which a worker makes the same one."""
+"""A specification is that of the model inside, from which a worker makes the same one."""
 
 from typing import Any
 
@@ -6,20 +6,20 @@ import pytest
 import torch
 
 from grpo_pl.policy.lora import Lora, add_adapters
-from grpo_pl.rollout.child.outline import Outline
+from grpo_pl.rollout.child.model_spec import ModelSpec
 
 
 @pytest.mark.parametrize(("family", "architecture"), [("qwen2", "Qwen2ForCausalLM"), ("gpt2", "GPT2LMHeadModel")])
-def test_the_outline_names_type_and_architecture(build_model: Any, family: str, architecture: str) -> None:
-    outline = Outline.of(build_model(family).bfloat16())
-    assert outline.dtype == torch.bfloat16
-    assert outline.config.architectures == [architecture]
+def test_a_specification_names_type_and_architecture(build_model: Any, family: str, architecture: str) -> None:
+    spec = ModelSpec.of(build_model(family).bfloat16())
+    assert spec.dtype == torch.bfloat16
+    assert spec.config.architectures == [architecture]
 
 
 def test_the_architecture_is_that_of_the_model_inside(build_model: Any) -> None:
     model = build_model("llama")
-    plain = Outline.of(model).config.to_dict()
+    plain = ModelSpec.of(model).config.to_dict()
     add_adapters(model, Lora(rank=4), seed=0)
-    assert Outline.of(model).config.to_dict() == plain
+    assert ModelSpec.of(model).config.to_dict() == plain
     assert plain["architectures"] == ["LlamaForCausalLM"]
     assert model.config.architectures is None  # the policy's own config stays as it is
