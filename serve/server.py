@@ -1,4 +1,4 @@
-"""``Server``: starts and ends the front thread, which answers HTTP, and the worker processes behind it."""
+"""``Server``: starts and ends the thread that answers HTTP and the worker processes behind it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _LOST_WORKER_S = 1.5  # between the loss of a worker and the end of the server, 
 
 
 class Server:
-    """The front thread and the worker processes.
+    """The HTTP thread and the worker processes.
 
     Args:
         workers: each with the client through which routes use it.
-        warm_up: run on the event loop of the front thread before the server counts as ready.
+        warm_up: run on the event loop of the HTTP thread before the server counts as ready.
         on_ready: called when the server is ready, with the port.
         on_stop: called on the event loop when the server is told to stop, with a function that makes the error for
             refused requests.
@@ -58,10 +58,11 @@ class Server:
         self.app = FastAPI(title="grpo_pl", openapi_url="", redirect_slashes=False, responses=refusals)
         self._warm_up, self._on_ready, self._on_stop = warm_up, on_ready, on_stop
         self._stopping, self._warm = threading.Event(), False
-        self._told_to_stop: SimpleQueue[None] | None = None
-        self._front: threading.Thread | None = None
+        self._serving = False
+        self._stop_requests: SimpleQueue[None] = SimpleQueue()  # not an `Event`, see `stop`
+        self._http_thread: threading.Thread | None = None
         self._processes: list[Any] = []
-        self._ends: list[socket.socket] = []
+        self._worker_sockets: list[socket.socket] = []
         self._worker_lost = False
         self._refused = 0  # accepted requests, or parts of them, that were refused because the server ends
 
@@ -78,9 +79,9 @@ class Server:
         Raises:
             KeyboardInterrupt: :meth:`serve` has not been called yet.
         """
-        if self._told_to_stop is None:
+        if not self._serving:
             raise KeyboardInterrupt
-        self._told_to_stop.put(None)  # an `Event` would wait for itself if another signal interrupts it
+        self._stop_requests.put(None)  # an `Event` would wait for itself if another signal interrupts it
 
     def serve(self, sockets: list[socket.socket], **tls: Any) -> None:
         """Starts the workers, serves on ``sockets`` until told to stop, and ends the workers.
@@ -89,20 +90,20 @@ class Server:
             ValueError: a worker did not start, for a reason that its user can put right.
             ChildProcessError: a worker did not start or was lost, or requests were refused at the end.
         """
-        self._told_to_stop = SimpleQueue()
+        self._serving = True
         try:
-            self._processes, self._ends = self._launcher.launch()
-            self._await_workers(self._told_to_stop)
-            self._start_front(sockets, self._told_to_stop, **tls)
-            self._told_to_stop.get()
+            self._processes, self._worker_sockets = self._launcher.launch()
+            self._await_workers()
+            self._start_http(sockets, **tls)
+            self._stop_requests.get()
         finally:
-            self._end()
+            self._shut_down()
         if self._worker_lost:
             raise ChildProcessError("a worker process was lost. Start the server again.")
         if self._refused:
             raise ChildProcessError(f"ended with {self._refused} requests or parts of them refused.")
 
-    def _await_workers(self, told_to_stop: SimpleQueue[None]) -> None:
+    def _await_workers(self) -> None:
         status = self._launcher.workers_setup_status
         while status.states != {WorkerSetupStatus.READY}:
             failed = WorkerSetupStatus.ERROR in status.states or not all(p.is_alive() for p in self._processes)
@@ -111,12 +112,12 @@ class Server:
             if failed:
                 raise ChildProcessError("a worker could not start; its message is above.")
             with suppress(Empty):
-                told_to_stop.get(timeout=0.02)
+                self._stop_requests.get(timeout=0.02)
                 raise KeyboardInterrupt
 
-    # --- the front --------------------------------------------------------------------------------------------------
+    # --- HTTP -------------------------------------------------------------------------------------------------------
 
-    def _start_front(self, sockets: list[socket.socket], told_to_stop: SimpleQueue[None], **tls: Any) -> None:
+    def _start_http(self, sockets: list[socket.socket], **tls: Any) -> None:
         self._connections = ConnectionLimit(connection_limit())
         config = uvicorn.Config(
             self.app,
@@ -130,10 +131,10 @@ class Server:
             **tls,
         )
         config.load()  # raises here if the certificate cannot be used
-        self._http = uvicorn.Server(config)
-        self._front = threading.Thread(target=self._run_front, args=(sockets, told_to_stop), name="http")
-        self._front.start()
-        while not self._http.started and self._front.is_alive():
+        self._uvicorn = uvicorn.Server(config)
+        self._http_thread = threading.Thread(target=self._serve_http, args=(sockets,), name="http")
+        self._http_thread.start()
+        while not self._uvicorn.started and self._http_thread.is_alive():
             time.sleep(0.01)
         for listener in sockets:
             listener.listen(_BACKLOG)  # asyncio's own backlog also limits how many it accepts at once
@@ -142,35 +143,41 @@ class Server:
         self._warm = True
         self._on_ready(sockets[0].getsockname()[1])
 
-    def _run_front(self, sockets: list[socket.socket], told_to_stop: SimpleQueue[None]) -> None:
+    def _serve_http(self, sockets: list[socket.socket]) -> None:
         async def run() -> None:
             self._loop = asyncio.get_running_loop()
-            for client, end in zip(self._clients, self._ends, strict=True):
+            for client, end in zip(self._clients, self._worker_sockets, strict=True):
                 await self._loop.create_unix_connection(lambda client=client: client, sock=end)  # type: ignore[misc]
-            await self._http.serve(sockets)
+            await self._uvicorn.serve(sockets)
 
         try:
-            with asyncio.Runner(loop_factory=self._http.config.get_loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=self._uvicorn.config.get_loop_factory()) as runner:
                 runner.run(run())
         finally:
-            told_to_stop.put(None)
+            self._stop_requests.put(None)
 
-    def _end(self) -> None:
+    def _shut_down(self) -> None:
         """Takes no new connections, finishes running requests, refuses waiting ones, and then ends the workers."""
         self._stopping.set()
-        if self._front is not None:
-            if self._front.is_alive():
-                self._loop.call_soon_threadsafe(self._wind_up)
-            self._http.should_exit = True
-            self._front.join(_GRACE_S + 5.0)
-        self._end_workers()
+        if self._http_thread is not None:
+            if self._http_thread.is_alive():
+                self._loop.call_soon_threadsafe(self._stop_accepting)
+            self._uvicorn.should_exit = True
+            self._http_thread.join(_GRACE_S + 5.0)
+        for worker_socket in self._worker_sockets:
+            worker_socket.close()
+        for process in self._processes:
+            process.join(_WORKER_EXIT_S if self._warm else 0.0)
+            if process.is_alive():  # workers ignore SIGTERM, see `end_with_parent`
+                process.kill()
+                process.join()
 
-    def _wind_up(self) -> None:
+    def _stop_accepting(self) -> None:
         self._connections.close()
-        self._on_stop(self._refuse)
-        self._loop.call_later(_GRACE_S, self._fail_all, self._refuse)
+        self._on_stop(self._refusal)
+        self._loop.call_later(_GRACE_S, self._fail_all, self._refusal)
 
-    def _refuse(self) -> ApiError:
+    def _refusal(self) -> ApiError:
         self._refused += 1
         return shutting_down()
 
@@ -191,15 +198,6 @@ class Server:
         self._loop.call_soon_threadsafe(self._fail_all, worker_lost)
         time.sleep(_LOST_WORKER_S)
         self.stop()
-
-    def _end_workers(self) -> None:
-        for end in self._ends:
-            end.close()
-        for process in self._processes:
-            process.join(_WORKER_EXIT_S if self._warm else 0.0)
-            if process.is_alive():  # workers ignore SIGTERM, see `end_with_parent`
-                process.kill()
-                process.join()
 
 
 def bind(addresses: Sequence[tuple[socket.AddressFamily, tuple[str, int]]]) -> list[socket.socket]:
