@@ -147,7 +147,7 @@ MUTATIONS = [
         ('name in passed or name.startswith("LC_")', "name != 'LC_ALL'"),
     ),
     *_all(
-        "server", "serve", "tests/serve/test_places.py",
+        "server", "serve", "tests/serve/test_admission.py",
         ("ahead > self._max_waiting", "ahead > self._max_waiting + 1"),
         ("self.share = max(1, size // 4)", "self.share = size"),
     ),
