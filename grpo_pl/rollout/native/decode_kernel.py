@@ -15,7 +15,7 @@ from torch import Tensor
 
 from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.policy.weights import whole
-from grpo_pl.rollout.native.weights import dense_linear
+from grpo_pl.rollout.native.weights import fused_linear
 
 log = logging.getLogger(__name__)
 _NO_MEMORY = 2
@@ -192,11 +192,7 @@ class PackedPolicy:
 
     def _matrix(self, modules: Sequence[Any], inputs: int, outputs: int) -> _Matrix:
         """Several linear layers with one input as one product."""
-        parts = [dense_linear(module) for module in modules]
-        weight = parts[0][0] if len(parts) == 1 else torch.cat([weight for weight, _ in parts])
-        bias = None
-        if any(bias is not None for _, bias in parts):
-            bias = torch.cat([weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in parts])
+        weight, bias = fused_linear(modules)
         assert weight.shape == (outputs, inputs), (weight.shape, outputs, inputs)
         packed = self._kernel.matrix(weight, bias)
         self._kept.append(packed)

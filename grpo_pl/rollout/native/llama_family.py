@@ -14,7 +14,7 @@ from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.policy.weights import whole
 from grpo_pl.rollout.native.kernels import Matrix, attend
 from grpo_pl.rollout.native.shared_prompts import SharedPrompts, worth_sharing
-from grpo_pl.rollout.native.weights import dense_linear
+from grpo_pl.rollout.native.weights import fused_linear
 
 _PREFILL_TOKENS = 16_384  # prompt tokens per forward pass: bounds the activations of the prefill
 
@@ -103,11 +103,7 @@ class LlamaFamilyDecoder:
 
     def _matrix(self, modules: list[Any], rows: int, order: Tensor | None = None) -> Matrix:
         """Several linear layers with one input as one product; ``order`` permutes its outputs."""
-        parts = [dense_linear(module) for module in modules]
-        weight = parts[0][0] if len(parts) == 1 else torch.cat([weight for weight, _ in parts])
-        bias = None
-        if any(bias is not None for _, bias in parts):
-            bias = torch.cat([weight.new_zeros(weight.shape[0]) if bias is None else bias for weight, bias in parts])
+        weight, bias = fused_linear(modules)
         if order is not None:
             order = order.to(weight.device)
             weight, bias = weight[order], None if bias is None else bias[order]

@@ -1,7 +1,8 @@
-"""Reading a policy's weights for decoding: which models qualify, and what a wrapped linear layer amounts to."""
+"""Reads a policy's weights for decoding: checks the model, merges adapters and fuses layers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,17 +20,26 @@ from grpo_pl.policy.weights import whole
 _STATIC_ROTARY = ("default", "linear", "llama3", "yarn")  # the others change with the length that was seen
 
 
-def dense_linear(module: Any) -> tuple[Tensor, Tensor | None]:
-    """Weight (out, in) and bias of a linear layer, active LoRA adapters merged into a copy."""
-    base = module.base_layer if is_adapted(module) else module
-    weight, bias = whole(base.weight), None if base.bias is None else whole(base.bias)
-    for adapter in unmerged_adapters(module):
-        weight = weight + module.get_delta_weight(adapter).detach()
-    return weight, bias
+def fused_linear(modules: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+    """Weight (out, in) and bias of linear layers with one input as one product; active LoRA adapters are merged into a
+    copy."""
+    weights, biases = list[Tensor](), list[Tensor | None]()
+    for module in modules:
+        base = module.base_layer if is_adapted(module) else module
+        weight = whole(base.weight)
+        biases.append(None if base.bias is None else whole(base.bias))
+        for adapter in unmerged_adapters(module):
+            weight = weight + module.get_delta_weight(adapter).detach()
+        weights.append(weight)
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    if all(bias is None for bias in biases):
+        return weight, None
+    filled = [w.new_zeros(len(w)) if bias is None else bias for w, bias in zip(weights, biases, strict=True)]
+    return weight, torch.cat(filled)
 
 
 def refuse_llama_family(model: Any, *, length: int) -> str | None:
-    """Why the own forward pass of the Llama family would not compute what ``model`` does; None when it does.
+    """The reason why the own forward pass of the Llama family would not compute what ``model`` does; None if it does.
 
     Args:
         length: tokens of the longest prompt and its completion.
@@ -55,7 +65,7 @@ def refuse_llama_family(model: Any, *, length: int) -> str | None:
 
 
 def _refuse_parts(model: Any) -> str | None:
-    """Looks at every weight that the own forward pass reads, and at what could change a module from outside."""
+    """Checks every weight that the own forward pass reads, and hooks that could change a module from outside."""
     linears = [model.lm_head]
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
