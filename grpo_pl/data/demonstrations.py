@@ -88,17 +88,11 @@ def _demonstration(row: Row) -> Demonstration:
             "a demonstration is one turn of the user and one of the assistant, and of an episode what comes of it and "
             f"the next; found {[role for turn in roles for role in turn]}."
         )
-    texts = [str(turn[-1]["content"]) for turn in said]
-    return Demonstration(
-        str(said[0][0]["content"]),
-        texts[0],
-        tuple((_observation(turn[:-1]), text) for turn, text in zip(said[1:], texts[1:], strict=True)),
-    )
-
-
-def _observation(messages: list[Mapping[str, Any]]) -> Observation:
-    """A text where one message of the user is all."""
-    return str(messages[0]["content"]) if [m.get("role") for m in messages] == ["user"] else messages
+    further: list[tuple[Observation, str]] = []
+    for *messages, action in said[1:]:
+        alone = [message.get("role") for message in messages] == ["user"]  # then a text is enough
+        further.append((str(messages[0]["content"]) if alone else messages, str(action["content"])))
+    return Demonstration(str(said[0][0]["content"]), str(said[0][1]["content"]), tuple(further))
 
 
 def _messages(value: Any, role: str = "") -> list[Mapping[str, Any]]:

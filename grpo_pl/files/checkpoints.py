@@ -67,7 +67,7 @@ def facts_of(path: Path) -> dict[str, Any] | None:
 
 
 def broken(path: Path) -> str | None:
-    """The reason why a checkpoint is not the whole one that was sealed, else None; reads single files from end to end."""
+    """The reason why a checkpoint is not the whole one that was sealed, else None. Single files are read to the end."""
     facts = facts_of(path)
     if facts is None:
         return "it was never completed"

@@ -105,7 +105,13 @@ def read_sharded(folder: Path) -> dict[str, Any]:
     except CheckpointException as error:
         raise _unreadable(folder, next(iter(error.failures.values()))[0]) from error
     groups = meta.pop("optimizer_param_groups")
-    return {**meta, "state_dict": state["state_dict"], "optimizer_states": _by_number(state["optimizer"], groups)}
+    # ``Optimizer.load_state_dict`` wants the state by number, not by name
+    number = {name: i for i, name in enumerate(name for group in groups for name in group["params"])}
+    optimizer = {
+        "state": {number[name]: entry for name, entry in state["optimizer"].items()},
+        "param_groups": [{**group, "params": [number[name] for name in group["params"]]} for group in groups],
+    }
+    return {**meta, "state_dict": state["state_dict"], "optimizer_states": [optimizer]}
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -169,13 +175,6 @@ def _open(folder: Path) -> tuple[_SafeReader, dict[str, Any]]:
 def _unreadable(folder: Path, cause: BaseException) -> CheckpointError:
     reason = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
     return CheckpointError(f"{folder} cannot be read: it is truncated or corrupted ({reason}). Take an earlier one.")
-
-
-def _by_number(state: dict[str, Any], groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """An optimiser's state keyed by parameter name, as ``Optimizer.load_state_dict`` wants it: by number."""
-    number = {name: i for i, name in enumerate(name for group in groups for name in group["params"])}
-    numbered = [{**group, "params": [number[name] for name in group["params"]]} for group in groups]
-    return [{"state": {number[name]: entry for name, entry in state.items()}, "param_groups": numbered}]
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -171,7 +171,13 @@ def load_model(
             options["quantization_config"] = nf4_config(getattr(torch, policy.dtype, torch.float32))
         dtype = "auto" if policy.dtype == "auto" else getattr(torch, policy.dtype)
         model = load_pretrained(AutoModelForCausalLM, source, dtype=dtype, **options)
-    _disable_dropout(model)
+    # rollout and scoring must use one distribution, so that the first ratio of an update is 1
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout_p"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
     if policy.lora is not None:
         add_adapters(model, policy.lora, seed=policy.init_seed)
     if policy.quantization is not None and weights:
@@ -257,16 +263,6 @@ def _check_heads(config: Any) -> None:
             f"{shared} of keys and values: a head must have {'an even' if pairs == 2 else 'a whole'} number of "
             "dimensions, and num_key_value_heads divide num_attention_heads."
         )
-
-
-def _disable_dropout(model: PreTrainedModel) -> None:
-    """Sets dropout to 0: rollout and scoring must use one distribution, so that the first ratio of an update is 1."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        for name in ("attention_dropout", "dropout_p"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
 
 
 def choose_device(wanted: str) -> str:

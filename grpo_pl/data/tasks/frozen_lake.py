@@ -44,7 +44,12 @@ class FrozenLakePrompts(GeneratedPrompts):
         rows = prompt.columns["desc"]
         if rng.random() < self.good_share:
             return _shortest_way(rows, rng)
-        return _stroll(rows, rng, self.longest_stroll)
+        at: Field = (0, 0)
+        moves: list[str] = []
+        while len(moves) < self.longest_stroll and rows[at[0]][at[1]] not in "HG":  # at random
+            moves.append(rng.choice(list(MOVES)))
+            at = _after(at, moves[-1], rows)
+        return moves
 
     def draw(self, rng: random.Random) -> Problem | None:
         """Each hole by itself; none where no way is left. The number has a bit for each field, set for a hole."""
@@ -81,16 +86,6 @@ def _shortest_way(rows: Sequence[str], rng: random.Random) -> list[str]:
     while distance[at]:
         nearer = [move for move in MOVES if distance.get(_after(at, move, rows)) == distance[at] - 1]
         moves.append(rng.choice(nearer))
-        at = _after(at, moves[-1], rows)
-    return moves
-
-
-def _stroll(rows: Sequence[str], rng: random.Random, longest: int) -> list[str]:
-    """Moves at random, until one ends the episode."""
-    at: Field = (0, 0)
-    moves: list[str] = []
-    while len(moves) < longest and rows[at[0]][at[1]] not in "HG":
-        moves.append(rng.choice(list(MOVES)))
         at = _after(at, moves[-1], rows)
     return moves
 

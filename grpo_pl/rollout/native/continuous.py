@@ -217,7 +217,13 @@ class ContinuousBatch:
         return drawn
 
     def _draw(self, logits: Tensor) -> list[Drawn]:
-        noise, kinds = Noise(self._token_keys().to(logits.device)), self._sort_rows()
+        noise = Noise(self._token_keys().to(logits.device))
+        if self._kinds is None:  # rows have come or gone
+            self._kinds = {}
+            for i, row in enumerate(self._rows):
+                self._kinds.setdefault(row.kind, []).append(i)
+            self._processed = [i for i, row in enumerate(self._rows) if row.processor is not None]
+        kinds = self._kinds
         if self._processed:
             logits = logits.float().clone()
             for i in self._processed:
@@ -244,15 +250,6 @@ class ContinuousBatch:
             for row, following in zip(short, token_keys(keys, drawn + torch.arange(_BLOCK)).tolist(), strict=True):
                 row.token_keys = following
         return torch.tensor([row.token_keys[row.drawn % _BLOCK] for row in self._rows])
-
-    def _sort_rows(self) -> dict[tuple[float, int, float], list[int]]:
-        """The rows by how they are drawn; sorted anew only when rows have come or gone."""
-        if self._kinds is None:
-            self._kinds = {}
-            for i, row in enumerate(self._rows):
-                self._kinds.setdefault(row.kind, []).append(i)
-            self._processed = [i for i, row in enumerate(self._rows) if row.processor is not None]
-        return self._kinds
 
     def _keep(self, alive: Sequence[bool]) -> None:
         if not all(alive):
