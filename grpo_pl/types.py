@@ -177,11 +177,7 @@ class SamplingParams:
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}.")
 
     def require_on_policy(self) -> None:
-        """Refuses what would make the drawn distribution differ from the one that the loss differentiates.
-
-        Raises:
-            ValueError: greedy sampling, top-k or top-p.
-        """
+        """Refuses what would make the drawn distribution differ from the one that the loss differentiates."""
         if self.temperature == 0.0:
             raise ValueError("temperature is 0: greedy completions of a group are all equal, so nothing can be learnt.")
         truncated = self.top_k > 0 or self.top_p < 1.0

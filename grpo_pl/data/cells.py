@@ -16,11 +16,7 @@ _TRUTH = re.compile(r"\(?\\?(?:text(?:bf|rm)?\s*\{)?\s*(?:true|false|yes|no)\s*\
 
 
 def check_pattern(pattern: str | None) -> None:
-    """Refuses an ``answer_pattern`` that cannot find an answer.
-
-    Raises:
-        ValueError: no regular expression, one without a group, or None: what YAML makes of ``####`` without quotes.
-    """
+    """Refuses an ``answer_pattern`` that cannot find an answer."""
     if pattern is None:
         raise ValueError(
             "answer_pattern is null: leave it out to take the whole column. What begins with # is a comment in YAML "

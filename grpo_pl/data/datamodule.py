@@ -161,11 +161,7 @@ class RolloutDataModule(LightningDataModule):
         self.source.load_state_dict(state_dict["source"])
 
     def require_unchanged(self, state_dict: Mapping[str, Any]) -> None:
-        """Refuses to go on from a state on data that hold something else by now: the prompts of a step would be others.
-
-        Raises:
-            ValueError: which data have changed.
-        """
+        """Refuses to go on from a state on data that have changed: the prompts of a step would be others."""
         before: Mapping[str, str] = state_dict.get("digests", {})
         changed = [
             f"{place} ({path})"
@@ -263,21 +259,13 @@ def groups_of(sets: Mapping[str, Sequence[Problem]]) -> dict[tuple[str, str], tu
 
 
 def check_shares(prompts: int, world: int) -> None:
-    """Refuses prompts of a rollout that ``world`` processes cannot share equally.
-
-    Raises:
-        ValueError: both numbers, and what to set.
-    """
+    """Refuses prompts of a rollout that ``world`` processes cannot share equally."""
     if prompts % world:
         raise ValueError(f"data.prompts_per_step={prompts} does not divide among {world} processes: set a multiple.")
 
 
 def check_distinct(prompts: Sequence[Problem], where: str) -> None:
-    """Refuses two problems of one id: they would draw the same samples and count as one.
-
-    Raises:
-        ValueError: the id, and both questions.
-    """
+    """Refuses two problems of one id: they would draw the same samples and count as one."""
     seen: dict[int, Problem] = {}
     for prompt in prompts:
         if prompt.id in seen:

@@ -73,9 +73,6 @@ def refuse_repeats(overlaps: Mapping[str, Overlap], *, what: str = "training pro
 
     Args:
         what: what the held-out problems are that they should not be.
-
-    Raises:
-        ValueError: the set, how many, and the first of them.
     """
     for name, overlap in overlaps.items():
         if overlap.repeated:

@@ -228,11 +228,7 @@ class RowPrompts(PromptSource):
         return [self.question, *([] if self.answer is None else [self.answer])]
 
     def check_columns(self, where: str, columns: Iterable[str]) -> None:
-        """Refuses rows that lack a column.
-
-        Raises:
-            ValueError: which one, and which there are.
-        """
+        """Refuses rows that lack a column."""
         there = list(columns)
         missing = next((name for name in self.own_columns() if name not in there), None)
         if missing is not None:

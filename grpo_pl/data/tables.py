@@ -147,11 +147,7 @@ def _read_file(file: Path, text: Sequence[str]) -> Dataset:
 
 
 def check_utf8(file: Path) -> None:
-    """Finds the line of a text file that is not UTF-8, which readers do not name.
-
-    Raises:
-        ValueError: the first line that is not UTF-8, by its number.
-    """
+    """Finds the line of a text file that is not UTF-8, which readers do not name."""
     if file.suffix not in TEXT or not file.is_file():
         return
     with file.open("rb") as lines:

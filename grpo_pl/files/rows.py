@@ -109,11 +109,7 @@ def count_rows(file: Path) -> int:
 
 
 def read_rows(file: Path) -> Generator[Row]:
-    """The rows of a JSON Lines or Parquet file, one after the other.
-
-    Raises:
-        ValueError: see `read_lines`.
-    """
+    """The rows of a JSON Lines or Parquet file, one after the other."""
     if file.suffix == ".parquet":
         import pyarrow.parquet as parquet
 
@@ -139,11 +135,7 @@ def json_line(row: Mapping[str, Any]) -> str:
 
 
 def check_output(output: Path, *inputs: Path) -> None:
-    """Refuses to write over what is read.
-
-    Raises:
-        ValueError: ``output`` is one of the inputs.
-    """
+    """Refuses to write over what is read."""
     if output.resolve() in {file.resolve() for file in inputs}:
         raise ValueError(f"output {output} is the input file: give another name.")
 
@@ -183,9 +175,6 @@ def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def resume_rows(path: Path) -> list[Row]:
     """The rows that an interrupted `append_rows` left, none where there is no file. Removes a
     last line that was cut short, so that the next row starts on a line of its own.
-
-    Raises:
-        ValueError: see `read_lines`.
     """
     if not path.exists():
         return []

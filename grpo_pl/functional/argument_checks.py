@@ -6,11 +6,7 @@ from typing import Any, get_args
 
 
 def check_at_least(least: int, section: str, **values: float) -> None:
-    """Refuses values of a section of the configuration that are below ``least``.
-
-    Raises:
-        ValueError: names the first value that is too small.
-    """
+    """Refuses values of a section of the configuration that are below ``least``."""
     for name, value in values.items():
         if value < least:
             raise ValueError(f"{section} needs {name} >= {least}, got {value}.")
@@ -21,9 +17,6 @@ def check_choice(argument: str, value: object, choices: Any, classes: tuple[type
 
     Args:
         classes: base classes whose objects the argument takes as well; only named in the message.
-
-    Raises:
-        ValueError: names the argument, its value and all choices.
     """
     names = get_args(choices)
     if value not in names:

@@ -65,11 +65,7 @@ class Dialogue:
         return bool(self.tools) and self.template.through_chat(self.tokenizer) and not takes_tools(self.tokenizer)
 
     def prompt_ids(self, asked: str | Conversation, observation: Observation = "") -> list[int]:
-        """Tokens up to the first action: the question, followed by the observation of the environment's reset.
-
-        Raises:
-            ValueError: as ``PromptTemplate.render``.
-        """
+        """Tokens up to the first action: the question, followed by the observation of the environment's reset."""
         described = self.plain.tools.replace("{tools}", listed(self.tools)) if self.tools else ""
         if self.tells_tools:
             told = described.strip() or self.told_tools
@@ -100,9 +96,6 @@ class Dialogue:
     def check(self, role: str = "user") -> None:
         """Checks that the template only appends text for a message of ``role``, and the same text in later turns and
         whether or not the assistant wrote thoughts before its answer.
-
-        Raises:
-            ValueError: it does not, or it refuses the role; names the template.
         """
         if self.template.through_chat(self.tokenizer):
             messages = ({"role": role, "content": "1"},)

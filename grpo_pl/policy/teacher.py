@@ -82,9 +82,6 @@ def check_same_tokens(
     Args:
         asked: questions or conversations, such as the first of a run.
         name: what the teacher is called in the message.
-
-    Raises:
-        ValueError: the first difference.
     """
     ours, theirs = student.get_vocab(), teacher.get_vocab()
     other = sorted((id_, token) for token, id_ in ours.items() if theirs.get(token) != id_)

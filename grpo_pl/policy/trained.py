@@ -236,11 +236,7 @@ def _settings(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _field(tree: Mapping[str, Any], name: str, kind: type, file: Path, *, default: Any = None) -> Any:
-    """``tree[name]``, or ``default`` where there is nothing.
-
-    Raises:
-        ValueError: it is of another kind, or needed and not there.
-    """
+    """``tree[name]``, or ``default`` where there is nothing."""
     value = tree.get(name, default)
     value = default if value is None else value
     if value is None:
@@ -251,11 +247,7 @@ def _field(tree: Mapping[str, Any], name: str, kind: type, file: Path, *, defaul
 
 
 def _build(kind: Callable[..., T], values: Mapping[str, Any], name: str, file: Path) -> T:
-    """An object of ``kind`` from fields in a file, which may be a stranger's.
-
-    Raises:
-        ValueError: names the file, the field and its value.
-    """
+    """An object of ``kind`` from fields in a file, which may be a stranger's."""
     from grpo_pl.config.objects import build
 
     for key, value in values.items():

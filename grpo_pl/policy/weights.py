@@ -59,11 +59,7 @@ def bucketed(weights: Iterable[tuple[str, Tensor]], size: int) -> Iterator[dict[
 
 
 def from_weights(kind: Any, weights: Mapping[str, Tensor], **options: Any) -> Any:
-    """A model of transformers with weights that have the names of its checkpoints, all of which must be there.
-
-    Raises:
-        ValueError: see `load_whole`.
-    """
+    """A model of transformers with weights that have the names of its checkpoints, all of which must be there."""
     with report_kept():
         model, found = kind.from_pretrained(
             None,

@@ -43,11 +43,8 @@ class EpisodeSettings(PoolLimits):
         return min(written, self.max_episode_tokens or context or written)
 
     def check_context(self, dialogue: Dialogue, environment: Environment, context: int) -> int:
-        """The tokens behind a prompt that an episode may have, or at the very least has once it reaches its last turn.
-
-        Raises:
-            ValueError: the template rewrites earlier turns, or the context has no room for the limits.
-        """
+        """The tokens behind a prompt that an episode may have, or has at least once it reaches its last turn. Refuses a
+        template that rewrites earlier turns, and limits for which the context has no room."""
         role = environment.observation_role
         dialogue.check(role)
         between = len(dialogue.observation_ids("" if role == "user" else [{"role": role, "content": ""}], None))

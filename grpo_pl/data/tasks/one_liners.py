@@ -42,7 +42,12 @@ class OneLinerPrompts(GeneratedPrompts):
         identity = 0
         for word, number in steps:
             identity = 30 * identity + 10 * list(SIGNS).index(word) + number
-        tests = [f"assert f({x}) == {_applied(steps, x)}" for x in TRIED]
+        tests = []
+        for x in TRIED:
+            value = x
+            for word, number in steps:
+                value = {"add": value + number, "minus": value - number, "times": value * number}[word]
+            tests.append(f"assert f({x}) == {value}")
         question = ", ".join(f"{word} {number}" for word, number in steps)
         return Problem(id=identity, question=question, answer=json.dumps(tests))
 
@@ -52,12 +57,6 @@ class OneLinerPrompts(GeneratedPrompts):
 
 def _parse(question: str) -> list[tuple[str, int]]:
     return [(word, int(number)) for word, number in (part.split() for part in question.split(", "))]
-
-
-def _applied(steps: list[tuple[str, int]], value: int) -> int:
-    for word, number in steps:
-        value = {"add": value + number, "minus": value - number, "times": value * number}[word]
-    return value
 
 
 def _expression(steps: list[tuple[str, int]], *, brackets: bool) -> str:

@@ -279,11 +279,7 @@ def draw_rollout(
 def _check(
     policy: PackedPolicy, prompts: Sequence[Sequence[int]], flat: Tensor, owners: Tensor, keys: Tensor, limits: Tensor
 ) -> None:
-    """The kernel checks nothing, so all that it uses as an index or a size is checked here.
-
-    Raises:
-        ValueError: a token outside the vocabulary, whose embedding does not exist.
-    """
+    """The kernel checks nothing, so all that it uses as an index or a size is checked here."""
     longest = max(len(prompt) for prompt in prompts)
     assert min(len(prompt) for prompt in prompts) > 0 and longest + int(limits.max()) <= policy.columns
     assert owners.shape == keys.shape == limits.shape and keys.dtype == torch.int64 and int(limits.min()) > 0
