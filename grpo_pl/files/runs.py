@@ -1,11 +1,11 @@
-"""Run folders: ``runs/<name>``, never overwritten; what lies where inside one, and how one is resumed."""
+"""Run folders: ``runs/<name>``, never overwritten; the files inside one, and how one is resumed."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,7 @@ from grpo_pl.files.writing import staged
 
 
 class RunFolder:
-    """The places inside one run's folder."""
+    """The files inside one run's folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -183,16 +183,14 @@ def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[st
     ]
 
 
-def flat_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
+def flat_settings(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A resolved configuration as ``model.optimization.lr`` … -> value."""
-    return dict(_flat(tree))
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            flat |= flat_settings(value, f"{prefix}{key}.")
         elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-            yield from _flat(dict(enumerate(value)), f"{prefix}{key}.")  # type: ignore[arg-type]
+            flat |= flat_settings(dict(enumerate(value)), f"{prefix}{key}.")  # type: ignore[arg-type]
         else:
-            yield f"{prefix}{key}", defined_name(value) if key == "class_path" else value
+            flat[f"{prefix}{key}"] = defined_name(value) if key == "class_path" else value
+    return flat
