@@ -1,4 +1,4 @@
-"""``JsonLinesPrompts``: a JSON Lines file of any size, of which each line is read from disk when a step needs it."""
+"""``JsonLinesPrompts``: a JSON Lines file of any size; lines are read from disk when a step needs them."""
 
 from __future__ import annotations
 

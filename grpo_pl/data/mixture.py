@@ -1,4 +1,4 @@
-"""``MixturePrompts``: several sources by weight, each problem marked with the name of its own."""
+"""``MixturePrompts``: mixes several sources by weight; each problem bears the name of its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``RowPrompts``: one problem a row, out of files that may be larger than memory."""
+"""``RowPrompts``: one problem per row of files that may be larger than memory."""
 
 from __future__ import annotations
 

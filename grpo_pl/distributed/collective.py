@@ -1,4 +1,4 @@
-"""The exchanges between ranks that a step needs; in a single process each returns its input."""
+"""Exchanges between ranks that a step needs; in a single process each returns its input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends a process soon after the launcher that started it has ended, as no other process would end it."""
+"""Ends a process soon after its launcher has ended."""
 
 from __future__ import annotations
 

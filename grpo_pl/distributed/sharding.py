@@ -1,4 +1,4 @@
-"""Shards a policy over processes with FSDP2: builds, shards, gathers it for a rollout, and makes a whole copy."""
+"""Shards a policy over processes with FSDP2, gathers it for a rollout, and makes a whole copy."""
 
 from __future__ import annotations
 

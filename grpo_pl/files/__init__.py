@@ -1,1 +1,1 @@
-"""Files: written whole or not at all, rows read and written one by one, and what lies where in a run folder."""
+"""Files: atomic writing, rows read and written one by one, checkpoints, and run folders."""

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written whole or not at all, sealed when complete, and read without running what they hold."""
+"""Checkpoints on disk: written atomically, sealed when complete, and read without running pickled code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process at a time writes in a folder, by a lock that the system releases however that process ends."""
+"""Locks a run folder for one process; the system frees the lock however that process ends."""
 
 from __future__ import annotations
 

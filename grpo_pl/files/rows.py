@@ -1,4 +1,4 @@
-"""Files of rows: JSON Lines (or Parquet) read, written and appended to row by row, never held in memory as a whole."""
+"""Files of rows: JSON Lines (or Parquet) read, written and appended to row by row, never whole in memory."""
 
 from __future__ import annotations
 

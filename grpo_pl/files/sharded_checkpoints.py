@@ -1,4 +1,4 @@
-"""Sharded checkpoints: a folder to which every rank writes its own part of each tensor, and meta data beside it."""
+"""Sharded checkpoints: a folder with every rank's part of each tensor, and metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing files on a disk that may be full: whole or not at all, with one kind of error, and without ending a run."""
+"""Atomic writing on a disk that may be full; files that a run can do without only warn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of arguments: refuses names of options that do not exist, and numbers below their minimum."""
+"""Checks of arguments: names of options that exist, and numbers above their minimum."""
 
 from __future__ import annotations
 

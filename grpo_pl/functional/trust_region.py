@@ -1,4 +1,4 @@
-"""Trust regions by the divergence of a token or of a whole completion: which tokens keep their policy term."""
+"""Trust regions by the divergence of a token or of a whole completion: masks tokens that have left them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refuses objectives whose choices contradict each other, each with a sentence that says what to change."""
+"""Refuses objectives whose fields contradict each other; each message says what to change."""
 
 from __future__ import annotations
 

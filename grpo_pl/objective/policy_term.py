@@ -1,4 +1,4 @@
-"""The policy term as the fields say: the surrogate of each token, its weight for other samplers, and their metrics."""
+"""The policy term of the loss: the surrogate of each token, its weight against sampler mismatch, and metrics."""
 
 from __future__ import annotations
 

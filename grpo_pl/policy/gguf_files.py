@@ -1,4 +1,4 @@
-"""A GGUF file, by its path or its place in an installed package, as a folder in the Hugging Face layout."""
+"""Unpacks a GGUF file, by its path or its place in an installed package, into a Hugging Face folder."""
 
 from __future__ import annotations
 

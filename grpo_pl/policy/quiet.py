@@ -1,4 +1,4 @@
-"""Silences messages of libraries that users of ``grpo-pl`` cannot act on."""
+"""Silences messages of libraries that users of ``grpo-pl`` can do nothing about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``TeacherConfig``: which model teaches, in this process or behind a server, and whether it reads the same tokens."""
+"""``TeacherConfig``: the teacher's model or server, and the check that it reads the same tokens."""
 
 from __future__ import annotations
 

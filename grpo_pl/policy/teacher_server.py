@@ -1,4 +1,4 @@
-"""Asks an OpenAI-compatible server for the log-probabilities of tokens that another model wrote."""
+"""Asks an OpenAI-compatible server for the log-probabilities of given tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy's weights: yielded one by one with their names in checkpoints, and loaded whole or not at all."""
+"""A policy's weights by their names in checkpoints: read one module at a time, and loaded whole or not at all."""
 
 from __future__ import annotations
 

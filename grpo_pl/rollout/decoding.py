@@ -1,4 +1,4 @@
-"""Parts that decode loops share: the work between two tokens, the padding of prompts, and the rollout in the end."""
+"""Parts that decode loops share: drawing and recording tokens, stopping, padding prompts, and the `Rollout`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``EpisodeSettings``: how the episodes of an environment are played, and whether the model's context has room."""
+"""``EpisodeSettings``: limits of an environment's episodes, and the check that the model's context has room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partial rollouts: completions that grow by a budget of tokens at a time, and go on later where they stopped."""
+"""Partial rollouts: completions that grow by a budget of tokens per step and go on in later steps."""
 
 from __future__ import annotations
 

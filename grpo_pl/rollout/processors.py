@@ -1,4 +1,4 @@
-"""``LogitProcessor``: what one sequence does to its logits before its token is drawn: penalties, bans, bias, a mask."""
+"""``LogitProcessor``: changes the logits of one sequence before a token is drawn: penalties, bans, bias, a mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens to text piece by piece: nothing half-decoded leaves, and a stop string ends it wherever tokens cut it."""
+"""Incremental detokenization: no half-decoded characters, and stop strings are found however tokens cut them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tasks made up on the spot."""
+"""Tasks whose problems are generated."""

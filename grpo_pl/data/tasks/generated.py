@@ -1,4 +1,4 @@
-"""``GeneratedPrompts``: problems made up without end, each held out or not by a hash of itself."""
+"""``GeneratedPrompts``: problems made up without end; a hash decides which are held out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One-line Python functions made up on the spot: what to do with a number, in words, and tests of what comes out."""
+"""One-line Python functions made up on the spot: operations on a number, in words, with tests of the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work behind the answers of reasoning-gym's tasks, written out for demonstrations where an entry tells enough."""
+"""Worked solutions of reasoning-gym's tasks for demonstrations, as far as an entry's metadata tell them."""
 
 from __future__ import annotations
 

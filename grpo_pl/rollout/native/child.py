@@ -1,4 +1,4 @@
-"""``NativeChildEngine``: the native engine in a child process, so that a rollout can be drawn beside an update."""
+"""``NativeChildEngine``: the native engine in a child process, so that rollouts and updates can overlap."""
 
 from __future__ import annotations
 

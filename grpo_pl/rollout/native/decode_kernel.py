@@ -1,4 +1,4 @@
-"""The decode kernel in C: where it was built, how it is handed a policy, and the rollouts that it draws."""
+"""The decode kernel in C: finds the built library, packs a policy for it, and draws rollouts."""
 
 from __future__ import annotations
 

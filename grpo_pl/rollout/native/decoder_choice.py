@@ -1,4 +1,4 @@
-"""Chooses what draws from a policy, the decode kernel in C or torch: by processor and model, and kept for a run."""
+"""Chooses the decoder of a policy, the kernel in C or torch, by processor and model; a run keeps its choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention to prompts whose keys and values all completions of a group share, on a CPU."""
+"""Shared-prefix attention on a CPU: all completions of a group read one copy of their prompt's keys and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoders whose rows join and leave between tokens, each at its own length: what continuous batching runs on."""
+"""Decoders for continuous batching: rows join and leave between tokens, each at its own length."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""Rollouts by Ray: actors on any host of a cluster hold the workers of engines in a child process."""
+"""Rollouts by Ray: actors on the hosts of a cluster draw with the workers of child engines."""
 
 from grpo_pl.rollout.ray.engine import RayEngine as RayEngine

@@ -1,4 +1,4 @@
-"""A process's place in a Ray cluster, weights in its object store, and what goes wrong there in one line each."""
+"""Joins a Ray cluster, keeps weights in its object store, and explains its errors in one line each."""
 
 from __future__ import annotations
 

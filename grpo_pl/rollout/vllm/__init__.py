@@ -1,4 +1,4 @@
-"""Rollouts by vLLM: our draws inside its decode loop, in a process of its own."""
+"""Rollouts by vLLM, in a child process, with our own rule for drawing tokens."""
 
 from grpo_pl.rollout.vllm.engine import VLLMEngine
 

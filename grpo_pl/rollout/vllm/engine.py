@@ -1,4 +1,4 @@
-"""``VLLMEngine``: rollouts by vLLM, with the draws of our own engines, in a child process with pushed weights."""
+"""``VLLMEngine``: rollouts by vLLM in a child process that gets the weights; tokens are drawn by our own rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A logits processor of vLLM's that draws each row's token by the row's key and leaves it as the only possible one."""
+"""A logits processor of vLLM's that draws each row's token by the row's key and masks all others."""
 
 from __future__ import annotations
 
