@@ -230,14 +230,14 @@ def _c_library() -> Any:
 
 
 def _share_arenas() -> None:
-    """Has the threads share two areas of memory, where glibc gives each its own: what one frees, another takes."""
+    """Limits glibc to two malloc arenas for all threads, so that memory which one frees serves another."""
     limit = getattr(_c_library(), "mallopt", None)
     if limit is not None:
         limit(_ARENA_MAX, 2)
 
 
 async def _give_back_memory() -> None:
-    """Returns to the system, again and again, what large bodies and answers took; glibc would keep a part of it."""
+    """Returns freed memory to the system every few seconds; glibc would keep a part of what large bodies took."""
     trim = getattr(_c_library(), "malloc_trim", None)
     while trim is not None:  # other C libraries have none
         await asyncio.sleep(_GIVE_BACK_S)

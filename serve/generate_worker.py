@@ -79,7 +79,7 @@ class _Request:
 
 
 class _Waiting(NamedTuple):
-    """Work that is done one at a time."""
+    """A prompt that waits; one is handled per decoding step."""
 
     uid: int
     job: Generate | ScorePrompt
@@ -264,7 +264,7 @@ class GenerateWorker(Worker):
 
 
 def _without(job: Generate, indices: frozenset[int]) -> Generate:
-    """The same for the other completions, which may be none."""
+    """The job for its other completions, which may be none."""
     kept = [(i, key) for i, key in zip(job.indices, job.keys, strict=True) if i not in indices]
     return replace(job, indices=tuple(i for i, _ in kept), keys=[key for _, key in kept])
 

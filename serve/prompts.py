@@ -211,7 +211,11 @@ class Prompts:
         return [plain, spaced] if differs else [plain]
 
     async def _encode(self, text: str, encode: Callable[[], list[int]], param: str, *, more: int = 0) -> list[int]:
-        """``more`` characters come with the text, which ``encode`` looks at itself."""
+        """Checks a text and encodes it, a long one in a thread.
+
+        Args:
+            more: characters that ``encode`` adds to the text and checks itself.
+        """
         context, size = self.model.context, len(text) + more
         if context is not None and size > context * _CHARS_PER_TOKEN:
             raise self._too_long(f"{size} characters", param)

@@ -104,7 +104,7 @@ _Item = Annotated[
 
 
 def _as_messages(items: Sequence[Message | FunctionCall | FunctionResult]) -> list[dict[str, Any]]:
-    """The same as chat has it: calls belong to what the assistant said before them, or between them."""
+    """The input as messages of a chat; calls belong to the assistant's message before them, or between them."""
     messages: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, FunctionResult):
@@ -188,7 +188,7 @@ class ResponsesRoute:
 
 
 class ResponsesFormat:
-    """One response, whole or as events; a ``AnswerFormat``."""
+    """One response, whole or as events; an ``AnswerFormat``."""
 
     def __init__(self, body: ResponsesRequest, chat: ChatRequest, model: str) -> None:
         self._body, self._chat, self._model = body, chat, model
@@ -241,7 +241,7 @@ class ResponsesFormat:
         return self._event("error", code=told["code"], message=told["message"], param=told["param"], error=told)
 
     def _text(self, text: str) -> str:
-        """More of the message, which begins with the first."""
+        """The events for more text of the message; the first ones also begin it."""
         events = []
         if self._message_index is None:
             self._message_index, self._items = self._items, self._items + 1
@@ -253,7 +253,7 @@ class ResponsesFormat:
         return "".join(events)
 
     def _called(self, item: dict[str, Any]) -> str:
-        """A call, whole."""
+        """The events for one whole call."""
         place = {"item_id": item["id"], "output_index": self._items}
         self._items += 1
         begun = {**item, "arguments": "", "status": "in_progress"}

@@ -136,7 +136,7 @@ class WeightsRequest(Body):
 
 
 class WeightsRoutes:
-    """``/v1/weights``: which version answers, and the change to another one."""
+    """``/v1/weights``: tells the versions in memory, and changes to another one."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights, self._run = weights, run_of(weights.model)
