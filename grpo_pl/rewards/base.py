@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from grpo_pl.rewards.places import stated_answer
 
@@ -108,6 +108,10 @@ class Reward(ABC):
     ``name`` a default.
     """
 
+    trusted: ClassVar[bool] = False
+    """True for a reward of this package that an export or a run folder of somebody else may name without
+    ``--trust-rewards``: it imports nothing by name, uses no network, loads no model and opens no file. Each class of
+    `grpo_pl.rewards` says so for itself; in classes elsewhere, it has no effect."""
     name: str
     """Key of this reward in metrics, tables and files."""
     weight: float = 1.0

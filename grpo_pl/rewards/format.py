@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from grpo_pl.rewards.base import PerCompletionReward, Score
 from grpo_pl.rewards.mathematics.answer_text import BOX, last_boxed
@@ -116,6 +116,7 @@ class FormatReward(PerCompletionReward):
     ``detail`` names the failures, see `format_failures`.
     """
 
+    trusted: ClassVar[bool] = True
     name: str = "format"
     """Key of this reward in metrics, tables and files."""
     partial: bool = False

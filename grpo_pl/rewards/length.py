@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
 
@@ -49,6 +49,7 @@ class LengthReward(Reward):
       budget in tokens is the row's ``token_budget`` column if the data set has one, else ``max_length``.
     """
 
+    trusted: ClassVar[bool] = True
     name: str = "length"
     """Key of this reward in metrics, tables and files."""
     shape: Literal["overlong", "cosine", "budget"] = "overlong"
@@ -136,6 +137,7 @@ class RepetitionReward(Reward):
     n-gram penalty against length hacking.
     """
 
+    trusted: ClassVar[bool] = True
     name: str = "repetition"
     """Key of this reward in metrics, tables and files."""
     ngram: int = 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from grpo_pl.rewards.base import Score
 from grpo_pl.rewards.number_puzzle import NumberPuzzleReward, listed
@@ -21,6 +22,7 @@ class SubsetSumReward(NumberPuzzleReward):
     answer, the numbers are the column ``numbers``. An answer of more than 200 characters is ``too_long``.
     """
 
+    trusted: ClassVar[bool] = True
     name: str = "subset_sum"
     """Key of this reward in metrics, tables and files."""
 

@@ -6,24 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from grpo_pl import defined_name
+from grpo_pl import defined_name, rewards
 
 FLAG = "--trust-rewards"
-REWARDS: Mapping[str, Sequence[str]] = {
-    "countdown": ["CountdownReward"],
-    "environment": ["EnvironmentReward"],
-    "format": ["FormatReward"],
-    "language": ["LanguageConsistencyReward"],
-    "length": ["LengthReward", "RepetitionReward"],
-    "mathematics.math_reward": ["ExactReward", "MathReward"],
-    "per_source": ["PerSource"],
-    "process": ["ColumnArithmeticReward"],
-    "reasoning_gym": ["ReasoningGymReward"],
-    "mathematics.second_opinion": ["LenientAnswerReward", "StrictAnswerReward"],
-    "sorting": ["SortingReward"],
-    "subset_sum": ["SubsetSumReward"],
-}
-"""Trusted rewards by module: they import nothing by name, use no network, load no model and open no file."""
 SOURCES: Mapping[str, Sequence[str]] = {
     "tasks.arithmetic": ["ArithmeticPrompts"],
     "tasks.countdown": ["CountdownPrompts"],
@@ -65,6 +50,17 @@ LIMITS = {"workers": 64, "memory_limit_mb": 65_536, "soft_limit_s": 60, "hard_li
 _LEVELS = 16
 
 
+def trusted_rewards() -> frozenset[str]:
+    """Dotted names of the rewards of `grpo_pl.rewards` whose own class says ``trusted = True``, see `Reward`: by the
+    package and by the module that defines them. A class does not inherit it."""
+    exported = {name: getattr(rewards, name) for name in rewards.__all__}
+    trusted = {name: kind for name, kind in exported.items() if vars(kind).get("trusted") is True}
+    return frozenset(f"{module}.{name}" for name, k in trusted.items() for module in (rewards.__name__, k.__module__))
+
+
+REWARDS = trusted_rewards()
+
+
 class Untrusted(ValueError):
     """An export, run folder or checkpoint names something that is not used without ``--trust-rewards``."""
 
@@ -82,9 +78,8 @@ def check_rewards_trusted(specs: Any) -> None:
     """
     if not isinstance(specs, list | tuple) or not all(isinstance(spec, Mapping) for spec in specs):
         raise ValueError(f"rewards must be a list of objects with class_path and init_args, got {_short(specs)}.")
-    allowed = _paths("grpo_pl.rewards", REWARDS)
     for spec in specs:
-        _check(spec, allowed, "reward")
+        _check(spec, REWARDS, "reward")
 
 
 def check_source_trusted(spec: Any) -> None:
@@ -93,7 +88,7 @@ def check_source_trusted(spec: Any) -> None:
     Raises:
         Untrusted: see `check_rewards_trusted`.
     """
-    _check(spec, _paths("", {f"grpo_pl.data.{module}": names for module, names in SOURCES.items()}), "source")
+    _check(spec, _paths("grpo_pl.data", SOURCES), "source")
 
 
 def check_environment_trusted(spec: Any) -> None:
@@ -102,8 +97,7 @@ def check_environment_trusted(spec: Any) -> None:
     Raises:
         Untrusted: see `check_rewards_trusted`.
     """
-    modules = {f"grpo_pl.environments.{module}": names for module, names in ENVIRONMENTS.items()}
-    allowed = _paths("", modules)
+    allowed = _paths("grpo_pl.environments", ENVIRONMENTS)
     _check(spec, allowed, "environment")
     for name, value in (spec.get("init_args") or {}).items():
         if name in _CALLED:
@@ -165,10 +159,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _paths(package: str, modules: Mapping[str, Sequence[str]]) -> frozenset[str]:
-    """The dotted names of the classes: by their module and, with a ``package``, by the package that re-exports them."""
-    inside = {f"{package}.{module}.{name}".strip(".") for module, names in modules.items() for name in names}
-    shown = {f"{package}.{name}" for names in modules.values() for name in names} if package else set()
-    return frozenset(inside | shown)
+    return frozenset(f"{package}.{module}.{name}" for module, names in modules.items() for name in names)
 
 
 def _check(spec: Any, allowed: frozenset[str], what: str) -> None:

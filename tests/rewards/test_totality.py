@@ -8,28 +8,18 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from grpo_pl.rewards import (
-    ColumnArithmeticReward,
     CountdownReward,
-    EnvironmentReward,
     ExactReward,
-    FormatReward,
     FunctionReward,
-    LanguageConsistencyReward,
-    LengthReward,
-    LenientAnswerReward,
     MathReward,
-    PerSource,
     ReasoningGymReward,
-    RepetitionReward,
-    Reward,
     Score,
     SortingReward,
-    StrictAnswerReward,
-    SubsetSumReward,
 )
 from grpo_pl.rewards.answer_reading import AnswerReward
 from grpo_pl.rewards.base import MissingColumn
@@ -44,7 +34,9 @@ from grpo_pl.rewards.programs.values import Unreadable, read_result, same_output
 from grpo_pl.rewards.rubric import RubricReward, read_verdict
 from grpo_pl.rewards.sandbox.gym_entry import unpack
 from grpo_pl.rewards.sandbox.pool import Verdict
+from grpo_pl.rewards.sandbox.sandboxed_reward import SandboxedReward
 from grpo_pl.rewards.voting import answer_classes
+from tests.rewards.shipped import NAMES, SHIPPED, make
 
 # fmt: off
 NUMBERS = [
@@ -144,29 +136,16 @@ def length(completions: Sequence[str], **columns: object) -> list[float]:
     return [float(len(text)) for text in completions]
 
 
-def rewards() -> list[Reward]:
-    """Those that judge texts in this process; `MathReward` and others with a part elsewhere are below."""
-    return [
-        ExactReward(),
-        *(ExactReward(answer_in=place) for place in ("last_number", "json", "auto")),
-        ExactReward(answer_in="pattern", answer_pattern=r"answer>\s*(\S+)"),
-        FormatReward(),
-        FormatReward(partial=True, allow_text=True),
-        FormatReward(require_box=False),
-        StrictAnswerReward(),
-        LenientAnswerReward(),
-        LengthReward(shape="cosine", correct=ExactReward()),
-        LengthReward(shape="budget"),
-        RepetitionReward(),
-        LanguageConsistencyReward(),
-        *(SortingReward(credit=credit) for credit in ("distance", "inclusion_order", "inclusion_order_simple")),
-        CountdownReward(),
-        SubsetSumReward(),
-        ColumnArithmeticReward(),
-        FunctionReward(function=length),
-        PerSource(rewards={"a": CountdownReward(), "b": SortingReward()}),
-        EnvironmentReward(),
-    ]
+NEEDED: dict[str, dict[str, Any]] = {
+    "FunctionReward": {"function": length},
+    "PerSource": {"rewards": {"a": CountdownReward(), "b": SortingReward()}},
+}
+HERE = [
+    name for name, kind in SHIPPED.items() if not issubclass(kind, SandboxedReward) and (kind.trusted or name in NEEDED)
+]
+"""Rewards that judge texts in this process; `MathReward` and others with a part elsewhere are below."""
+REWARDS = [make(name, **NEEDED.get(name, {})) for name in NAMES if name.partition(" ")[0] in HERE]
+REWARDS.append(ExactReward(answer_in="pattern", answer_pattern=r"answer>\s*(\S+)"))
 
 
 def sound(scores: Sequence[Score]) -> None:
@@ -185,7 +164,7 @@ def judged(told: list[str], golds: list[str]) -> None:
         "numbers": [[12, 3, 7, 5]] * count,
         "episode": [{"return": 0.5, "status": "ok", "turns": [{"reward": 0.5}], "detail": text} for text in told],
     }
-    for reward in rewards():
+    for reward in REWARDS:
         for gold in (golds, ["7 5 3 12"] * count, ["12"] * count):
             scores = reward(told, gold, columns)
             assert len(scores) == count
@@ -284,5 +263,5 @@ def test_a_function_that_cannot_read_an_answer_as_a_gold_one_does_not_end_the_vo
 
 def test_all_places_of_answers_are_read() -> None:
     assert {"box", "last_number", "pattern", "json", "auto"} == {
-        reward.answer_in for reward in rewards() if isinstance(reward, AnswerReward)
+        reward.answer_in for reward in REWARDS if isinstance(reward, AnswerReward)
     }

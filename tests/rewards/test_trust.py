@@ -1,7 +1,11 @@
 """What an export or a run folder of somebody else may name as a reward or a source, and what it may not."""
 
+import dataclasses
 import json
+import re
 import sys
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +14,18 @@ import pytest
 import grpo_pl.rewards as rewards_module
 from grpo_pl.config.objects import build, build_rewards
 from grpo_pl.rewards import ExactReward, Reward
-from grpo_pl.rewards.process import ProcessReward
-from grpo_pl.rewards.trust import REWARDS, SOURCES, Untrusted, check_rewards_trusted, check_source_trusted
+from grpo_pl.rewards.trust import (
+    REWARDS,
+    SOURCES,
+    Untrusted,
+    check_rewards_trusted,
+    check_source_trusted,
+    trusted_rewards,
+)
+from tests.rewards.shipped import SHIPPED
 
 NEEDS_TRUST = {"CodeReward", "FunctionReward", "JudgeReward", "ModelReward", "ProcessModelReward", "RubricReward"}
+TRUSTED = sorted(SHIPPED.keys() - NEEDS_TRUST)
 EXACT = {"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"name": "x"}}
 FUNCTION = {"class_path": "grpo_pl.rewards.FunctionReward", "init_args": {"function": "os.getcwd"}}
 
@@ -22,22 +34,44 @@ def _spec(class_path: str, /, **arguments: Any) -> dict[str, Any]:
     return {"class_path": class_path, "init_args": arguments}
 
 
-def test_every_reward_is_either_harmless_or_known_to_need_trust() -> None:
-    classes = {
-        name
-        for name in rewards_module.__all__
-        if isinstance(kind := getattr(rewards_module, name), type)
-        and issubclass(kind, Reward)
-        and kind not in (Reward, ProcessReward)
-    }
-    harmless = {name for names in REWARDS.values() for name in names}
-    assert classes == harmless | NEEDS_TRUST
-    assert harmless.isdisjoint(NEEDS_TRUST)
+def test_every_reward_says_whether_it_is_trusted() -> None:
+    silent = [name for name, kind in SHIPPED.items() if "trusted" not in vars(kind) and name not in NEEDS_TRUST]
+    assert silent == []
+    assert not any(SHIPPED[name].trusted for name in NEEDS_TRUST)
+    assert {path for path in REWARDS if path.count(".") == 2} == {f"grpo_pl.rewards.{name}" for name in TRUSTED}
 
 
-@pytest.mark.parametrize("name", sorted(name for names in REWARDS.values() for name in names))
-def test_a_harmless_reward_loads_by_any_of_its_names(name: str) -> None:
-    kind = getattr(rewards_module, name)
+@pytest.mark.parametrize("name", TRUSTED)
+def test_a_trusted_reward_has_no_argument_that_names_code_a_model_or_a_file(name: str) -> None:
+    hints = typing.get_type_hints(SHIPPED[name])
+    for argument in [f for f in dataclasses.fields(SHIPPED[name]) if f.init]:
+        assert set(_leaves(hints[argument.name])) <= {bool, int, float, str, type(None), Reward}, argument.name
+        assert not re.search("function|model|file|path|folder|url|class|module", argument.name)
+
+
+def _leaves(hint: Any) -> Iterator[Any]:
+    """The classes that a type is made of; ``str`` for a Literal."""
+    if typing.get_origin(hint) is typing.Literal:
+        yield from map(type, typing.get_args(hint))
+    elif parts := typing.get_args(hint):
+        for part in parts:
+            yield from _leaves(part)
+    else:
+        yield hint
+
+
+def test_a_class_is_not_trusted_because_its_parent_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(ExactReward):
+        pass
+
+    monkeypatch.setattr(rewards_module, "Mine", Mine, raising=False)
+    monkeypatch.setattr(rewards_module, "__all__", [*rewards_module.__all__, "Mine"])
+    assert Mine.trusted and trusted_rewards() == REWARDS
+
+
+@pytest.mark.parametrize("name", TRUSTED)
+def test_a_trusted_reward_loads_by_any_of_its_names(name: str) -> None:
+    kind = SHIPPED[name]
     arguments = {"rewards": {"a": EXACT}} if name == "PerSource" else {}
     for path in (f"grpo_pl.rewards.{name}", f"{kind.__module__}.{name}"):
         check_rewards_trusted([_spec(path, **arguments)])
