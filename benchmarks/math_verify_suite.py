@@ -39,7 +39,7 @@ from typing import Any
 from math_verify import parse, verify
 
 from grpo_pl.rewards import MathReward
-from grpo_pl.rewards.mathematics.answer_text import last_boxed
+from grpo_pl.rewards.completion_text import last_boxed
 
 POLICIES = Path(__file__).with_name("math_verify_policies.jsonl")
 FLOOR_OVERALL, FLOOR_OUTSIDE_POLICIES = 0.92, 0.99

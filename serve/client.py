@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 
-from grpo_pl.rewards.retry_after import retry_after
+from grpo_pl.rewards.endpoint import retry_after
 
 _PER_REQUEST = 8  # problems
 _AT_ONCE = 3  # requests

@@ -114,7 +114,7 @@ def rows_of(experience: Experience, numbers: Iterable[int]) -> list[Row]:
                 "finish_reason": samples.rollout.finish_reasons[i],
                 "rewards": experience.scored.described(i),
                 "correct": correct[i],
-                **experience.scored.noted(i),
+                **experience.scored.extra_of(i),
                 "reward": _finite(rewards[experience.first_row + i]),
                 "advantage": _finite(advantages[i]),
                 **({} if samples.episodes is None else {"episode": _credited(experience, i)}),

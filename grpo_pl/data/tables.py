@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_pl.data.cells import is_text
 from grpo_pl.data.rows import RowPrompts, RowReader, Side
 from grpo_pl.files.rows import not_utf8
-from grpo_pl.rewards.hub import offline_without_network
+from grpo_pl.rewards.pretrained import offline_without_network
 from grpo_pl.types import Problem
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from grpo_pl.evaluation.metrics import AverageAtK, GroupMetric, PassAtK, correct
 from grpo_pl.functional.estimates import Estimate, estimate_mean
 from grpo_pl.rewards.base import Reward, Score, correctness_index, needs_of
 from grpo_pl.rewards.batch import score_completions
-from grpo_pl.rewards.notes import Notes
+from grpo_pl.rewards.logged_extras import LoggedExtras
 from grpo_pl.rewards.voting import answer_classes
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.types import CUT_OFF, PromptBatch, SamplingParams
@@ -97,7 +97,7 @@ def grade(
     correct = [score.correct is True for score in scores]
     classes = [0 if c else row + 1 for row, c in enumerate(correct)]
     if vote:
-        with Notes(0, trainer_state, kept=False).taken():
+        with LoggedExtras(0, trainer_state, kept=False).collect():
             classes = answer_classes(
                 reward, completions=samples.completions, scores=scores, columns=columns, group_size=n
             )

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 
 from grpo_pl.policy.teacher import TeacherConfig
-from grpo_pl.rewards.retry_after import retry_after
+from grpo_pl.rewards.endpoint import retry_after
 
 _TRY_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 

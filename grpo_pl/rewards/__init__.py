@@ -12,7 +12,6 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.rewards.base import Score as Score
     from grpo_pl.rewards.base import Status as Status
     from grpo_pl.rewards.base import StepScores as StepScores
-    from grpo_pl.rewards.countdown import CountdownReward as CountdownReward
     from grpo_pl.rewards.environment import EnvironmentReward as EnvironmentReward
     from grpo_pl.rewards.format import FormatReward as FormatReward
     from grpo_pl.rewards.function import FunctionReward as FunctionReward
@@ -25,6 +24,8 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.rewards.mathematics.second_opinion import LenientAnswerReward as LenientAnswerReward
     from grpo_pl.rewards.mathematics.second_opinion import StrictAnswerReward as StrictAnswerReward
     from grpo_pl.rewards.model import ModelReward as ModelReward
+    from grpo_pl.rewards.number_puzzles import CountdownReward as CountdownReward
+    from grpo_pl.rewards.number_puzzles import SubsetSumReward as SubsetSumReward
     from grpo_pl.rewards.per_source import PerSource as PerSource
     from grpo_pl.rewards.process import ColumnArithmeticReward as ColumnArithmeticReward
     from grpo_pl.rewards.process import ProcessModelReward as ProcessModelReward
@@ -33,12 +34,11 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.rewards.reasoning_gym import ReasoningGymReward as ReasoningGymReward
     from grpo_pl.rewards.rubric import RubricReward as RubricReward
     from grpo_pl.rewards.sorting import SortingReward as SortingReward
-    from grpo_pl.rewards.subset_sum import SubsetSumReward as SubsetSumReward
 
 _DEFINED_IN = {
     "CodeReward": "programs.code_reward",
     "ColumnArithmeticReward": "process",
-    "CountdownReward": "countdown",
+    "CountdownReward": "number_puzzles",
     "EnvironmentReward": "environment",
     "ExactReward": "mathematics.math_reward",
     "FormatReward": "format",
@@ -61,7 +61,7 @@ _DEFINED_IN = {
     "Status": "base",
     "StepScores": "base",
     "StrictAnswerReward": "mathematics.second_opinion",
-    "SubsetSumReward": "subset_sum",
+    "SubsetSumReward": "number_puzzles",
 }
 """Public name -> the module of this package that defines it."""
 

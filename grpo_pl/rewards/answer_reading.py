@@ -11,8 +11,7 @@ from typing import Any, Literal
 import regex
 
 from grpo_pl.rewards.base import Columns, Reward
-from grpo_pl.rewards.mathematics.answer_text import BOX, last_boxed
-from grpo_pl.rewards.places import after_closed_thinking, after_thinking, answer_block
+from grpo_pl.rewards.completion_text import BOX, after_closed_thinking, after_thinking, answer_block, last_boxed
 
 Place = Literal["box", "last_number", "pattern", "json", "auto"]
 PATTERN_SECONDS = 1.0

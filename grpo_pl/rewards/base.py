@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -10,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from grpo_pl.rewards.places import stated_answer
+from grpo_pl.rewards.completion_text import stated_answer
 
 Status = Literal[
     "ok",  # judged, full value
@@ -195,9 +196,12 @@ class Reward(ABC):
         return {name: _described(value) for name, value in values.items()}
 
     def spec(self) -> dict[str, Any]:
-        """``class_path`` and ``init_args``, as a configuration file holds them."""
+        """``class_path`` and ``init_args``, as a configuration file holds them; the path of a reward that
+        `grpo_pl.rewards` exports does not name the file in which it is defined."""
         kind = type(self)
-        return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": self.init_args()}
+        exported = getattr(sys.modules["grpo_pl.rewards"], kind.__qualname__, None) is kind
+        module = "grpo_pl.rewards" if exported else kind.__module__
+        return {"class_path": f"{module}.{kind.__qualname__}", "init_args": self.init_args()}
 
 
 class PerCompletionReward(Reward):

@@ -13,7 +13,7 @@ from typing import Any
 from grpo_pl.functional.exact_sums import total_reward
 from grpo_pl.rewards.background import call_together
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score, correctness_index
-from grpo_pl.rewards.notes import Notes
+from grpo_pl.rewards.logged_extras import LoggedExtras
 from grpo_pl.rewards.process import ProcessReward
 
 
@@ -62,7 +62,7 @@ class ScoredBatch:
             metrics=self.metrics,
         )
 
-    def noted(self, row: int) -> dict[str, dict[str, Any]]:
+    def extra_of(self, row: int) -> dict[str, dict[str, Any]]:
         """``{"extra": …}`` with what reward functions logged for one completion, for its row of a table; ``{}`` if no
         function logged anything."""
         return {"extra": {name: cells[row] for name, cells in self.extra.items()}} if self.extra else {}
@@ -111,13 +111,13 @@ def score_completions(
         Exception: whatever a reward raises, with a note that names the reward. All but ``MissingColumn`` only where
             the reward's ``on_error`` is ``raise``; where it is ``none``, its scores are None.
     """
-    notes = Notes(len(completions), trainer_state)
-    with notes.taken():
+    extras = LoggedExtras(len(completions), trainer_state)
+    with extras.collect():
         calls = [(reward.asynchronous, partial(score_one, reward, completions, answers, columns)) for reward in rewards]
         scores = call_together(calls)
     faults = list(map(_episode_fault, columns.get("episode", [None] * len(completions))))
     scores = [[score if fault is None else fault for score, fault in zip(row, faults, strict=True)] for row in scores]
-    return ScoredBatch(rewards=rewards, scores=scores, extra=notes.extra, metrics=notes.metrics)
+    return ScoredBatch(rewards=rewards, scores=scores, extra=extras.columns(), metrics=extras.metrics)
 
 
 def _episode_fault(episode: Any) -> Score | None:

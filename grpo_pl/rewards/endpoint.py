@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from grpo_pl.rewards.base import Reward
-from grpo_pl.rewards.retry_after import retry_after
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -154,3 +156,29 @@ class AsksModel(Reward):
 
 LOCK = threading.Lock()
 """Guards what such rewards keep, as a server scores in several threads; no field, as a lock cannot be pickled."""
+
+
+LONGEST_WAIT_S = 60.0
+_SECONDS = re.compile(r"[0-9]+(\.[0-9]*)?")  # float() would also take nan, inf, 1e9 and -1
+
+
+def retry_after(header: str | None, otherwise: float, *, now: datetime | None = None) -> float:
+    """Seconds, 0 to ``LONGEST_WAIT_S``; a time that has passed is 0.
+
+    Args:
+        header: a number of seconds or an HTTP date (RFC 9110, section 10.2.3); None where there is none.
+        otherwise: the seconds where the header is missing or neither of these.
+        now: the time that a date counts from; by default the clock's.
+    """
+    text = (header or "").strip()
+    if _SECONDS.fullmatch(text):
+        wait = float(text)
+    else:
+        try:
+            then = parsedate_to_datetime(text)
+        except (ValueError, TypeError, IndexError, OverflowError):  # what comes from a server may be anything
+            wait = otherwise
+        else:
+            then = then if then.tzinfo is not None else then.replace(tzinfo=UTC)
+            wait = (then - (now or datetime.now(UTC))).total_seconds()
+    return min(max(wait, 0.0), LONGEST_WAIT_S)

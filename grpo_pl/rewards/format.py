@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from grpo_pl.rewards.base import PerCompletionReward, Score
-from grpo_pl.rewards.mathematics.answer_text import BOX, last_boxed
-from grpo_pl.rewards.places import answer_block, is_blank
-from grpo_pl.rewards.places import boxed_or_block as boxed_or_block  # here for tasks that `grpo-pl new` wrote earlier
+from grpo_pl.rewards.completion_text import BOX, answer_block, is_blank, last_boxed
 
 Failure = Literal[
     "no think",

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from grpo_pl.processes.modules import load_module
 from grpo_pl.rewards.background import run_coroutine
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
-from grpo_pl.rewards.notes import current_page
+from grpo_pl.rewards.logged_extras import current_logger
 
 
 def load_function(reference: str) -> Callable[..., Any]:
@@ -156,10 +156,10 @@ class FunctionReward(Reward):
             elif "prompt" in columns:
                 asked = columns.get("question", columns["prompt"])
                 arguments["prompts"] = [[{"role": "user", "content": text}] for text in asked]
-        page = current_page()
+        logger = current_logger()
         if self._takes_all or "trainer_state" in self._names:
-            arguments["trainer_state"] = page.notes.trainer_state and page.notes.trainer_state()
-        arguments |= {"log_extra": partial(page.log_extra, self.name), "log_metric": page.log_metric}
+            arguments["trainer_state"] = logger.extras.trainer_state and logger.extras.trainer_state()
+        arguments |= {"log_extra": partial(logger.log_extra, self.name), "log_metric": logger.log_metric}
         missing = sorted(self._required - arguments.keys())
         if missing:
             raise MissingColumn(

@@ -9,8 +9,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from grpo_pl.rewards.base import Columns, Score
+from grpo_pl.rewards.completion_text import boxed_or_block
 from grpo_pl.rewards.endpoint import LOCK, AsksModel, Reply, tagged
-from grpo_pl.rewards.places import boxed_or_block
 
 if TYPE_CHECKING:
     from openai import OpenAI

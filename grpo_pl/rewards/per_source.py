@@ -10,7 +10,7 @@ from typing import ClassVar
 from grpo_pl.rewards.background import call_together
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
 from grpo_pl.rewards.batch import score_one
-from grpo_pl.rewards.notes import page_of
+from grpo_pl.rewards.logged_extras import logging_for
 
 
 @dataclass(kw_only=True)
@@ -50,7 +50,7 @@ class PerSource(Reward):
 
         def score(name: str) -> list[Score]:
             rows = parts[name]
-            with page_of(rows):
+            with logging_for(rows):
                 return score_one(
                     self.rewards[name],
                     [completions[row] for row in rows],

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
+import socket
+import sys
+import urllib.request
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from grpo_pl.files.rows import Row, read_object
-from grpo_pl.rewards.hub import offline_without_network
 
 MANIFEST = "grpo_pl.json"
 """File in an exported folder with what Hugging Face files do not hold: template, rewards and limits of sampling."""
@@ -112,6 +117,25 @@ def one_clear_line(source: str, what: str) -> Iterator[None]:
         reason = " ".join((str(error) if known else f"{type(error).__name__}: {error}").split())
         reason = reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]} …"
         raise ValueError(f"cannot load the {what} {source!r} ({where}): {reason}") from error
+
+
+@cache
+def offline_without_network() -> bool:
+    """Whether the libraries of Hugging Face are offline; they are made so where the hub's name cannot be looked up, for
+    they would try for a minute. Behind a proxy, which looks names up itself, nothing is changed."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or "https" in urllib.request.getproxies():
+        return bool(constants.HF_HUB_OFFLINE)
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, None)
+    except socket.gaierror:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for processes that start later, and for what is imported later
+        constants.HF_HUB_OFFLINE = True
+        if "datasets.config" in sys.modules:
+            sys.modules["datasets.config"].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+        return True
+    return False
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from grpo_pl.rewards.base import Columns, Reward, Score, StepScores
-from grpo_pl.rewards.mathematics.answer_text import BOX, last_boxed
+from grpo_pl.rewards.completion_text import BOX, last_boxed
 from grpo_pl.rewards.model import LoadsModel
 
 

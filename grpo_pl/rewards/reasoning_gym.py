@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from grpo_pl.rewards.base import Columns, MissingColumn, Score
-from grpo_pl.rewards.places import boxed_or_block
+from grpo_pl.rewards.completion_text import boxed_or_block
 from grpo_pl.rewards.sandbox.gym_entry import unpack
 from grpo_pl.rewards.sandbox.pool import Verdict
 from grpo_pl.rewards.sandbox.sandboxed_reward import SandboxedReward

@@ -8,7 +8,7 @@ import pytest
 
 from grpo_pl.rewards import CountdownReward, Score
 from grpo_pl.rewards.base import MissingColumn
-from grpo_pl.rewards.countdown import evaluate
+from grpo_pl.rewards.number_puzzles import evaluate
 
 
 def scored(answer: str, target: int = 46, numbers: tuple[int, ...] = (7, 7, 3)) -> Score:

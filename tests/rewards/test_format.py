@@ -5,8 +5,8 @@ import random
 import pytest
 
 from grpo_pl.rewards import ExactReward, FormatReward
+from grpo_pl.rewards.completion_text import boxed_or_block
 from grpo_pl.rewards.format import format_failures, is_one_box
-from grpo_pl.rewards.places import boxed_or_block
 
 GOOD = "<think>2+2 is 4</think>\n<answer>\\boxed{4}</answer>"
 

@@ -4,6 +4,9 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -24,8 +28,15 @@ from transformers import (
 )
 
 from grpo_pl.rewards import pretrained
-from grpo_pl.rewards.pretrained import MANIFEST, check_folder, check_pretrained, load_pretrained
+from grpo_pl.rewards.pretrained import (
+    MANIFEST,
+    check_folder,
+    check_pretrained,
+    load_pretrained,
+    offline_without_network,
+)
 
+CONFIGS = Path(__file__).parents[2] / "configs"
 LAYER = "model.layers.0.self_attn.q_proj.weight"
 Tensors = dict[str, torch.Tensor]
 
@@ -296,3 +307,32 @@ def test_a_whole_folder_passes(saved: Path, tmp_path: Path) -> None:
     check_folder(linked)
     check_pretrained(AutoModelForCausalLM, str(linked))
     shutil.rmtree(linked)
+
+
+@pytest.mark.slow
+def test_a_name_of_the_hub_is_refused_within_seconds() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    environment |= {"HF_ENDPOINT": "https://hub.invalid", "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
+    command = [
+        sys.executable,
+        "-m",
+        "grpo_pl",
+        "plan",
+        "--config",
+        CONFIGS / "gsm8k.yaml",
+        "--model.policy.path=no/such",
+    ]
+    begun = time.monotonic()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and time.monotonic() - begun < 40  # by themselves the libraries try for 50 seconds
+    assert "'no/such' (no such folder here, and the hub cannot be reached)" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_behind_a_proxy_nothing_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    offline_without_network.cache_clear()
+    assert not offline_without_network() and not constants.HF_HUB_OFFLINE
+    offline_without_network.cache_clear()

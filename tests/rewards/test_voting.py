@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.completion_text import stated_answer
 from grpo_pl.rewards.mathematics.math_reward import ExactReward, MathReward
-from grpo_pl.rewards.places import stated_answer
 from grpo_pl.rewards.voting import answer_classes
 
 

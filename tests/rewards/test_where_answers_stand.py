@@ -14,7 +14,7 @@ from grpo_pl.rewards import (
     SortingReward,
     SubsetSumReward,
 )
-from grpo_pl.rewards.places import stated_answer
+from grpo_pl.rewards.completion_text import stated_answer
 
 JUDGES: dict[str, tuple[Reward, str, str]] = {
     "countdown": (CountdownReward(), "7+5", "12"),

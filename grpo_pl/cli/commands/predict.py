@@ -138,7 +138,7 @@ def completion_rows(drawn: Samples, scored: ScoredBatch) -> Iterator[dict[str, A
             "correct": correct[i],
             "tokens": lengths[i],
             "finish_reason": drawn.rollout.finish_reasons[i],
-            **scored.noted(i),
+            **scored.extra_of(i),
             **played,
         }
 

@@ -189,7 +189,7 @@ def _describe(
             "scores": scores,
             "reward": total,
             "correct": judged.correct,
-            **scored.noted(offset),
+            **scored.extra_of(offset),
         }
         if "expected" in row:
             written["agrees"] = meets(_expectation(row["expected"], first + offset), judged)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from grpo_pl.rewards.completion_text import has_balanced_braces
 from grpo_pl.rewards.mathematics import answer_text as text
 from grpo_pl.rewards.mathematics import notation, units
 from grpo_pl.rewards.mathematics.names import is_equation, split_name
@@ -72,7 +73,7 @@ class AnswerRules:
         if reason := text.oversize(gold, self.max_answer_chars):
             return reason
         form = text.canonical(gold)
-        if not (text.has_balanced_braces(gold) and text.has_balanced_braces(form)):
+        if not (has_balanced_braces(gold) and has_balanced_braces(form)):
             return "unbalanced braces"
         return "an operator without its other side" if notation.is_malformed(form) else ""
 
@@ -91,7 +92,7 @@ class AnswerRules:
         if text.has_compatibility_markup(answer) and answer.strip() != gold_text.strip():
             return Verdict("wrong", "look-alikes of braces or backslashes")
         gold, mine = text.canonical(gold_text), text.canonical(answer)
-        if not text.has_balanced_braces(mine):
+        if not has_balanced_braces(mine):
             return Verdict("wrong", "unbalanced braces")
         if notation.symbols(gold) == notation.symbols(mine):
             return self._repeated(gold)

@@ -20,44 +20,7 @@ MAX_EXPONENT = 400
 MAX_NUMBER_CHARS = 2000
 """Longer texts are not read as a number: ``int`` and ``Fraction`` refuse more than 4,300 digits."""
 
-BOX = re.compile(r"\\boxed\s*\{")
-_BRACES = re.compile(r"\\[\\{}]|[{}]")
 _CONTROL = frozenset({"Cc", "Cf", "Cs", "Co"})
-
-
-def last_boxed(text: str) -> str | None:
-    r"""The content of the last ``\boxed{…}`` of ``text``, with braces matched; of nested boxes, the outermost counts.
-
-    ``None`` if there is no box, or if the last one is not closed: a cut-off box is no answer, and an earlier box is not
-    the final answer. If a box holds another box and nothing else, the content of the inner one is returned.
-    """
-    starts = {match.end() for match in BOX.finditer(text)}
-    if not starts:
-        return None
-    last = max(starts)
-    opened: list[int] = []
-    found = None
-    for brace in _BRACES.finditer(text, min(starts) - 1):
-        if brace.group() == "{":
-            opened.append(brace.end() if brace.end() in starts else -1)
-        elif brace.group() == "}" and opened:
-            start = opened.pop()
-            if 0 <= start <= last:
-                found = text[start : brace.start()] if last < brace.end() else found
-    while found is not None and (match := BOX.match(found.strip())):
-        inner = found.strip()[match.end() : -1]
-        if not (found.rstrip().endswith("}") and has_balanced_braces(inner)):
-            break
-        found = inner
-    return found
-
-
-def has_balanced_braces(text: str) -> bool:
-    """True if a pair of braces put around ``text`` would match each other: its own braces balance, and no backslash at
-    its end would escape the closing one."""
-    braces = _BRACES.findall(text)
-    depths = [0, *accumulate((brace == "{") - (brace == "}") for brace in braces)]
-    return min(depths) == depths[-1] == 0 and not re.search(r"(?<!\\)(?:\\\\)*\\$", text)
 
 
 def has_compatibility_markup(text: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from grpo_pl.rewards.mathematics.answer_text import BOX, last_boxed
+from grpo_pl.rewards.completion_text import BOX, last_boxed
 from grpo_pl.rewards.mathematics.latex import group_end
 from grpo_pl.rewards.mathematics.units import is_noun
 

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 from grpo_pl.rewards.answer_reading import AnswerReward
 from grpo_pl.rewards.base import Score, TextAnswerReward
+from grpo_pl.rewards.completion_text import BOX, after_thinking, answer_block, has_balanced_braces, last_boxed
 from grpo_pl.rewards.format import has_proper_tags, is_one_box
 from grpo_pl.rewards.mathematics import answer_text as text
-from grpo_pl.rewards.places import after_thinking, answer_block
 
 _NUMBER = re.compile(
     r"(?P<minus>-\s{0,3})?"
@@ -35,8 +35,8 @@ def boxed_answers(completion: str) -> list[str]:
 
     Empty if the last box is not closed: a text that was cut off there has given no answer.
     """
-    starts = [match.start() for match in text.BOX.finditer(completion)]
-    found = [text.last_boxed(completion[a:b]) for a, b in pairwise([*starts, len(completion)])]
+    starts = [match.start() for match in BOX.finditer(completion)]
+    found = [last_boxed(completion[a:b]) for a, b in pairwise([*starts, len(completion)])]
     return [] if not found or found[-1] is None else [answer.strip() for answer in found if answer is not None]
 
 
@@ -78,7 +78,7 @@ class StrictAnswerReward(AnswerReward, TextAnswerReward):
 
     def score(self, completion: str, gold: str) -> Score:
         said = after_thinking(completion)
-        if self.answer_in == "box" or (self.answer_in == "auto" and text.BOX.search(said)):
+        if self.answer_in == "box" or (self.answer_in == "auto" and BOX.search(said)):
             return self._score_boxes(completion, said, gold)
         found = self.read(said)
         if not found.text:
@@ -110,11 +110,11 @@ class StrictAnswerReward(AnswerReward, TextAnswerReward):
         """What is wrong with the form of the answer, or ``""``; ``said`` is the text after the thoughts."""
         if not has_proper_tags(completion):
             return _TAGS
-        if len(boxed_answers(said)) < len(text.BOX.findall(said)):
+        if len(boxed_answers(said)) < len(BOX.findall(said)):
             return "a box in a box, or one that is not closed"
         block = answer_block(said)
         if block is None:
-            return "" if text.has_balanced_braces(said) else "braces that do not balance"
+            return "" if has_balanced_braces(said) else "braces that do not balance"
         if not boxed_answers(block):
             return "a box outside the answer block"
         return "" if self.allow_text or is_one_box(block) else "text beside the box"

@@ -5,7 +5,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from grpo_pl.rewards.retry_after import retry_after
+from grpo_pl.rewards.endpoint import retry_after
 
 NOW = datetime(2025, 3, 9, 12, 0, 0, tzinfo=UTC)  # a Sunday
 

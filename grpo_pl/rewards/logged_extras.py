@@ -1,4 +1,4 @@
-"""What reward functions log besides their rewards (columns and metrics), and the trainer state that they may read."""
+"""Columns and metrics that reward functions log besides their rewards, and the trainer state that they may read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass
-class Notes:
+class LoggedExtras:
     """What all rewards log during one call on a batch."""
 
     rows: int
@@ -20,15 +20,14 @@ class Notes:
     trainer_state: Callable[[], Any] | None = None
     """Returns what functions get as ``trainer_state``; None outside training."""
     kept: bool = True
-    """False if what is logged is dropped: where a reward is called again, not for its score but to compare answers."""
+    """False drops what is logged: where a reward is called again, not for its score but to compare answers."""
     logged: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     """Column -> who logged it (the name of a reward, with a number from the second call on) -> one value for each
     completion, None where it gave none."""
     metrics: dict[str, list[float]] = field(default_factory=dict)
     """Metric -> the values of all calls of ``log_metric``."""
 
-    @property
-    def extra(self) -> dict[str, list[Any]]:
+    def columns(self) -> dict[str, list[Any]]:
         """Column -> one value for each completion. What several rewards logged under one name is one column if a
         completion has one value of it at most; else each has a column of its own, ``reward/column``."""
         columns: dict[str, list[Any]] = {}
@@ -40,16 +39,16 @@ class Notes:
                 columns.update((f"{by}/{column}", cells) for by, cells in parts.items())
         return columns
 
-    def taken(self) -> AbstractContextManager[None]:
+    def collect(self) -> AbstractContextManager[None]:
         """Context manager: rewards that run within it log here."""
-        return _opened(Page(self, range(self.rows)))
+        return _use(ExtrasLogger(self, range(self.rows)))
 
 
 @dataclass(frozen=True)
-class Page:
-    """Where one reward logs: the notes, and the rows of them that belong to the completions it was given."""
+class ExtrasLogger:
+    """Logs for one reward, into the rows of the completions that it was given."""
 
-    notes: Notes
+    extras: LoggedExtras
     rows: Sequence[int]
 
     def log_extra(self, by: str, column: str, values: Sequence[Any]) -> None:
@@ -58,14 +57,14 @@ class Page:
         Raises:
             ValueError: more or fewer than one value per completion.
         """
-        if not self.notes.kept:
+        if not self.extras.kept:
             return
         given = list(values)
         if len(given) != len(self.rows):
             raise ValueError(f"log_extra({column!r}) got {len(given)} values for {len(self.rows)} completions.")
-        parts = self.notes.logged.setdefault(str(column), {})
+        parts = self.extras.logged.setdefault(str(column), {})
         for key in chain([by], (f"{by} {again}" for again in count(2))):
-            cells = parts.setdefault(key, [None] * self.notes.rows)
+            cells = parts.setdefault(key, [None] * self.extras.rows)
             if all(cells[row] is None for row in self.rows):
                 break
         for row, value in zip(self.rows, given, strict=True):
@@ -73,28 +72,28 @@ class Page:
 
     def log_metric(self, name: str, value: float) -> None:
         """Adds a value to a metric; its mean over all calls of a rollout is logged."""
-        if self.notes.kept:
-            self.notes.metrics.setdefault(str(name), []).append(float(value))
+        if self.extras.kept:
+            self.extras.metrics.setdefault(str(name), []).append(float(value))
 
 
-_UNREAD = Page(Notes(rows=0, kept=False), range(sys.maxsize))
-_current: ContextVar[Page] = ContextVar("grpo_pl_reward_notes", default=_UNREAD)
+_DROPS_ALL = ExtrasLogger(LoggedExtras(rows=0, kept=False), range(sys.maxsize))
+_current: ContextVar[ExtrasLogger] = ContextVar("grpo_pl_logged_extras", default=_DROPS_ALL)
 
 
-def current_page() -> Page:
-    """Where the running reward logs; outside `Notes.taken` a page that drops everything."""
+def current_logger() -> ExtrasLogger:
+    """Where the running reward logs; outside `LoggedExtras.collect` a logger that drops everything."""
     return _current.get()
 
 
-def page_of(rows: Sequence[int]) -> AbstractContextManager[None]:
-    """Context manager: a reward that runs within it was given only ``rows`` of the completions of the current page."""
-    page = _current.get()
-    return _opened(Page(page.notes, [page.rows[row] for row in rows]))
+def logging_for(rows: Sequence[int]) -> AbstractContextManager[None]:
+    """Context manager: a reward that runs within it was given only ``rows`` of the completions."""
+    outer = _current.get()
+    return _use(ExtrasLogger(outer.extras, [outer.rows[row] for row in rows]))
 
 
 @contextmanager
-def _opened(page: Page) -> Iterator[None]:
-    token = _current.set(page)  # threads that run rewards get a copy of the context
+def _use(logger: ExtrasLogger) -> Iterator[None]:
+    token = _current.set(logger)  # threads that run rewards get a copy of the context
     try:
         yield
     finally:

@@ -1,12 +1,13 @@
-"""Where in a completion its answer may stand: behind the thoughts, in ``<answer>``, in a box."""
+"""Finds the parts of a completion: its thoughts, its ``<answer>`` block and its ``\\boxed{…}``."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from itertools import accumulate
 
-from grpo_pl.rewards.mathematics.answer_text import BOX, last_boxed
-
+BOX = re.compile(r"\\boxed\s*\{")
+_BRACES = re.compile(r"\\[\\{}]|[{}]")
 _UNSEEN = re.compile(
     r"\\(?:[hv]?phantom|[hv]space\*?|m?kern|[hm]skip|color|label)\s*\{[^{}]*\}"  # with what they hold
     r"|\\(?:text(?:bf|it|rm|sf|sl|tt|up|normal)?|math(?:rm|bf|it|sf|tt|bb|cal|frak|scr|normal|ord|op|bin|rel|strut)"
@@ -19,6 +20,41 @@ _UNSEEN = re.compile(
 """LaTeX that shows nothing by itself: spaces, groups, and commands that change how something else looks."""
 _BLANKS = frozenset("\u115f\u1160\u3164\uffa0\u2800\ufffc")
 """Letters and symbols that show nothing: Hangul fillers, the Braille pattern without dots, a replaced object."""
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last ``\boxed{…}`` of ``text``, with braces matched; of nested boxes, the outermost counts.
+
+    ``None`` if there is no box, or if the last one is not closed: a cut-off box is no answer, and an earlier box is not
+    the final answer. If a box holds another box and nothing else, the content of the inner one is returned.
+    """
+    starts = {match.end() for match in BOX.finditer(text)}
+    if not starts:
+        return None
+    last = max(starts)
+    opened: list[int] = []
+    found = None
+    for brace in _BRACES.finditer(text, min(starts) - 1):
+        if brace.group() == "{":
+            opened.append(brace.end() if brace.end() in starts else -1)
+        elif brace.group() == "}" and opened:
+            start = opened.pop()
+            if 0 <= start <= last:
+                found = text[start : brace.start()] if last < brace.end() else found
+    while found is not None and (match := BOX.match(found.strip())):
+        inner = found.strip()[match.end() : -1]
+        if not (found.rstrip().endswith("}") and has_balanced_braces(inner)):
+            break
+        found = inner
+    return found
+
+
+def has_balanced_braces(text: str) -> bool:
+    """True if a pair of braces put around ``text`` would match each other: its own braces balance, and no backslash at
+    its end would escape the closing one."""
+    braces = _BRACES.findall(text)
+    depths = [0, *accumulate((brace == "{") - (brace == "}") for brace in braces)]
+    return min(depths) == depths[-1] == 0 and not re.search(r"(?<!\\)(?:\\\\)*\\$", text)
 
 
 def answer_block(completion: str) -> str | None:
