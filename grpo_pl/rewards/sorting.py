@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.rewards.base import PerCompletionReward, Score
 from grpo_pl.rewards.completion_text import after_thinking, answer_block, last_boxed
-from grpo_pl.rewards.mathematics.answer_text import MAX_DIGIT_RUN
+from grpo_pl.rewards.mathematics.canonical import MAX_DIGIT_RUN
 
 Credit = Literal["distance", "inclusion_order", "inclusion_order_simple"]
 _SEPARATORS = re.compile(

@@ -12,7 +12,7 @@ import pytest
 from grpo_pl.cli.main import main
 from grpo_pl.rewards import MathReward
 from grpo_pl.rewards.completion_text import last_boxed
-from grpo_pl.rewards.mathematics.answer_text import read_number
+from grpo_pl.rewards.mathematics.written_numbers import read_number
 
 DATA = Path(__file__).parent / "data"
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from grpo_pl.rewards import ExactReward, Reward, Score
 from grpo_pl.rewards.answer_reading import json_field, last_number, read_anywhere
-from grpo_pl.rewards.mathematics import answer_text
 from grpo_pl.rewards.mathematics.units import split_unit
+from grpo_pl.rewards.mathematics.written_numbers import is_worked_out, read_number
 from grpo_pl.tools.skeletons import forms_of
 from tests.rewards.shipped import NAMES, make
 
@@ -240,7 +240,7 @@ def test_time_grows_with_the_length_of_a_text_and_not_with_its_square(
     assert not too_fast
 
 
-@pytest.mark.parametrize("read", [answer_text.read_number, answer_text.is_worked_out, split_unit])
+@pytest.mark.parametrize("read", [read_number, is_worked_out, split_unit])
 @pytest.mark.parametrize("before", ["", "1", "-", "1/", "11 ", "10^"])
 def test_answers_are_read_in_linear_time_and_never_raise(read: Callable[[str], object], before: str) -> None:
     texts = [lambda n, p=p, e=e: f"{before}{(p * n)[:n]}{e}" for p in (" ", "7", "1 ", ",111") for e in ("", "x", "/3")]  # type: ignore[misc]

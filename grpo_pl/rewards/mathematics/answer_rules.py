@@ -8,10 +8,19 @@ from fractions import Fraction
 from typing import Literal
 
 from grpo_pl.rewards.completion_text import has_balanced_braces
-from grpo_pl.rewards.mathematics import answer_text as text
 from grpo_pl.rewards.mathematics import notation, units
-from grpo_pl.rewards.mathematics.names import is_equation, split_name
-from grpo_pl.rewards.mathematics.number_lists import NumberList, read_number_list, same_list
+from grpo_pl.rewards.mathematics.canonical import canonical, has_compatibility_markup, has_control_characters, oversize
+from grpo_pl.rewards.mathematics.words import as_words, is_equation, split_name
+from grpo_pl.rewards.mathematics.written_numbers import (
+    Number,
+    NumberList,
+    is_worked_out,
+    number_in_words,
+    read_number,
+    read_number_list,
+    same_list,
+    same_number,
+)
 from grpo_pl.rewards.sandbox.pool import Verdict
 
 LIST, TUPLE, SET = "\1", "\2", "\3"
@@ -68,11 +77,11 @@ class AnswerRules:
             return "empty"
         if _NOT_A_NUMBER.fullmatch(gold):
             return "undefined value"
-        if text.has_control_characters(gold):
+        if has_control_characters(gold):
             return "control characters"
-        if reason := text.oversize(gold, self.max_answer_chars):
+        if reason := oversize(gold, self.max_answer_chars):
             return reason
-        form = text.canonical(gold)
+        form = canonical(gold)
         if not (has_balanced_braces(gold) and has_balanced_braces(form)):
             return "unbalanced braces"
         return "an operator without its other side" if notation.is_malformed(form) else ""
@@ -85,13 +94,13 @@ class AnswerRules:
             return Verdict("bad_gold", fault)
         if not answer.strip():
             return Verdict("no_answer")
-        if reason := text.oversize(answer, self.max_answer_chars):
+        if reason := oversize(answer, self.max_answer_chars):
             return Verdict("too_long", reason)
-        if text.has_control_characters(answer):
+        if has_control_characters(answer):
             return Verdict("wrong", "control characters")
-        if text.has_compatibility_markup(answer) and answer.strip() != gold_text.strip():
+        if has_compatibility_markup(answer) and answer.strip() != gold_text.strip():
             return Verdict("wrong", "look-alikes of braces or backslashes")
-        gold, mine = text.canonical(gold_text), text.canonical(answer)
+        gold, mine = canonical(gold_text), canonical(answer)
         if not has_balanced_braces(mine):
             return Verdict("wrong", "unbalanced braces")
         if notation.symbols(gold) == notation.symbols(mine):
@@ -102,7 +111,7 @@ class AnswerRules:
 
     def reads_at_sight(self, gold_text: str) -> bool:
         """True if the gold answer can be judged against for sure, without asking a worker."""
-        gold = text.canonical(gold_text)
+        gold = canonical(gold_text)
         return self._is_plain(gold) or self._is_plain(units.split_unit(gold)[0])
 
     def review(self, job: Job, verdict: Verdict) -> Verdict:
@@ -117,9 +126,9 @@ class AnswerRules:
             return Verdict("ok")
         if verdict.status != "ok" or self.allow_unevaluated or job.repeated:
             return verdict
-        plain_numbers = text.is_worked_out(job.gold) and re.search(r"\d", job.gold)
+        plain_numbers = is_worked_out(job.gold) and re.search(r"\d", job.gold)
         exact = _LONG_DECIMAL.fullmatch(job.gold) and _IRRATIONAL.fullmatch(job.answer)
-        undone = plain_numbers and not exact and not text.is_worked_out(job.answer)
+        undone = plain_numbers and not exact and not is_worked_out(job.answer)
         if undone or notation.leaves_work(job.gold, job.answer):
             return Verdict("wrong", "not worked out")
         return verdict
@@ -132,18 +141,18 @@ class AnswerRules:
 
     def _is_plain(self, side: str) -> bool:
         """True for a written-out number, a list of such numbers, and words."""
-        return any(read(side) is not None for read in (self._number, text.as_words, self._list))
+        return any(read(side) is not None for read in (self._number, as_words, self._list))
 
-    def _number(self, side: str) -> text.Number | None:
-        return text.read_number(side, percent_is_hundredth=self.percent == "hundredth")
+    def _number(self, side: str) -> Number | None:
+        return read_number(side, percent_is_hundredth=self.percent == "hundredth")
 
     def _list(self, side: str) -> NumberList | None:
         return read_number_list(side, percent_is_hundredth=self.percent == "hundredth")
 
     def _compare(self, gold: str, mine: str) -> Verdict | Job:
         """The verdict on two canonical answers that differ in their symbols."""
-        gold_words = text.as_words(gold)
-        if gold_words is not None and gold_words == text.as_words(mine):
+        gold_words = as_words(gold)
+        if gold_words is not None and gold_words == as_words(mine):
             return Verdict("ok")
         if verdict := self._compare_notation(gold, mine):
             return verdict
@@ -184,7 +193,7 @@ class AnswerRules:
         """The verdict where one side is a choice with its text, ``(C) 7``, and the other the letter, or both are;
         ``None`` for anything else."""
         ours, theirs = _read_choice(gold), _read_choice(mine)
-        letters = [text.as_words(side) or side for side in (gold, mine)]
+        letters = [as_words(side) or side for side in (gold, mine)]
         if theirs and re.fullmatch("[A-J]", letters[0]):
             return Verdict("ok" if theirs[0] == letters[0] else "wrong")
         if ours and re.fullmatch("[A-J]", letters[1]):
@@ -315,8 +324,8 @@ class AnswerRules:
         if gold_list is not None and numbers is not None:
             same = same_list(gold_list, numbers, self._same_number, ordered=self.ordered)
             return None if same is None else Verdict("ok" if same else "wrong")
-        gold_words, words = text.as_words(gold), text.as_words(answer)
-        if gold_words is not None and number is not None and (named := text.number_in_words(gold_words)):
+        gold_words, words = as_words(gold), as_words(answer)
+        if gold_words is not None and number is not None and (named := number_in_words(gold_words)):
             return Verdict("ok" if self._same_number(named, number) else "wrong")
         if gold_words is not None:
             if gold_words == (words if words is not None else answer.strip()) or self._same_word_list(
@@ -325,7 +334,7 @@ class AnswerRules:
                 return Verdict("ok")
             return Verdict("wrong") if words is not None or len(gold_words) > 1 else None
         if gold_number is not None and words is not None:
-            if (named := text.number_in_words(words)) and self._same_number(gold_number, named):
+            if (named := number_in_words(words)) and self._same_number(gold_number, named):
                 return Verdict("ok")
             return Verdict("wrong", "words where a number was asked for")
         if gold_number is not None and numbers is not None and not notation.read_list(gold)[2]:
@@ -340,12 +349,12 @@ class AnswerRules:
             return False
         return sorted(map(str.strip, gold.split(","))) == sorted(map(str.strip, words.split(",")))
 
-    def _same_number(self, gold: text.Number, answer: text.Number) -> bool:
+    def _same_number(self, gold: Number, answer: Number) -> bool:
         """Whether the numbers are equal and the answer is worked out: 84/7 is no answer where 12 is asked for."""
         left_to_divide = answer.quotient and not gold.quotient and gold.value.denominator == 1
         if left_to_divide and not self.allow_unevaluated:
             return False
-        return text.same_number(gold, answer, self.relative_tolerance)
+        return same_number(gold, answer, self.relative_tolerance)
 
     def _for_worker(self, side: str) -> str:
         r"""``side`` with percent signs, ``\pm`` and periods of decimals written out, which math-verify reads in several
@@ -362,7 +371,7 @@ class AnswerRules:
 
 def _as_fraction(decimal: re.Match[str]) -> str:
     r"""``\frac{1}{6}`` for ``0.1\overline{6}``."""
-    number = text.read_number(decimal.group())
+    number = read_number(decimal.group())
     return decimal.group() if number is None else rf"\frac{{{number.value.numerator}}}{{{number.value.denominator}}}"
 
 

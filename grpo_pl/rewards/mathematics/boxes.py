@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from grpo_pl.rewards.completion_text import BOX, last_boxed
-from grpo_pl.rewards.mathematics.latex import group_end
+from grpo_pl.rewards.mathematics.canonical import group_end
 from grpo_pl.rewards.mathematics.units import is_noun
 
 _BARE = re.compile(

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 from grpo_pl.rewards.answer_reading import AnswerReward, Found
 from grpo_pl.rewards.base import Columns, MissingColumn, Score, TextAnswerReward
 from grpo_pl.rewards.completion_text import after_closed_thinking, after_thinking, is_blank
-from grpo_pl.rewards.mathematics import answer_text as text
 from grpo_pl.rewards.mathematics.answer_rules import AnswerRules, Job
 from grpo_pl.rewards.mathematics.boxes import boxed_answer
+from grpo_pl.rewards.mathematics.canonical import canonical
 from grpo_pl.rewards.sandbox.pool import Verdict
 from grpo_pl.rewards.sandbox.sandboxed_reward import SandboxedReward
 from grpo_pl.rewards.sandbox.task_queue import looks_costly
@@ -71,7 +71,7 @@ def _flag(value: Any) -> bool:
 
 
 def _has_percent(answer: str) -> bool:
-    return answer.strip() != "" and r"\%" in text.canonical(answer[:2000])
+    return answer.strip() != "" and r"\%" in canonical(answer[:2000])
 
 
 def _self_fault(verdict: Verdict) -> str:

@@ -13,7 +13,8 @@ from grpo_pl.rewards.answer_reading import AnswerReward
 from grpo_pl.rewards.base import Score, TextAnswerReward
 from grpo_pl.rewards.completion_text import BOX, after_thinking, answer_block, has_balanced_braces, last_boxed
 from grpo_pl.rewards.format import has_proper_tags, is_one_box
-from grpo_pl.rewards.mathematics import answer_text as text
+from grpo_pl.rewards.mathematics.canonical import canonical
+from grpo_pl.rewards.mathematics.written_numbers import Number, read_number
 
 _NUMBER = re.compile(
     r"(?P<minus>-\s{0,3})?"
@@ -157,17 +158,17 @@ def _numbers(completion: str) -> Iterator[Fraction]:
 
 
 def _value(piece: str) -> Fraction | None:
-    number = text.read_number(text.canonical(piece)) if 0 < len(piece) <= 100 else None
+    number = read_number(canonical(piece)) if 0 < len(piece) <= 100 else None
     return None if number is None else number.value
 
 
 def _canonical(written: str) -> str:
     """``canonical``, without its cache for texts over 1000 characters, which are whole completions."""
-    return text.canonical(written) if len(written) <= 1000 else text.canonical.__wrapped__(written)
+    return canonical(written) if len(written) <= 1000 else canonical.__wrapped__(written)
 
 
-def _number(form: str) -> text.Number | None:
-    return text.read_number(form) if len(form) <= _LONGEST_NUMBER else None
+def _number(form: str) -> Number | None:
+    return read_number(form) if len(form) <= _LONGEST_NUMBER else None
 
 
 def _without_space(form: str) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from grpo_pl.rewards.mathematics.answer_text import CURRENCIES, is_word, read_number
+from grpo_pl.rewards.mathematics.canonical import CURRENCIES
 from grpo_pl.rewards.mathematics.measures import has_meaningful_case, is_unit, is_written_so, read_measure, same_measure
 from grpo_pl.rewards.mathematics.nouns import is_counted, is_substance, same_noun
+from grpo_pl.rewards.mathematics.words import is_word
+from grpo_pl.rewards.mathematics.written_numbers import read_number
 
 _AREA = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWERS = {"squared": 2, "cubed": 3}

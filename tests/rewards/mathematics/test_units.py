@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from grpo_pl.rewards.mathematics.answer_text import canonical
+from grpo_pl.rewards.mathematics.canonical import canonical
 from grpo_pl.rewards.mathematics.measures import read_measure
 from grpo_pl.rewards.mathematics.units import is_known, same_unit, split_unit
 

@@ -1,11 +1,63 @@
-"""Recognises names of the value of an answer, on the left of an equals sign: ``x``, ``f'(2)``, ``\\overline{AB}``."""
+"""Words and names: text answers, and what may stand left of an equals sign: ``x``, ``f'(2)``, ``\\overline{AB}``."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
 
-from grpo_pl.rewards.mathematics.answer_text import is_word
+_FUNCTIONS = frozenset(
+    re.findall(r"\S+", "sin cos tan cot sec csc ln log lg exp sqrt max min gcd lcm det pi arcsin arccos arctan")
+)
+_VARIABLES = re.compile("[bcdfghkmnpqrstvwxyz]+|[abcd]+|[tuvwxyz]+|[axyz]+|[abxy]+|[mnpqrs]+|[abpqr]+|[abmn]+")
+_ROMAN = re.compile("M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})", re.IGNORECASE)
+_SMALL_WORDS = frozenset(["bad", "dab", "cab", "dad", "add", "baa"])
+
+
+def is_word(letters: str) -> bool:
+    """True for a bare run of letters that is a word or a name; false for products of variables and for functions.
+
+    A product has at most four letters, all in lower case and from one set of letters that occur together as variables:
+    ``xy``, ``abc``, ``mn``. Anything else is a word (``no``, ``odd``), and so are capitals and Roman numerals (``IX``).
+    """
+    if len(letters) < 2 or letters in _FUNCTIONS:
+        return False
+    if len(letters) > 4 or not letters.islower() or letters in _SMALL_WORDS:
+        return True
+    return _VARIABLES.fullmatch(letters) is None or (len(letters) > 2 and _ROMAN.fullmatch(letters) is not None)
+
+
+_LETTERS = re.compile(r"[^\W_]+(?: ?_\d)?")
+_HAS_CASE = re.compile(
+    r".*[a-z][A-Z].*|(?:([A-Za-z])(?i:\1))+|(?:[A-Z][a-z]?)+ ?_?\d.*"
+    r"|B[hik]|C[fnosu]|H[fos]|In|N[bhip]|Os|P[bou]|S[bcin]|Yb"
+)
+"""Words in which case counts, where ``YES`` is ``yes``: those that mix cases (``NaCl``, ``pH``), pairs of genes
+(``Ee``), formulas with digits (``CO2``), and elements whose capitals alone would be two others (``Co`` and ``CO``); but
+``No`` is ``NO``."""
+
+
+def as_words(text: str) -> str | None:
+    """A text answer in one spelling (``\\text{Monday}``, ``monday.``, ``(B)``), or ``None`` if it is mathematics.
+
+    Neighbouring ``\\text{…}`` are joined with a space, so that two answers in a row do not equal one of them.
+    """
+    inner, wrapped = re.subn(r"\\text\s*\{([^{}]*)\}", r" \1 ", text)
+    words = re.sub(r"\s+", " ", inner).strip(" .,;:!")
+    letter = re.fullmatch(r"\(?\s*([A-Za-z])\s*\)", words) or (wrapped and re.fullmatch("([A-Za-z])", words))
+    if letter:
+        return letter[1]
+    if not re.fullmatch(r"[^\W\d_][\w' ,.;:!?’()\-]*", words):
+        return None
+    if not wrapped and (re.search(r"[\d(]", words) or not any(map(is_word, re.findall(r"[^\W\d_]+", words)))):
+        return None  # abc may be a product of three letters
+    if not wrapped and any(part in _FUNCTIONS for part in words.split()):
+        return None
+    if not any(is_word(part.casefold()) for part in re.findall(r"[^\W\d_]+", words)):
+        return words  # AB is not ab, which is a product
+    return _LETTERS.sub(lambda part: part[0] if _HAS_CASE.fullmatch(part[0]) else part[0].casefold(), words)
+
+
+# --- names of a value ---
 
 _GREEK = (
     "alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|vartheta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau|upsilon|phi"
@@ -40,7 +92,7 @@ _NAMED = re.compile(
 _INDEXED = r"(?:_(?:\{[^{}]*\}|\w))?"
 _LETTER = re.compile(r"[A-Za-z](?:_\w+)?")
 _NO_LETTERS = re.compile(r"\\(?:text\s*\{[^{}]*\}|[A-Za-z]+)")
-_LETTERS = re.compile(rf"([A-Za-z]+)({_INDEXED}'*)(\s*\(\w\))?")
+_INDEXED_LETTERS = re.compile(rf"([A-Za-z]+)({_INDEXED}'*)(\s*\(\w\))?")
 _PRIMES = re.compile(r"\^(?:\\prime)+")
 _SPACES = re.compile(r"\s+|[{}]")
 
@@ -54,7 +106,7 @@ def is_equation(text: str) -> bool:
     name, value = (_SPACES.sub("", side) for side in (match["name"], match["value"]))
     if _LETTER.fullmatch(name) is None:  # \theta, f(x)
         return re.search(rf"(?<![A-Za-z\\]){re.escape(name)}(?![A-Za-z_'(])", value) is not None
-    for letters, marks, argument in _LETTERS.findall(_NO_LETTERS.sub(" ", match["value"])):
+    for letters, marks, argument in _INDEXED_LETTERS.findall(_NO_LETTERS.sub(" ", match["value"])):
         factors = [letters] if is_word(letters) else [*letters[:-1], letters[-1] + _SPACES.sub("", marks)]
         if name in factors and not (argument and name == factors[-1]):
             return True

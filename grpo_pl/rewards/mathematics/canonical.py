@@ -1,0 +1,290 @@
+r"""One spelling for answers that differ in typography only, and answers that are no text to be read at all."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+from grpo_pl.rewards.mathematics.measures import read_measure
+
+MAX_NESTING = 12
+MAX_DIGIT_RUN = 400
+_CONTROL = frozenset({"Cc", "Cf", "Cs", "Co"})
+
+
+def has_compatibility_markup(text: str) -> bool:
+    """True if a character becomes a brace, backslash or dollar sign under NFKC: the text that was matched as the
+    content of a box could then end at another brace."""
+    return any(not char.isascii() and set(unicodedata.normalize("NFKC", char)) & set("{}\\$") for char in text)
+
+
+def oversize(text: str, max_chars: int) -> str:
+    """Why ``text`` is too large to be parsed (characters, nesting, digits of a number), or ``""``."""
+    if len(text) > max_chars:
+        return f"{len(text)} characters, at most {max_chars} are judged"
+    deepest = max(accumulate((char in "([{") - (char in ")]}") for char in text), default=0)
+    deepest = max([deepest, *(run.count("|") for run in re.findall(r"\|[|\s]*", text))])
+    if deepest > MAX_NESTING:
+        return f"nested {deepest} deep, at most {MAX_NESTING} is judged"
+    if re.search(rf"\d{{{MAX_DIGIT_RUN + 1}}}", text):
+        return f"a number of more than {MAX_DIGIT_RUN} digits"
+    return ""
+
+
+def has_control_characters(text: str) -> bool:
+    """True for NUL, direction marks, zero-width characters and lone surrogates, which ordinary answers do not hold."""
+    return any(unicodedata.category(c) in _CONTROL and c not in "\n\t\r\f" for c in text)
+
+
+CURRENCIES = {
+    "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee", "₽": "rouble", "₩": "won", "₪": "shekel", "฿": "baht",
+}  # fmt: skip
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_RAISED_UNIT = re.compile("(?<=\\d)[ \u00a0]?([ckdm]?m|ft|in|yd|mi)([²³])(?=[\\s.$]*$)")
+_RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
+_LOWERED_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
+_CAPITALS = ("gamma", "delta", "theta", "lambd", "xi", "pi", "sigma", "phi", "psi")
+_SYMBOLS = {
+    "π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "−": "-", "–": "-",
+    "±": r"\pm ", "∓": r"\mp ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
+    "°": r"^\circ", "∪": r"\cup ", "∩": r"\cap ",
+    "∈": r"\in ", "∅": r"\emptyset ", "⁄": "/", "，": ",", "′": "'", "’": "'", "⩽": r"\le ", "⩾": r"\ge ", "≦": r"\le ",
+    "≧": r"\ge ", "∖": r"\setminus ", "∧": r"\land ", "∨": r"\lor ", "∠": r"\angle ", "△": r"\triangle ", "→": r"\to ",
+    "≡": r"\equiv ", "∣": "|", "∗": "*", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",
+    "ℂ": r"\mathbb{C}",
+}  # fmt: skip
+_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda  nu xi  pi rho  sigma tau  phi chi psi omega"
+_SYMBOLS |= {chr(ord("α") + i): f"\\{name} " for i, name in enumerate(_GREEK.split(" ")) if name}
+_SYMBOLS |= {
+    chr(ord("α") + i - 32): f"\\{name.title()} " for i, name in enumerate(_GREEK.split(" ")) if name[:5] in _CAPITALS
+}
+_REWRITES: list[tuple[re.Pattern[str], Any]] = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r"\\(?:displaystyle|textstyle|left|right|middle|[bB]igg?[lrm]?|fbox|limits|nolimits)(?![a-zA-Z])", ""),
+        (r"\\(?:[lr]?vert|mid)(?![a-zA-Z])", "|"),
+        (r"\\abs\*?\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"|\1|"),
+        (r"\\[lr]?Vert(?![a-zA-Z])|‖", r"\\|"),
+        (r"\\norm\*?\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"\\|\1\\|"),
+        (r"^(?:[^|]*(?<!\\)\|\|[^|]+(?<!\\)\|\|)+[^|]*$", lambda bars: bars[0].replace("||", r"\|")),  # not |a||b||c|
+        (r"(?<=\d),\s*\\!\s*(?=\d{3}(?!\d))", ","),
+        (r"(?<!\\)\\!", ""),
+        (r"(?<!\\)\\[,;: ]|\\(?:q?quad|enspace|thinspace)(?![a-zA-Z])|~", " "),
+        (r"\{,\}", ","),
+        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"(?<!\\)\](\s*[^\[\](),;\s][^\[\](),;]*)[,;]([^\[\](),;]+)\[", r"(\1,\2)"),  # ]0, 1[
+        (r"(?<!\\)\[([^\[\](),;]+)[,;]([^\[\](),;]+)\[(?![^\[\]]*\])", r"[\1,\2)"),
+        (r"(?<![\w)}\]\\])\]([^\[\](),;]+)[,;]([^\[\](),;]+)\]", r"(\1,\2]"),
+        (r"\\[dt]?binom\s*(\d)\s*(\d)", r"\\binom{\1}{\2}"),
+        (r"(?:\{\})?[_^]\s*(?:\{(\d+)\}|(\d))\s*C\s*_\s*(?:\{(\d+)\}|(\d))", r"\\binom{\1\2}{\3\4}"),
+        (r"\^\s*(\\frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{[^{}]*\}|\d))", r"^{\1}"),
+        (r"(?:\\langle(?![a-zA-Z])|⟨)([^{}<>|⟨⟩]*,[^{}<>|⟨⟩]*)(?:\\rangle(?![a-zA-Z])|⟩)", r"(\1)"),
+        (r"\\degree(?![a-zA-Z])", r"^\\circ"),
+        (r"\\(vec|hat|bar|tilde|overline)\s+([A-Za-z])(?![A-Za-z])", r"\\\1{\2}"),
+        (r"\\(?:mathrm|rm|mathit|text|operatorname)\s*(?:\{\s*([ei])\s*\}|\s([ei])(?![a-zA-Z]))", r"\1\2"),
+        (r"\\mathrm\s*([ei])(?![a-zA-Z])", r" \1"),
+        (r"\\(?:textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|mathsf|ce)(?=\s*\{)", r"\\text"),
+        (r"\\([lg]e)q(?:slant|q)?(?![a-zA-Z])", r"\\\1"),
+        (r"\\lt(?![a-zA-Z])", "<"),
+        (r"\\gt(?![a-zA-Z])", ">"),
+        (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset"),
+        (r"\\lbrace(?![a-zA-Z])", r"\\{"),
+        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+        (r"\\(?:R|Reals|reals)(?![a-zA-Z])|\\mathbb\s*R(?![a-zA-Z])", r"\\mathbb{R}"),
+        (r"\\(?:backslash|smallsetminus)(?![a-zA-Z])", r"\\setminus "),
+        (r"(\\mathbb\s*\{[A-Z]\})\s*[-\\]\s*(?=\\\{)", r"\1\\setminus "),
+        (r"(\d\.\d*)\\(?:bar|dot)\s*\{?(\d)\}?", r"\1\\overline{\2}"),
+        (r"(\d\.\d*)\\bar\s*(\{\d+\})", r"\1\\overline\2"),
+        (r"^([+-]?\d+\.\d*)\((\d+)\)$", r"\1\\overline{\2}"),
+        (r"\s+", " "),  # before the next ones, which would try every length of a run of white space
+        (r"\\(?:neq|not\s*=)(?![a-zA-Z])|(?<![\d)!])!=|(?<=\s)!=", r"\\ne "),
+        (r"\\(?:thickapprox|approxeq|simeq|doteq)(?![a-zA-Z])", r"\\approx"),
+        (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
+        (r"\\text\{\s*[€]\s*\}", "€"),
+        (r"\\(?:euro|texteuro)(?![a-zA-Z])(?:\{\})?", "€"),
+        (r"\\(?:pounds|textsterling)(?![a-zA-Z])(?:\{\})?", "£"),
+        (r"\\\$", r"\\text{dollar} "),
+        (r"(?<=\d)\s*\$(?=\s*$)", r"\\text{ dollar}"),
+        (r"^\s*\$(?=\s*[\d.,]+\s*$)", r"\\text{dollar} "),
+        (r"([€£¥₹₽₩₪฿])", lambda sign: rf"\text{{ {CURRENCIES[sign[0]]}}} "),
+        (r"\$|\\\(|\\\)|\\\[|\\\]", " "),
+        (r"^\s*\\text\{\s*([-+]?[\d.,/]+)\s+([^{}]*)\}\s*$", r"\1\\text{ \2}"),
+        (
+            r"(?<![\\a-zA-Z])(?:percent(?:age)?|per cent|pct)(?![a-zA-Z])"
+            r"|\\text\{\s*(?:percent(?:age)?|per cent|pct)\.?\s*\}",
+            r"\\%",
+        ),
+        (r"(?<!\\)%", r"\\%"),
+        (r"(?<![\\a-zA-Z])(?:infinity|inf)(?![a-zA-Z])", r"\\infty"),
+        (r"\\text\s*\{\s*(-?\s*\\infty)\s*\}", r"\1"),
+        (r"\s+", " "),
+    ]
+]
+
+
+_IN_WORDS = re.compile(
+    r"(?<=\S),?\s*(?:\\text\{\s*,?\s*(and|or)\s*\}|(?<![\\a-zA-Z{])(and|or)(?![a-zA-Z}]))(?=\s*[^\s}.,;:!?])"
+)
+_LOGICAL = re.compile(r"\s*\\(land|wedge|lor|vee)(?![a-zA-Z])\s*")
+_MINUS_PLUS = re.compile(r"\\mp(?![a-zA-Z])")
+_CONDITION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![a-zA-Z])")
+
+
+def _connective(match: re.Match[str]) -> str:
+    return r" \land " if match[match.lastindex or 0] in ("and", "land", "wedge") else r" \lor "
+
+
+@lru_cache(maxsize=8192)
+def canonical(text: str) -> str:
+    """One spelling for answers that differ only in typography: fullwidth digits, spacing commands, ``\\dfrac`` …"""
+    # NFKC turns raised digits and vulgar fractions into plain digits (5² into 52), so these are rewritten first.
+    # With a raised digit 5m² is five square metres; 5m^2 may be a product.
+    result = _RAISED_UNIT.sub(lambda unit: rf"\text{{ {unit[1]}}}^{unit[2].translate(_RAISED)}", text)
+    result = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(_RAISED) + "}", result)
+    result = _LOWERED_RUN.sub(lambda run: "_{" + run.group().translate(_LOWERED) + "}", result)
+    result = "".join(
+        f" {unicodedata.normalize('NFKC', char)}" if unicodedata.decomposition(char).startswith("<fraction>") else char
+        for char in result
+    )
+    result = "".join(_SYMBOLS.get(char, char) for char in result)
+    pieces = (result[i : i + _PIECE] for i in range(0, len(result), _PIECE))  # NFKC orders marks in quadratic time
+    result = "".join(_SYMBOLS.get(char, char) for piece in pieces for char in unicodedata.normalize("NFKC", piece))
+    result = plain_latex(result)
+    for pattern, replacement in _REWRITES:
+        result = pattern.sub(replacement, result)
+    if r"\pm" not in result:
+        result = _MINUS_PLUS.sub(r"\\pm", result)  # alone it says the same
+    in_words = _connective if _CONDITION.search(result) else ","  # 1 or 2 is a list
+    result = _LOGICAL.sub(_connective, _IN_WORDS.sub(in_words, result))
+    result = re.sub(r"(?<=[\w})])\s*[.,;]+$", "", result.strip()).strip()
+    result = without_double_brackets(result)
+    if result.startswith("{") and group_end(result, 0) == len(result):
+        result = result[1:-1].strip()
+    return result
+
+
+_PIECE = 1000
+
+
+# --- LaTeX whose reading needs matched braces: fonts and colours around mathematics, ``\over``, and the like ---
+
+_FONTS = (
+    "boldsymbol|bm|pmb|mathbf|mathsf|mathtt|mathit|mathnormal|mathrm|textbf|textit|textsf|texttt|textrm|textnormal|text"
+    "|emph|underline|ensuremath"
+)
+_FONT = re.compile(rf"\\({_FONTS})\s*(?=\{{)")
+_WITHOUT_WORDS = ("boldsymbol", "bm", "pmb", "ensuremath")
+"""Commands whose content is always mathematics."""
+_COLOUR = re.compile(r"\\(?:textcolor|color|colorbox)\s*(?:\[[^\]]*\]\s*)?\{[^{}]*\}")
+_SWITCHED_WORDS = re.compile(r"\{\s*\\(?:rm|bf|it|sf|tt|em)\s+([A-Za-z]{2}[A-Za-z .]*)\}")
+_SWITCH = re.compile(
+    r"\\(?:bf|bfseries|it|itshape|sf|tt|em|boldmath|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge)(?![a-zA-Z])\s*"
+)
+_INFIX = re.compile(r"\\(over|choose)(?![a-zA-Z])\s*")
+_DOUBLED = re.compile(
+    r"\\\\(?=(?:[dtc]?frac|sqrt|leq?|geq?|neq?|lt|gt|pi|infty|times|cdot|pm|in|cup|cap|setminus|text|mathrm|mathbb|left|right"
+    r"|alpha|beta|gamma|theta|lambda|sin|cos|tan|log|ln|approx|degree|circ|q?quad|emptyset|boxed|[{}%$])(?![a-zA-Z]))"
+)
+_ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
+_ROOT = re.compile(r"([√∛∜])\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?|[A-Za-zπ])|(?=\{))")
+
+
+def group_end(text: str, start: int) -> int:
+    """The place behind the brace that closes the one at ``start``; -1 if none does."""
+    depth, i = 0, start
+    while i < len(text):
+        if text[i] == "\\":
+            i += 1
+        elif text[i] == "{":
+            depth += 1
+        elif text[i] == "}":
+            depth -= 1
+            if depth == 0:
+                return i + 1
+        i += 1
+    return -1
+
+
+def without_double_brackets(text: str) -> str:
+    """``text`` with one pair of braces or parentheses where several enclose the same: ``((x))`` is ``(x)``. Each
+    further pair multiplies the work of a parser that does not know what a bracket begins."""
+    opened: list[int] = []
+    pairs: dict[int, int] = {}
+    for i, char in enumerate(text):
+        if char in "({" and text[i - 1 : i] != "\\":
+            opened.append(i)
+        elif char in ")}" and text[i - 1 : i] != "\\":
+            if not opened or text[opened[-1]] + char not in ("()", "{}"):
+                return text
+            pairs[opened.pop()] = i
+    inner = {i + 1: j - 1 for i, j in pairs.items() if pairs.get(i + 1) == j - 1 and text[i + 1] == text[i]}
+    dropped = {*inner, *inner.values()}
+    return "".join(char for i, char in enumerate(text) if i not in dropped) if dropped else text
+
+
+def plain_latex(text: str) -> str:
+    r"""``text`` without fonts and colours around mathematics, with ``\frac`` for ``\over``, ``\sqrt`` for ``√``, and a
+    single backslash before a command where a second one can be no line break."""
+    if r"\\" in text and r"\begin" not in text:
+        text = _DOUBLED.sub(r"\\", text)
+    text = _ROOT.sub(lambda root: _ROOTS[root[1]] + (f"{{{root[2] or root[3]}}}" if root[2] or root[3] else ""), text)
+    if "\\" not in text:
+        return text
+    text = _SWITCH.sub("", _SWITCHED_WORDS.sub(r"\\text{\1}", _COLOUR.sub("", text)))
+    text = _each_group(text, _FONT, lambda name, content: content if _is_mathematics(name, content) else None)
+    for _ in range(10):
+        if not (infix := _INFIX.search(text)):
+            break
+        text = _with_prefix(text, infix)
+    return text
+
+
+def _is_mathematics(font: str, content: str) -> bool:
+    """Whether the content of a font command is a number or a formula rather than words or a name: ``\\textbf{5}``."""
+    if font in _WITHOUT_WORDS:
+        return True
+    words = re.sub(r"\\[A-Za-z]+", " ", content)
+    if font == "text":  # \text{5 cm} and \text{5 or 6} are read as they stand
+        return re.fullmatch(r"[\d\s.,+*/=^-]*\d[\d\s.,+*/=^-]*", words) is not None and content == words
+    if font == "mathrm" and not re.search(r"^\s*\d|[+=]", content):  # m/s^2
+        names = re.findall(r"[^\W\d_]+", words)
+        if names and all(read_measure(name) for name in names):
+            return False
+    return re.search(r"[A-Za-z]{2}|[^\x00-\x7f]", words) is None and re.search(r"[\d+=^/\\-]", content) is not None
+
+
+def _each_group(text: str, command: re.Pattern[str], rewrite: Callable[[str, str], str | None]) -> str:
+    """``text`` with each ``command`` and its group replaced by a group of what ``rewrite`` says, unless ``None``."""
+    parts, at = [], 0
+    while match := command.search(text, at):
+        end = group_end(text, match.end())
+        if end < 0:
+            break
+        new = rewrite(match[1], text[match.end() + 1 : end - 1])
+        if new is None:
+            parts.append(text[at : match.end() + 1])
+            at = match.end() + 1
+        else:
+            parts.append(text[at : match.start()])
+            text, at = "{" + new + "}" + text[end:], 0
+    return "".join([*parts, text[at:]])
+
+
+def _with_prefix(text: str, infix: re.Match[str]) -> str:
+    r"""``{a \over b}`` as ``\frac{a}{b}``, ``{n \choose k}`` as ``\binom{n}{k}``, up to the braces around them."""
+    depth, left = 0, infix.start()
+    while left > 0 and not (depth == 0 and text[left - 1] == "{"):
+        depth += (text[left - 1] == "}") - (text[left - 1] == "{")
+        left -= 1
+    depth, right = 0, infix.end()
+    while right < len(text) and not (depth == 0 and text[right] == "}"):
+        depth += (text[right] == "{") - (text[right] == "}")
+        right += 1
+    command = r"\frac" if infix[1] == "over" else r"\binom"
+    fraction = f"{command}{{{text[left : infix.start()].strip()}}}{{{text[infix.end() : right].strip()}}}"
+    return text[:left] + fraction + text[right:]

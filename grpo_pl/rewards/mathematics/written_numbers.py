@@ -1,0 +1,189 @@
+"""Numbers that are written out, in digits or words, and lists of them: read and compared without SymPy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+ABSOLUTE_TOLERANCE = Fraction(5, 10**7)
+"""Decimals are compared to six places, as in math-verify."""
+MAX_EXPONENT = 400
+MAX_NUMBER_CHARS = 2000
+"""Longer texts are not read as a number: ``int`` and ``Fraction`` refuse more than 4,300 digits."""
+
+_INT = r"(?:[1-9]\d{0,2}(?:[, ]\d{3})+(?!\d)|\d+)"
+_DEC = rf"(?:{_INT}(?:\.\d*)?|\.\d+)"
+_FRAC = r"(?:\\frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))|(\d+)\s*/\s*(\d+))"
+_POWER = r"10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|([+-]?\d+))"
+_NUMBER = re.compile(
+    rf"\s*(?P<sign>[+-]?)\s*(?:"
+    rf"(?P<whole>\d+\s+|\d+(?=\\frac))?{_FRAC}"
+    rf"|(?:(?P<mantissa>{_DEC})\s*(?:\\times|\\cdot|\*)\s*)?{_POWER}"
+    r"|(?P<before>\d*\.\d*)\\overline\s*\{(?P<period>\d+)\}"
+    rf"|(?P<decimal>{_DEC})(?:[eE](?P<exponent>[+-]?\d+))?"
+    rf")\s*(?P<percent>\\%)?\s*"
+)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that is written out, such as ``3``, ``0.5`` or ``1/2``; not an expression still to be evaluated."""
+
+    value: Fraction
+    decimal: bool
+    """Written with a decimal point or a negative power of ten: it may be rounded."""
+    quotient: bool
+    """Written as a fraction."""
+
+
+@lru_cache(maxsize=8192)
+def read_number(text: str, *, percent_is_hundredth: bool = True) -> Number | None:
+    """The number that canonical ``text`` spells out, or ``None`` if it is anything else.
+
+    Reads integers, decimals, thousands separators, ``a/b``, ``\\frac{a}{b}``, mixed numbers, ``1.5e3``,
+    ``1.5 \\times 10^{3}``, ``0.\\overline{3}`` and a percent sign after any of them. Texts over
+    ``MAX_NUMBER_CHARS`` characters and powers of ten beyond ±``MAX_EXPONENT`` are not read.
+    """
+    text = " ".join(text.split())  # the regular expression would try every split of a run of white space
+    match = _NUMBER.fullmatch(text) if len(text) <= MAX_NUMBER_CHARS else None
+    if match is None:
+        return None
+    sign, whole, a1, a2, b1, b2, c1, c2, mantissa, p1, p2, before, period, decimal, exponent, percent = match.groups()
+    quotient = False
+    power = int(p1 or p2 or exponent or 0) if len(p1 or p2 or exponent or "") <= 5 else MAX_EXPONENT + 1
+    if abs(power) > MAX_EXPONENT:
+        return None
+    if a1 or a2 or c1:
+        numerator, denominator = int(a1 or a2 or c1), int(b1 or b2 or c2)
+        if denominator == 0 or (whole and min(numerator, denominator) < 0):
+            return None
+        value = Fraction(numerator, denominator) + int(whole or 0)
+        quotient = not whole
+    elif period:  # 0.1\overline{6} is 0.1 + 6/90
+        places = len(before.partition(".")[2])
+        value = Fraction(before.rstrip(".") or "0") + Fraction(int(period), (10 ** len(period) - 1) * 10**places)
+    else:
+        digits = re.sub(r"[, ]", "", decimal or mantissa or "1")
+        value = Fraction(digits.rstrip(".") or "0") * Fraction(10) ** power
+    if percent and percent_is_hundredth:
+        value /= 100
+    inexact = "." in (decimal or mantissa or "") or power < 0
+    return Number(value=-value if sign == "-" else value, decimal=inexact, quotient=quotient)
+
+
+def same_number(gold: Number, answer: Number, relative_tolerance: float) -> bool:
+    """Whether the values are equal, or, if one is a decimal, |a − g| ≤ min(5·10⁻⁷, ``relative_tolerance`` · |g|)."""
+    difference = abs(gold.value - answer.value)
+    if difference == 0:
+        return True
+    if not (gold.decimal or answer.decimal):
+        return False
+    return difference <= min(ABSOLUTE_TOLERANCE, Fraction(relative_tolerance) * abs(gold.value))
+
+
+_UNITS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+)
+_TENS_IN_WORDS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_SMALL = {word: i for i, word in enumerate(f"{_UNITS} eighteen nineteen".split())}
+_TENS = {word: 10 * i for i, word in enumerate(_TENS_IN_WORDS.split(), 2)}
+_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
+
+
+def number_in_words(words: str) -> Number | None:
+    """The number that a text such as ``two``, ``minus twenty-one`` or ``three hundred five`` is, or ``None``."""
+    parts = re.findall("[a-z]+", words.casefold()) if re.fullmatch(r"[A-Za-z][A-Za-z\s-]*", words) else []
+    negative = parts[:1] in (["minus"], ["negative"])
+    total, group, last = 0, -1, 10**12
+    for part in parts[negative:]:
+        if (scale := _SCALES.get(part)) is not None:
+            if group < 1 or (scale == 100 and group > 9) or (scale > 100 and scale >= last):
+                return None
+            total, group, last = (total, group * 100, last) if scale == 100 else (total + group * scale, -1, scale)
+            continue
+        value = _SMALL.get(part, _TENS.get(part, -1))
+        fits = group < 0 or (group % 100 == 0 and group > 0) or (group % 100 in _TENS.values() and 0 < value < 10)
+        if value < 0 or not fits:
+            return None
+        group = max(group, 0) + value
+    if not parts[negative:] or (group < 0 and total == 0):
+        return None
+    value = total + max(group, 0)
+    return Number(Fraction(-value if negative else value), decimal=False, quotient=False)
+
+
+_TOKENS = re.compile(
+    rf"(?P<number>[+-]?\s*(?:\d+\s+|\d+(?=\\frac))?(?:\\frac\s*\{{\s*-?\d+\s*\}}\s*\{{\s*\d+\s*\}}|\\frac\s*\d\s*\d|\d+\s*/\s*\d+)"
+    rf"|[+-]?\s*(?:{_DEC}\s*(?:\\times|\\cdot|\*)\s*)?{_POWER}|[+-]?\s*{_DEC}(?:[eE][+-]?\d+)?)"
+    r"|(?P<gap>\s+|\\%|\^\s*\{?\s*\\circ\s*\}?)"
+    r"|(?P<open>\\begin\s*\{[a-z]+\}(?:\s*\{[lcr|\s]*\})?|\\?[{(\[])|(?P<close>\\end\s*\{[a-z]+\}|\\?[})\]])"
+    r"|(?P<listed>[,;&=<>|\1-\3]|\\\\|[+-]?\\infty|\\(?:le|ge|ne|cup|cap|in|emptyset|setminus|land|lor|mid)(?![a-zA-Z])|:)"
+    r"|(?P<sign>[+-](?=\s*[A-Za-z\\]))"
+    r"|(?P<word>\\mathbb\s*\{[A-Z]\}|\\text\s*\{[^{}]*\}|[A-Za-z]+(?:_\{?\w+\}?)?)"
+)
+
+
+def is_worked_out(text: str) -> bool:
+    """True if canonical ``text`` holds only numbers, names and separators, so that nothing is left to be computed."""
+    text = " ".join(text.split())  # as in read_number
+    kinds = _TOKENS.sub(lambda token: (token.lastgroup or "")[0], text).replace("g", "")
+    if not re.fullmatch("[noclsw]*", kinds):
+        return False  # a part of the text is none of the tokens
+    return not re.search("[nc][onsw]|w[ns]", kinds)  # 2(3), (2)(3), 3-2, 2x, (2)+3, 3-x
+
+
+_LIST = re.compile(
+    r"(?P<open>\\\{|[(\[])?(?P<inside>[^(){}\[\]]*(?:\\frac\s*\{[^{}]*\}\s*\{[^{}]*\}[^(){}\[\]]*)*?)(?P<close>\\\}|[)\]])?"
+)
+_THOUSANDS = re.compile(r"\d,\d{3}(?!\d)")
+
+
+@dataclass(frozen=True)
+class NumberList:
+    """Two or more numbers with commas between them, in brackets or without."""
+
+    brackets: str
+    """``()``, ``[]``, ``(]`` or ``[)``; ``{}`` for a set, ``""`` for a list without brackets."""
+    numbers: tuple[Number, ...]
+
+
+@lru_cache(maxsize=8192)
+def read_number_list(text: str, *, percent_is_hundredth: bool = True) -> NumberList | None:
+    """The list that canonical ``text`` spells out, or ``None`` if it is anything else or could be one number."""
+    match = _LIST.fullmatch(text)
+    if match is None or bool(match["open"]) != bool(match["close"]):
+        return None
+    if _THOUSANDS.search(match["inside"]) and (not match["open"] or ", " in match["inside"]):
+        return None  # 1,000 and (1,000, 2,000); but (132,156) is a pair
+    numbers = []
+    for part in re.split("[,;]", match["inside"].rstrip("\\")):
+        number = read_number(part.strip(), percent_is_hundredth=percent_is_hundredth)
+        if number is None:
+            return None
+        numbers.append(number)
+    brackets = ((match["open"] or "") + (match["close"] or "")).replace("\\{\\}", "{}")
+    if "\\" in brackets:
+        return None
+    return NumberList(brackets, tuple(numbers)) if len(numbers) > 1 else None
+
+
+def same_list(
+    gold: NumberList, answer: NumberList, same: Callable[[Number, Number], bool], *, ordered: bool = False
+) -> bool | None:
+    """Whether two lists agree by ``same``; ``None`` if their brackets say different things.
+
+    Sets have neither order nor duplicates. A list without brackets, which may stand for a set, has duplicates but no
+    order, unless ``ordered``.
+    """
+    kinds = {gold.brackets, answer.brackets}
+    if len(kinds) > 1 and kinds != {"", "{}"}:
+        return None
+    ours, theirs = gold.numbers, answer.numbers
+    if kinds == {"{}"}:
+        ours, theirs = (tuple({n.value: n for n in side}.values()) for side in (ours, theirs))
+    if "{}" in kinds or (kinds == {""} and not ordered):
+        ours, theirs = (tuple(sorted(side, key=lambda n: n.value)) for side in (ours, theirs))
+    return len(ours) == len(theirs) and all(same(g, a) for g, a in zip(ours, theirs, strict=True))
