@@ -114,17 +114,12 @@ def score_completions(
     extras = LoggedExtras(len(completions), trainer_state)
     with extras.collect():
         calls = [(reward.asynchronous, partial(score_one, reward, completions, answers, columns)) for reward in rewards]
-        scores = call_together(calls)
-    faults = list(map(_episode_fault, columns.get("episode", [None] * len(completions))))
-    scores = [[score if fault is None else fault for score, fault in zip(row, faults, strict=True)] for row in scores]
+        scores = list(map(list, call_together(calls)))
+    for i, episode in enumerate(columns.get("episode", ())):
+        if isinstance(episode, Mapping) and "return" in episode and episode["return"] is None:
+            for row in scores:
+                row[i] = Score(None, "unavailable", str(episode.get("detail", "")))
     return ScoredBatch(rewards=rewards, scores=scores, extra=extras.columns(), metrics=extras.metrics)
-
-
-def _episode_fault(episode: Any) -> Score | None:
-    """The score of an episode that has no return, for all rewards; None for any other row."""
-    if isinstance(episode, Mapping) and "return" in episode and episode["return"] is None:
-        return Score(None, "unavailable", str(episode.get("detail", "")))
-    return None
 
 
 def score_one(reward: Reward, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:

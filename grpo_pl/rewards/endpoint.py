@@ -96,7 +96,13 @@ class AsksModel(Reward):
         """The reply to each question, at most ``concurrency`` at a time."""
         if not questions:
             return {}
-        with self._client() as client, ThreadPoolExecutor(min(self.concurrency, len(questions))) as threads:
+        from openai import OpenAI
+
+        key = os.environ.get(self.api_key_variable) or "none"
+        with (
+            OpenAI(api_key=key, base_url=self.base_url, timeout=self.time_limit_s, max_retries=0) as client,
+            ThreadPoolExecutor(min(self.concurrency, len(questions))) as threads,
+        ):
             return dict(zip(questions, threads.map(partial(ask_one, client), questions), strict=True))
 
     def decide(
@@ -146,12 +152,6 @@ class AsksModel(Reward):
                     return Reply(verdict)
                 problem, replied = f"the judge's reply is no verdict: {reply[:40]!r}", True
         return Reply(None, problem, replied)
-
-    def _client(self) -> OpenAI:
-        from openai import OpenAI
-
-        key = os.environ.get(self.api_key_variable) or "none"
-        return OpenAI(api_key=key, base_url=self.base_url, timeout=self.time_limit_s, max_retries=0)
 
 
 LOCK = threading.Lock()

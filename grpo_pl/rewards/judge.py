@@ -26,10 +26,6 @@ INSTRUCTIONS = (
 _VERDICT = re.compile(r"[\s\"'*.`]*(SAME|DIFFERENT)[\s\"'*.`!]*", re.IGNORECASE)
 
 
-def _question_text(question: str, gold: str, answer: str) -> str:
-    return tagged({"question": question, "reference": gold, "candidate": answer})
-
-
 @dataclass(kw_only=True)
 class JudgeReward(AsksModel):
     r"""1 if a language model says that the answer and the gold answer are the same, else 0; range {0, 1}.
@@ -91,7 +87,8 @@ class JudgeReward(AsksModel):
         return self._cache.get(key)
 
     def _ask(self, client: OpenAI, key: Key) -> Reply[bool]:
-        return self.decide(client, INSTRUCTIONS, _question_text(*key), read=_verdict, max_tokens=self.max_tokens)
+        parts = dict(zip(("question", "reference", "candidate"), key, strict=True))
+        return self.decide(client, INSTRUCTIONS, tagged(parts), read=_verdict, max_tokens=self.max_tokens)
 
 
 def _verdict(reply: str) -> bool | None:

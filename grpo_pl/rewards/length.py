@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
@@ -189,7 +189,8 @@ def _third_in_a_row(text: str, longest: int) -> float:
     columns do not count, nor do repeated zeros.
     """
     counted = position = floor = 0
-    while twice := _twice(longest).search(text, position):
+    repeated = re.compile(rf"(?=(.{{1,{longest}}}?)\1)", re.DOTALL)
+    while twice := repeated.search(text, position):
         start, end, length = twice.start(), twice.end(1) + len(twice[1]), len(twice[1])
         while start > floor and text[start - 1] == text[start - 1 + length]:
             start -= 1
@@ -203,11 +204,6 @@ def _third_in_a_row(text: str, longest: int) -> float:
             counted += max(0, end - start - 2 * length) if twice[1].strip("0,. ") else 0
             position = floor = end
     return counted / max(1, len(text))
-
-
-@cache
-def _twice(longest: int) -> re.Pattern[str]:
-    return re.compile(rf"(?=(.{{1,{longest}}}?)\1)", re.DOTALL)
 
 
 def _repeated(units: Sequence[str], n: int) -> float:

@@ -202,7 +202,8 @@ def _loaded(kind: Any, source: str, head: str, options: Mapping[str, Any]) -> tu
         except RuntimeError as error:  # it may speak of "the above report"
             raise ValueError(" ".join([str(error), *report])) from error
     name, missing, unexpected = type(model).__name__, set(found["missing_keys"]), set(found["unexpected_keys"])
-    new = {tensor for tensor in missing if head and tensor.startswith(f"{head}.") and _is_causal(model.config)}
+    is_causal = bool(head) and any(a.endswith(("ForCausalLM", "LMHeadModel")) for a in model.config.architectures or ())
+    new = {tensor for tensor in missing if head and is_causal and tensor.startswith(f"{head}.")}
     if fault := unlike(missing - new, unexpected if is_ours else (), shapes_of(found)):
         raise ValueError(f"cannot load the model {source!r}: its files are not those of a {name}: {fault}.")
     for adapters in getattr(model, "peft_config", {}).values():  # of which alone `found` tells
@@ -215,10 +216,6 @@ def _loaded(kind: Any, source: str, head: str, options: Mapping[str, Any]) -> tu
     if unexpected and not is_ours:
         notes.append(f"{source}: {_several(unexpected)} in its files, but not part of a {name}; nothing uses that.")
     return model, notes
-
-
-def _is_causal(config: Any) -> bool:
-    return any(name.endswith("ForCausalLM") or name.endswith("LMHeadModel") for name in config.architectures or ())
 
 
 @contextmanager

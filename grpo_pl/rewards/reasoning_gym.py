@@ -16,7 +16,7 @@ from grpo_pl.rewards.sandbox.sandboxed_reward import SandboxedReward
 
 COLUMN = "reasoning_gym"
 """Column in which ``ReasoningGymPrompts`` passes the task, its settings and the entry, as JSON text."""
-_TEXT = re.compile(r"\s*\\text\s*\{(?P<words>[^{}]*)\}\s*")
+_TEXT = re.compile(r"\A\s*\\text\s*\{([^{}]*)\}\s*\Z")
 
 
 @dataclass(kw_only=True)
@@ -55,7 +55,7 @@ class ReasoningGymReward(SandboxedReward):
             )
         self._check(columns[COLUMN])
         rows = zip(completions, columns[COLUMN], strict=True)
-        found = [self._ready(_stated(completion), entry) for completion, entry in rows]
+        found = [self._ready(_TEXT.sub(r"\1", boxed_or_block(text)).strip(), entry) for text, entry in rows]
         verdicts = iter(self.pool.run([job for job in found if not isinstance(job, Score)]))
         return [ready if isinstance(ready, Score) else self._score(next(verdicts)) for ready in found]
 
@@ -95,9 +95,3 @@ class ReasoningGymReward(SandboxedReward):
         if not math.isfinite(value):
             return Score(0.0, "wrong", verdict.detail)
         return Score(value if self.partial or value >= 1.0 else 0.0, verdict.status)
-
-
-def _stated(completion: str) -> str:
-    found = boxed_or_block(completion)
-    words = _TEXT.fullmatch(found)
-    return (words["words"] if words else found).strip()

@@ -108,16 +108,15 @@ class SortingReward(PerCompletionReward):
         if not numbers:
             some = re.search(r"\d", stated)
             return Score(0.0, "wrong", "not only numbers") if some else Score(0.0, "no_answer", "no numbers")
-        points = self._points(wanted, numbers[: len(wanted)]) - max(0, len(numbers) - len(wanted))
-        most = len(wanted) if self.credit == "distance" else 2 * len(wanted) - 1
+        points, most, judged = -max(0, len(numbers) - len(wanted)), len(wanted), numbers[: len(wanted)]
+        if self.credit == "distance":
+            points += distance_points(wanted, judged)
+        else:
+            include = inclusion_points if self.credit == "inclusion_order" else simple_inclusion_points
+            points += include(wanted, judged) + order_points(judged)
+            most += len(wanted) - 1
         shown = " ".join(map(str, numbers[: len(wanted) + 1]))[:80]
         return Score(max(0, points) / most, "ok" if numbers == wanted else "wrong", shown)
-
-    def _points(self, gold: list[int], answer: list[int]) -> int:
-        if self.credit == "distance":
-            return distance_points(gold, answer)
-        include = inclusion_points if self.credit == "inclusion_order" else simple_inclusion_points
-        return include(gold, answer) + order_points(answer)
 
 
 def _gold_numbers(gold: str) -> list[int]:

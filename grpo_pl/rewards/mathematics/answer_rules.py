@@ -244,7 +244,10 @@ class AnswerRules:
             return None
         if (len(items) == 1 and other == "()") or (len(others) == 1 and kind == "()"):
             return None
-        ours, theirs = (self._items(side) for side in (items, others))
+        # each \pm is written out as two items
+        ours, theirs = (
+            [part for item in side for part in notation.split_top(self._for_worker(item))] for side in (items, others)
+        )
         if {kind, other} == {"{}"}:
             mark = SET
         else:
@@ -252,10 +255,6 @@ class AnswerRules:
             if len(ours) != len(theirs):
                 return Verdict("wrong", f"{len(theirs)} answers, expected {len(ours)}")
         return Job(mark.join(ours), mark.join(theirs), mark=mark)
-
-    def _items(self, items: tuple[str, ...]) -> list[str]:
-        r"""The items of a list for the worker, each ``\pm`` written out as two."""
-        return [part for item in items for part in notation.split_top(self._for_worker(item))]
 
     def _compare_notation(self, gold: str, mine: str) -> Verdict | None:
         """The verdict on times of day, dates, numbers in other bases and chains of inequalities, which are compared by
@@ -274,18 +273,15 @@ class AnswerRules:
         same_points, same_parts = notation.same_points(gold, mine), notation.same_ratio(gold, mine)
         if same_points is not None or same_parts is not None:
             return Verdict("ok" if same_points or same_parts else "wrong")
-        ours, theirs = notation.read_base(gold), notation.read_base(mine)
-        if ours or theirs:
-            return self._compare_bases(gold, mine)
+        if notation.read_base(gold) or notation.read_base(mine):  # either side may leave out base ten
+            (digits, base), (others, other) = (
+                notation.read_base(side) or (notation.symbols(side).upper(), 0) for side in (gold, mine)
+            )
+            if digits == others and (base == other or not other or {base, other} == {0, 10}):
+                return Verdict("ok")  # an answer may leave out any base
+            return Verdict("wrong", "another number or base")
         links = notation.chain(gold)
         return Verdict("ok") if links is not None and links == notation.chain(mine) else None
-
-    def _compare_bases(self, gold: str, mine: str) -> Verdict:
-        """Digits and base must agree. The answer may leave out the base that the gold answer states, and either side
-        may leave out base ten."""
-        ours, theirs = (notation.read_base(side) or (notation.symbols(side).upper(), 0) for side in (gold, mine))
-        same = ours[0] == theirs[0] and (ours[1] == theirs[1] or not theirs[1] or {ours[1], theirs[1]} == {0, 10})
-        return Verdict("ok") if same else Verdict("wrong", "another number or base")
 
     def _is_near(self, exact: str, near: str) -> bool:
         r"""True if ``exact \approx near`` is consistent: ``near`` is a number, and within ``_NEARBY`` of ``exact``
@@ -328,10 +324,11 @@ class AnswerRules:
         if gold_words is not None and number is not None and (named := number_in_words(gold_words)):
             return Verdict("ok" if self._same_number(named, number) else "wrong")
         if gold_words is not None:
-            if gold_words == (words if words is not None else answer.strip()) or self._same_word_list(
-                gold_words, words
-            ):
+            if gold_words == (answer.strip() if words is None else words):
                 return Verdict("ok")
+            if words is not None and not self.ordered and "," in gold_words:
+                listed, others = (sorted(map(str.strip, side.split(","))) for side in (gold_words, words))
+                return Verdict("ok" if listed == others else "wrong")
             return Verdict("wrong") if words is not None or len(gold_words) > 1 else None
         if gold_number is not None and words is not None:
             if (named := number_in_words(words)) and self._same_number(gold_number, named):
@@ -342,12 +339,6 @@ class AnswerRules:
         if gold_number is not None and gold_number.value.denominator == 1 and ":" in answer:
             return None if self.allow_unevaluated else Verdict("wrong", "not worked out")  # 8:2
         return None
-
-    def _same_word_list(self, gold: str, words: str | None) -> bool:
-        """Whether both are the same words with commas between them, in any order unless ``ordered``."""
-        if words is None or self.ordered or "," not in gold:
-            return False
-        return sorted(map(str.strip, gold.split(","))) == sorted(map(str.strip, words.split(",")))
 
     def _same_number(self, gold: Number, answer: Number) -> bool:
         """Whether the numbers are equal and the answer is worked out: 84/7 is no answer where 12 is asked for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from grpo_pl.rewards.answer_reading import AnswerReward, Found
 from grpo_pl.rewards.base import Columns, MissingColumn, Score, TextAnswerReward
@@ -63,22 +63,8 @@ def _pair(gold: str, found: Found, completion: str) -> tuple[str, str]:
     return gold, answer + (r"\%" if behind and _has_percent(gold) and not _has_percent(answer) else "")
 
 
-def _flag(value: Any) -> bool:
-    """A value of the column ``ordered``."""
-    if not (isinstance(value, bool | int) and value in (True, False)):
-        raise MissingColumn(f"the column 'ordered' must hold true or false, got {str(value)[:40]!r}.")
-    return bool(value)
-
-
 def _has_percent(answer: str) -> bool:
     return answer.strip() != "" and r"\%" in canonical(answer[:2000])
-
-
-def _self_fault(verdict: Verdict) -> str:
-    """What is wrong with a gold answer, given its verdict against itself; ``""`` if nothing is."""
-    if verdict.status == "bad_gold":
-        return verdict.detail
-    return "" if verdict.status in ("ok", "unavailable") else "not equal to itself"
 
 
 @dataclass(kw_only=True)
@@ -157,7 +143,9 @@ class MathReward(AnswerReward, SandboxedReward):
         found = list(map(self.read, said))
         pairs = list(map(_pair, answers, found, said))
         flags = columns.get("ordered", [None] * len(pairs))
-        ordered = [self.ordered if flag is None else _flag(flag) for flag in flags]
+        if odd := [flag for flag in flags if flag is not None and not (isinstance(flag, int) and flag in (0, 1))]:
+            raise MissingColumn(f"the column 'ordered' must hold true or false, got {str(odd[0])[:40]!r}.")
+        ordered = [self.ordered if flag is None else bool(flag) for flag in flags]
         verdicts = {
             flag: self._judge([pair for pair, own in zip(pairs, ordered, strict=True) if own == flag], ordered=flag)
             for flag in set(ordered)
@@ -181,7 +169,11 @@ class MathReward(AnswerReward, SandboxedReward):
         """Judges every gold answer against itself."""
         golds = [_pair(gold, Found(""), "")[0] for gold in golds]
         verdicts = self._judge([(gold, gold) for gold in golds])
-        return [self.rules.gold_fault(gold) or _self_fault(verdicts[gold, gold]) for gold in golds]
+        faults = [self.rules.gold_fault(gold) for gold in golds]
+        for i, verdict in enumerate(verdicts[gold, gold] for gold in golds):
+            if not faults[i] and verdict.status not in ("ok", "unavailable"):
+                faults[i] = verdict.detail if verdict.status == "bad_gold" else "not equal to itself"
+        return faults
 
     def _judge(self, pairs: Sequence[tuple[str, str]], *, ordered: bool = False) -> dict[tuple[str, str], Verdict]:
         """The verdict on every distinct (gold, answer) pair."""
@@ -216,7 +208,8 @@ class MathReward(AnswerReward, SandboxedReward):
         """The verdicts of the pool; ``bad_gold`` for all pairs of a gold answer that is too costly to compare with
         itself. So that such a gold answer costs little, however many answers there are, one pair of each goes first (a
         gold answer that looks costly with itself, any other with its first answer), and bad ones are remembered."""
-        bad = {gold for gold, _ in jobs if self._is_bad(gold)}  # once: what is remembered may be forgotten meanwhile
+        now = time.monotonic()
+        bad = {gold for gold, _ in jobs if self._bad_golds.get(gold, 0.0) > now}
         first: dict[str, tuple[str, str]] = {}
         for gold, answer in jobs:
             if gold not in bad:
@@ -235,6 +228,3 @@ class MathReward(AnswerReward, SandboxedReward):
         verdicts |= zip(later, self.pool.run(later), strict=True)
         fault = Verdict("bad_gold", "takes too long to compare with itself")
         return [fault if job[0] in bad else verdicts[job] for job in jobs]
-
-    def _is_bad(self, gold: str) -> bool:
-        return self._bad_golds.get(gold, 0.0) > time.monotonic()

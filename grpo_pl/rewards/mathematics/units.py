@@ -296,15 +296,11 @@ def _product(factors: dict[str, int]) -> str:
     return f"{above or 1}/{below.replace('·', '/')}" if below else above
 
 
-def _is_denied(word: str) -> bool:
-    if _ORDINAL.fullmatch(word):
-        return True
-    return not _NO_NOUN.isdisjoint({word, word.casefold()}) or not _NO_NOUN_SIGNS.isdisjoint(word)
-
-
 def is_noun(word: str) -> bool:
     """True for one word that may follow a number in a gold answer; false for ``or``, ``not``, ``million`` …"""
-    return _NOUN.fullmatch(word) is not None and not _is_denied(word)
+    if not _NOUN.fullmatch(word) or _ORDINAL.fullmatch(word):
+        return False
+    return _NO_NOUN.isdisjoint({word, word.casefold()}) and _NO_NOUN_SIGNS.isdisjoint(word)
 
 
 def is_known(unit: str) -> bool:
@@ -319,16 +315,13 @@ def same_unit(gold: str, answer: str) -> bool:
     if gold == answer or (answer in _CURRENCY_NAMES and gold.startswith(f"{answer}/")):
         return True
     ours, theirs = _factors(gold), _factors(answer)
-    return len(ours) == len(theirs) and all(
-        power == other_power and (same_measure(name, other_name) or _same_noun(name, other_name))
-        for (name, power), (other_name, other_power) in zip(ours, theirs, strict=True)
-    )
-
-
-def _same_noun(one: str, other: str) -> bool:
-    if is_unit(one) or is_unit(other) or has_meaningful_case(one) or has_meaningful_case(other):
+    if [power for _, power in ours] != [power for _, power in theirs]:
         return False
-    return same_noun(one, other)
+    for (one, _), (other, _) in zip(ours, theirs, strict=True):
+        are_nouns = not any(is_unit(name) or has_meaningful_case(name) for name in (one, other))
+        if not (same_measure(one, other) or (are_nouns and same_noun(one, other))):
+            return False
+    return True
 
 
 def is_measure(unit: str) -> bool:
