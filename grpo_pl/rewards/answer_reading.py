@@ -37,12 +37,12 @@ _OBJECT = regex.compile(r'\{\s*+"')
 
 @dataclass(frozen=True)
 class Found:
-    """What was read of a completion."""
+    """The answer of a completion, as it was read."""
 
     text: str
     """The answer; empty if there is none."""
     note: str = ""
-    """Where it was taken from, if that was to be chosen, or why there is none."""
+    """The place it was taken from, if there was a choice, or the reason why there is none."""
     late: bool = False
     """The pattern took too long."""
 
@@ -56,7 +56,7 @@ class AnswerReward(Reward):
     """
 
     answer_in: Place = "box"
-    r"""Where the answer stands. ``box``: in the last ``\boxed{…}``. ``last_number``: the last number, with its sign, a
+    r"""Place of the answer. ``box``: in the last ``\boxed{…}``. ``last_number``: the last number, with its sign, a
     percent sign and what hangs on it (``1,000.5``, ``3/4``, ``\frac{3}{4}``, ``12:30``, ``5kg`` are one each; ``x2``,
     ``5th`` and ``five`` are none). ``pattern``: see ``answer_pattern``. ``json``: in the field ``answer_field`` of the
     last JSON object that has it. ``auto``: the last box if there is one, else the last number inside ``<answer>``, else
@@ -127,7 +127,7 @@ def last_number(text: str) -> str:
 
 
 def is_plain_number(gold: str) -> bool:
-    """Whether a gold answer is a number that `last_number` finds: digits with a sign and a decimal point at most."""
+    """True for a gold answer that `last_number` can find: digits with a sign and a decimal point at most."""
     return regex.fullmatch(r"-?\d+(?:\.\d+)?", gold.strip()) is not None
 
 

@@ -75,7 +75,7 @@ class Score:
 
     @property
     def correct(self) -> bool | None:
-        """Whether ``value`` is 1 or more; None if it is None."""
+        """True for a ``value`` of 1 or more; None if it is None."""
         return None if self.value is None else self.value >= 1.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Reward(ABC):
     correctness: bool = False
     """True for the one reward per config that says whether an answer is right (pass@k, majority, ``expected``)."""
     on_error: str = field(default="raise", init=False)
-    """What happens when a call of the reward raises. ``raise``: the run saves its last rollout and ends; ``none``:
+    """Reaction to a call of the reward that raises. ``raise``: the run saves its last rollout and ends; ``none``:
     every completion of the call scores None with status ``unavailable``."""
 
     @property
@@ -133,7 +133,7 @@ class Reward(ABC):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether it mostly waits for I/O, such as a server's reply; it then runs at the same time as the other
+        """True if it mostly waits for I/O, such as a server's reply; it then runs at the same time as the other
         rewards. By default True if one of the rewards among its arguments is asynchronous."""
         return any(reward.asynchronous for reward in held_by(self))
 
@@ -179,8 +179,8 @@ class Reward(ABC):
             reward.close()
 
     def gold_faults(self, golds: Sequence[str]) -> list[str]:
-        """What is wrong with each gold answer, in order; ``""`` if completions can be judged against it, which is the
-        default for all."""
+        """The fault of each gold answer, in order; ``""`` if completions can be judged against it, which is the default
+        for all."""
         return [""] * len(golds)
 
     def init_args(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class ScoredBatch:
         return {"extra": {name: cells[row] for name, cells in self.extra.items()}} if self.extra else {}
 
     def status_counts(self) -> dict[str, Counter[str]]:
-        """How often each status occurred, per reward name."""
+        """Number of scores with each status, per reward name."""
         return {r.name: Counter(s.status for s in row) for r, row in zip(self.rewards, self.scores, strict=True)}
 
 

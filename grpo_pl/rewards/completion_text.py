@@ -72,7 +72,7 @@ def boxed_or_block(completion: str) -> str:
 
 
 def is_blank(text: str) -> bool:
-    """Whether nothing of ``text`` can be seen: LaTeX and Unicode have many ways to write nothing."""
+    """True if nothing of ``text`` can be seen: LaTeX and Unicode have many ways to write nothing."""
     return not any(unicodedata.category(c)[0] in "LNPS" and c not in _BLANKS for c in _UNSEEN.sub("", text))
 
 
@@ -88,6 +88,6 @@ def after_thinking(completion: str) -> str:
 
 
 def after_closed_thinking(completion: str) -> str:
-    """The same, but all of a text without ``</think>``: behind a prefilled ``<think>``, a policy that was never taught
-    to close its thoughts still boxes its answers, and could else never be right."""
+    """As `after_thinking`, but all of a text without ``</think>``: behind a prefilled ``<think>``, a policy that was
+    never taught to close its thoughts still boxes its answers, and could else never be right."""
     return after_thinking(completion) if "</think>" in completion else completion

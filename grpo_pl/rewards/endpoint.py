@@ -46,14 +46,14 @@ def _escaped(character: str) -> str:
 
 
 class Reply(NamedTuple, Generic[T]):
-    """What came of a question."""
+    """The outcome of a question."""
 
     verdict: T | None
-    """What the model decided; None if that is not known."""
+    """The decision of the model; None if there is none."""
     problem: str = ""
-    """Why it is not known."""
+    """The reason why there is none."""
     replied: bool = False
-    """Whether the last attempt brought a reply, which then was no verdict."""
+    """True if the last attempt brought a reply, which then was no verdict."""
 
 
 @dataclass(kw_only=True)

@@ -26,7 +26,7 @@ _IN_THE_ANSWER: frozenset[Failure] = frozenset({"no box", "empty answer", "sever
 
 
 def format_failures(completion: str, *, require_box: bool = True, allow_text: bool = False) -> list[Failure]:
-    r"""How a completion departs from ``<think>…</think><answer>\boxed{…}</answer>``; empty if it has that form.
+    r"""The departures of a completion from ``<think>…</think><answer>\boxed{…}</answer>``; empty if it has that form.
 
     ``no think``, ``no answer``, ``unclosed answer``: a block is missing or not closed. ``no box``, ``several boxes``,
     ``text beside the box``: the last answer block is not one filled box with balanced braces. Without ``require_box``
@@ -56,7 +56,7 @@ def format_failures(completion: str, *, require_box: bool = True, allow_text: bo
 
 
 def is_one_box(text: str) -> bool:
-    r"""Whether ``text`` is a single ``\boxed{…}`` with balanced braces, and nothing but white space around it."""
+    r"""True if ``text`` is a single ``\boxed{…}`` with balanced braces, and nothing but white space around it."""
     stripped = text.strip()
     opening = BOX.match(stripped)
     content = last_boxed(stripped)
@@ -74,16 +74,16 @@ def _answer_fault(block: str, *, require_box: bool, allow_text: bool) -> Failure
 
 
 def has_proper_tags(completion: str) -> bool:
-    """Whether each block of ``completion`` is opened and closed once, the thoughts before the answer: no tag is nested,
+    """True if each block of ``completion`` is opened and closed once, the thoughts before the answer: no tag is nested,
     repeated, missing or out of order. Either block may be left out."""
     tags = tuple(_TAG.findall(completion))
     return tags in ((), _TAGS[:2], _TAGS[2:], _TAGS)
 
 
 def _tags_in_place(completion: str) -> int:
-    """How many of the four tags occur exactly once, in order, and with only white space on their outer side: before an
-    opening tag or after a closing one, up to the neighbouring tag or the end of the text. The tags of an answer do not
-    count within a thought that is still open."""
+    """The number of the four tags that occur exactly once, in order, and with only white space on their outer side:
+    before an opening tag or after a closing one, up to the neighbouring tag or the end of the text. The tags of an
+    answer do not count within a thought that is still open."""
     pieces = _TAG.split(completion)  # texts, and a tag between each two of them
     last, kept = 0, 0
     for tag in _TAGS:

@@ -95,7 +95,7 @@ class FunctionReward(Reward):
     """``package.module.function``, ``package.module:function`` or ``path/to/file.py:function``; in Python also the
     function itself."""
     on_error: Literal["raise", "none"] = "raise"
-    """What happens when the function raises or returns no valid values: ``raise`` ends the run; ``none`` warns and
+    """Reaction to a function that raises or returns no valid values: ``raise`` ends the run; ``none`` warns and
     gives all completions of the call None with status ``unavailable``, which is counted."""
     conversational: bool | None = None
     """Pass prompts and completions as lists of messages, as TRL does for chat data sets; null does so if the prompts of

@@ -47,7 +47,7 @@ def check_golds(reward: Reward, golds: Sequence[str], *, cache_folder: Path | No
 
 
 def needs_golds(reward: Reward) -> bool:
-    """Whether ``reward``, or a reward among its arguments, refuses an empty gold answer."""
+    """True if ``reward``, or a reward among its arguments, refuses an empty gold answer."""
     return bool(reward.gold_faults([""])[0]) or any(map(needs_golds, held_by(reward)))
 
 

@@ -145,7 +145,7 @@ class RepetitionReward(Reward):
     max_penalty: float = 1.0
     """Upper bound of the penalty, approached by a long text that repeats one n-gram."""
     unit: Literal["word", "character"] = "word"
-    """What an n-gram is made of; ``character`` is for scripts that do not put spaces between words."""
+    """Unit of n-grams; ``character`` is for scripts that do not put spaces between words."""
 
     def __post_init__(self) -> None:
         if self.ngram < 1:

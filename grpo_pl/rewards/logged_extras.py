@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass
 class LoggedExtras:
-    """What all rewards log during one call on a batch."""
+    """Columns and metrics that all rewards log during one call on a batch."""
 
     rows: int
     """Completions of the call."""
@@ -81,7 +81,7 @@ _current: ContextVar[ExtrasLogger] = ContextVar("grpo_pl_logged_extras", default
 
 
 def current_logger() -> ExtrasLogger:
-    """Where the running reward logs; outside `LoggedExtras.collect` a logger that drops everything."""
+    """The logger of the running reward; outside `LoggedExtras.collect` a logger that drops everything."""
     return _current.get()
 
 

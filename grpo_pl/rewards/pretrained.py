@@ -62,7 +62,7 @@ def check_folder(folder: Path) -> None:
 
 
 def is_there(file: Path) -> bool:
-    """Whether there is a file of that name.
+    """True if there is a file of that name.
 
     Raises:
         ValueError: there is something else, such as a folder or a link that leads nowhere.
@@ -121,7 +121,7 @@ def one_clear_line(source: str, what: str) -> Iterator[None]:
 
 @cache
 def offline_without_network() -> bool:
-    """Whether the libraries of Hugging Face are offline; they are made so where the hub's name cannot be looked up, for
+    """True if the libraries of Hugging Face are offline; they are made so where the hub's name cannot be looked up, for
     they would try for a minute. Behind a proxy, which looks names up itself, nothing is changed."""
     from huggingface_hub import constants
 
@@ -203,7 +203,7 @@ def _loaded(kind: Any, source: str, head: str, options: Mapping[str, Any]) -> tu
             raise ValueError(" ".join([str(error), *report])) from error
     name, missing, unexpected = type(model).__name__, set(found["missing_keys"]), set(found["unexpected_keys"])
     is_causal = bool(head) and any(a.endswith(("ForCausalLM", "LMHeadModel")) for a in model.config.architectures or ())
-    new = {tensor for tensor in missing if head and is_causal and tensor.startswith(f"{head}.")}
+    new = {tensor for tensor in missing if is_causal and tensor.startswith(f"{head}.")}
     if fault := unlike(missing - new, unexpected if is_ours else (), shapes_of(found)):
         raise ValueError(f"cannot load the model {source!r}: its files are not those of a {name}: {fault}.")
     for adapters in getattr(model, "peft_config", {}).values():  # of which alone `found` tells
@@ -243,7 +243,7 @@ def shapes_of(found: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def unlike(missing: Iterable[str], unexpected: Iterable[str], different: Mapping[str, Sequence[Any]]) -> str:
-    """What is wrong with the tensors of a checkpoint, or nothing."""
+    """The faults of a checkpoint's tensors as text; empty if there are none."""
     faults = []
     if missing := list(missing):
         faults.append(f"{_several(missing)} missing")

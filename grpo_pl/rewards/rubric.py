@@ -36,7 +36,7 @@ _FENCE = re.compile(r"```(?:json)?(.*)```", re.DOTALL)
 
 
 class Question(NamedTuple):
-    """Whether a response meets one criterion."""
+    """One criterion, and the response that may meet it."""
 
     question: str
     reference: str

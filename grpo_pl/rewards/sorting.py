@@ -90,7 +90,7 @@ class SortingReward(PerCompletionReward):
     name: str = "sorting"
     """Key of this reward in metrics, tables and files."""
     credit: Credit = "inclusion_order"
-    """What earns points, see above."""
+    """The formula of the points, see above."""
 
     def __post_init__(self) -> None:
         check_choice("credit", self.credit, Credit)

@@ -1,4 +1,4 @@
-"""Which rewards and prompt sources an export, run folder or checkpoint may name without ``--trust-rewards``."""
+"""The rewards, prompt sources and environments that an export or run may name without ``--trust-rewards``."""
 
 from __future__ import annotations
 
@@ -136,12 +136,12 @@ def refuse_own_classes(settings: Mapping[str, Any]) -> None:
 _FREE_TEXTS = ("policy", "teacher", "teachers", "template", "sampling", "episodes", "reflection_words")
 """Settings of the module with texts of any kind; those of others are words."""
 _WITH_FIELDS = ("lora", "from_scratch", "model", "examples", "plain_turns", "teachers")
-"""What holds fields among these."""
+"""Those of them that hold fields."""
 _WORD = re.compile(r"[\w-]*")
 
 
 def _has_text_for_fields(value: Any, name: str) -> bool:
-    """Whether a text stands at any depth where one of ``_WITH_FIELDS`` has fields, or names a kernel of the hub."""
+    """True if a text stands at any depth where one of ``_WITH_FIELDS`` has fields, or names a kernel of the hub."""
     if isinstance(value, Mapping):
         return any(_has_text_for_fields(inner, name if name == "teachers" else key) for key, inner in value.items())
     if isinstance(value, list | tuple):
@@ -210,14 +210,14 @@ def _named(value: Any, level: int) -> Iterator[Any]:
 
 
 def _exceeds(name: str, value: Any) -> bool:
-    """Whether an argument in ``LIMITS`` is above its limit, or not a number, so that parsing could make it one."""
+    """True if an argument in ``LIMITS`` is above its limit, or not a number, so that parsing could make it one."""
     if name not in LIMITS or value is None:
         return False
     return isinstance(value, bool) or not isinstance(value, int | float) or not value <= LIMITS[name]
 
 
 def is_plain(value: Any, level: int = 0) -> bool:
-    """Whether a value is of JSON types only, without keys that jsonargparse interprets (``a.b``, ``a+``)."""
+    """True if a value is of JSON types only, without keys that jsonargparse interprets (``a.b``, ``a+``)."""
     if value is None or isinstance(value, bool | int | float | str):
         return True
     if level > 2 * _LEVELS:

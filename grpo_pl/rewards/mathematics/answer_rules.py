@@ -58,7 +58,7 @@ class Job:
     repeated: bool = False
     """The answer has the same symbols as the gold one; the worker only checks that they have a meaning."""
     mark: str = ""
-    """What separates the items of two lists, one of the marks that the worker knows; ``""`` if they are no lists."""
+    """Separator of the items of two lists, one of the marks that the worker knows; ``""`` if they are no lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class AnswerRules:
     ordered: bool = False
 
     def gold_fault(self, gold: str) -> str:
-        """What is wrong with the text of a gold answer, or ``""``; does not parse it as mathematics."""
+        """The fault of a gold answer's text, or ``""``; does not parse it as mathematics."""
         if not gold.strip():
             return "empty"
         if _NOT_A_NUMBER.fullmatch(gold):
@@ -341,7 +341,7 @@ class AnswerRules:
         return None
 
     def _same_number(self, gold: Number, answer: Number) -> bool:
-        """Whether the numbers are equal and the answer is worked out: 84/7 is no answer where 12 is asked for."""
+        """True if the numbers are equal and the answer is worked out: 84/7 is no answer where 12 is asked for."""
         left_to_divide = answer.quotient and not gold.quotient and gold.value.denominator == 1
         if left_to_divide and not self.allow_unevaluated:
             return False

@@ -23,7 +23,7 @@ def has_compatibility_markup(text: str) -> bool:
 
 
 def oversize(text: str, max_chars: int) -> str:
-    """Why ``text`` is too large to be parsed (characters, nesting, digits of a number), or ``""``."""
+    """The reason why ``text`` is too large to be parsed (characters, nesting, digits of a number), or ``""``."""
     if len(text) > max_chars:
         return f"{len(text)} characters, at most {max_chars} are judged"
     deepest = max(accumulate((char in "([{") - (char in ")]}") for char in text), default=0)
@@ -245,7 +245,7 @@ def plain_latex(text: str) -> str:
 
 
 def _is_mathematics(font: str, content: str) -> bool:
-    """Whether the content of a font command is a number or a formula rather than words or a name: ``\\textbf{5}``."""
+    """True if the content of a font command is a number or a formula rather than words or a name: ``\\textbf{5}``."""
     if font in _WITHOUT_WORDS:
         return True
     words = re.sub(r"\\[A-Za-z]+", " ", content)

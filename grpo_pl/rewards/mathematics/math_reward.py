@@ -117,7 +117,7 @@ class MathReward(AnswerReward, SandboxedReward):
     allow_unevaluated: bool = False
     r"""Accept expressions that are not worked out: ``123\cdot456`` for 56088. A policy may then copy the question."""
     percent: Literal["hundredth", "unit"] = "hundredth"
-    r"""What ``50\%`` means: ``hundredth`` is 0.5, ``unit`` is 50 (for data sets that drop the sign)."""
+    r"""Meaning of ``50\%``: ``hundredth`` is 0.5, ``unit`` is 50 (for data sets that drop the sign)."""
     relative_tolerance: float = 1e-4
     """Largest |answer − gold| / |gold| of equal numbers where a decimal is involved; they must also agree to six
     decimal places."""

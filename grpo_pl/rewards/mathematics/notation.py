@@ -58,7 +58,7 @@ def is_clock(text: str) -> bool:
 
 
 def same_clock(one: str, other: str) -> bool:
-    """Whether both are times of day and the same one; a leading zero does not matter."""
+    """True for the same time of day twice; a leading zero does not matter."""
     a, b = _CLOCK.fullmatch(one), _CLOCK.fullmatch(other)
     return a is not None and b is not None and (int(a[1]), *a.groups()[1:]) == (int(b[1]), *b.groups()[1:])
 
@@ -69,7 +69,7 @@ def is_date(text: str) -> bool:
 
 
 def same_ratio(one: str, other: str) -> bool | None:
-    """Whether two ratios of three or more terms are the same one, as ``1:2:3`` and ``2:4:6`` are; ``None`` if one side
+    """True for two equal ratios of three or more terms, as ``1:2:3`` and ``2:4:6`` are; ``None`` if one side
     is no such ratio. math-verify would divide the terms one after another."""
     ours, theirs = (split_top(symbols(side), ":") for side in (one, other))
     if len(ours) != len(theirs) or len(ours) < 3 or "" in ours + theirs:
@@ -88,7 +88,7 @@ _POINTS = re.compile(
 
 
 def same_points(one: str, other: str) -> bool | None:
-    r"""Whether two angles, triangles, segments, lines or rays named by their points are the same; ``None`` if one side
+    r"""True for the same angle, triangle, segment, line or ray, named by its points; ``None`` if one side
     is something else. ``\angle ABC`` is ``\angle CBA`` and not ``\angle ACB``; math-verify multiplies the letters."""
     ours, theirs = _POINTS.fullmatch(one), _POINTS.fullmatch(other)
     if ours is None or theirs is None:

@@ -151,7 +151,7 @@ animals."""
 
 @lru_cache(maxsize=4096)
 def stems(noun: str) -> frozenset[str]:
-    """What the singular of ``noun`` may be, in lower case: ``days`` gives ``days`` and ``day``."""
+    """The possible singulars of ``noun``, in lower case: ``days`` gives ``days`` and ``day``."""
     noun = noun.casefold()
     found = {noun}
     if noun in _IRREGULAR:

@@ -23,7 +23,7 @@ _NUMBER = re.compile(
 _NEARLY = Fraction(1, 10**4)
 """Largest relative difference between a number in the text and the gold answer in `LenientAnswerReward`."""
 _LISTED = re.compile(r"\d\s{0,3}(?:[,;/]|\b(?:or|and)\b)?\s{0,3}$")
-"""What stands before the last of several numbers in a row: a guess among others."""
+"""Text before the last of several numbers in a row: a guess among others."""
 _LONGEST_NUMBER = 400
 """Most characters of a number that is compared by value; longer ones are compared by their symbols."""
 
@@ -108,7 +108,7 @@ class StrictAnswerReward(AnswerReward, TextAnswerReward):
         return Score(1.0 if same else 0.0, "ok" if same else "wrong")
 
     def _fault(self, completion: str, said: str) -> str:
-        """What is wrong with the form of the answer, or ``""``; ``said`` is the text after the thoughts."""
+        """The fault in the form of the answer, or ``""``; ``said`` is the text after the thoughts."""
         if not has_proper_tags(completion):
             return _TAGS
         if len(boxed_answers(said)) < len(BOX.findall(said)):
@@ -176,5 +176,5 @@ def _without_space(form: str) -> str:
 
 
 def _before(number: str, said: str) -> str:
-    """What stands before the last place of a number, also of -40 that is written as -$40."""
+    """The text before the last place of a number, also of -40 that is written as -$40."""
     return said.rpartition(number if number in said else number.lstrip("-+"))[0].rstrip("-+$€£")

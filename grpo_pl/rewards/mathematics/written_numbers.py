@@ -75,7 +75,7 @@ def read_number(text: str, *, percent_is_hundredth: bool = True) -> Number | Non
 
 
 def same_number(gold: Number, answer: Number, relative_tolerance: float) -> bool:
-    """Whether the values are equal, or, if one is a decimal, |a − g| ≤ min(5·10⁻⁷, ``relative_tolerance`` · |g|)."""
+    """True if the values are equal, or, if one is a decimal, |a − g| ≤ min(5·10⁻⁷, ``relative_tolerance`` · |g|)."""
     difference = abs(gold.value - answer.value)
     if difference == 0:
         return True
@@ -173,7 +173,7 @@ def read_number_list(text: str, *, percent_is_hundredth: bool = True) -> NumberL
 def same_list(
     gold: NumberList, answer: NumberList, same: Callable[[Number, Number], bool], *, ordered: bool = False
 ) -> bool | None:
-    """Whether two lists agree by ``same``; ``None`` if their brackets say different things.
+    """True if two lists agree by ``same``; ``None`` if their brackets say different things.
 
     Sets have neither order nor duplicates. A list without brackets, which may stand for a set, has duplicates but no
     order, unless ``ordered``.
