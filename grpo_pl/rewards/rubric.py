@@ -77,7 +77,7 @@ class RubricReward(AsksModel):
     counts against the response, because one that confuses the judge must not go unpunished: as not met, or, with a
     negative weight, as met.
 
-    VerdictCache are kept on disk by model, endpoint and all texts, and shared by all runs.
+    Verdicts are kept on disk by model, endpoint and all texts, and shared by all runs.
 
     Needs the ``judge`` extra (the ``openai`` client).
     """
