@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score, Status
 
@@ -27,7 +27,7 @@ class EnvironmentReward(Reward):
     ``threshold``, ``correctness: true`` and ``weight: 0``.
     """
 
-    trusted: ClassVar[bool] = True
+    trusted = True
     name: str = "environment"
     """Key of this reward in metrics, tables and files."""
     weight: float = 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from grpo_pl.rewards.base import PerCompletionReward, Score
 from grpo_pl.rewards.completion_text import BOX, answer_block, is_blank, last_boxed
@@ -114,7 +114,7 @@ class FormatReward(PerCompletionReward):
     ``detail`` names the failures, see `format_failures`.
     """
 
-    trusted: ClassVar[bool] = True
+    trusted = True
     name: str = "format"
     """Key of this reward in metrics, tables and files."""
     partial: bool = False

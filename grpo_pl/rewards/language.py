@@ -6,7 +6,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Literal
 
 from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.rewards.base import PerCompletionReward, Score
@@ -99,7 +99,7 @@ class LanguageConsistencyReward(PerCompletionReward):
     writing nothing is not rewarded.
     """
 
-    trusted: ClassVar[bool] = True
+    trusted = True
     name: str = "language"
     """Key of this reward in metrics, tables and files."""
     language: Language = "en"

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
 
@@ -49,7 +49,7 @@ class LengthReward(Reward):
       budget in tokens is the row's ``token_budget`` column if the data set has one, else ``max_length``.
     """
 
-    trusted: ClassVar[bool] = True
+    trusted = True
     name: str = "length"
     """Key of this reward in metrics, tables and files."""
     shape: Literal["overlong", "cosine", "budget"] = "overlong"
@@ -137,7 +137,7 @@ class RepetitionReward(Reward):
     n-gram penalty against length hacking.
     """
 
-    trusted: ClassVar[bool] = True
+    trusted = True
     name: str = "repetition"
     """Key of this reward in metrics, tables and files."""
     ngram: int = 4

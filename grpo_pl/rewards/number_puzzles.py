@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any
 
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
 from grpo_pl.rewards.completion_text import boxed_or_block
@@ -105,7 +105,7 @@ class CountdownReward(NumberPuzzleReward):
     ``too_long``.
     """
 
-    trusted: ClassVar[bool] = True
+    trusted = True
     name: str = "countdown"
     """Key of this reward in metrics, tables and files."""
 
@@ -131,7 +131,7 @@ class SubsetSumReward(NumberPuzzleReward):
     answer, the numbers are the column ``numbers``. An answer of more than 200 characters is ``too_long``.
     """
 
-    trusted: ClassVar[bool] = True
+    trusted = True
     name: str = "subset_sum"
     """Key of this reward in metrics, tables and files."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
 
 from grpo_pl.rewards.background import call_together
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
@@ -21,7 +20,7 @@ class PerSource(Reward):
     answer is. ``weight`` and ``correctness`` are those given here; those of the inner rewards are ignored.
     """
 
-    trusted: ClassVar[bool] = True
+    trusted = True
     name: str = "per_source"
     """Key of this reward in metrics, tables and files."""
     rewards: dict[str, Reward] = field(default_factory=dict)

@@ -84,7 +84,7 @@ class ColumnArithmeticReward(ProcessReward):
     problem, a difference below zero, or numbers of more than 100 digits cannot be judged.
     """
 
-    trusted: ClassVar[bool] = True
+    trusted = True
     name: str = "columns"
     """Key of this reward in metrics, tables and files."""
 

@@ -33,7 +33,7 @@ class ReasoningGymReward(SandboxedReward):
 
     judge: ClassVar[str] = "grpo_pl.rewards.sandbox.gym_judge"
     """File in ``sandbox`` that defines ``judge``."""
-    trusted: ClassVar[bool] = True
+    trusted = True
     name: str = "reasoning_gym"
     """Key of this reward in metrics, tables and files."""
     correctness: bool = True

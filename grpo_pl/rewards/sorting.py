@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
 from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.rewards.base import PerCompletionReward, Score
@@ -86,7 +86,7 @@ class SortingReward(PerCompletionReward):
     From Stanford CS336 (2025), lecture 17.
     """
 
-    trusted: ClassVar[bool] = True
+    trusted = True
     name: str = "sorting"
     """Key of this reward in metrics, tables and files."""
     credit: Credit = "inclusion_order"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from grpo_pl.rewards.answer_reading import AnswerReward, Found
 from grpo_pl.rewards.base import Columns, MissingColumn, Score, TextAnswerReward
@@ -75,7 +75,7 @@ class ExactReward(AnswerReward, TextAnswerReward):
     ``0.5`` is not ``1/2``. This is the rule that the first open reproductions of R1 used; `MathReward` compares values.
     """
 
-    trusted: ClassVar[bool] = True
+    trusted = True
     name: str = "exact"
     """Key of this reward in metrics, tables and files."""
 
@@ -109,7 +109,7 @@ class MathReward(AnswerReward, SandboxedReward):
     both values; undefined values are never right.
     """
 
-    trusted: ClassVar[bool] = True
+    trusted = True
     name: str = "math"
     """Key of this reward in metrics, tables and files."""
     correctness: bool = True

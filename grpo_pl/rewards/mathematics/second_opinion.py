@@ -7,7 +7,6 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import ClassVar
 
 from grpo_pl.rewards.answer_reading import AnswerReward
 from grpo_pl.rewards.base import Score, TextAnswerReward
@@ -68,7 +67,7 @@ class StrictAnswerReward(AnswerReward, TextAnswerReward):
     others (``40, 41, 42``) is no answer. The watch sets ``answer_in`` to what the correctness reward reads.
     """
 
-    trusted: ClassVar[bool] = True
+    trusted = True
     name: str = "strict"
     """Key of this reward in metrics, tables and files."""
     allow_text: bool = False
@@ -130,7 +129,7 @@ class LenientAnswerReward(TextAnswerReward):
     train on this reward. A completion that it refuses does not mention the gold answer.
     """
 
-    trusted: ClassVar[bool] = True
+    trusted = True
     name: str = "lenient"
     """Key of this reward in metrics, tables and files."""
 
