@@ -73,6 +73,11 @@ class Score:
         if not self.detail.isascii():  # it may quote a lone surrogate, which no file takes
             object.__setattr__(self, "detail", self.detail.encode(errors="replace").decode())
 
+    @classmethod
+    def of(cls, value: float, detail: str = "", *, steps: StepScores | None = None) -> Score:
+        """A completion that was judged: ``ok`` for a value of 1 or more, ``wrong`` for a lower one."""
+        return cls(value, "ok" if value >= 1.0 else "wrong", detail, steps)
+
     @property
     def correct(self) -> bool | None:
         """True for a ``value`` of 1 or more; None if it is None."""

@@ -179,7 +179,7 @@ class FunctionReward(Reward):
             number = float(value)
             if not math.isfinite(number):
                 raise ValueError(f"function {_shown(self.function)} returned {number}: rewards must be finite or None.")
-            scores.append(Score(number, "ok" if number >= 1.0 else "wrong"))
+            scores.append(Score.of(number))
         return scores
 
     def __getstate__(self) -> dict[str, Any]:

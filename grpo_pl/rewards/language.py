@@ -114,4 +114,4 @@ class LanguageConsistencyReward(PerCompletionReward):
             return Score(0.0, "no_answer", "no words")
         wanted = _SCRIPTS[self.language]
         hits = sum(script in wanted for script in scripts)
-        return Score(hits / len(scripts), "ok" if hits == len(scripts) else "wrong", f"{hits} of {len(scripts)} words")
+        return Score.of(hits / len(scripts), f"{hits} of {len(scripts)} words")

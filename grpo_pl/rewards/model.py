@@ -159,10 +159,7 @@ class ModelReward(LoadsModel):
             rows = order[start : start + self.batch_size]
             for i, value in zip(rows, self._forward([texts[i] for i in rows]), strict=True):
                 values[i] = value
-        return [
-            Score(None, "unavailable", "no text") if value is None else Score(value, "ok" if value >= 1.0 else "wrong")
-            for value in values
-        ]
+        return [Score(None, "unavailable", "no text") if value is None else Score.of(value) for value in values]
 
     def _forward(self, texts: list[str]) -> list[float | None]:
         """The value of each text; None where it has no tokens."""

@@ -39,7 +39,7 @@ def _mean(scored: StepScores | None) -> Score:
         return Score(0.0, "no_answer", "no steps", scored)
     value = math.fsum(scored.values) / len(scored.values)
     right = sum(v >= 1.0 for v in scored.values)
-    return Score(value, "ok" if value >= 1.0 else "wrong", f"{right} of {len(scored.values)} steps", scored)
+    return Score.of(value, f"{right} of {len(scored.values)} steps", steps=scored)
 
 
 def line_steps(text: str, start: int = 0, end: int | None = None) -> list[tuple[str, int]]:

@@ -273,4 +273,4 @@ def _score(replies: Mapping[str, Reply[bool]], weights: Mapping[str, float]) -> 
     value = rubric_value(met, weights)
     against = [c for c, is_met in met.items() if is_met == (weights[c] < 0)]
     detail = "; ".join(f"{'met' if met[c] else 'not met'}: {c}" for c in against)
-    return Score(value, "ok" if value >= 1.0 else "wrong", detail)
+    return Score.of(value, detail)

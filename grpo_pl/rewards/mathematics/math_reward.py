@@ -91,7 +91,7 @@ class ExactReward(AnswerReward, TextAnswerReward):
             return Score(0.0, "timeout" if found.late else "no_answer", found.note)
         same = found.text.strip() == gold.strip()
         shown = ": ".join(filter(None, [_shown(found.text), found.note]))
-        return Score(1.0 if same else 0.0, "ok" if same else "wrong", shown)
+        return Score.of(float(same), shown)
 
 
 @dataclass(kw_only=True)

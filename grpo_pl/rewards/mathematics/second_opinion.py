@@ -90,7 +90,7 @@ class StrictAnswerReward(AnswerReward, TextAnswerReward):
         if self.answer_in in ("last_number", "auto") and _LISTED.search(_before(found.text, said)[-20:]):
             return Score(0.0, "wrong", "the last of several numbers in a row")
         same = normal_form(found.text) == normal_form(gold)
-        return Score(1.0 if same else 0.0, "ok" if same else "wrong", found.note)
+        return Score.of(float(same), found.note)
 
     def _score_boxes(self, completion: str, said: str, gold: str) -> Score:
         boxes = boxed_answers(said)
@@ -104,7 +104,7 @@ class StrictAnswerReward(AnswerReward, TextAnswerReward):
         if len({normal_form(box) for box in boxes}) > 1:
             return Score(0.0, "wrong", f"{len(boxes)} boxes that differ")
         same = normal_form(boxes[-1]) == normal_form(gold)
-        return Score(1.0 if same else 0.0, "ok" if same else "wrong")
+        return Score.of(float(same))
 
     def _fault(self, completion: str, said: str) -> str:
         """The fault in the form of the answer, or ``""``; ``said`` is the text after the thoughts."""
@@ -141,7 +141,7 @@ class LenientAnswerReward(TextAnswerReward):
             found = any(abs(value - number.value) <= near for value in _numbers(completion))
         else:
             found = _without_space(form) in _without_space(_canonical(completion))
-        return Score(1.0 if found else 0.0, "ok" if found else "wrong")
+        return Score.of(float(found))
 
 
 def _numbers(completion: str) -> Iterator[Fraction]:
