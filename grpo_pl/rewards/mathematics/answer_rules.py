@@ -85,28 +85,28 @@ class AnswerRules:
             return "unbalanced braces"
         return "an operator without its other side" if notation.is_malformed(form) else ""
 
-    def plan(self, gold_text: str, answer: str) -> Verdict | Job:
+    def plan(self, gold_text: str, answer_text: str) -> Verdict | Job:
         """The verdict if no algebra is needed, else the job for the pool of workers."""
-        if _NOT_A_NUMBER.fullmatch(answer):  # never right, not even for itself
+        if _NOT_A_NUMBER.fullmatch(answer_text):  # never right, not even for itself
             return Verdict("wrong", "undefined value")
         if fault := self.gold_fault(gold_text):
             return Verdict("bad_gold", fault)
-        if not answer.strip():
+        if not answer_text.strip():
             return Verdict("no_answer")
-        if reason := oversize(answer, self.max_answer_chars):
+        if reason := oversize(answer_text, self.max_answer_chars):
             return Verdict("too_long", reason)
-        if has_control_characters(answer):
+        if has_control_characters(answer_text):
             return Verdict("wrong", "control characters")
-        if has_compatibility_markup(answer) and answer.strip() != gold_text.strip():
+        if has_compatibility_markup(answer_text) and answer_text.strip() != gold_text.strip():
             return Verdict("wrong", "look-alikes of braces or backslashes")
-        gold, mine = canonical(gold_text), canonical(answer)
-        if not has_balanced_braces(mine):
+        gold, answer = canonical(gold_text), canonical(answer_text)
+        if not has_balanced_braces(answer):
             return Verdict("wrong", "unbalanced braces")
-        if notation.symbols(gold) == notation.symbols(mine):
+        if notation.symbols(gold) == notation.symbols(answer):
             return self._repeated(gold)
-        if r"\boxed" in mine:
+        if r"\boxed" in answer:
             return Verdict("wrong", "a box in the box")
-        return self._compare(gold, mine)
+        return self._compare(gold, answer)
 
     def reads_at_sight(self, gold_text: str) -> bool:
         """True if the gold answer can be judged against for sure, without asking a worker."""
@@ -148,62 +148,62 @@ class AnswerRules:
     def _list(self, side: str) -> NumberList | None:
         return read_number_list(side, percent_is_hundredth=self.percent == "hundredth")
 
-    def _compare(self, gold: str, mine: str) -> Verdict | Job:
+    def _compare(self, gold: str, answer: str) -> Verdict | Job:
         """The verdict on two canonical answers that differ in their symbols."""
         gold_words = as_words(gold)
-        if gold_words is not None and gold_words == as_words(mine):
+        if gold_words is not None and gold_words == as_words(answer):
             return Verdict("ok")
-        if verdict := self._compare_notation(gold, mine):
+        if verdict := self._compare_notation(gold, answer):
             return verdict
-        if choice := self._compare_choices(gold, mine):
+        if choice := self._compare_choices(gold, answer):
             return choice
-        (gold, _), (mine, near) = notation.exact_side(gold), notation.exact_side(mine)
-        if near and not self._is_near(mine, near):
+        (gold, _), (answer, near) = notation.exact_side(gold), notation.exact_side(answer)
+        if near and not self._is_near(answer, near):
             return Verdict("wrong", "no approximation")
-        if _CONDITION.search(gold + mine):
-            return self._compare_conditions(gold, mine)
-        if is_equation(mine) and "=" not in gold:
+        if _CONDITION.search(gold + answer):
+            return self._compare_conditions(gold, answer)
+        if is_equation(answer) and "=" not in gold:
             return Verdict("wrong", "an equation where a value was asked for")
-        (name, gold), (other, mine) = self._without_names(gold, mine)
-        if name and other and name != other:
-            return Verdict("wrong", f"{other} where {name} was asked for")
-        if (name or other) and notation.symbols(gold) == notation.symbols(mine):
+        (gold_name, gold), (name, answer) = self._without_names(gold, answer)
+        if gold_name and name and gold_name != name:
+            return Verdict("wrong", f"{name} where {gold_name} was asked for")
+        if (gold_name or name) and notation.symbols(gold) == notation.symbols(answer):
             return self._repeated(gold)
-        if r"\text" in gold and units.in_one_spelling(gold) == units.in_one_spelling(mine):
+        if r"\text" in gold and units.in_one_spelling(gold) == units.in_one_spelling(answer):
             return self._repeated(gold)  # 1 hour 30 minutes
-        (gold, gold_unit), (mine, unit) = units.split_unit(gold), units.split_unit(mine)
+        (gold, gold_unit), (answer, unit) = units.split_unit(gold), units.split_unit(answer)
         if gold_unit and unit and not units.same_unit(gold_unit, unit):
             return Verdict("wrong", f"unit {unit}, expected {gold_unit}")
         if not gold_unit and not units.is_known(unit):
             return Verdict("wrong", f"{unit!r} is neither a unit nor a noun that may follow a number")
-        gold, mine = without_inner_units(mine, gold), without_inner_units(gold, mine)
-        if (aligned := notation.align_assignments(gold, mine)) is not None:
-            gold, mine = aligned
-            if not mine:
+        gold, answer = without_inner_units(answer, gold), without_inner_units(gold, answer)
+        if (aligned := notation.align_assignments(gold, answer)) is not None:
+            gold, answer = aligned
+            if not answer:
                 return Verdict("wrong", "other names")
-        elif (named := _MEMBERS.fullmatch(mine)) and not _MEMBERS.fullmatch(gold) and "=" not in gold + named[3]:
-            mine = named[3]
-        verdict = self._compare_text(gold, mine) or self._objection(gold, mine)
-        return verdict or self._compare_lists(gold, mine) or Job(self._for_worker(gold), self._for_worker(mine))
+        elif (named := _MEMBERS.fullmatch(answer)) and not _MEMBERS.fullmatch(gold) and "=" not in gold + named[3]:
+            answer = named[3]
+        verdict = self._compare_text(gold, answer) or self._objection(gold, answer)
+        return verdict or self._compare_lists(gold, answer) or Job(self._for_worker(gold), self._for_worker(answer))
 
-    def _compare_choices(self, gold: str, mine: str) -> Verdict | Job | None:
+    def _compare_choices(self, gold: str, answer: str) -> Verdict | Job | None:
         """The verdict where one side is a choice with its text, ``(C) 7``, and the other the letter, or both are;
         ``None`` for anything else."""
-        ours, theirs = _read_choice(gold), _read_choice(mine)
-        letters = [as_words(side) or side for side in (gold, mine)]
-        if theirs and re.fullmatch("[A-J]", letters[0]):
-            return Verdict("ok" if theirs[0] == letters[0] else "wrong")
-        if ours and re.fullmatch("[A-J]", letters[1]):
-            return Verdict("ok" if ours[0] == letters[1] else "wrong")
-        if ours and theirs and ours[0] != theirs[0]:
+        gold_choice, choice = _read_choice(gold), _read_choice(answer)
+        gold_letter, letter = (as_words(side) or side for side in (gold, answer))
+        if choice and re.fullmatch("[A-J]", gold_letter):
+            return Verdict("ok" if choice[0] == gold_letter else "wrong")
+        if gold_choice and re.fullmatch("[A-J]", letter):
+            return Verdict("ok" if gold_choice[0] == letter else "wrong")
+        if gold_choice and choice and gold_choice[0] != choice[0]:
             return Verdict("wrong", "another choice")
-        return self._compare(ours[1], theirs[1]) if ours and theirs else None
+        return self._compare(gold_choice[1], choice[1]) if gold_choice and choice else None
 
-    def _compare_conditions(self, gold: str, mine: str) -> Verdict | Job:
+    def _compare_conditions(self, gold: str, answer: str) -> Verdict | Job:
         r"""The verdict where one side joins conditions with "and" or "or": ``x<1 \lor x>3``. Commas between conditions
         mean what the other side says."""
         sides = []
-        for side, other in ((gold, mine), (mine, gold)):
+        for side, other in ((gold, answer), (answer, gold)):
             words = set(_CONDITION.findall(other))
             if not _CONDITION.search(side) and len(words) == 1:
                 parts = notation.split_top(side)
@@ -212,73 +212,74 @@ class AnswerRules:
             sides.append(side)
         return self._objection(*sides) or Job(self._for_worker(sides[0]), self._for_worker(sides[1]))
 
-    def _without_names(self, gold: str, mine: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    def _without_names(self, gold: str, answer: str) -> tuple[tuple[str, str], tuple[str, str]]:
         """``(name, value)`` of both sides, where at least one is ``name = value`` and the other the same or a value;
         names are ``""`` where the sides are to be compared as they stand."""
-        ours, theirs = split_name(gold), split_name(mine)
-        if ours[0] and theirs[0]:
+        of_gold, of_answer = split_name(gold), split_name(answer)
+        if of_gold[0] and of_answer[0]:
             # other letters, and y for f(x), are for the worker
-            plain = all(re.fullmatch(r"[A-Za-z](?:\([a-z]\))?", name) for name, _ in (ours, theirs))
-            return (("", gold), ("", mine)) if plain and ours[0] != theirs[0] else (ours, theirs)
-        if (ours[0] and "=" in mine) or (theirs[0] and "=" in gold):
-            return ("", gold), ("", mine)
-        return ours, theirs
+            plain = all(re.fullmatch(r"[A-Za-z](?:\([a-z]\))?", name) for name, _ in (of_gold, of_answer))
+            return (("", gold), ("", answer)) if plain and of_gold[0] != of_answer[0] else (of_gold, of_answer)
+        if (of_gold[0] and "=" in answer) or (of_answer[0] and "=" in gold):
+            return ("", gold), ("", answer)
+        return of_gold, of_answer
 
-    def _compare_lists(self, gold: str, mine: str) -> Verdict | Job | None:
+    def _compare_lists(self, gold: str, answer: str) -> Verdict | Job | None:
         """The verdict on two lists, or the job that compares them item by item; ``None`` if one side is no list.
 
         Sets are written with braces. A list without brackets is a set that keeps its duplicates, or with ``ordered`` a
         tuple. Thousands and lists are both written with commas: ``2,100`` is what the other side is.
         """
-        (kind, items, unsure), (other, others, unsure_too) = notation.read_list(gold), notation.read_list(mine)
-        if {kind, other} == {"()", "{}"} and min(len(items), len(others)) > 1:
+        (gold_kind, golds, gold_unsure), (kind, answers, unsure) = notation.read_list(gold), notation.read_list(answer)
+        kinds, single_gold, single = {gold_kind, kind}, len(golds) == 1, len(answers) == 1
+        if kinds == {"()", "{}"} and not (single_gold or single):
             return Verdict("wrong", "a tuple or interval is no set of its numbers")
-        if {kind, other} not in ({""}, {"{}"}, {"", "{}"}, {"", "()"}) or "" in (*items, *others):
+        if kinds not in ({""}, {"{}"}, {"", "{}"}, {"", "()"}) or "" in (*golds, *answers):
             return None
-        if (unsure and unsure_too) or (unsure and len(others) == 1) or (unsure_too and len(items) == 1):
+        if (gold_unsure and unsure) or (gold_unsure and single) or (unsure and single_gold):
             return None
-        if (len(items) == 1 and kind != "{}") and (len(others) == 1 and other != "{}"):
+        if (single_gold and gold_kind != "{}") and (single and kind != "{}"):
             return None
-        if (len(items) == 1 and other == "()") or (len(others) == 1 and kind == "()"):
+        if (single_gold and kind == "()") or (single and gold_kind == "()"):
             return None
         # each \pm is written out as two items
-        ours, theirs = (
-            [part for item in side for part in notation.split_top(self._for_worker(item))] for side in (items, others)
+        gold_items, items = (
+            [part for item in side for part in notation.split_top(self._for_worker(item))] for side in (golds, answers)
         )
-        if {kind, other} == {"{}"}:
+        if kinds == {"{}"}:
             mark = SET
         else:
-            mark = TUPLE if kind == "()" or (self.ordered and "{}" not in (kind, other)) else LIST
-            if len(ours) != len(theirs):
-                return Verdict("wrong", f"{len(theirs)} answers, expected {len(ours)}")
-        return Job(mark.join(ours), mark.join(theirs), mark=mark)
+            mark = TUPLE if gold_kind == "()" or (self.ordered and "{}" not in kinds) else LIST
+            if len(gold_items) != len(items):
+                return Verdict("wrong", f"{len(items)} answers, expected {len(gold_items)}")
+        return Job(mark.join(gold_items), mark.join(items), mark=mark)
 
-    def _compare_notation(self, gold: str, mine: str) -> Verdict | None:
+    def _compare_notation(self, gold: str, answer: str) -> Verdict | None:
         """The verdict on times of day, dates, numbers in other bases and chains of inequalities, which are compared by
         their notation; ``None`` for anything else."""
         if notation.is_date(gold):
             return Verdict("wrong", "another date")
-        if notation.same_clock(gold, mine):
+        if notation.same_clock(gold, answer):
             return Verdict("ok")
-        if ":" in mine and notation.is_clock(gold):
+        if ":" in answer and notation.is_clock(gold):
             return Verdict("wrong", "another time")
-        formula = notation.chemical_formula(gold) if r"\text" in gold + mine else None
-        if formula is not None and formula == notation.chemical_formula(mine):
+        formula = notation.chemical_formula(gold) if r"\text" in gold + answer else None
+        if formula is not None and formula == notation.chemical_formula(answer):
             return Verdict("ok")
-        if _SETS.search(gold) and _SETS.search(mine) and notation.sorted_sets(gold) == notation.sorted_sets(mine):
+        if _SETS.search(gold) and _SETS.search(answer) and notation.sorted_sets(gold) == notation.sorted_sets(answer):
             return Verdict("ok")
-        same_points, same_parts = notation.same_points(gold, mine), notation.same_ratio(gold, mine)
+        same_points, same_parts = notation.same_points(gold, answer), notation.same_ratio(gold, answer)
         if same_points is not None or same_parts is not None:
             return Verdict("ok" if same_points or same_parts else "wrong")
-        if notation.read_base(gold) or notation.read_base(mine):  # either side may leave out base ten
-            (digits, base), (others, other) = (
-                notation.read_base(side) or (notation.symbols(side).upper(), 0) for side in (gold, mine)
+        if notation.read_base(gold) or notation.read_base(answer):  # either side may leave out base ten
+            (gold_digits, gold_base), (digits, base) = (
+                notation.read_base(side) or (notation.symbols(side).upper(), 0) for side in (gold, answer)
             )
-            if digits == others and (base == other or not other or {base, other} == {0, 10}):
+            if gold_digits == digits and (gold_base == base or not base or {gold_base, base} == {0, 10}):
                 return Verdict("ok")  # an answer may leave out any base
             return Verdict("wrong", "another number or base")
         links = notation.chain(gold)
-        return Verdict("ok") if links is not None and links == notation.chain(mine) else None
+        return Verdict("ok") if links is not None and links == notation.chain(answer) else None
 
     def _is_near(self, exact: str, near: str) -> bool:
         r"""True if ``exact \approx near`` is consistent: ``near`` is a number, and within ``_NEARBY`` of ``exact``
@@ -288,23 +289,23 @@ class AnswerRules:
             return False
         return value is None or abs(value.value - rounded.value) <= _NEARBY * abs(value.value)
 
-    def _objection(self, gold: str, mine: str) -> Verdict | None:
+    def _objection(self, gold: str, answer: str) -> Verdict | None:
         """The verdict on an answer that cannot be right, whatever its value; else ``None``."""
-        if sorted(notation.remarks(mine)) != sorted(notation.remarks(gold)) and notation.remarks(mine):
+        if sorted(notation.remarks(answer)) != sorted(notation.remarks(gold)) and notation.remarks(answer):
             return Verdict("wrong", "words beside the answer")
-        if notation.numbers_below(mine) - notation.numbers_below(gold):
+        if notation.numbers_below(answer) - notation.numbers_below(gold):
             return Verdict("wrong", "another base or index")
-        if notation.cross_products(gold) != notation.cross_products(mine):
+        if notation.cross_products(gold) != notation.cross_products(answer):
             return Verdict("wrong", "another product of vectors")
-        if notation.computes_with_infinity(mine) and not notation.computes_with_infinity(gold):
+        if notation.computes_with_infinity(answer) and not notation.computes_with_infinity(gold):
             return Verdict("wrong", "arithmetic with infinity")
         return None
 
     def _compare_text(self, gold: str, answer: str) -> Verdict | None:
         """The verdict on written-out numbers and on words; ``None`` if algebra is needed."""
         if (pointed := notation.decimal_comma(gold)) is not None:
-            ours, theirs = self._number(pointed), self._number(notation.decimal_comma(answer) or answer)
-            if ours is not None and theirs is not None and self._same_number(ours, theirs):
+            gold_number, number = self._number(pointed), self._number(notation.decimal_comma(answer) or answer)
+            if gold_number is not None and number is not None and self._same_number(gold_number, number):
                 return Verdict("ok")
         gold_number, number = self._number(gold), self._number(answer)
         if gold_number is not None and number is not None:
@@ -324,8 +325,8 @@ class AnswerRules:
             if gold_words == (answer.strip() if words is None else words):
                 return Verdict("ok")
             if words is not None and not self.ordered and "," in gold_words:
-                listed, others = (sorted(map(str.strip, side.split(","))) for side in (gold_words, words))
-                return Verdict("ok" if listed == others else "wrong")
+                gold_listed, listed = (sorted(map(str.strip, side.split(","))) for side in (gold_words, words))
+                return Verdict("ok" if gold_listed == listed else "wrong")
             return Verdict("wrong") if words is not None or len(gold_words) > 1 else None
         if gold_number is not None and words is not None:
             if (named := number_in_words(words)) and self._same_number(gold_number, named):

@@ -283,23 +283,23 @@ def align_assignments(gold: str, answer: str) -> tuple[str, str] | None:
     If only the answer has names, its values are put in the order of its sorted names. The answer is ``""`` if both
     sides have names and these differ. ``None`` if the sides cannot be read this way.
     """
-    ours, theirs = read_assignments(gold), read_assignments(answer)
-    if ours is None and theirs is None:
+    gold_pairs, pairs = read_assignments(gold), read_assignments(answer)
+    if gold_pairs is None and pairs is None:
         return None
-    if ours is not None and theirs is not None:
-        values = dict(theirs)
-        if values.keys() != {name for name, _ in ours}:
-            return _tuple(value for _, value in ours), ""
-        return _tuple(value for _, value in ours), _tuple(values[name] for name, _ in ours)
-    named = ours or theirs or ()
+    if gold_pairs is not None and pairs is not None:
+        values = dict(pairs)
+        if values.keys() != {name for name, _ in gold_pairs}:
+            return _tuple(value for _, value in gold_pairs), ""
+        return _tuple(value for _, value in gold_pairs), _tuple(values[name] for name, _ in gold_pairs)
+    named = gold_pairs or pairs or ()
     if len({name.split("_")[0] for name, _ in named}) == 1:
         return None  # x_1 and x_2 are roots: their order has no meaning
-    bare = answer if ours is not None else gold
+    bare = answer if gold_pairs is not None else gold
     inside = bare[1:-1] if re.fullmatch(r"\([^()]*\)", bare.strip()) else bare
     if len(split_top(inside)) != len(named) or re.match(r"\s*\\\{", bare) or "=" in bare:
         return None
-    if ours is not None:
-        return _tuple(value for _, value in ours), _tuple(split_top(inside))
+    if gold_pairs is not None:
+        return _tuple(value for _, value in gold_pairs), _tuple(split_top(inside))
     if bare.strip() == inside:
         return None  # the gold answer is a list whose order has no meaning
     return _tuple(split_top(inside)), _tuple(value for _, value in sorted(named))

@@ -181,9 +181,9 @@ def same_list(
     kinds = {gold.brackets, answer.brackets}
     if len(kinds) > 1 and kinds != {"", "{}"}:
         return None
-    ours, theirs = gold.numbers, answer.numbers
+    golds, answers = gold.numbers, answer.numbers
     if kinds == {"{}"}:
-        ours, theirs = (tuple({n.value: n for n in side}.values()) for side in (ours, theirs))
+        golds, answers = (tuple({n.value: n for n in side}.values()) for side in (golds, answers))
     if "{}" in kinds or (kinds == {""} and not ordered):
-        ours, theirs = (tuple(sorted(side, key=lambda n: n.value)) for side in (ours, theirs))
-    return len(ours) == len(theirs) and all(same(g, a) for g, a in zip(ours, theirs, strict=True))
+        golds, answers = (tuple(sorted(side, key=lambda n: n.value)) for side in (golds, answers))
+    return len(golds) == len(answers) and all(same(g, a) for g, a in zip(golds, answers, strict=True))
