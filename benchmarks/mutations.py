@@ -139,8 +139,8 @@ MUTATIONS = [
     ),
     *_all(
         "sandbox", "grpo_pl/rewards", "tests/rewards/test_trust.py",
-        ('"per_source": ["PerSource"],', '"per_source": ["PerSource"],\n    "function": ["FunctionReward"],'),
-        ("_check(spec, allowed, \"reward\")", "allowed"),
+        ('vars(kind).get("trusted") is True', "kind not in (int, str)"),
+        ('_check(spec, trusted_rewards(), "reward")', "trusted_rewards()"),
     ),
     *_all(
         "sandbox", "grpo_pl", "tests/serve/test_security.py -k worker_started",
@@ -161,7 +161,7 @@ MUTATIONS = [
     ),
     *_all(
         "rewards", "grpo_pl/rewards",
-        "tests/rewards/test_countdown.py tests/rewards/test_length.py tests/rewards/test_batch.py",
+        "tests/rewards/test_number_puzzles.py tests/rewards/test_length.py tests/rewards/test_batch.py",
         ("sorted(used) != sorted(given)", "set(used) != set(given)"),
         ("math.cos(math.pi * progress)", "math.sin(math.pi * progress)"),
         ("2.0 - length / budget", "1.0 - length / budget"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from grpo_pl import defined_name, rewards
@@ -50,15 +51,13 @@ LIMITS = {"workers": 64, "memory_limit_mb": 65_536, "soft_limit_s": 60, "hard_li
 _LEVELS = 16
 
 
+@cache
 def trusted_rewards() -> frozenset[str]:
     """Dotted names of the rewards of `grpo_pl.rewards` whose own class says ``trusted = True``, see `Reward`: by the
     package and by the module that defines them. A class does not inherit it."""
     exported = {name: getattr(rewards, name) for name in rewards.__all__}
     trusted = {name: kind for name, kind in exported.items() if vars(kind).get("trusted") is True}
     return frozenset(f"{module}.{name}" for name, k in trusted.items() for module in (rewards.__name__, k.__module__))
-
-
-REWARDS = trusted_rewards()
 
 
 class Untrusted(ValueError):
@@ -72,14 +71,14 @@ def check_rewards_trusted(specs: Any) -> None:
         specs: ``class_path`` and ``init_args`` of each reward, as a manifest or a run's configuration holds them.
 
     Raises:
-        Untrusted: a reward, or one among the arguments of another, is not in ``REWARDS``, or has an argument that is
-            not of JSON types or above ``LIMITS``; one line that names it and the flag.
+        Untrusted: a reward, or one among the arguments of another, is not trusted, or has an argument that is not of
+            JSON types or above ``LIMITS``; one line that names it and the flag.
         ValueError: ``specs`` is not a list of objects.
     """
     if not isinstance(specs, list | tuple) or not all(isinstance(spec, Mapping) for spec in specs):
         raise ValueError(f"rewards must be a list of objects with class_path and init_args, got {_short(specs)}.")
     for spec in specs:
-        _check(spec, REWARDS, "reward")
+        _check(spec, trusted_rewards(), "reward")
 
 
 def check_source_trusted(spec: Any) -> None:
