@@ -139,7 +139,7 @@ MUTATIONS = [
     ),
     *_all(
         "sandbox", "grpo_pl/rewards", "tests/rewards/test_trust.py",
-        ('vars(kind).get("trusted") is True', "kind not in (int, str)"),
+        ('vars(kind).get("trusted") is True', 'getattr(kind, "trusted", False)'),
         ('_check(spec, trusted_rewards(), "reward")', "trusted_rewards()"),
     ),
     *_all(
