@@ -31,7 +31,7 @@ def model_card(
         rollouts: the rollout whose weights these are, if they are not the run's last.
         license: identifier of the licence, such as ``apache-2.0``; by default that of a base model in a local folder.
     """
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+    from huggingface_hub import ModelCard, ModelCardData
 
     config = yaml.safe_load(run.config.read_text(encoding="utf-8")) if run.config.is_file() else {}
     curves = read_curves(run.metrics) if run.metrics.is_file() else {}
@@ -45,21 +45,10 @@ def model_card(
     problems = dataset or str(source.get("class_path") or "problems").rpartition(".")[2]
     base, inherited = _base(config)
     license = license or inherited or ""
-    results = [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type=dataset or "custom",
-            dataset_name=f"{problems}, held out",
-            metric_type="accuracy" if metric.endswith("greedy") else metric.rpartition("/")[2],
-            metric_name=metric,
-            metric_value=round(points[-1][1], 4),
-        )
-        for metric, points in held_out.items()
-    ]
     data = ModelCardData(
         base_model=base,
         datasets=dataset,
-        eval_results=results or None,
+        eval_results=_results(held_out, dataset, problems) or None,
         library_name="transformers",
         license=license or None,
         model_name=name,
@@ -85,6 +74,23 @@ def model_card(
         _configuration(run),
     ]
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(filter(None, body)) + "\n"))
+
+
+def _results(held_out: Mapping[str, Points], dataset: str | None, problems: str) -> list[Any]:
+    """The last value of each held-out metric, as the hub reads it."""
+    from huggingface_hub import EvalResult
+
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=dataset or "custom",
+            dataset_name=f"{problems}, held out",
+            metric_type="accuracy" if metric.endswith("greedy") else metric.rpartition("/")[2],
+            metric_name=metric,
+            metric_value=round(points[-1][1], 4),
+        )
+        for metric, points in held_out.items()
+    ]
 
 
 def _base(config: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -20,6 +20,7 @@ from grpo_pl.rewards.base import correctness_index
 if TYPE_CHECKING:
     from grpo_pl.config.objects import Config
     from grpo_pl.data.datamodule import RolloutDataModule
+    from grpo_pl.policy.trained import ServedModel
     from grpo_pl.types import Problem
 
 RATE = "pass_rate"
@@ -71,6 +72,8 @@ def filter(
     low, high = read_range(keep)
     given = settings(config, "data", "model")
     from grpo_pl.data.datamodule import RolloutDataModule
+    from grpo_pl.policy.loading import choose_device
+    from grpo_pl.policy.trained import find_model
 
     data = given.build("data", RolloutDataModule)
     source = data.source
@@ -86,44 +89,38 @@ def filter(
     }
     if len(asked) < len(problems):
         print(f"{len(problems) - len(asked)} of {len(problems)} problems left out by rule")
-    rates: Mapping[int, float | None] = {}
+    measured = None
     if samples:
-        version = None  # a name of the weights
-        if model is not None:
-            from grpo_pl.policy.trained import find_model
-            from serve.weights import version_id
-
-            version = version_id(find_model(Path(model), trust_rewards=trust_rewards))
-        measured_with = (given.trees, given.options, data.digests(), version)
-        digest = hashlib.sha256(repr(measured_with).encode()).hexdigest()[:16]
-        measured_rates = _MeasuredRates(Path(output), [digest, model, samples, seed])
-        rates = measured_rates.rates
-        todo = asked - rates.keys()
+        trained = None if model is None else find_model(Path(model), trust_rewards=trust_rewards)
+        measured = _rate_file(Path(output), given, data, model, trained, samples=samples, seed=seed)
+        todo = asked - measured.rates.keys()
         if len(todo) < len(asked):
-            print(f"{len(asked) - len(todo)} problems were measured before ({measured_rates.path})")
+            print(f"{len(asked) - len(todo)} problems were measured before ({measured.path})")
+        if todo and trained is not None:
+            answerer = load_answerer(trained, device, trained.sampling)
+        elif todo:
+            answerer = _configured(given, data, choose_device(device))
         if todo:
-            answerer = _load(given, model, data, device, trust_rewards=trust_rewards)
-            _measure(answerer, problems, todo, measured_rates, samples=samples, seed=seed, batch_size=batch_size)
+            _measure(answerer, problems, todo, measured, samples=samples, seed=seed, batch_size=batch_size)
+    rates = {} if measured is None else measured.rates
     kept = 0
     with row_writer(Path(output)) as write:
         for prompt in problems:
             rate = rates.get(prompt.id)
             if prompt.id in asked and (not samples or (rate is not None and low <= rate <= high)):
-                measured = {RATE: rate} if samples else {}
-                write({"question": prompt.asked, "answer": prompt.answer, **prompt.columns, **measured})
+                shown = {RATE: rate} if samples else {}
+                write({"question": prompt.asked, "answer": prompt.answer, **prompt.columns, **shown})
                 kept += 1
         if not kept:
             raise ValueError(f"no problem is left of {len(problems)}: {_spread(rates)}. Widen --keep {keep}.")
-    if samples:
-        measured_rates.path.unlink(missing_ok=True)
-        if measured_rates.unjudged:
-            print(
-                f"{measured_rates.unjudged} completions could not be judged: they count neither as right nor as wrong"
-            )
+    if measured is not None:
+        measured.path.unlink(missing_ok=True)
+        if measured.unjudged:
+            print(f"{measured.unjudged} completions could not be judged: they count neither as right nor as wrong")
     print(f"{kept} of {len(problems)} problems kept ({_spread(rates)}), written to {output}")
     if hasattr(source, "kept"):
-        shown = " ".join([*(f"--config {file}" for file in given.files), *given.options])
-        print(f"next        grpo-pl fit {shown} --data.source.init_args.kept {output}")
+        options = " ".join([*(f"--config {file}" for file in given.files), *given.options])
+        print(f"next        grpo-pl fit {options} --data.source.init_args.kept {output}")
 
 
 def read_range(text: str) -> tuple[float, float]:
@@ -135,7 +132,7 @@ def read_range(text: str) -> tuple[float, float]:
     return low, high
 
 
-class _MeasuredRates:
+class _RateFile:
     """A file of the rates measured so far, one line each; valid for one policy and one way of measuring."""
 
     def __init__(self, output: Path, measured_with: Sequence[Any]) -> None:
@@ -168,11 +165,32 @@ class _MeasuredRates:
         self.unjudged += row["unjudged"]
 
 
+def _rate_file(
+    output: Path,
+    given: Config,
+    data: RolloutDataModule,
+    model: str | None,
+    trained: ServedModel | None,
+    *,
+    samples: int,
+    seed: int,
+) -> _RateFile:
+    """The rates that were measured before with the same configuration, data, weights, samples and seed."""
+    version = None
+    if trained is not None:
+        from serve.weights import version_id
+
+        version = version_id(trained)
+    conditions = (given.trees, given.options, data.digests(), version)
+    digest = hashlib.sha256(repr(conditions).encode()).hexdigest()[:16]
+    return _RateFile(output, [digest, model, samples, seed])
+
+
 def _measure(
     answerer: Answerer,
     problems: Sequence[Problem],
     todo: set[int],
-    measured_rates: _MeasuredRates,
+    measured: _RateFile,
     *,
     samples: int,
     **drawing: int,
@@ -183,7 +201,7 @@ def _measure(
     from grpo_pl.evaluation.metrics import pass_rates
 
     if long := answerer.too_long((p for p in problems if p.id in todo), len(todo)):
-        measured_rates.add(dict.fromkeys(long, (None, 0)))
+        measured.add(dict.fromkeys(long, (None, 0)))
         todo = todo - long
     judge = replace(answerer, rewards=[answerer.rewards[correctness_index(answerer.rewards)]])
     asked = (p for p in problems if p.id in todo)
@@ -193,18 +211,7 @@ def _measure(
             groups = [correct[i : i + samples] for i in range(0, len(correct), samples)]
             values = torch.tensor([[math.nan if c is None else float(c) for c in group] for group in groups])
             rates = zip(drawn.prompts, groups, pass_rates(values), strict=True)
-            measured_rates.add({problem.id: (rate, group.count(None)) for problem, group, rate in rates})
-
-
-def _load(given: Config, model: str | None, data: RolloutDataModule, device: str, *, trust_rewards: bool) -> Answerer:
-    """The policy to measure with: an exported one or one of a run, else the one that ``fit`` would start from."""
-    from grpo_pl.policy.loading import choose_device
-    from grpo_pl.policy.trained import find_model
-
-    if model is None:
-        return _configured(given, data, choose_device(device))
-    trained = find_model(Path(model), trust_rewards=trust_rewards)
-    return load_answerer(trained, device, trained.sampling)
+            measured.add({problem.id: (rate, group.count(None)) for problem, group, rate in rates})
 
 
 def _configured(given: Config, data: RolloutDataModule, device: str) -> Answerer:
