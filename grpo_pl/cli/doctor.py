@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from grpo_pl.callbacks.progress import StageProgress
-from grpo_pl.cli.preflight import check_monitor, check_start, check_trainer, room_for_prompts
+from grpo_pl.cli.preflight import check_monitor, check_start, check_trainer, prompt_encoding
 from grpo_pl.cli.run_folder import follow_launcher
 from grpo_pl.cli.trainer import GRPOCLI, _say
 from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR
@@ -80,7 +80,7 @@ class DoctorCLI(GRPOCLI):
         if module.pool is not None:
             self._end.enter_context(module.pool)
         module.tokenizer = load_tokenizer(module.policy_config)
-        _, fits, _ = room_for_prompts(module, module.tokenizer)
+        _, fits, _ = prompt_encoding(module, module.tokenizer)
         self.probe = Probe(given.rollouts, given.seconds)
         try:
             self.probe.found = measure_problems(module, data, fits)  # before problems are left out

@@ -74,7 +74,7 @@ def check_start(
     unknown = next((token for token in module.sampling.stop_token_ids if token >= len(tokenizer)), None)
     if unknown is not None:
         raise ValueError(f"sampling.stop_token_ids: there is no token {unknown}, only 0 … {len(tokenizer) - 1}.")
-    dialogue, fits, context = room_for_prompts(module, tokenizer)
+    dialogue, fits, context = prompt_encoding(module, tokenizer)
     if dialogue.tells_tools:
         say("The chat template has no place for tools: the system message describes them.")
     for source in (data.source, *data.validation_sets.values()):
@@ -101,9 +101,7 @@ def check_start(
         say(table(derived))
 
 
-def room_for_prompts(
-    module: GRPOModule, tokenizer: PreTrainedTokenizerBase
-) -> tuple[Dialogue, Fits | None, int | None]:
+def prompt_encoding(module: GRPOModule, tokenizer: PreTrainedTokenizerBase) -> tuple[Dialogue, Fits | None, int | None]:
     """The encoding of prompts, a test of whether a prompt leaves room for a completion, and most tokens of both."""
     limits = (context_length(model_config(module.policy_config, tokenizer)), module.engine.max_tokens)
     context = min((limit for limit in limits if limit is not None), default=None)

@@ -67,7 +67,7 @@ def trainer_arguments(folder: RunFolder, **others: Any) -> dict[str, Any]:
     """
     given = as_list(others.pop("callbacks", None))
     own = [StageProgress(), *run_callbacks(folder), RolloutCheckpoint(), CompletionsLog(), SampleTable(), RewardWatch()]
-    callbacks = [*given, *(callback for callback in own if not any(takes_place_of(callback, mine) for mine in given))]
+    callbacks = [*given, *(callback for callback in own if not any(replaces(callback, mine) for mine in given))]
     write_into(folder, callbacks)
     arguments = {
         **TRAINER_DEFAULTS,
@@ -83,7 +83,7 @@ def trainer_arguments(folder: RunFolder, **others: Any) -> dict[str, Any]:
     return arguments
 
 
-def takes_place_of(own: Callback, given: Callback) -> bool:
+def replaces(own: Callback, given: Callback) -> bool:
     """A callback stands for the run's own one that it is or extends; there is one progress bar, whatever its class."""
     return isinstance(given, ProgressBar if isinstance(own, ProgressBar) else type(own))
 

@@ -29,9 +29,9 @@ from grpo_pl.cli.run_folder import (
     as_list,
     follow_launcher,
     open_run,
+    replaces,
     run_callbacks,
     run_loggers,
-    takes_place_of,
     write_into,
 )
 from grpo_pl.config.jsonargparse_adapter import Parser, add_preset_option, subclasses_allowed
@@ -208,7 +208,7 @@ class GRPOCLI(LightningCLI):
                 raise ValueError("give --resume or --ckpt_path, not both: --resume finds the checkpoint itself.")
             self._check_checkpoint(Path(self._settings.ckpt_path))
         bar, given = StageProgress(), as_list(trainer["callbacks"])
-        shown = trainer["enable_progress_bar"] is not False and not any(takes_place_of(bar, mine) for mine in given)
+        shown = trainer["enable_progress_bar"] is not False and not any(replaces(bar, mine) for mine in given)
         own: list[Any] = [bar] if shown else []
         if self.subcommand == "fit":
             own += self._open_run()

@@ -39,7 +39,9 @@ class Pretrained:
     """Train adapters; None goes by the size of the model."""
 
 
-def of_pretrained(wanted: Pretrained, source: PromptSource, name: str, say: Callable[[str], None]) -> dict[str, object]:
+def pretrained_config(
+    wanted: Pretrained, source: PromptSource, name: str, say: Callable[[str], None]
+) -> dict[str, object]:
     """The values that fill the configuration of the task ``name``."""
     policy = PolicyConfig(path=wanted.path)
     tokenizer = load_tokenizer(policy)

@@ -18,9 +18,9 @@ from typing import Any
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.files.writing import staged_folder
 from grpo_pl.rewards.base import Reward
-from grpo_pl.tools.scaffold.fitting import fit_to, shape_for
 from grpo_pl.tools.scaffold.kinds import Draft
-from grpo_pl.tools.scaffold.pretrained import Pretrained, of_pretrained
+from grpo_pl.tools.scaffold.pretrained import Pretrained, pretrained_config
+from grpo_pl.tools.scaffold.small_policy import measure_texts, shape_for
 
 TEMPLATES = Path(__file__).parent / "templates"
 CHECKED = 16
@@ -109,16 +109,16 @@ def _config_of_problems(
     with closing(task.Right(correctness=True)) as reward:
         _check_demonstrations(source, reward)
     if pretrained is not None:
-        config = of_pretrained(pretrained, source, name, say)
+        config = pretrained_config(pretrained, source, name, say)
     else:
-        fit = fit_to(source)
-        say(f"prompts of up to {fit.prompt} tokens, completions of up to {fit.completion}.")
+        texts = measure_texts(source)
+        say(f"prompts of up to {texts.prompt} tokens, completions of up to {texts.completion}.")
         config = {
-            **_shape(fit.row),
-            "context": fit.context,
-            "completion": fit.completion,
-            "tags": "".join(f"\n      - {json.dumps(tag, ensure_ascii=False)}" for tag in fit.tags) or " []",
-            "characters": "" if fit.ascii_only else _FROM_DATA,
+            **_shape(texts.row),
+            "context": texts.context,
+            "completion": texts.completion,
+            "tags": "".join(f"\n      - {json.dumps(tag, ensure_ascii=False)}" for tag in texts.tags) or " []",
+            "characters": "" if texts.ascii_only else _FROM_DATA,
             "shown": "task.py",
         }
     say(f"{held_out} held-out problems.")

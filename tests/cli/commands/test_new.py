@@ -19,8 +19,8 @@ from grpo_pl.data.cells import gold_in
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.tokenizer import CHARACTERS
 from grpo_pl.tools.scaffold.easier import easier_settings, narrowed
-from grpo_pl.tools.scaffold.fitting import Shape, constant_parts, shape_for, token_counter
 from grpo_pl.tools.scaffold.kinds import PATTERNS, draft
+from grpo_pl.tools.scaffold.small_policy import Shape, constant_parts, shape_for, token_counter
 from tests.conftest import TINY_POLICY, exit_status
 from tests.forked import forked
 

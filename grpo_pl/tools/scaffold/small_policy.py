@@ -40,7 +40,7 @@ ROLLOUTS, FEWEST_ROLLOUTS, MOST_ROLLOUTS = 55, 50, 130
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class TextSettings:
     """The settings that follow from the texts of a task."""
 
     tags: Sequence[str]
@@ -60,7 +60,7 @@ class Fit:
         return -(-(self.prompt * 5 // 4 + self.completion) // 32) * 32
 
 
-def fit_to(source: PromptSource) -> Fit:
+def measure_texts(source: PromptSource) -> TextSettings:
     """Measures the first problems of a source and its demonstrations."""
     problems = _first(source)
     shown = [source.demonstration(each, random.Random(row_key("new", each.id, n))) for each in problems for n in (0, 1)]
@@ -76,7 +76,7 @@ def fit_to(source: PromptSource) -> Fit:
     lengths = sorted(length(text) + 1 for text in known)  # and EOS
     longer = lengths[len(lengths) // 2 :]
     prompts = [length(question) for question in questions]
-    return Fit(
+    return TextSettings(
         tags=tags,
         prompt=max(prompts),
         completion=-(-lengths[-1] * 9 // 8 // 4) * 4,
