@@ -175,9 +175,9 @@ def _copy(folder: Path) -> Path:
     """A copy of the checkout's tracked files, and of what was compiled beside them."""
     told = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in [*told.splitlines(), *(str(path.relative_to(ROOT)) for path in ROOT.glob("grpo_pl/**/*.so"))]:
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_file() or (ROOT / name).is_symlink():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
+            shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
     return folder
 
 

@@ -33,7 +33,9 @@ from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
+from grpo_pl.rewards import MathReward
 from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.sandbox.sandboxed_reward import SandboxedReward
 from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
@@ -411,3 +413,23 @@ def _drawn_in_torch(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.module.__name__.rpartition(".")[2] in IN_TORCH:
             patch.setenv("GRPO_PL_NATIVE", "torch")
         yield
+
+
+WORKERS_STAY = ("test_score", "test_filter", "test_preflight", "test_demo", "test_compare", "test_new", "test_doctor",
+                "test_presets", "test_recipes", "test_data_recipes", "test_python_page", "test_first_steps_page",
+                "test_extending_page", "test_data_page", "test_readme", "test_fixes", "test_docs")  # fmt: skip
+"""Modules whose runs judge mathematics, and which are not about the end of its worker processes: these take longer to
+start than such a run takes."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _workers_stay(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.module.__name__.rpartition(".")[2] not in WORKERS_STAY:
+        yield
+        return
+    workers = MathReward()
+    close = SandboxedReward.close
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SandboxedReward, "close", lambda _: None)
+        yield
+    close(workers)

@@ -62,7 +62,7 @@ def search_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*KINDS[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS[2:])])
 def test_a_new_task_is_trained_as_it_stands(command_line: Any, place: Path, name: str) -> None:
     config = place / name / "config.yaml"
     assert command_line("fit", "--config", config, *SHORT).status == 0
