@@ -12,9 +12,9 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl import rewards as rewards
     from grpo_pl.callbacks.checkpoint import RolloutCheckpoint as RolloutCheckpoint
     from grpo_pl.callbacks.completions import CompletionsLog as CompletionsLog
-    from grpo_pl.callbacks.export import ExportPolicy as ExportPolicy
     from grpo_pl.callbacks.profiling import StageProfile as StageProfile
-    from grpo_pl.callbacks.report import WriteReport as WriteReport
+    from grpo_pl.callbacks.results import ExportPolicy as ExportPolicy
+    from grpo_pl.callbacks.results import WriteReport as WriteReport
     from grpo_pl.callbacks.samples import SampleTable as SampleTable
     from grpo_pl.cli.preflight import check_start as check_start
     from grpo_pl.cli.run_folder import open_run as open_run
@@ -77,8 +77,8 @@ DEFINED_IN = {
     "CompletionsLog": "grpo_pl.callbacks.completions",
     "SampleTable": "grpo_pl.callbacks.samples",
     "RewardWatch": "grpo_pl.tools.watch",
-    "ExportPolicy": "grpo_pl.callbacks.export",
-    "WriteReport": "grpo_pl.callbacks.report",
+    "ExportPolicy": "grpo_pl.callbacks.results",
+    "WriteReport": "grpo_pl.callbacks.results",
     "StageProfile": "grpo_pl.callbacks.profiling",
     "StepCallback": "grpo_pl.training.hooks",
     "find_model": "grpo_pl.policy.trained",

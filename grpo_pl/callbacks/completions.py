@@ -96,7 +96,9 @@ def rows_of(experience: Experience, numbers: Iterable[int]) -> list[Row]:
     size = samples.rollout.group_size
     lengths = samples.rollout.action_lengths.tolist()
     rewards = experience.statistics.rewards.flatten().tolist()
-    advantages = _per_completion(experience)
+    mask = experience.rollout.action_mask  # (B, T)
+    by_token = experience.advantages.expand(mask.shape)
+    advantages = ((by_token * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)).tolist()  # the mean where tokens differ
     correct = experience.scored.correct()
     rows = []
     for i in numbers:
@@ -132,14 +134,6 @@ def _credited(experience: Experience, number: int) -> Row:
         of_turn = experience.advantages[number, 0] if credit is None else credit[number, turn]
         values["advantage"] = _finite(of_turn.item())
     return row
-
-
-def _per_completion(experience: Experience) -> list[float]:
-    """The advantage of each of this process's completions; the mean over its tokens where they differ."""
-    mask = experience.rollout.action_mask  # (B, T)
-    advantages = experience.advantages.expand(mask.shape)
-    means: list[float] = ((advantages * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)).tolist()
-    return means
 
 
 def exchange_text(episode: Mapping[str, Any]) -> str:

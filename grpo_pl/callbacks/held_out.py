@@ -1,4 +1,4 @@
-"""``HeldOutLog``: what each validation of a fit found, problem by problem, in the run's ``held_out.jsonl``."""
+"""Held-out problems: when a fit answers them, its ``held_out.jsonl``, and the output of ``grpo-pl validate``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from typing import Any, cast
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from rich.console import Console
 
 from grpo_pl.callbacks.completions import exchange_text, shortened
-from grpo_pl.callbacks.lightning_loops import completed_rollouts
+from grpo_pl.callbacks.lightning_loops import completed_rollouts, validate_now
+from grpo_pl.callbacks.metrics_csv import MetricsCSV
 from grpo_pl.callbacks.samples import log_table
+from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.evaluation.held_out import Answers
+from grpo_pl.evaluation.report import EvaluationReport, comparability_warnings, difference_table, report_table
 from grpo_pl.files.rows import Row, read_lines, row_writer
 from grpo_pl.files.writing import best_effort
 from grpo_pl.functional.estimates import Estimate, estimate_mean, pass_at_k
@@ -28,6 +32,39 @@ MOST_COMPLETIONS = 8
 """Sampled completions of a problem that are written."""
 LONGEST = 8000
 """Characters of a completion; the middle of a longer one is left out."""
+
+
+class ValidateAtBothEnds(Callback):
+    """Lightning validates every ``trainer.val_check_interval`` rollouts; this adds rollout 0 and the end of the run.
+
+    After a resume it repeats a validation that was due at the checkpoint but did not finish, and drops from
+    ``metrics.csv`` what is logged again.
+    """
+
+    def __init__(self) -> None:
+        self._validated_at = -1  # completed rollouts
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"validated_at": self._validated_at}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._validated_at = state_dict["validated_at"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        completed = completed_rollouts(trainer)
+        for logger in trainer.loggers:
+            if isinstance(logger, MetricsCSV):
+                logger.resume(completed, validated_at=self._validated_at)
+        due = completed % (trainer.val_check_batch or 1) == 0  # between this rollout and the next
+        if self._validated_at != completed and due:
+            validate_now(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validated_at = completed_rollouts(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._validated_at != completed_rollouts(trainer):
+            validate_now(trainer)
 
 
 class HeldOutLog(Callback):
@@ -171,3 +208,50 @@ def _flat(answers: Row) -> list[Row]:
 
 def _in_fit(trainer: Trainer) -> bool:
     return trainer.state.fn == "fit" and not trainer.sanity_checking
+
+
+class ReportEvaluation(Callback):
+    """Prints the held-out metrics of ``grpo-pl validate`` with their intervals, and writes them where asked.
+
+    Args:
+        output: JSON file for the metrics of every problem; null writes none.
+        baseline: such a file of another policy, to take the paired difference to.
+    """
+
+    def __init__(self, output: Path | None = None, baseline: Path | None = None) -> None:
+        if output is not None and output.is_dir():
+            raise ValueError(f"--output {output} is a folder: name a file.")
+        self.output = output
+        self.baseline = None if baseline is None else EvaluationReport.read(baseline)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        module = cast(GRPOModule, pl_module)
+        data = cast(RolloutDataModule, trainer.datamodule)  # type: ignore[attr-defined]
+        report = EvaluationReport(
+            measured=module.held_out,
+            questions={name: {each.id: each.question for each in prompts} for name, prompts in data.held_out().items()},
+            facts={
+                "rollouts": data.completed_rollouts,
+                "samples": module.validation.samples,
+                "temperature": module.validation.temperature,
+                "top_p": module.validation.top_p,
+                "seed": module.seed,
+                "unjudged": module.unjudged,
+            },
+        )
+        if self.output is not None:
+            report.write(self.output)
+        console = Console()
+        console.print(report_table(report))
+        for group, count in module.unjudged.items():
+            if count:
+                line = f"{group}: {count} completions could not be judged; they count neither as right nor as wrong."
+                console.print(line, highlight=False, soft_wrap=True)
+        if self.baseline is not None:
+            console.print(difference_table(report, self.baseline))
+            for line in comparability_warnings(report, self.baseline):
+                console.print(line, highlight=False, soft_wrap=True)
+        if self.output is not None:
+            console.print(f"metrics     {self.output}", highlight=False, soft_wrap=True)

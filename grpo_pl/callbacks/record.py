@@ -1,4 +1,4 @@
-"""``RunRecord``: what was run, by which command, on what, with which versions, in the run's ``run.json``."""
+"""What was run: ``run.json`` with command, data and versions, and a resumed run's ``config.yaml``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import Callback
 from grpo_pl.config.presets import preset_name
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.files.rows import read_object
+from grpo_pl.files.runs import RunFolder, keep_config
 from grpo_pl.files.writing import best_effort, staged
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.training.module import GRPOModule
@@ -132,3 +133,20 @@ def data_digest(data: RolloutDataModule) -> str:
     files = {place: digest for place, (digest, _) in data.digests().items()}
     text = json.dumps([files, problems], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
+
+
+class KeepConfiguration(Callback):
+    """Writes the configuration at the start of training, when the checkpoint has been accepted.
+
+    Args:
+        folder: the run's folder.
+        config: the resolved configuration.
+    """
+
+    def __init__(self, folder: RunFolder, config: str) -> None:
+        self.folder, self.config = folder, config
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            with best_effort(self.folder.config):
+                keep_config(self.folder, self.config)

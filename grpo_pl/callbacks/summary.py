@@ -1,16 +1,57 @@
-"""``ClosingTable``: what a run gained, how long it took, where things are, and what to type next."""
+"""What a fit prints about itself: at its start what was chosen, at its end what it gained."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, cast
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 
 from grpo_pl.evaluation.report import number_table
 from grpo_pl.files.runs import RunFolder
+from grpo_pl.policy.logprobs import forward_mode, was_tried
+from grpo_pl.training.module import GRPOModule
+
+
+class StartSummary(Callback):
+    """Prints one line after the first rollout of a process, when engine, scoring, micro-batch and types are chosen."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._told or not trainer.is_global_zero:
+            return
+        self._told = True
+        Console(stderr=True).print(start_summary(cast(GRPOModule, pl_module)), highlight=False, soft_wrap=True)
+
+
+def start_summary(module: GRPOModule) -> str:
+    """Engine, way of scoring, micro-batch, and device and type of the weights."""
+    policy, budget = module.require_policy(), module.budget
+    how = "configured" if budget.configured is not None else "found"
+    weights = next(policy.parameters())
+    way = forward_mode(policy) if was_tried(policy) else "untried"
+    staleness = module.trainer.datamodule.staleness  # type: ignore[attr-defined]
+    ahead = (
+        f"rollouts {staleness} updates old, corrected by {module.algorithm.correction}, drawn with "
+        f"{getattr(module.engine, 'threads', None)} threads beside {torch.get_num_threads()} of the updates; "
+    )
+    in_parts = f"completions over several steps, corrected by {module.algorithm.correction}; "
+    return (
+        f"chosen: {module.engine.describe()}; {ahead if staleness else ''}"
+        f"{in_parts if module.draws_in_parts else ''}"
+        f"log-probabilities scored in the {way} way; "
+        f"micro-batch of {budget.tokens} tokens ({how}); weights {str(weights.dtype).removeprefix('torch.')} on "
+        f"{weights.device}, precision {module.trainer.precision}, processes "
+        f"{module.trainer.world_size}."
+    )
+
 
 SHOWN = {"pass@1": "pass@1 (sampled)", "greedy": "greedy"}
 """Last parts of the names of held-out numbers."""

@@ -11,19 +11,16 @@ from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers import Logger
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
-from grpo_pl.callbacks.choices import TellChoices
 from grpo_pl.callbacks.completions import CompletionsLog
-from grpo_pl.callbacks.export import ExportPolicy
-from grpo_pl.callbacks.held_out import HeldOutLog
+from grpo_pl.callbacks.held_out import HeldOutLog, ValidateAtBothEnds
 from grpo_pl.callbacks.metrics_csv import EventFiles, MetricsCSV
 from grpo_pl.callbacks.progress import StageProgress
 from grpo_pl.callbacks.record import RunRecord
-from grpo_pl.callbacks.report import WriteReport
+from grpo_pl.callbacks.results import ExportPolicy, WriteReport
 from grpo_pl.callbacks.samples import SampleTable
 from grpo_pl.callbacks.signal_watch import SignalWatch
-from grpo_pl.callbacks.summary import ClosingTable
+from grpo_pl.callbacks.summary import ClosingTable, StartSummary
 from grpo_pl.callbacks.termination import StopOnSignal
-from grpo_pl.callbacks.validation import ValidateAtBothEnds
 from grpo_pl.distributed.strategy import CheckpointFiles, FSDP2Strategy, is_first_process, launched_devices
 from grpo_pl.files.runs import OpenRun, RunFolder, check_name, resume_run, start_run
 from grpo_pl.tools.doctor.callback import Doctor
@@ -96,7 +93,7 @@ def run_callbacks(folder: RunFolder, next_command: str | None = None) -> list[Ca
     """
     return [
         StopOnSignal(),
-        TellChoices(),
+        StartSummary(),
         RunRecord(folder.record),
         HeldOutLog(folder.held_out),
         SignalWatch(),

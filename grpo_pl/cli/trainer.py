@@ -16,10 +16,10 @@ from lightning.pytorch.loggers import Logger
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.callbacks.completions import CompletionsLog
-from grpo_pl.callbacks.configuration import KeepConfiguration
-from grpo_pl.callbacks.evaluation import ReportEvaluation
+from grpo_pl.callbacks.held_out import ReportEvaluation
 from grpo_pl.callbacks.profiling import StageProfile
 from grpo_pl.callbacks.progress import StageProgress
+from grpo_pl.callbacks.record import KeepConfiguration
 from grpo_pl.callbacks.samples import SampleTable
 from grpo_pl.cli.commands import TRAINER_VERBS
 from grpo_pl.cli.help_page import ALL, USAGE, check_part, is_in, short_page, split_help

@@ -1,4 +1,4 @@
-"""``ExportPolicy``: the trained policy as a Hugging Face folder at the end of ``fit``."""
+"""What a fit leaves behind at its end: the policy as a Hugging Face folder, and ``report.html``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from grpo_pl.callbacks.record import plain_fields
 from grpo_pl.distributed.sharding import whole_model
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.policy.export import export_policy
 from grpo_pl.report.model_card import model_card
+from grpo_pl.report.page import write_report
 from grpo_pl.training.module import GRPOModule
 
 
@@ -54,3 +56,28 @@ class ExportPolicy(Callback):
                 decoder=module.decoder or "",
                 card=model_card(run, name=run.path.name, rewards=[reward.spec() for reward in module.rewards]),
             )
+
+
+class WriteReport(Callback):
+    """Writes the report of ``folder``.
+
+    Args:
+        folder: the run's folder.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._write(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
+        if trainer.is_global_zero and self.folder.metrics.exists():
+            try:
+                write_report(self.folder)
+            except OSError as error:  # such as a full disk
+                line = f"{self.folder.report} cannot be written: {error.strerror or error}."
+                rank_zero_warn(f"{line} `grpo-pl report {self.folder.path}` writes it once it can be.")
