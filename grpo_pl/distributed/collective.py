@@ -15,7 +15,6 @@ from grpo_pl.rewards.base import RewardFailed
 from grpo_pl.rollout.engine import EngineDied, RolloutInterrupted
 
 T = TypeVar("T")
-E = TypeVar("E", bound=Exception)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +74,12 @@ class Collective:
     def interruptible(self, draw: Callable[[], T], device: torch.device) -> T:
         """Returns ``draw()``; if it raises on any rank, every rank raises: ``RolloutInterrupted`` if any does, else
         ``EngineDied`` if that is the only error, else its own error, or ``ValueError`` with the first of another's."""
-        drawn, error = _attempt(draw, Exception)  # an engine or an environment of the user's may raise anything
+        drawn: T | None = None
+        error: Exception | None = None
+        try:
+            drawn = draw()
+        except Exception as caught:  # an engine or an environment of the user's may raise anything
+            error = caught
         grave = 0 if error is None else 1 if isinstance(error, EngineDied) else 2
         grave = 3 if isinstance(error, RolloutInterrupted) else grave
         worst = self.max(grave, device)
@@ -92,7 +96,12 @@ class Collective:
 
     def scored(self, score: Callable[[], T], device: torch.device) -> T:
         """Returns ``score()``; if it raises on any rank, every rank raises ``RewardFailed`` with the first message."""
-        result, error = _attempt(score, Exception)  # a user's reward may raise anything
+        result: T | None = None
+        error: Exception | None = None
+        try:
+            result = score()
+        except Exception as caught:  # a user's reward may raise anything
+            error = caught
         if self.any(error is not None, device):
             told = next(line for line in self.gather_objects(error and _described(error)) if line)
             raise RewardFailed(told) from error
@@ -108,14 +117,6 @@ class Collective:
         packed = torch.stack([torch.stack([s.double(), c.double()]) for s, c in sums.values()])  # (names, 2)
         totals = self.sum(packed).tolist()
         return {name: total / count for name, (total, count) in zip(sums, totals, strict=True) if count}
-
-
-def _attempt(act: Callable[[], T], *kinds: type[E]) -> tuple[T | None, E | None]:
-    """(result of ``act``, None), or (None, the error) if it raises one of ``kinds``."""
-    try:
-        return act(), None
-    except kinds as error:
-        return None, error
 
 
 def _described(error: Exception) -> str:

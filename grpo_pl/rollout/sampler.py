@@ -149,8 +149,8 @@ class CompletionSampler:
             sampling=sampling,
             prefix=self.template.prefill,
         )
-        rollout = self.generate(model, request, progress=progress, should_stop=should_stop)
-        return self.samples(prompts, rollout, step)
+        rollout = self.engine.generate(model, request, progress=progress, should_stop=should_stop)
+        return self.samples(prompts, self._with_version(rollout), step)
 
     def prompt_ids(self, model: PreTrainedModel, prompts: Sequence[Problem], longest: int) -> list[list[int]]:
         """The tokens of each prompt.
