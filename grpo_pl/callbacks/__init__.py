@@ -1,1 +1,1 @@
-"""What happens around the training step: checkpoints, validation at both ends, progress, export, the closing table."""
+"""Callbacks around the training step: checkpoints, validation at both ends, progress, export, the closing table."""

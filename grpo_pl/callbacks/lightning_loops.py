@@ -1,4 +1,4 @@
-"""What Lightning 2.6 has no public way to do with its loops; a test fails where a later version moves them."""
+"""Access to Lightning 2.6's loops that has no public way; a test fails where a later version moves them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run logs by itself: ``metrics.csv``, each row on disk as soon as it is logged, and TensorBoard's files."""
+"""The loggers of every run: ``metrics.csv``, each row on disk as soon as it is logged, and TensorBoard's files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MetricsCSV(Logger):
         self._columns: list[str] = ["step"]
         self._rows: list[dict[str, Any]] = []
         self._behind = False
-        """Whether the file lacks rows that could not be written."""
+        """True while the file lacks rows that could not be written."""
 
     @property
     def name(self) -> str:

@@ -39,7 +39,7 @@ _MOST_MEASURED = 1 << 26  # elements: more are no faster, and would need memory 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a device reaches at best with the policy's dtype, measured."""
+    """Measured peak speed of a device with the policy's dtype."""
 
     flops: float
     """Floating-point operations per second, in a product of large square matrices."""
@@ -49,7 +49,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a step has to compute at least."""
+    """The least that a step has to compute."""
 
     decoding: Counter[int]
     """Rows that are alive -> token positions of the rollout with so many, the first one left out."""

@@ -157,7 +157,7 @@ class StageProgress(StepCallback, ProgressBar):
                 self._say(self._state(trainer))
 
     def _state(self, trainer: Trainer) -> str:
-        """How far the stage in flight is, since when, and how long it may still take at this rate."""
+        """Progress of the current stage, time since it began, and time left at this rate."""
         (stage, done, total, note), seconds = self._at, time.monotonic() - self._began
         left = f", about {_clock(seconds * (total / done - 1))} left" if 0 < done < total else ""
         counted = f" {done}/{total} {DONE.get(stage, stage)}" if total else ""

@@ -1,4 +1,4 @@
-"""What was run: ``run.json`` with command, data and versions, and a resumed run's ``config.yaml``."""
+"""The record of a run: ``run.json`` with command, data and versions, and a resumed run's ``config.yaml``."""
 
 from __future__ import annotations
 

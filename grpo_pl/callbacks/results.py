@@ -1,4 +1,4 @@
-"""What a fit leaves behind at its end: the policy as a Hugging Face folder, and ``report.html``."""
+"""Results of a fit: the policy as a Hugging Face folder, and ``report.html``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fit prints about itself: at its start what was chosen, at its end what it gained."""
+"""Lines of a fit about itself: at its start engine, scoring and types, at its end the numbers before and after."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class ClosingTable(Callback):
 
 
 def _title(metric: str) -> str | None:
-    """How the table names ``val/…`` or ``val/<set>/…``; None for numbers that it leaves out."""
+    """The table's name for ``val/…`` or ``val/<set>/…``; None for numbers that it leaves out."""
     parts = metric.split("/")
     if parts[0] != "val" or len(parts) not in (2, 3) or parts[-1] not in SHOWN:
         return None

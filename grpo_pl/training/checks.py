@@ -1,4 +1,4 @@
-"""What of a run's parts cannot go together, each in one line that says what to set."""
+"""Checks that a run's parts go together; each refusal is one line that says what to set."""
 
 from __future__ import annotations
 

@@ -56,14 +56,14 @@ class Example(NamedTuple):
 
     prompt: list[int]
     completion: list[int]
-    """What follows: the completion with its EOS; of an episode all actions, and the observations between them."""
+    """The completion with its EOS; of an episode all actions, and the observations between them."""
     written: list[bool]
-    """Which of these the policy is to write."""
+    """True for the tokens of ``completion`` that the policy has to write."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColdStart:
-    """How the policy is taught the form of an answer before RL (DeepSeek-R1, arXiv:2501.12948, section 2.3.1).
+    """Supervised fine-tuning on the form of an answer before RL (DeepSeek-R1, arXiv:2501.12948, section 2.3.1).
 
     With ``policy.lora`` adapters of the same kind are taught and added to the weights; RL trains new ones on top.
     What is null is derived when a run starts (``grpo_pl.training.defaults``)."""
@@ -122,7 +122,7 @@ class ColdStart:
     def folder(
         self, policy: PolicyConfig, template: PromptTemplate, source: PromptSource, stage: Stage | None = None
     ) -> Path:
-        """Where the result lives: named by a hash of everything it depends on, under ``$GRPO_PL_CACHE``."""
+        """The folder of the result: named by a hash of everything it depends on, under ``$GRPO_PL_CACHE``."""
         recipe = {
             "recipe": RECIPE,
             "cold_start": {**asdict(self), "demonstrations": _content_hash(self.demonstrations)},
@@ -242,7 +242,7 @@ class ColdStart:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Where a source's demonstrations are played."""
+    """The environment that a source's demonstrations are played in."""
 
     environment: Environment
     plain: PlainTurns = PlainTurns()  # noqa: RUF009 - frozen

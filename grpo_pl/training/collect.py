@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def trainer_state(step: int, steps: int, rank: int) -> TrainerState:
-    """What reward functions get as TRL hands it to them; steps are rollouts, and the run is one epoch."""
+    """The ``trainer_state`` argument of reward functions, as in TRL; steps are rollouts, and the run is one epoch."""
     from transformers import TrainerState
 
     return TrainerState(
@@ -77,7 +77,7 @@ Draws = tuple[Samples, Samples | None]
 
 
 class DrawRequest(NamedTuple, Generic[T]):
-    """What the engine is to draw on this rank, whenever that is: at once, or in a thread beside the updates."""
+    """Work for the engine of this rank, done at once or in a thread beside the updates."""
 
     draw: Callable[..., T]
     """Called with the policy, ``progress`` and ``should_stop``."""
@@ -99,7 +99,7 @@ class Collected:
     steps: tuple[Tensor, Tensor] | None = None
     """Rewards of steps and the tokens they end at, both (B, K), under process supervision."""
     turns: Turns | None = None
-    """What the turns of episodes got, under turn supervision."""
+    """Rewards of the turns of episodes, under turn supervision."""
     rates: Mapping[int, float] = field(default_factory=dict)
     """`pass_rates` of every group of the global batch that dynamic sampling drew, chosen or not; empty without it."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Collector:
         )
 
     def draw(self, policy: PreTrainedModel, request: DrawRequest[T]) -> T:
-        """What a request draws on this rank; all ranks call it together.
+        """Draws a request on this rank; all ranks call it together.
 
         A rollout in which an engine's process ended is drawn again, once. The engine does that itself unless the policy
         is sharded: then only all ranks together can push its weights.

@@ -35,12 +35,12 @@ class Derived(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is known of a run before it starts."""
+    """Facts about a run that are known before it starts."""
 
     parameters: int
     """Of the policy, without adapters."""
     kind: Kind
-    """How the policy begins, and which of its weights are trained."""
+    """The start of the policy, and the weights that are trained."""
     rollouts: int
     """``data.steps``."""
     group_size: int
@@ -153,7 +153,7 @@ def look_at(
     *,
     episodes: bool,
 ) -> Known:
-    """What is known of a run; counts parameters without loading weights, and reads files of problems."""
+    """The facts of a run; counts parameters without loading weights, and reads files of problems."""
     characters = None if policy.characters == FROM_DATA else policy.characters
     counted = replace(policy, lora=None, quantization=None, characters=characters)
     with torch.device("meta"):
@@ -202,7 +202,7 @@ FIELDS: dict[str, Sequence[str]] = {
     "model.cold_start": ("lr", "batch_size", "steps"),
     "data": ("prompts_per_step",),
 }
-"""Where a field may be null, to be derived."""
+"""Fields that may be null, to be derived, by the part that has them."""
 
 
 def table(found: Sequence[Derived]) -> str:

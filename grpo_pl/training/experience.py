@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Experience(Collected):
-    """What one rollout offers to the update: this rank's rows, and the statistics of the whole batch."""
+    """One rollout, ready for the update: this rank's rows, and the statistics of the whole batch."""
 
     statistics: Advantages
     """Over the global batch, (P, G)."""
@@ -43,7 +43,7 @@ class Experience(Collected):
     entropy_mask: Tensor | None  # (B, T)
     covariance_mask: Tensor | None = None  # (B, T)
     teacher: TeacherScores | None = None
-    """What the objective learns from beside rewards, or instead of them."""
+    """Scores by teachers, for an objective that distils."""
 
     @property
     def rollout(self) -> Rollout:

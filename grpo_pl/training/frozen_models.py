@@ -30,6 +30,11 @@ from grpo_pl.types import Conversation, Rollout
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+EVERY_SOURCE = ""
+"""The name of a teacher for all problems."""
+Configs = Mapping[str, TeacherConfig]
+"""Teachers by the part of a mixture that they teach, or one for ``EVERY_SOURCE``."""
+
 
 class Reference:
     """A copy of the policy that takes no gradient. Not a module: it stays out of checkpoints and of ``.train()``.
@@ -58,7 +63,7 @@ class Reference:
             self.model.load_state_dict(policy.state_dict())  # both sharded, or neither
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold: nothing for a frozen reference, which is always the policy's start.
+        """Weights for a checkpoint: none of a frozen reference, which is always the policy's start.
 
         Every process must call it; the first one gets the weights.
         """
@@ -67,12 +72,6 @@ class Reference:
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         if state:
             load_whole_state_dict(self.model, state)
-
-
-EVERY_SOURCE = ""
-"""The name of a teacher for all problems."""
-Configs = Mapping[str, TeacherConfig]
-"""Teachers by the part of a mixture that they teach, or one for ``EVERY_SOURCE``."""
 
 
 def teacher_configs(teacher: TeacherConfig | None, teachers: Mapping[str, Any] | None) -> dict[str, TeacherConfig]:
@@ -139,7 +138,7 @@ def check_tokenizers(
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherScores:
-    """What the teachers make of this rank's samples."""
+    """Scores of this rank's samples by their teachers."""
 
     owners: Sequence[str]  # B, the name of each row's teacher
     logprobs: Tensor | None = None  # (B, T), of the policy's tokens
@@ -183,10 +182,15 @@ class Teachers:
         self._models: dict[str, PreTrainedModel] = {}
         loaded: dict[TeacherConfig, PreTrainedModel] = {}  # one model may teach several sources
         for name, config in configs.items():
-            if config.url is None:
-                if config not in loaded:
-                    loaded[config] = _frozen(config, tokenizer, sharding)
-                self._models[name] = loaded[config]
+            if config.url is not None:
+                continue
+            if config not in loaded:
+                build = partial(load_model, config.model, tokenizer)
+                model = (build() if sharding is None else build_once(build)).requires_grad_(False).eval()
+                if sharding is not None:
+                    shard(model, replace(sharding, cpu_offload=sharding.mesh.device_type != "cpu"))
+                loaded[config] = model
+            self._models[name] = loaded[config]
 
     def score(
         self,
@@ -232,14 +236,6 @@ class Teachers:
 
     def _owner(self, source: str) -> str:
         return EVERY_SOURCE if EVERY_SOURCE in self.configs else source
-
-
-def _frozen(config: TeacherConfig, tokenizer: PreTrainedTokenizerBase, sharding: Sharding | None) -> PreTrainedModel:
-    build = partial(load_model, config.model, tokenizer)
-    model = (build() if sharding is None else build_once(build)).requires_grad_(False).eval()
-    if sharding is not None:
-        shard(model, replace(sharding, cpu_offload=sharding.mesh.device_type != "cpu"))
-    return model
 
 
 @contextmanager

@@ -153,7 +153,7 @@ def staleness(experience: Experience, collective: Collective) -> dict[str, float
 
 
 def _episode_metrics(experience: Experience, collective: Collective) -> dict[str, float]:
-    """What happened in the environment; nothing where there is none."""
+    """Turns, returns and ends of the episodes; nothing without an environment."""
     if experience.samples.episodes is None:
         return {}
     reasons, statuses = get_args(FinishReason), get_args(environments.Status)
@@ -215,7 +215,7 @@ def _text_metrics(experience: Experience, collective: Collective, words: Sequenc
 def noted_means(
     noted: Mapping[str, Sequence[float]], collective: Collective, taken: Collection[str]
 ) -> dict[str, float]:
-    """What reward functions gave to ``log_metric``: means over their calls on all ranks, in the order of names.
+    """Metrics that reward functions logged by ``log_metric``: means over their calls on all ranks, sorted by name.
 
     Args:
         taken: names that are logged already.

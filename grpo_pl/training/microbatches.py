@@ -1,4 +1,4 @@
-"""How many completions go through a forward and backward pass at once, by a budget of tokens."""
+"""Micro-batches: completions that go through a forward and backward pass at once, within a budget of tokens."""
 
 from __future__ import annotations
 
@@ -48,14 +48,16 @@ def micro_batches(rollout: Rollout, rows: Tensor, budget: int, *, share_prompts:
     completions = rollout.completion_mask[rows].sum(dim=1).tolist()
     longest = max((p + c for p, c in zip(prompts, completions, strict=True)), default=0)
     check_longest(longest, budget)
-    same = _same_prompt_as_before(rollout, rows).tolist() if share_prompts else []
+    ids, mask = rollout.prompt_ids[rows], rollout.prompt_mask[rows]
+    same = ((ids == ids.roll(1, 0)) & (mask == mask.roll(1, 0))).all(dim=1)  # (b,), the prompt of the row before
+    same[:1] = False
     order = range(len(rows)) if share_prompts else sorted(range(len(rows)), key=lambda i: -completions[i] - prompts[i])
-    parts: list[list[int]] = []
+    parts, same_prompt = list[list[int]](), same.tolist()
     tokens = prompt = completion = 0  # of the last part: all that count, and its longest ones
     for i in order:
         prompt, completion = max(prompt, prompts[i]), max(completion, completions[i])
         if share_prompts:
-            tokens += completions[i] + (0 if same[i] else prompts[i])
+            tokens += completions[i] + (0 if same_prompt[i] else prompts[i])
         elif parts:
             tokens = (len(parts[-1]) + 1) * (prompt + completion)
         if parts and tokens <= budget:
@@ -65,14 +67,6 @@ def micro_batches(rollout: Rollout, rows: Tensor, budget: int, *, share_prompts:
             prompt, completion = prompts[i], completions[i]
             tokens = prompt + completion
     return [rows[part] for part in parts]
-
-
-def _same_prompt_as_before(rollout: Rollout, rows: Tensor) -> Tensor:
-    """(b,) bool; the first row has no other before it."""
-    ids, mask = rollout.prompt_ids[rows], rollout.prompt_mask[rows]
-    same = ((ids == ids.roll(1, 0)) & (mask == mask.roll(1, 0))).all(dim=1)
-    same[:1] = False
-    return same
 
 
 def longest_row(rollout: Rollout) -> int:
@@ -116,7 +110,7 @@ class TokenBudget:
     tokens: int | None = None
     """None until it is resolved."""
     found_for: str = ""
-    """What a budget that was found depends on."""
+    """Device and number of processes that the budget was found for."""
 
     def __post_init__(self) -> None:
         if self.configured is not None and self.configured < 1:
@@ -229,7 +223,7 @@ class OutOfMemory(RuntimeError):
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an allocation failed, on a GPU or, where the system refuses rather than kills, on the CPU."""
+    """True if an allocation failed, on a GPU or, where the system refuses rather than kills, on the CPU."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 

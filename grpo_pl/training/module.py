@@ -249,7 +249,7 @@ class GRPOModule(PolicyModule):
 
     @property
     def draws_in_parts(self) -> bool:
-        """Whether long completions take several steps."""
+        """True if long completions take several steps."""
         return self._partial is not None
 
     def on_fit_start(self) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PartialRollouts:
-    """How far completions grow before the policy is updated; newer weights draw the rest of a longer one.
+    """Settings of partial rollouts: completions grow by parts, and newer weights draw the rest of a longer one.
 
     Every step brings prompts and trains on as many groups, those that were whole first. The last steps bring none, so
     that no completion is lost at the end.
@@ -46,7 +46,7 @@ class PartialRollouts:
 
 
 Grow = Callable[[list[PartialGroup]], dict[RowIndex, PartialCompletion]]
-"""What is drawn of this rank's groups, as `PartialSampler.grow`; all ranks call it, some perhaps with no group."""
+"""Draws more of this rank's groups, as `PartialSampler.grow`; all ranks call it, some perhaps with no group."""
 
 
 @dataclass(frozen=True, kw_only=True)

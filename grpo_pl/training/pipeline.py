@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FINISH_WITHIN_S = 30.0
-"""How long a run that was told to stop waits for the rollouts under way."""
+"""Longest wait for the rollouts under way once the run was told to stop."""
 _GIVEN_UP_WITHIN_S = 2.0
-"""How long one that was told to end may still take; whoever works on it is killed then."""
+"""Longest wait for a cancelled rollout; the engine is killed after that."""
 _LOOK_EVERY_S = 0.2
 
 Draw = Callable[[ProgressFn, Callable[[], bool]], Draws]
@@ -51,13 +51,13 @@ class PendingRollout:
     weights: list[Tensor] | None = None
     """The trainable parameters at the launch, this rank's part of them, on the CPU; None once they are not needed."""
     sync: Comparison | None = None
-    """What the comparison with those weights found."""
+    """Result of the comparison with those weights."""
     cancelled: Event = field(default_factory=Event)
     progress: tuple[int, int] = (0, 0)
     """Tokens drawn and completions finished."""
 
     def note(self, tokens: int, finished: int) -> None:
-        """Hears of progress, in the thread that draws."""
+        """Takes progress from the thread that draws."""
         self.progress = tokens, finished
 
 
@@ -232,7 +232,7 @@ class RolloutPipeline:
             self._engine.use(None)
 
     def _under_way(self) -> list[Future[Draws]]:
-        """What the thread may be at work on, or get to."""
+        """Rollouts that the thread works on, or will."""
         self._dropped = [rollout for rollout in self._dropped if not rollout.drawn.done()]
         return [rollout.drawn for rollout in [*self.pending, *self._dropped]]
 

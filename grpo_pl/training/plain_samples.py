@@ -31,22 +31,37 @@ def to_plain(samples: Samples) -> dict[str, Any]:
         "group_size": rollout.group_size,
         "finish_reasons": list(rollout.finish_reasons),
         "tensors": rollout_tensors(rollout),
-        "episodes": None if episodes is None else [_plain_episode(episode) for episode in episodes],
+        "episodes": None
+        if episodes is None
+        else [
+            {
+                "start": _plain_transition(episode.start),
+                "turns": [{**vars(turn), "transition": _plain_transition(turn.transition)} for turn in episode.turns],
+                "finish_reason": episode.finish_reason,
+            }
+            for episode in episodes
+        ],
     }
 
 
 def from_plain(state: Mapping[str, Any]) -> Samples:
     """The samples that `to_plain` took."""
-    episodes = state["episodes"]
+    episodes: list[Episode] | None = None
+    if state["episodes"] is not None:
+        episodes = []
+        for each in state["episodes"]:
+            turns = [Turn(**{**turn, "transition": Transition(**turn["transition"])}) for turn in each["turns"]]
+            start = Transition(**each["start"])
+            episodes.append(Episode(start=start, turns=tuple(turns), finish_reason=each["finish_reason"]))
     return Samples(
-        prompts=[_problem(problem) for problem in state["problems"]],
+        prompts=[Problem(**dict(problem)) for problem in state["problems"]],
         prompt_texts=state["prompt_texts"],
         completions=state["completions"],
         step=state["step"],
         rollout=Rollout(
             group_size=state["group_size"], finish_reasons=state["finish_reasons"], **dict(state["tensors"])
         ),
-        episodes=None if episodes is None else [_episode(episode) for episode in episodes],
+        episodes=episodes,
     )
 
 
@@ -84,23 +99,9 @@ def check_plain(problems: Sequence[Problem]) -> None:
         plain_problem(problem)
 
 
-def _problem(state: Mapping[str, Any]) -> Problem:
-    return Problem(**dict(state))
-
-
-def _plain_episode(episode: Episode) -> dict[str, Any]:
-    turns = [{**vars(turn), "transition": _plain_transition(turn.transition)} for turn in episode.turns]
-    return {"start": _plain_transition(episode.start), "turns": turns, "finish_reason": episode.finish_reason}
-
-
 def _plain_transition(transition: Transition) -> dict[str, Any]:
     told = replace(transition, info={})  # may hold anything, and nothing after the rollout reads it
     return {name: _plain(value, f"{name} of a transition") for name, value in vars(told).items()}
-
-
-def _episode(state: Mapping[str, Any]) -> Episode:
-    turns = tuple(Turn(**{**turn, "transition": Transition(**turn["transition"])}) for turn in state["turns"])
-    return Episode(start=Transition(**state["start"]), turns=turns, finish_reason=state["finish_reason"])
 
 
 def _plain(value: Any, where: str) -> Any:

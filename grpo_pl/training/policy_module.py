@@ -70,14 +70,14 @@ class PolicyModule(LightningModule):
         self.engine, self.cold_start, self.seed = engine, cold_start, seed
         self.environment, self.episodes = environment, episodes
         self.pool = None if environment is None else EnvironmentPool(environment, episodes)
-        """Where episodes are played; closed when a fit or validation ends, however it ends."""
+        """Plays episodes; closed when a fit or validation ends, however it ends."""
         self.decoder: str | None = None
         """The native engine's decoder in the whole run, on all ranks (see `choose_decoder`); None before a fit."""
         self.policy: PreTrainedModel | None = None
         self.settings: dict[str, Any] | None = None
-        """What the module is built from, as plain values, for its checkpoints; None for one that is made in Python."""
+        """Arguments of the module as plain values, for its checkpoints; None for one that is made in Python."""
         self.held_out: dict[str, MetricResult] = {}
-        """What the last validation found, by metric key."""
+        """Results of the last validation, by metric key."""
         self.unjudged: dict[str, int] = {}
         """By group: how many completions of the last validation could not be judged, and count nowhere."""
         self.held_out_counts: dict[str, dict[int, tuple[int, int]]] = {}
@@ -91,7 +91,7 @@ class PolicyModule(LightningModule):
         return self.policy
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """What the policy returns for token ids: logits, as a model of ``transformers`` does."""
+        """The policy's output for token ids: logits, as of a model of ``transformers``."""
         return self.require_policy()(*inputs, **named)
 
     @property
@@ -159,7 +159,7 @@ class PolicyModule(LightningModule):
 
     @property
     def stage(self) -> Stage | None:
-        """Where a cold start plays its demonstrations."""
+        """The environment for the demonstrations of a cold start."""
         if self.environment is None:
             return None
         return Stage(environment=self.environment, plain=self.episodes.plain_turns)

@@ -168,7 +168,7 @@ class PrefetchedRollouts:
         return self._pipeline.finish(updates, self._collective, self._policy.device, self._should_stop)
 
     def _compared(self, rollout: PendingRollout) -> Comparison:
-        """What the policy of its launch makes of a rollout; asked once, since those weights are dropped then."""
+        """Compares a rollout with the policy of its launch; once, since those weights are dropped then."""
         if rollout.sync is None:
             samples, _ = rollout.drawn.result()
             assert rollout.weights is not None

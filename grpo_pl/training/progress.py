@@ -32,7 +32,7 @@ class Advance(Protocol):
 
 
 class ProgressCallback(Protocol):
-    """What the stages of a step call to tell how far they are; see ``StepCallback.on_stage_progress``."""
+    """Called by the stages of a step to report progress; see ``StepCallback.on_stage_progress``."""
 
     def __call__(self, stage: str, done: int, total: int, note: str = "") -> None: ...
 

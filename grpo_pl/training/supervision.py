@@ -1,4 +1,4 @@
-"""What rewards give to parts of a completion: to steps of its text (process supervision), to turns of an episode."""
+"""Rewards of parts of a completion: of steps in its text (process supervision), of turns of an episode."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Turns:
 
 
 def turns_of(scored: ScoredBatch, samples: Samples) -> Turns:
-    """What each turn gets: the turns of a reward that scores them, and with the last turn every other reward.
+    """Rewards of each turn: those of a reward that scores turns, and with the last turn every other reward.
 
     Raises:
         ValueError: a reward scores another number of turns than the episode has.
@@ -112,7 +112,7 @@ def turns_of(scored: ScoredBatch, samples: Samples) -> Turns:
 
 
 def _parts(reward: Reward, score: Score, count: int) -> Sequence[float]:
-    """What a reward adds to each of the ``count`` turns; nothing where it has no value."""
+    """A reward's share of each of the ``count`` turns; zeros where it has no value."""
     if score.value is None:
         return [0.0] * count
     if score.turns is None:

@@ -21,8 +21,8 @@ ROWS = 8
 """Completions of each rank that are scored."""
 FACTOR = 4.0
 FACTOR_FLOAT32 = 10.0
-"""How often the first rollout's error a later one may have, in any precision and where policy and engine compute in
-float32, whose rounding is far below what old weights bring about."""
+"""Allowed error as a multiple of the first rollout's, in any precision, and where policy and engine compute in float32,
+whose rounding is far below the effect of old weights."""
 FLOOR = 1e-4
 """Errors up to this are noise of float32."""
 FIRST_AT_MOST = 0.2
@@ -40,7 +40,7 @@ class OutOfSync(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What engine and policy made of some tokens, over all ranks."""
+    """Difference between the log-probabilities of engine and policy for some tokens, over all ranks."""
 
     error: float
     """NaN if any log-probability is."""
@@ -97,10 +97,10 @@ class SyncProof:
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
-        """What is logged: nothing for an engine that reads the live weights."""
+        """Metrics of the step; none for an engine that reads the live weights."""
         self._bound: float | None = None
         self.updates = 0
-        """How many the policy has had, one a rollout, those before a resume included."""
+        """Updates of the policy so far, one a rollout, those before a resume included."""
 
     def step_metrics(self, *_: object) -> dict[str, float]:
         return self.metrics
@@ -156,7 +156,7 @@ class SyncProof:
             self._bound = self._bound or max(FLOOR, factor * found.error)
 
     def holds(self, found: Comparison, policy: PreTrainedModel, engine: RolloutEngine, *, expected: int) -> bool:
-        """Whether `judge` would take it."""
+        """True if `judge` would accept it."""
         return found.error <= self._most(policy, engine) and found.version in (expected, UNKNOWN)
 
     def _most(self, policy: PreTrainedModel, engine: RolloutEngine) -> float:

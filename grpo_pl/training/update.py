@@ -34,7 +34,7 @@ Backward = Callable[[Tensor, bool], None]
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateResult:
-    """What the optimiser steps of one rollout did."""
+    """Result of the optimiser steps of one rollout."""
 
     sums: Sums
     """Token-weighted metrics of this rank."""
@@ -43,7 +43,7 @@ class UpdateResult:
     grad_norms: list[float]
     """Gradient norm of each optimiser step before clipping."""
     taken: list[bool]
-    """Whether each optimiser step was taken: its loss and gradient were finite."""
+    """For each optimiser step, whether it was taken: its loss and gradient were finite."""
     seconds: dict[str, float]
     """Wall time of forward and backward passes, and of optimiser steps."""
 
