@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 COMPLETIONS = 256
 """Completions of a rollout, P · G."""
+FIELDS: dict[str, Sequence[str]] = {
+    "model.optimization": ("lr", "warmup_rollouts", "schedule"),
+    "model.cold_start": ("lr", "batch_size", "steps"),
+    "data": ("prompts_per_step",),
+}
+"""Fields that may be null, to be derived, by the part that has them."""
 Kind = Literal["from scratch", "trained before", "adapters"]
 
 
@@ -116,16 +122,12 @@ def prompts_of_a_step(group_size: int, problems: int | None) -> int:
 
 def derive(known: Known, unset: Sequence[str]) -> list[Derived]:
     """The rules of this file, applied to the fields of ``unset``."""
-    return [each for each in _everything(known) if each.field in unset]
-
-
-def _everything(known: Known) -> list[Derived]:
     scratch = known.kind == "from scratch"
     batch = 32 if scratch else 16
     shown = "demonstrations without end" if known.demonstrations is None else f"{known.demonstrations} demonstrations"
     found = "problems without end" if known.problems is None else f"{known.problems} problems"
     start = "from scratch" if scratch else "trained before"
-    return [
+    derived = [
         Derived("model.optimization.lr", peak_rate(known.parameters, known.kind), known.size),
         Derived("model.optimization.warmup_rollouts", warm_up(known.rollouts), f"{known.rollouts} rollouts"),
         Derived("model.optimization.schedule", "cosine" if scratch else "constant", start),
@@ -142,6 +144,7 @@ def _everything(known: Known) -> list[Derived]:
             f"groups of {known.group_size}, {found}",
         ),
     ]
+    return [each for each in derived if each.field in unset]
 
 
 def look_at(
@@ -195,14 +198,6 @@ def with_values(
         setattr(data, name, value)
     shown = None if cold_start is None else replace(cold_start, **parts["model.cold_start"])
     return replace(optimization, **parts["model.optimization"]), shown
-
-
-FIELDS: dict[str, Sequence[str]] = {
-    "model.optimization": ("lr", "warmup_rollouts", "schedule"),
-    "model.cold_start": ("lr", "batch_size", "steps"),
-    "data": ("prompts_per_step",),
-}
-"""Fields that may be null, to be derived, by the part that has them."""
 
 
 def table(found: Sequence[Derived]) -> str:

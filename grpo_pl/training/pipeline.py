@@ -70,11 +70,21 @@ class RolloutPipeline:
 
     Args:
         engine: works for the thread alone while rollouts are under way.
+        device: the one that ranks exchange tensors on.
+        should_stop: turns true once this rank is told to stop.
         share_threads: leave half of this process's CPU threads to the engine's, or as many as it asks for.
     """
 
-    def __init__(self, engine: CopyEngine, *, share_threads: bool) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        engine: CopyEngine,
+        *,
+        collective: Collective,
+        device: torch.device,
+        should_stop: Callable[[], bool],
+        share_threads: bool,
+    ) -> None:
+        self._engine, self._collective, self._device, self._should_stop = engine, collective, device, should_stop
         self._threads, self._threads_of_engine = torch.get_num_threads(), getattr(engine, "threads", None)
         if share_threads and isinstance(engine, ChildEngine):
             engine.threads = engine.threads or max(1, self._threads // 2)
@@ -102,14 +112,7 @@ class RolloutPipeline:
         rollout.drawn = self._thread.submit(self._draw, rollout, snapshot, draw)
         self._by_step[step] = rollout
 
-    def take(
-        self,
-        step: int,
-        collective: Collective,
-        device: torch.device,
-        report: ProgressFn,
-        should_stop: Callable[[], bool],
-    ) -> PendingRollout:
+    def take(self, step: int, report: ProgressFn) -> PendingRollout:
         """The rollout of ``step``, once it is drawn; all ranks call it.
 
         Raises:
@@ -120,22 +123,20 @@ class RolloutPipeline:
 
         def drawn() -> Draws:
             while not rollout.drawn.done():
-                if should_stop():
+                if self._should_stop():
                     raise RolloutInterrupted
                 report(*rollout.progress)
                 wait([rollout.drawn], timeout=_LOOK_EVERY_S)
             return rollout.drawn.result()
 
-        collective.interruptible(drawn, device)
+        self._collective.interruptible(drawn, self._device)
         return rollout
 
     def done(self, step: int) -> None:
         """An update was made of the rollout of ``step``."""
         self._by_step.pop(step, None)
 
-    def finish(
-        self, updates: int | None, collective: Collective, device: torch.device, should_stop: Callable[[], bool]
-    ) -> dict[int, str]:
+    def finish(self, updates: int | None) -> dict[int, str]:
         """Waits until nothing is under way; all ranks call it. Once any of them is told to stop, for 30 s at most.
 
         Args:
@@ -149,11 +150,12 @@ class RolloutPipeline:
         for step in [rollout.step for rollout in self.pending if rollout.version == updates]:
             self._dropped.append(self._by_step.pop(step))
             self._dropped[-1].cancelled.set()
-        while collective.any(not all(drawn.done() for drawn in self._under_way()), device):
-            if self._deadline == float("inf") and collective.any(should_stop(), device):
+        collective = self._collective
+        while collective.any(not all(drawn.done() for drawn in self._under_way()), self._device):
+            if self._deadline == float("inf") and collective.any(self._should_stop(), self._device):
                 log.warning("told to stop: waits %.0f s at most for the rollouts under way.", FINISH_WITHIN_S)
                 self._deadline = time.monotonic() + FINISH_WITHIN_S
-            if collective.any(time.monotonic() > self._deadline, device):
+            if collective.any(time.monotonic() > self._deadline, self._device):
                 self._cancel()
                 break
             wait(self._under_way(), timeout=_LOOK_EVERY_S)
@@ -162,7 +164,7 @@ class RolloutPipeline:
             lost = part | lost
         return dict(sorted(lost.items()))
 
-    def raise_failure(self, collective: Collective, device: torch.device) -> None:
+    def raise_failure(self) -> None:
         """Raises what a finished rollout failed by, if any did; all ranks call it.
 
         Raises:
@@ -176,7 +178,7 @@ class RolloutPipeline:
                     raise RolloutInterrupted("a rollout that was drawn ahead was not done in time")
                 rollout.drawn.result()
 
-        collective.interruptible(results, device)
+        self._collective.interruptible(results, self._device)
 
     def close(self) -> None:
         """Stops what is under way."""
@@ -193,7 +195,7 @@ class RolloutPipeline:
         if isinstance(self._engine, ChildEngine):
             self._engine.threads = self._threads_of_engine
 
-    def state_dict(self, collective: Collective, pad_token_id: int) -> list[dict[str, Any]]:
+    def state_dict(self, pad_token_id: int) -> list[dict[str, Any]]:
         """The finished rollouts of all ranks as tensors and plain values, rows in the order of the global batch."""
         states = []
         for rollout in self.pending:
@@ -203,17 +205,17 @@ class RolloutPipeline:
             state["sync"] = vars(rollout.sync)
             for name, mine in (("samples", samples), ("greedy", greedy)):
                 if mine is not None:
-                    parts = collective.gather_objects(samples_to(mine, torch.device("cpu")))
+                    parts = self._collective.gather_objects(samples_to(mine, torch.device("cpu")))
                     state[name] = to_plain(join_samples(parts, pad_token_id))
             states.append(state)
         return states
 
-    def load_state_dict(self, states: Sequence[dict[str, Any]], collective: Collective, device: torch.device) -> None:
+    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
         """Takes back what `state_dict` gave, on any number of ranks: each its part of the rows."""
         for state in states:
             drawn: Future[Draws] = Future()
             samples, greedy = (
-                None if state[name] is None else _share(from_plain(state[name]), collective, device)
+                None if state[name] is None else _share(from_plain(state[name]), self._collective, self._device)
                 for name in ("samples", "greedy")
             )
             assert samples is not None

@@ -53,13 +53,19 @@ class PrefetchedRollouts:
         # a tokenizer serves one thread at a time
         in_thread = replace(sampler, tokenizer=deepcopy(sampler.tokenizer))
         self._collector, self._engine = replace(collector, sampler=in_thread), sampler.engine
-        self._should_stop = collector.should_stop
         self._policy, self._data, self._proof, self._precision = policy, data, proof, precision
-        self._pipeline = RolloutPipeline(sampler.engine, share_threads=policy.device.type == "cpu")
+        self._pipeline = RolloutPipeline(
+            sampler.engine,
+            collective=collector.collective,
+            device=policy.device,
+            should_stop=collector.should_stop,
+            share_threads=policy.device.type == "cpu",
+        )
 
     def take(self, batch: PromptBatch, seconds: dict[str, float]) -> Draws:
-        """The rollout of a step, proved. What is to follow it is launched first, so that the engine goes on at once;
-        the last of that only after further attempts of this step, where dynamic sampling may need some: by `launch`.
+        """The rollout of a step, compared with the policy of its launch. The next ones are launched first, so that the
+        engine goes on at once; under dynamic sampling, which may need further attempts of this step, the last of them
+        is launched after these, by `launch`.
 
         Raises:
             OutOfSync: it was not drawn from the policy of its launch.
@@ -69,13 +75,7 @@ class PrefetchedRollouts:
         self.launch(batch.step - self._collector.algorithm.dynamic_sampling)
         rows = len(batch.prompts) * self._collector.algorithm.group_size
         with stopwatch(seconds, "wait"):
-            rollout = self._pipeline.take(
-                batch.step,
-                self._collective,
-                self._policy.device,
-                self._collector.progress(rows),
-                self._should_stop,
-            )
+            rollout = self._pipeline.take(batch.step, self._collector.progress(rows))
         with stopwatch(seconds, "sync_proof"):
             found = self._compared(rollout)
         self._proof.judge(found, self._policy, self._engine, step=batch.step, expected=rollout.version)
@@ -83,24 +83,20 @@ class PrefetchedRollouts:
 
     def launch(self, step: int) -> None:
         """Begins to draw the rollouts up to ``data.staleness`` steps behind ``step``, unless they are under way."""
-        policy, algorithm = self._policy, self._collector.algorithm
-        greedy = algorithm.needs_greedy_baseline and not algorithm.dynamic_sampling
-        end = min(step + self._data.staleness + 1, self._data.steps)
-        for one in range(self._data.completed_rollouts, end):
+        collector, policy = self._collector, self._policy
+        greedy = collector.algorithm.needs_greedy_baseline and not collector.algorithm.dynamic_sampling
+
+        def draw(prompts: Sequence[Problem], step: int, progress: ProgressFn, should_stop: Callable[[], bool]) -> Draws:
+            """Runs in the thread, on this rank alone."""
+            asked: dict[str, Any] = {"progress": progress, "should_stop": should_stop}
+            samples = collector.request(prompts, step).draw(policy, **asked)
+            return samples, collector.request(prompts, step, greedy=True).draw(policy, **asked) if greedy else None
+
+        for one in range(self._data.completed_rollouts, min(step + self._data.staleness + 1, self._data.steps)):
             if one not in self._pipeline:
                 prompts = self._data.prompts(one).prompts
                 self._collective.interruptible(partial(check_plain, prompts), policy.device)
-                self._pipeline.launch(one, policy, partial(self._draw, prompts, one, greedy))
-
-    def _draw(
-        self, prompts: Sequence[Problem], step: int, greedy: bool, progress: ProgressFn, should_stop: Callable[[], bool]
-    ) -> Draws:
-        """A step's completions on this rank alone, and the greedy one of each prompt if that is asked for."""
-        told: dict[str, Any] = {"progress": progress, "should_stop": should_stop}
-        samples = self._collector.request(prompts, step).draw(self._policy, **told)
-        if not greedy:
-            return samples, None
-        return samples, self._collector.request(prompts, step, greedy=True).draw(self._policy, **told)
+                self._pipeline.launch(one, policy, partial(draw, prompts, one))
 
     def done(self, step: int) -> None:
         """The update of a step is made."""
@@ -110,13 +106,13 @@ class PrefetchedRollouts:
         return staleness(experience, collective)
 
     def wait(self) -> None:
-        """Until the engine works for nobody else.
+        """Waits until the engine has nothing else to draw.
 
         Raises:
             Exception: what a rollout has failed by.
         """
-        if self._finished(None):
-            self._pipeline.raise_failure(self._collective, self._policy.device)
+        if self._pipeline.finish(None):
+            self._pipeline.raise_failure()
 
     def finish(self) -> dict[int, str]:
         """Waits until a checkpoint can hold the rollouts; once the run is told to stop, for 30 s at most.
@@ -127,7 +123,7 @@ class PrefetchedRollouts:
         Returns:
             Steps whose rollouts are lost, or not from the weights that they should be from, and why, in one line.
         """
-        if lost := self._finished(self._data.completed_rollouts):
+        if lost := self._pipeline.finish(self._data.completed_rollouts):
             return lost
         found = [(rollout, self._compared(rollout)) for rollout in self._pipeline.pending]
         holds = partial(self._proof.holds, policy=self._policy, engine=self._engine)
@@ -143,7 +139,7 @@ class PrefetchedRollouts:
         """
         if lost := self.finish():
             raise CheckpointError(f"rollouts that were drawn ahead are lost, by step: {lost}.")
-        return self._pipeline.state_dict(self._collective, int(self._collector.sampler.tokenizer.pad_token_id))
+        return self._pipeline.state_dict(int(self._collector.sampler.tokenizer.pad_token_id))
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
         """Takes back what `state_dict` gave, on any number of ranks.
@@ -158,14 +154,11 @@ class PrefetchedRollouts:
             episodes=self._collector.sampler.pool is not None,
             likely=self._collector.algorithm.needs_likely,
         )
-        self._pipeline.load_state_dict(states, self._collective, self._policy.device)
+        self._pipeline.load_state_dict(states)
 
     def close(self) -> None:
         """Stops what is under way."""
         self._pipeline.close()
-
-    def _finished(self, updates: int | None) -> dict[int, str]:
-        return self._pipeline.finish(updates, self._collective, self._policy.device, self._should_stop)
 
     def _compared(self, rollout: PendingRollout) -> Comparison:
         """Compares a rollout with the policy of its launch; once, since those weights are dropped then."""

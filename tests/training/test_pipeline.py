@@ -34,7 +34,9 @@ def test_a_run_that_is_told_to_stop_waits_for_no_engine(
     import child_engines
 
     engine, device = getattr(child_engines, kind)(), torch.device("cpu")
-    ahead = RolloutPipeline(engine, share_threads=False)
+    ahead = RolloutPipeline(
+        engine, collective=Collective(), device=device, should_stop=lambda: True, share_threads=False
+    )
     keys = [[SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=0, sample=0)]]
     request = GenerateRequest(prompt_ids=[[1]], keys=keys, sampling=SamplingParams(), eos_token_ids=[], pad_token_id=0)
 
@@ -46,7 +48,7 @@ def test_a_run_that_is_told_to_stop_waits_for_no_engine(
         engine.update_weights(tiny_policy)
         ahead.launch(step, tiny_policy, draw)
     for _ in range(2):  # for a checkpoint, and for another at the end
-        assert ahead.finish(1, Collective(), device, lambda: True) == {1: "it was not done in time"}
+        assert ahead.finish(1) == {1: "it was not done in time"}
     ahead.close()
     engine.close()
     deadline = time.monotonic() + 60.0
@@ -57,7 +59,9 @@ def test_a_run_that_is_told_to_stop_waits_for_no_engine(
 
 def test_threads_are_given_back() -> None:
     engine, before = NativeChildEngine(), torch.get_num_threads()
-    ahead = RolloutPipeline(engine, share_threads=True)
+    ahead = RolloutPipeline(
+        engine, collective=Collective(), device=torch.device("cpu"), should_stop=lambda: False, share_threads=True
+    )
     assert engine.threads == max(1, before // 2)
     ahead.close()
     assert (engine.threads, torch.get_num_threads()) == (None, before)
