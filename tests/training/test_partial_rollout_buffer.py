@@ -74,7 +74,7 @@ def test_one_step_in_flight_waits_for_all_its_groups() -> None:
 @pytest.mark.parametrize("stopped_after", [1, 2])
 def test_a_checkpoint_holds_what_waits(stopped_after: int) -> None:
     begun = carried_over()
-    first = steps_of(range(stopped_after), 3)
+    first = steps_of(begun, range(stopped_after), 3)
     stored = io.BytesIO()
     torch.save(begun.state_dict(), stored)
     resumed = carried_over()
@@ -116,7 +116,7 @@ def test_columns_that_a_checkpoint_cannot_hold_are_named_before_anything_is_draw
 
 def test_another_group_size_is_refused_and_a_lower_limit_ends_what_is_too_long() -> None:
     begun = carried_over()
-    steps_of(range(1), 3)
+    steps_of(begun, range(1), 3)
     with pytest.raises(ValueError, match=r"carries groups of 2 completions .*group_size is 4: resume"):
         carried_over().load_state_dict(begun.state_dict(), group_size=4, longest=20)
     resumed = carried_over()
