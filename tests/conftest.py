@@ -59,6 +59,8 @@ LONGEST = (
     "tests/cli/",
     "tests/test_presets.py",
     "tests/rewards/",
+    "tests/tools/",
+    "tests/training/",
     "tests/callbacks/",
     "tests/rollout/ray/test_runs.py",
     "tests/rollout/ray/test_deaths.py",
