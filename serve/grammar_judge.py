@@ -13,9 +13,10 @@ import random
 import resource
 import select
 import signal
-import sys
 import time
 from typing import Any
+
+from grpo_pl.processes.limits import address_space_bytes, kill_with_parent, set_limit
 
 COMPILE_S = 0.5
 """Most CPU seconds of compiling one grammar."""
@@ -193,13 +194,9 @@ def _limit(seconds: float) -> None:
     """Lets the kernel end this process after so much CPU time, or with its parent, and bounds its memory."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        with open("/proc/self/statm", "rb") as file:
-            used = int(file.read().split()[0]) * resource.getpagesize()
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        most = used + MEMORY
-        resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    kill_with_parent()
+    if used := address_space_bytes():
+        set_limit(resource.RLIMIT_AS, used + MEMORY)
 
 
 def _verdict(kind: str, text: str) -> tuple[str, str]:
