@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from grpo_pl.policy.trained import ServedModel
-from grpo_pl.processes.environment import MODEL, clean_environment
+from grpo_pl.processes.variables import MODEL, clean_environment
 from grpo_pl.rollout.native.continuous import Drawn, SequenceOptions
 from serve.grammar_judge import Unusable
 from serve.grammars import Compiled, Grammar, GrammarMask, Grammars
 from serve.litserve_adapter import Worker
 from serve.versions import DropWeights, LoadWeights, Versions
-from serve.worker import Answer, Cancel, Failure, FrontChannel, Refusal, end_with_parent
+from serve.worker_channel import Answer, Cancel, Failure, FrontChannel, Refusal, end_with_parent
 
 log = logging.getLogger(__name__)
 

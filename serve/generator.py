@@ -14,7 +14,7 @@ from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.types import FinishReason
 from serve.admission import AdmissionQueue, Claim
 from serve.generate_worker import Generate, ScorePrompt, Started, Step
-from serve.worker import Cancel
+from serve.worker_channel import Cancel
 from serve.worker_client import Call, Deadline, WorkerClient
 
 _GAP_S = 0.001

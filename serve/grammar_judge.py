@@ -16,7 +16,7 @@ import signal
 import time
 from typing import Any
 
-from grpo_pl.processes.limits import address_space_bytes, kill_with_parent, set_limit
+from grpo_pl.processes.resource_limits import address_space_bytes, kill_with_parent, set_limit
 
 COMPILE_S = 0.5
 """Most CPU seconds of compiling one grammar."""

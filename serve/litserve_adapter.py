@@ -17,8 +17,8 @@ from litserve.loops import LitLoop
 from litserve.utils import WorkerSetupStatus
 
 from grpo_pl.files.checkpoints import CheckpointError
-from grpo_pl.processes.environment import reduced_to
-from serve.worker import FrontChannel
+from grpo_pl.processes.variables import reduced_to
+from serve.worker_channel import FrontChannel
 
 _LONGEST = 2000  # bytes of a complaint
 

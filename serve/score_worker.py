@@ -11,13 +11,13 @@ from contextvars import copy_context
 from typing import Any, NamedTuple
 
 from grpo_pl.config.objects import build_rewards
-from grpo_pl.processes.environment import clean_environment
+from grpo_pl.processes.variables import clean_environment
 from grpo_pl.rewards.base import MissingColumn, Reward, correctness_index
 from grpo_pl.rewards.batch import score_completions
 from grpo_pl.rewards.sandbox.task_queue import CALLER, Caller
 from grpo_pl.rewards.voting import answer_classes
 from serve.litserve_adapter import Worker
-from serve.worker import Answer, Cancel, Failure, FrontChannel, Refusal, end_with_parent
+from serve.worker_channel import Answer, Cancel, Failure, FrontChannel, Refusal, end_with_parent
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.native.continuous import ContinuousBatch, batch_of
-from serve.worker import Answer, Failure, Refusal
+from serve.worker_channel import Answer, Failure, Refusal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

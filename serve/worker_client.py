@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from serve.errors import ApiError, bad_request
-from serve.worker import Answer, Cancel, Frames, Refusal, packed
+from serve.worker_channel import Answer, Cancel, Frames, Refusal, packed
 
 _SLICE_S = 0.004
 """Seconds for which messages of a worker are handled before the event loop does other work."""

@@ -26,7 +26,7 @@ import torch
 import transformers.models.auto.modeling_auto
 import transformers.models.qwen2.modeling_qwen2  # noqa: F401
 
-import grpo_pl.processes.process
+import grpo_pl.processes.child_process
 import grpo_pl.rollout.native.child
 from grpo_pl.processes import entry
 from grpo_pl.rollout.child import main as child
@@ -121,7 +121,7 @@ def _engine_process(
     command: Sequence[str], *, env: Mapping[str, str], stdout: Any, pass_fds: Sequence[int], **options: Any
 ) -> Forked | subprocess.Popen[bytes]:
     """In the place of `subprocess.Popen`, for ``python -P …/processes/entry.py grpo_pl.rollout.child.main:main …``."""
-    begin = command.index(str(grpo_pl.processes.process.ENTRY)) + 1
+    begin = command.index(str(grpo_pl.processes.child_process.ENTRY)) + 1
     if command[begin] != f"{child.__name__}:main":
         return subprocess.Popen(command, env=env, stdout=stdout, pass_fds=pass_fds, **options)
 
@@ -137,7 +137,7 @@ def forked_engines() -> Iterator[None]:
     """Inside, the engines' processes of this one, and of those that are forked from it, are forked."""
     library = SimpleNamespace(**{**vars(subprocess), "Popen": _engine_process})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo_pl.processes.process, "subprocess", library)
+        patch.setattr(grpo_pl.processes.child_process, "subprocess", library)
         yield
 
 

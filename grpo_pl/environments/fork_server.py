@@ -19,8 +19,8 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from grpo_pl.processes.limits import address_space_bytes, kill_with_parent, set_limit
-from grpo_pl.processes.messages import Channel
+from grpo_pl.processes.channel import Channel
+from grpo_pl.processes.resource_limits import address_space_bytes, kill_with_parent, set_limit
 
 REQUEST = struct.Struct(">cq")
 GRACE_S = 2.0

@@ -15,9 +15,9 @@ from typing import Any, get_args
 from grpo_pl.environments.base import Blame, Environment, EnvironmentMistake, Status, Transition, failed, read_step
 from grpo_pl.environments.fork_server import LONGEST_INFO, REQUEST
 from grpo_pl.environments.limits import PoolLimits, at_fault, over_time
-from grpo_pl.processes.environment import clean_environment
-from grpo_pl.processes.messages import MessageReader, MessageTooLong, framed
-from grpo_pl.processes.process import ChildProcess
+from grpo_pl.processes.channel import MessageReader, MessageTooLong, framed
+from grpo_pl.processes.child_process import ChildProcess
+from grpo_pl.processes.variables import clean_environment
 
 START_LIMIT_S = 180.0
 """An environment that has not been imported by then will not be."""

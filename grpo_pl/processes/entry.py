@@ -22,7 +22,7 @@ def main(function: str, descriptor: str, parent: str, *arguments: str) -> None:
         descriptor: of the socket to the parent.
         parent: its process id.
     """
-    from grpo_pl.processes.messages import Channel
+    from grpo_pl.processes.channel import Channel
 
     channel = Channel(socket.socket(fileno=int(descriptor)))
     module, _, name = function.partition(":")

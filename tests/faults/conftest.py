@@ -133,7 +133,7 @@ class Quickstart:
 def _slow_tests_start_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """And fork none, for some find an engine's process by its command line."""
     if request.node.get_closest_marker("slow"):
-        monkeypatch.setattr("grpo_pl.processes.process.subprocess", subprocess)
+        monkeypatch.setattr("grpo_pl.processes.child_process.subprocess", subprocess)
 
 
 @pytest.fixture(scope="session")

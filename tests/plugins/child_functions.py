@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import grpo_pl
-from grpo_pl.processes.limits import end_with_parent
-from grpo_pl.processes.messages import Channel
+from grpo_pl.processes.channel import Channel
+from grpo_pl.processes.resource_limits import end_with_parent
 
 
 def echo(channel: Channel, parent: int, *arguments: str) -> None:

@@ -13,7 +13,7 @@ from serve import worker_client
 from serve.errors import ApiError
 from serve.generate_worker import Generate, Started, Step
 from serve.generator import Drawing, Generator
-from serve.worker import Answer, Cancel, Failure, Frames, packed
+from serve.worker_channel import Answer, Cancel, Failure, Frames, packed
 from serve.worker_client import Deadline
 
 

@@ -13,7 +13,7 @@ from litserve.loops.loops import inference_worker
 
 from serve.litserve_adapter import Launcher, Worker, WorkerSetupStatus
 from serve.score_worker import ScoreItems, ScoreWorker
-from serve.worker import Answer, Cancel, Failure, Frames, packed
+from serve.worker_channel import Answer, Cancel, Failure, Frames, packed
 
 MATH = {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True}}
 START_S = 150.0

@@ -377,7 +377,7 @@ def test_the_page_names_what_holds_each_boundary() -> None:
         assert name in page
     for file in (
         "grpo_pl/rewards/trust.py",
-        "grpo_pl/processes/environment.py",
+        "grpo_pl/processes/variables.py",
         "tests/serve/test_security.py",
     ):
         assert file in page

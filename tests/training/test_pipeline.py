@@ -30,7 +30,7 @@ def test_a_run_that_is_told_to_stop_waits_for_no_engine(
     nobody needs any more is at work, and another waits behind it."""
     monkeypatch.syspath_prepend(PLUGINS)
     monkeypatch.setattr(pipeline, "FINISH_WITHIN_S", 1.0)
-    monkeypatch.setattr("grpo_pl.rollout.child.process.STOP_LIMIT_S", 0.5)
+    monkeypatch.setattr("grpo_pl.rollout.child.engine_process.STOP_LIMIT_S", 0.5)
     import child_engines
 
     engine, device = getattr(child_engines, kind)(), torch.device("cpu")

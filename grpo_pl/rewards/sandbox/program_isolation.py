@@ -23,7 +23,7 @@ import socket
 import time
 from typing import Any, NamedTuple
 
-from grpo_pl.processes.limits import kill_with_parent, set_limit
+from grpo_pl.processes.resource_limits import kill_with_parent, set_limit
 from grpo_pl.rewards.sandbox import program_filter, program_run
 
 LEVELS = ("namespaces", "filter")

@@ -21,9 +21,9 @@ import resource
 import signal
 from typing import Any
 
-from grpo_pl.processes.limits import resident_bytes, set_limit
-from grpo_pl.processes.messages import Channel
+from grpo_pl.processes.channel import Channel
 from grpo_pl.processes.modules import load_module
+from grpo_pl.processes.resource_limits import resident_bytes, set_limit
 
 IDLE_CHECK_S = 1.0
 """Seconds between two checks of an idle worker whether its parent still runs."""

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from grpo_pl.processes.environment import clean_environment
-from grpo_pl.processes.process import ChildProcess, exit_name
+from grpo_pl.processes.child_process import ChildProcess, exit_name
+from grpo_pl.processes.variables import clean_environment
 from grpo_pl.rewards.sandbox.task_queue import Caller, Job, Task, TaskQueue, Verdict, looks_costly
 
 START_LIMIT_S = 180.0

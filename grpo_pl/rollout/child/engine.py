@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.argument_checks import check_at_least
+from grpo_pl.rollout.child.engine_process import EngineProcess
 from grpo_pl.rollout.child.model_spec import ModelSpec
-from grpo_pl.rollout.child.process import EngineProcess
 from grpo_pl.rollout.copy_engine import CopyEngine, WeightsVersion
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.types import GenerateRequest, Rollout

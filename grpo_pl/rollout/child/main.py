@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 import grpo_pl
-from grpo_pl.processes.limits import end_with_parent
-from grpo_pl.processes.messages import Channel
+from grpo_pl.processes.channel import Channel
+from grpo_pl.processes.resource_limits import end_with_parent
 from grpo_pl.processes.tensors import SharedMemory, unpacked
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.types import GenerateRequest, Rollout

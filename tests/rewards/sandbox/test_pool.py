@@ -301,7 +301,7 @@ def test_a_worker_brings_neither_torch_nor_rewards_with_it(tmp_path: Path) -> No
     assert {name for name in added if not name.startswith("grpo_pl_file_")} == {
         "grpo_pl",
         *(f"grpo_pl.{name}" for name in ("processes", "rewards", "rewards.sandbox", "rewards.sandbox.worker")),
-        *(f"grpo_pl.processes.{name}" for name in ("limits", "messages", "modules")),
+        *(f"grpo_pl.processes.{name}" for name in ("channel", "modules", "resource_limits")),
     }
     assert not any(folder.startswith(os.path.dirname(grpo_pl.__file__)) for folder in path)
 

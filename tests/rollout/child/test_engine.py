@@ -216,7 +216,7 @@ def test_a_push_that_fails_reads_the_weights_that_other_ranks_gather(
             gathered.append(number)
             yield str(number), torch.zeros(4)
 
-    monkeypatch.setattr("grpo_pl.rollout.child.process.BUCKET_BYTES", 16)
+    monkeypatch.setattr("grpo_pl.rollout.child.engine_process.BUCKET_BYTES", 16)
     monkeypatch.setattr("grpo_pl.rollout.copy_engine.checkpoint_weights", weights)
     monkeypatch.setattr("grpo_pl.rollout.copy_engine.is_sharded", lambda model: True)
     with pytest.raises((ValueError, RuntimeError)):
@@ -227,7 +227,7 @@ def test_a_push_that_fails_reads_the_weights_that_other_ranks_gather(
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from grpo_pl.rollout.child.process import EngineProcess
+from grpo_pl.rollout.child.engine_process import EngineProcess
 
 child = EngineProcess("light_workers:Sleeper", {}, {})
 

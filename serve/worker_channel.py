@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
-from grpo_pl.processes import limits
-from grpo_pl.processes.messages import MessageReader, framed
+from grpo_pl.processes import resource_limits
+from grpo_pl.processes.channel import MessageReader, framed
 
 _READ = 1 << 18
 
@@ -100,4 +100,4 @@ def end_with_parent() -> None:
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None and parent.pid is not None
-    limits.end_with_parent(parent.pid)
+    resource_limits.end_with_parent(parent.pid)

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from grpo_pl.processes.messages import Channel, MessageReader, MessageTooLong, framed
+from grpo_pl.processes.channel import Channel, MessageReader, MessageTooLong, framed
 
 
 def _channels() -> tuple[Channel, socket.socket]:

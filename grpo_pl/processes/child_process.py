@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from grpo_pl.processes.messages import Channel
+from grpo_pl.processes.channel import Channel
 
 ENTRY = Path(__file__).with_name("entry.py")
 _LAST_LINES, _LAST_BYTES = 12, 8192

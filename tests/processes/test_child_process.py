@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_pl.processes.environment import clean_environment
-from grpo_pl.processes.process import ChildProcess, exit_name
+from grpo_pl.processes.child_process import ChildProcess, exit_name
+from grpo_pl.processes.variables import clean_environment
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 ENVIRONMENT = clean_environment() | {"PYTHONPATH": str(PLUGINS)}
@@ -116,7 +116,7 @@ def test_a_dropped_child_ends() -> None:
 
 PARENT = """
 import os, sys, time
-from grpo_pl.processes.process import ChildProcess
+from grpo_pl.processes.child_process import ChildProcess
 
 child = ChildProcess("child_functions:watch", environment=dict(os.environ))
 child.channel.receive()
