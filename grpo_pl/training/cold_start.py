@@ -13,10 +13,9 @@ from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from grpo_pl.data.demonstrations import Demonstration, draw_demonstrations, read_demonstrations
 from grpo_pl.environments.base import Environment, Player, PolicyFault, Transition, play
@@ -26,39 +25,20 @@ from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.functional.sampling import row_key, small_seed
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns, opening
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
-from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.lora import has_adapters, merged
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
-from grpo_pl.rollout.decoding import pad_left
-from grpo_pl.training.optimization import Optimization
-from grpo_pl.training.progress import progress_bar
+from grpo_pl.training.sft import Example, Optimizer, tokenized, train_on_demonstrations
 from grpo_pl.types import Problem
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from grpo_pl.data.sources import PromptSource
 
 RECIPE = 2
-"""Counts up when the training below changes, so that caches made by an older recipe are not taken."""
-
-Optimizer = Literal["adamw", "muon"]
-MUON_RATE = 3.0
-"""Muon's rate as a multiple of AdamW's; see ``ColdStart.optimizer``."""
+"""Counts up when ``sft.py`` changes what it computes, so that caches made by an older recipe are not taken."""
 
 MADE_UP = 500
 """Prompts or demonstrations that are looked at before a run where there is no list of them."""
-
-
-class Example(NamedTuple):
-    """A demonstration as tokens."""
-
-    prompt: list[int]
-    completion: list[int]
-    """The completion with its EOS; of an episode all actions, and the observations between them."""
-    written: list[bool]
-    """True for the tokens of ``completion`` that the policy has to write."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +172,11 @@ class ColdStart:
     ) -> Iterator[list[Example]]:
         steps, batch_size, _ = self.size
         known, tags = known_characters(tokenizer), tokenizer.get_added_vocab()
-        shown = self._repeated(source, stage)
+        shown = None  # those that are shown pass after pass, unless each step has new ones
+        if self.demonstrations is not None:
+            shown = read_demonstrations(self.demonstrations)[: self.count]
+        elif self.count is not None:
+            shown = list(islice(chain.from_iterable(self.made(source, stage)), self.count))
         if shown is not None:
             if stage is None and any(each.further for each in shown):
                 raise ValueError(f"{self.demonstrations} holds episodes of several turns: set model.environment.")
@@ -208,15 +192,7 @@ class ColdStart:
         if stage is not None:
             dialogue = replace(dialogue, plain=stage.plain).within(stage.environment)
         for batch in batches:
-            yield [_example(demonstration, dialogue) for demonstration in batch]
-
-    def _repeated(self, source: PromptSource, stage: Stage | None) -> list[Demonstration] | None:
-        """Those that are shown pass after pass; None where each step has new ones."""
-        if self.demonstrations is not None:
-            return read_demonstrations(self.demonstrations)[: self.count]
-        if self.count is not None:
-            return list(islice(chain.from_iterable(self.made(source, stage)), self.count))
-        return None
+            yield [tokenized(demonstration, dialogue) for demonstration in batch]
 
     def _from_source(self, source: PromptSource, stage: Stage | None, step: int) -> list[Demonstration]:
         rng = random.Random(row_key(self.seed, "cold_start", step))
@@ -297,88 +273,6 @@ def _check_characters(
             "demonstrations: add them to model.policy.characters, or set that to from_data."
         )
     return shown
-
-
-def _example(demonstration: Demonstration, dialogue: Dialogue) -> Example:
-    """The tokens that a rollout of these actions would have."""
-    prompt = dialogue.prompt_ids(demonstration.question)
-    tokens = _action_ids(demonstration.completion, dialogue)
-    written = [True] * len(tokens)
-    for observation, action in demonstration.further:
-        for ids, own in (
-            (dialogue.observation_ids(observation, tokens[-1]), False),
-            (_action_ids(action, dialogue), True),
-        ):
-            tokens += ids
-            written += [own] * len(ids)
-    return Example(prompt, tokens, written)
-
-
-def _action_ids(text: str, dialogue: Dialogue) -> list[int]:
-    prefill, tokenizer = dialogue.template.prefill, dialogue.tokenizer
-    if not text.startswith(prefill):
-        raise ValueError(f"a demonstration does not begin with the template's prefill {prefill!r}.")
-    return [*tokenizer(text[len(prefill) :], add_special_tokens=False).input_ids, int(tokenizer.eos_token_id)]
-
-
-def train_on_demonstrations(
-    model: PreTrainedModel,
-    batches: Iterator[list[Example]],
-    *,
-    steps: int,
-    lr: float,
-    pad_token_id: int,
-    optimizer: Optimizer = "adamw",
-) -> None:
-    """Minimises the mean negative log-likelihood of the completion tokens, one step per batch, in place."""
-    schedule = Optimization(lr=lr, warmup_rollouts=steps // 10, schedule="cosine", weight_decay=0.01)
-    parts = _optimizers(model, schedule, optimizer)
-    model.train()
-    with progress_bar("cold start", steps) as advance:
-        for step, batch in enumerate(batches):
-            loss = demonstration_loss(model, batch, pad_token_id=pad_token_id)
-            model.zero_grad(set_to_none=True)
-            loss.backward()
-            schedule.clip_gradients(model.parameters())
-            for part, factor in parts:
-                for group in part.param_groups:
-                    group["lr"] = factor * schedule.lr_at(step, steps)
-                part.step()
-            advance(step + 1, f"loss {loss.item():.3f}")
-
-
-def _optimizers(
-    model: PreTrainedModel, schedule: Optimization, kind: Optimizer
-) -> list[tuple[torch.optim.Optimizer, float]]:
-    """The optimisers of all weights, each with what its rate is of the schedule's."""
-    if kind == "adamw":
-        return [(schedule.build(model.parameters()), 1.0)]
-    ends = {id(end.weight) for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None}
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    inner = [weight for weight in trained if weight.ndim == 2 and id(weight) not in ends]
-    among = {id(weight) for weight in inner}
-    rest = [weight for weight in trained if id(weight) not in among]
-    muon = torch.optim.Muon(inner, lr=schedule.peak, weight_decay=schedule.weight_decay, adjust_lr_fn="match_rms_adamw")
-    return [(muon, MUON_RATE), (schedule.build(rest), 1.0)]
-
-
-def demonstration_loss(model: PreTrainedModel, batch: Sequence[Example], *, pad_token_id: int) -> Tensor:
-    """−Σ log π(token) / number of tokens, over the tokens of the batch that the policy is to write; a scalar."""
-    device = model.device
-    prompt_ids, prompt_mask = pad_left([each.prompt for each in batch], pad_token_id)  # (B, S)
-    flipped_ids, flipped_mask = pad_left([each.completion[::-1] for each in batch], pad_token_id)
-    completion_ids, completion_mask = flipped_ids.flip(1).to(device), flipped_mask.flip(1).to(device)  # (B, T)
-    flipped_written, _ = pad_left([[int(own) for own in each.written[::-1]] for each in batch], 0)
-    written = flipped_written.flip(1).bool().to(device)  # (B, T)
-    logprobs, _ = completion_logprobs(
-        model,
-        prompt_ids=prompt_ids.to(device),
-        prompt_mask=prompt_mask.to(device),
-        completion_ids=completion_ids,
-        completion_mask=completion_mask,
-        temperature=1.0,
-    )
-    return -(logprobs * written).sum() / written.sum()
 
 
 def code_hashes(source: PromptSource, stage: Stage | None) -> dict[str, str]:

@@ -19,14 +19,9 @@ from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.lora import Lora
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.training import cold_start
-from grpo_pl.training.cold_start import (
-    MUON_RATE,
-    ColdStart,
-    Example,
-    demonstration_loss,
-    train_on_demonstrations,
-)
+from grpo_pl.training import cold_start, sft
+from grpo_pl.training.cold_start import ColdStart
+from grpo_pl.training.sft import MUON_RATE, Example, demonstration_loss, train_on_demonstrations
 from grpo_pl.types import Problem
 
 POLICY = PolicyConfig(
@@ -79,7 +74,7 @@ def test_demonstrations_are_made_while_it_learns(monkeypatch: pytest.MonkeyPatch
         made.append(len(source.shown))
         return demonstration_loss(*arguments, **more)
 
-    monkeypatch.setattr(cold_start, "demonstration_loss", loss)
+    monkeypatch.setattr(sft, "demonstration_loss", loss)
     SHORT.ensure(POLICY, TEMPLATE, source, device=CPU)
     assert made == [4, 8, 12]
 
@@ -348,7 +343,7 @@ def test_of_a_source_or_a_file_only_so_many_are_shown_again_and_again(
         taught.extend(tokenizer.decode([*each.prompt, *each.completion]) for each in batch)
         return demonstration_loss(model, batch, **more)
 
-    monkeypatch.setattr(cold_start, "demonstration_loss", loss)
+    monkeypatch.setattr(sft, "demonstration_loss", loss)
     few = ColdStart(steps=5, batch_size=4, lr=1e-3, count=5)
     few.ensure(POLICY, TEMPLATE, Recording(digits=3), device=CPU)
     assert len(taught) == 20 and {taught.count(text) for text in taught} == {4}  # four passes over five

@@ -18,7 +18,8 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.episodes import run_episodes
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.training.cold_start import ColdStart, Example, Stage, demonstration_loss
+from grpo_pl.training.cold_start import ColdStart, Stage
+from grpo_pl.training.sft import Example, demonstration_loss
 from grpo_pl.types import Problem, SampleKey, SamplingParams
 from tests.training.test_cold_start import CPU, POLICY
 

@@ -1,0 +1,115 @@
+"""Supervised fine-tuning on demonstrations: their tokens, the loss, and the training of a cold start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from grpo_pl.data.demonstrations import Demonstration
+from grpo_pl.policy.dialogue import Dialogue
+from grpo_pl.policy.logprobs import completion_logprobs
+from grpo_pl.rollout.decoding import pad_left
+from grpo_pl.training.optimization import Optimization
+from grpo_pl.training.progress import progress_bar
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Optimizer = Literal["adamw", "muon"]
+MUON_RATE = 3.0
+"""Muon's rate as a multiple of AdamW's; see ``ColdStart.optimizer``."""
+
+
+class Example(NamedTuple):
+    """A demonstration as tokens."""
+
+    prompt: list[int]
+    completion: list[int]
+    """The completion with its EOS; of an episode all actions, and the observations between them."""
+    written: list[bool]
+    """True for the tokens of ``completion`` that the policy has to write."""
+
+
+def tokenized(demonstration: Demonstration, dialogue: Dialogue) -> Example:
+    """A demonstration as the tokens that a rollout of its actions would have."""
+    prompt = dialogue.prompt_ids(demonstration.question)
+    tokens = _action_ids(demonstration.completion, dialogue)
+    written = [True] * len(tokens)
+    for observation, action in demonstration.further:
+        for ids, own in (
+            (dialogue.observation_ids(observation, tokens[-1]), False),
+            (_action_ids(action, dialogue), True),
+        ):
+            tokens += ids
+            written += [own] * len(ids)
+    return Example(prompt, tokens, written)
+
+
+def _action_ids(text: str, dialogue: Dialogue) -> list[int]:
+    prefill, tokenizer = dialogue.template.prefill, dialogue.tokenizer
+    if not text.startswith(prefill):
+        raise ValueError(f"a demonstration does not begin with the template's prefill {prefill!r}.")
+    return [*tokenizer(text[len(prefill) :], add_special_tokens=False).input_ids, int(tokenizer.eos_token_id)]
+
+
+def train_on_demonstrations(
+    model: PreTrainedModel,
+    batches: Iterator[list[Example]],
+    *,
+    steps: int,
+    lr: float,
+    pad_token_id: int,
+    optimizer: Optimizer = "adamw",
+) -> None:
+    """Minimises the mean negative log-likelihood of the completion tokens, one step per batch, in place."""
+    schedule = Optimization(lr=lr, warmup_rollouts=steps // 10, schedule="cosine", weight_decay=0.01)
+    parts = _optimizers(model, schedule, optimizer)
+    model.train()
+    with progress_bar("cold start", steps) as advance:
+        for step, batch in enumerate(batches):
+            loss = demonstration_loss(model, batch, pad_token_id=pad_token_id)
+            model.zero_grad(set_to_none=True)
+            loss.backward()
+            schedule.clip_gradients(model.parameters())
+            for part, factor in parts:
+                for group in part.param_groups:
+                    group["lr"] = factor * schedule.lr_at(step, steps)
+                part.step()
+            advance(step + 1, f"loss {loss.item():.3f}")
+
+
+def _optimizers(
+    model: PreTrainedModel, schedule: Optimization, kind: Optimizer
+) -> list[tuple[torch.optim.Optimizer, float]]:
+    """The optimisers of all weights, each with what its rate is of the schedule's."""
+    if kind == "adamw":
+        return [(schedule.build(model.parameters()), 1.0)]
+    ends = {id(end.weight) for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None}
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    inner = [weight for weight in trained if weight.ndim == 2 and id(weight) not in ends]
+    among = {id(weight) for weight in inner}
+    rest = [weight for weight in trained if id(weight) not in among]
+    muon = torch.optim.Muon(inner, lr=schedule.peak, weight_decay=schedule.weight_decay, adjust_lr_fn="match_rms_adamw")
+    return [(muon, MUON_RATE), (schedule.build(rest), 1.0)]
+
+
+def demonstration_loss(model: PreTrainedModel, batch: Sequence[Example], *, pad_token_id: int) -> Tensor:
+    """−Σ log π(token) / number of tokens, over the tokens of the batch that the policy is to write; a scalar."""
+    device = model.device
+    prompt_ids, prompt_mask = pad_left([each.prompt for each in batch], pad_token_id)  # (B, S)
+    flipped_ids, flipped_mask = pad_left([each.completion[::-1] for each in batch], pad_token_id)
+    completion_ids, completion_mask = flipped_ids.flip(1).to(device), flipped_mask.flip(1).to(device)  # (B, T)
+    flipped_written, _ = pad_left([[int(own) for own in each.written[::-1]] for each in batch], 0)
+    written = flipped_written.flip(1).bool().to(device)  # (B, T)
+    logprobs, _ = completion_logprobs(
+        model,
+        prompt_ids=prompt_ids.to(device),
+        prompt_mask=prompt_mask.to(device),
+        completion_ids=completion_ids,
+        completion_mask=completion_mask,
+        temperature=1.0,
+    )
+    return -(logprobs * written).sum() / written.sum()
