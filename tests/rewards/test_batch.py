@@ -167,3 +167,17 @@ def test_rows_that_lack_a_column_are_no_fault_of_the_reward() -> None:
 def test_an_unknown_on_error_is_refused() -> None:
     with pytest.raises(ValueError, match="reward 'odd' has on_error 'nothing': give raise or none"):
         check_rewards([_Odd(None, "nothing")])
+
+
+def test_an_episode_without_a_return_is_nobodys_fault_and_one_that_returned_nothing_is_judged() -> None:
+    """Its environment failed: the text would be judged as if the policy had stopped there."""
+    episodes = [{"return": None, "detail": "out of memory"}, {"return": 0.0}, None, {"return": -1.0}]
+    rewards = [
+        Given(scores=[Score(1.0, "ok")] * 4, correctness=True),
+        Given(name="other", scores=[Score(0.5, "ok")] * 4),
+    ]
+    scored = score_completions(rewards, completions=["c"] * 4, answers=["a"] * 4, columns={"episode": episodes})
+    for row, value in zip(scored.scores, (1.0, 0.5), strict=True):
+        assert row[0] == Score(None, "unavailable", "out of memory")
+        assert [score.value for score in row[1:]] == [value] * 3
+    assert scored.totals() == [None, 1.5, 1.5, 1.5]
