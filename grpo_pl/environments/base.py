@@ -1,4 +1,4 @@
-"""``Environment``: what a policy acts in, turn by turn; and ``Transition``: what one turn led to, checked."""
+"""``Environment``, in which a policy acts turn by turn, and ``Transition``, the checked result of a turn."""
 
 from __future__ import annotations
 

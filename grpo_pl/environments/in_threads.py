@@ -1,4 +1,4 @@
-"""Episodes in threads of this process, for environments that are known to return; one that does not holds a thread."""
+"""Episodes in threads of this process, for environments whose steps return: one that hangs occupies a thread."""
 
 from __future__ import annotations
 

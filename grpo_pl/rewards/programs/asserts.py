@@ -1,4 +1,4 @@
-"""Takes an assertion apart: what the program is asked for, and what is expected of it, which the program never sees.
+"""Splits an assertion into a question for the program and the expected value, which the program never sees.
 
 ``assert f(2) == 4`` asks for ``f(2)`` and expects that it ``== 4``. Only the first half is sent to the process of the
 program; the second is evaluated here, by a small evaluator that knows literals, comparisons, arithmetic and a few

@@ -1,4 +1,4 @@
-"""Reads what a program gave back and compares it with what was expected: in this process, which no program reaches.
+"""Reads the results of a program and compares them with the expected ones, in this process, which no program reaches.
 
 Every comparison is total: whatever a program writes, the answer is yes or no.
 """

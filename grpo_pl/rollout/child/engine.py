@@ -1,4 +1,4 @@
-"""``ChildEngine``: what engines in a child process share: starting it, giving it weights, and asking it."""
+"""``ChildEngine``: base class of engines that draw in a child process."""
 
 from __future__ import annotations
 
