@@ -13,6 +13,7 @@ from grpo_pl.functional.advantages import Baseline, Scale
 from grpo_pl.functional.kl import Estimator
 from grpo_pl.functional.losses import Aggregation, Mismatch, RatioLevel, Surrogate
 from grpo_pl.objective.fields import BUDGET, Objective
+from tests.rewards.shipped import SHIPPED
 
 ROOT = Path(grpo_pl.__file__).parents[1]
 FIELDS = [field.name for field in fields(Objective) if "_" in field.name and field.name not in BUDGET]
@@ -66,10 +67,15 @@ def test_an_estimator_or_surrogate_is_named_in_five_files_of_code(choice: str) -
     assert len(files) <= 5, files
 
 
-@pytest.mark.parametrize("reward", ["CountdownReward", "SortingReward", "SubsetSumReward"])
-def test_a_reward_is_named_in_three_files_of_its_room(reward: str) -> None:
-    files = naming(reward, "grpo_pl/rewards")
-    assert 2 <= len(files) <= 3, files  # its own, and lists
+NAMED_BY_OTHERS = {"CodeReward", "ColumnArithmeticReward", "MathReward", "PerSource"}
+"""Rewards that messages and docstrings of other files speak of."""
+
+
+@pytest.mark.parametrize("reward", sorted(SHIPPED.keys() - NAMED_BY_OTHERS))
+def test_a_reward_is_named_in_its_own_file_and_in_the_package(reward: str) -> None:
+    own = str(Path(*SHIPPED[reward].__module__.split(".")).with_suffix(".py"))
+    assert sorted(naming(reward, "grpo_pl/rewards")) == sorted([own, "grpo_pl/rewards/__init__.py"])
+    assert naming(reward, "docs/reference") == []
 
 
 @pytest.mark.parametrize(("engine", "folder"), [("VLLMEngine", "vllm"), ("RayEngine", "ray")])
