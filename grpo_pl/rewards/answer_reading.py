@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import regex
 
@@ -146,7 +145,7 @@ def behind_pattern(text: str, pattern: str) -> Found:
     """The group of the last match, or what follows on its line."""
     try:
         last = None
-        for last in _compiled(pattern).finditer(text, timeout=PATTERN_SECONDS):  # noqa: B007 - the last one
+        for last in regex.finditer(pattern, text, timeout=PATTERN_SECONDS):  # noqa: B007 - the last one
             pass
     except TimeoutError:
         return Found("", f"answer_pattern took more than {PATTERN_SECONDS:g} s", late=True)
@@ -156,20 +155,11 @@ def behind_pattern(text: str, pattern: str) -> Found:
     return Found((answer or "").strip())
 
 
-@lru_cache(maxsize=16)
-def _compiled(pattern: str) -> Any:
-    return regex.compile(pattern)
-
-
-class _NoJson(ValueError):
-    """NaN and Infinity, which Python would read."""
-
-
 def json_field(text: str, field: str) -> Found:
     """The field of the last JSON object that has it at its top level; numbers as they are written."""
 
     def refuse(constant: str) -> None:
-        raise _NoJson(constant)
+        raise ValueError(f"{constant} is no JSON, though Python would read it")
 
     decoder = json.JSONDecoder(parse_int=_Spelled, parse_float=_Spelled, parse_constant=refuse)
     found, start, tries = Found(""), 0, 0
