@@ -59,9 +59,6 @@ def check_parts(
 
     Args:
         in_parts: long completions take several steps.
-
-    Raises:
-        ValueError: the first of them.
     """
     check_rewards(rewards, steps_needed=algorithm.needs_step_rewards)
     check_episodes(environment, algorithm, rewards)
@@ -112,9 +109,6 @@ def check_strategy(strategy: Strategy | str) -> None:
 
     Args:
         strategy: as a Trainer has it, or its name, before there is a Trainer.
-
-    Raises:
-        ValueError: it is none of those that are tested, and no subclass of one.
     """
     if isinstance(strategy, str):
         tested, name = strategy in ("auto", "ddp") or strategy.startswith("ddp_find_unused"), strategy
@@ -128,11 +122,7 @@ def check_strategy(strategy: Strategy | str) -> None:
 
 
 def check_extras(extras: Iterable[object]) -> None:
-    """Refuses callbacks and plugins of a Trainer that are in `REFUSED`, and checkpoints in no folder.
-
-    Raises:
-        ValueError: the first of them, and what to do instead.
-    """
+    """Refuses callbacks and plugins of a Trainer that are in `REFUSED`, and checkpoints in no folder."""
     for extra in extras:
         for kind, reason in REFUSED.items():
             if isinstance(extra, kind):
@@ -148,9 +138,6 @@ def check_monitors(callbacks: Iterable[Callback], validation: Validation, data: 
     """Refuses an EarlyStopping that waits for a number which no validation measures, and a ModelCheckpoint with a
     misspelt one. A reward's own numbers, by ``log_metric``, are not known before: the former must be told ``strict:
     false``.
-
-    Raises:
-        ValueError: the callback, the name, and all there are.
     """
     watching = [callback for callback in callbacks if isinstance(callback, EarlyStopping | ModelCheckpoint)]
     if not watching:
@@ -177,9 +164,6 @@ def check_averaging(callbacks: Iterable[Callback], *, copied: bool) -> None:
 
     Args:
         copied: engines have copies of the weights, the policy is sharded, or episodes are played.
-
-    Raises:
-        ValueError: what goes together.
     """
     if copied and any(isinstance(callback, WeightAveraging) for callback in callbacks):
         raise ValueError(
@@ -191,9 +175,6 @@ def check_averaging(callbacks: Iterable[Callback], *, copied: bool) -> None:
 def check_precision(precision: str) -> None:
     """Refuses a precision of Lightning's that changes the type of the weights, or scales gradients before they are
     clipped.
-
-    Raises:
-        ValueError: what to set instead.
     """
     if precision in ("bf16", "16", "16-mixed", "bf16-true", "16-true") or precision.startswith("transformer-engine"):
         raise ValueError(
@@ -203,22 +184,14 @@ def check_precision(precision: str) -> None:
 
 
 def check_length(max_epochs: int | None, max_steps: int | None) -> None:
-    """Refuses to go over a run's rollouts more than once, or to end in the middle.
-
-    Raises:
-        ValueError: what says how long a run is.
-    """
+    """Refuses to go over a run's rollouts more than once, or to end in the middle."""
     for name, value, whole_run in (("max_epochs", max_epochs, 1), ("max_steps", max_steps, -1)):
         if value not in (None, whole_run):
             raise ValueError(f"trainer.{name} is {value}: the length of a run is {NAMES[name]}; set it to {whole_run}.")
 
 
 def check_trainer(trainer: Trainer) -> None:
-    """Refuses a Trainer, also one made by hand, that would train otherwise than asked.
-
-    Raises:
-        ValueError: see `check_strategy`, `check_extras`, `check_precision` and `check_length`.
-    """
+    """Refuses a Trainer, also one made by hand, that would train otherwise than asked."""
     check_strategy(trainer.strategy)
     check_extras([*trainer.callbacks, trainer.strategy.checkpoint_io])  # type: ignore[attr-defined]
     check_precision(str(trainer.precision))
@@ -231,11 +204,7 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def check_episodes(environment: Environment | None, algorithm: GRPOAlgorithm, rewards: Sequence[Reward]) -> None:
-    """Refuses what needs an environment without one, and the other way round.
-
-    Raises:
-        ValueError: what to change.
-    """
+    """Refuses what needs an environment without one, and the other way round."""
     if environment is not None:
         if algorithm.needs_step_rewards:
             raise ValueError(
@@ -265,11 +234,7 @@ def _with_inner(rewards: Iterable[Reward]) -> Iterator[Reward]:
 
 
 def check_partial(algorithm: GRPOAlgorithm, *, has_environment: bool, staleness: int) -> None:
-    """Refuses what partial rollouts do not go with.
-
-    Raises:
-        ValueError: which field to change.
-    """
+    """Refuses what partial rollouts do not go with."""
     others = {
         "model.environment": has_environment,
         "model.algorithm.dynamic_sampling": algorithm.dynamic_sampling,
@@ -281,12 +246,7 @@ def check_partial(algorithm: GRPOAlgorithm, *, has_environment: bool, staleness:
 
 
 def check_engine(engine: RolloutEngine, algorithm: GRPOAlgorithm, sampling: SamplingParams, *, staleness: int) -> None:
-    """Refuses an engine that takes no request, cannot record what the objective asks for, or cannot draw ahead.
-
-    Raises:
-        ValueError: the engine was written for an earlier version, keeps no support or no likely tokens, or reads the
-            policy's weights while it draws, and they change.
-    """
+    """Refuses an engine that takes no request, cannot record what the objective asks for, or cannot draw ahead."""
     name = type(engine).__name__
     try:
         inspect.signature(engine.generate).bind("model", "request", progress=None, should_stop=None)

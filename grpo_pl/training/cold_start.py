@@ -85,11 +85,7 @@ class ColdStart:
 
     @property
     def size(self) -> tuple[int, int, float]:
-        """Steps, demonstrations per step and learning rate.
-
-        Raises:
-            ValueError: one of them is null; ``GRPOModule.derive_defaults`` replaces it when a run starts.
-        """
+        """Steps, demonstrations per step and learning rate."""
         if self.steps is None or self.batch_size is None or self.lr is None:
             raise ValueError("cold_start: steps, batch_size or lr is null, and no run has derived it: give all three.")
         return self.steps, self.batch_size, self.lr
@@ -129,9 +125,6 @@ class ColdStart:
 
         Args:
             stage: where the source's demonstrations are played; None takes each as a completion.
-
-        Raises:
-            ValueError: the source has no demonstrations, or one that the environment refuses.
         """
         folder = self.folder(policy, template, source, stage)
         if folder.is_dir():
@@ -233,11 +226,7 @@ class Stage:
             self.environment.shutdown()
 
     def demonstration(self, prompt: Problem, actions: Sequence[str] | Player, *, seed: int) -> Demonstration:
-        """Plays an episode.
-
-        Raises:
-            ValueError: there is no action, or the environment refuses one.
-        """
+        """Plays an episode."""
         said: list[str] = []
 
         def next_action(turns: Sequence[Transition]) -> str | None:

@@ -75,11 +75,7 @@ class Reference:
 
 
 def teacher_configs(teacher: TeacherConfig | None, teachers: Mapping[str, Any] | None) -> dict[str, TeacherConfig]:
-    """``model.teacher`` and ``model.teachers`` as one.
-
-    Raises:
-        ValueError: both are given.
-    """
+    """``model.teacher`` and ``model.teachers`` as one."""
     if teacher is not None and teachers:
         raise ValueError("model.teacher is for all problems, model.teachers for those of each source: give one of two.")
     named = {name: TeacherConfig(**each) if isinstance(each, dict) else each for name, each in (teachers or {}).items()}
@@ -87,11 +83,7 @@ def teacher_configs(teacher: TeacherConfig | None, teachers: Mapping[str, Any] |
 
 
 def check_teachers(configs: Configs, algorithm: GRPOAlgorithm, *, temperature: float) -> None:
-    """Refuses an objective that has no teacher, or asks one for what it cannot give.
-
-    Raises:
-        ValueError: what to change.
-    """
+    """Refuses an objective that has no teacher, or asks one for what it cannot give."""
     if not algorithm.needs_teacher:
         return
     if not configs:
@@ -113,11 +105,7 @@ def check_teachers(configs: Configs, algorithm: GRPOAlgorithm, *, temperature: f
 
 
 def check_sources(configs: Configs, sources: Iterable[str]) -> None:
-    """Refuses problems without a teacher, and teachers without problems.
-
-    Raises:
-        ValueError: names of both.
-    """
+    """Refuses problems without a teacher, and teachers without problems."""
     names = set(sources)
     if EVERY_SOURCE not in configs and configs.keys() != names:
         told = ", ".join(sorted(names - {""})) or "none, as data.source is no mixture: set model.teacher"
@@ -201,11 +189,7 @@ class Teachers:
         budget: TokenBudget,
         collective: Collective,
     ) -> TeacherScores:
-        """This rank's samples under the teacher of each, no gradient, a micro-batch at a time; all ranks call it.
-
-        Raises:
-            ValueError: a sample is longer than its teacher can read, or a server gives no log-probabilities.
-        """
+        """This rank's samples under the teacher of each, no gradient, a micro-batch at a time; all ranks call it."""
         rollout = samples.rollout
         owners = [self._owner(problem.source) for problem in samples.per_row]
         logprobs = torch.zeros_like(rollout.sampling_logprobs)

@@ -53,9 +53,6 @@ class StepLog:
 
         Args:
             more: the metrics of callbacks and of other parts of the run.
-
-        Raises:
-            ValueError: as `noted_means`.
         """
         metrics = experience_metrics(experience, self._rewards, collective, self._reflection_words)
         broken = broken_share(metrics, self._rewards, experience.lengths.numel())
@@ -219,9 +216,6 @@ def noted_means(
 
     Args:
         taken: names that are logged already.
-
-    Raises:
-        ValueError: a name is among them.
     """
     values: dict[str, list[float]] = {}
     for some in collective.gather_objects(dict(noted)):
@@ -234,11 +228,7 @@ def noted_means(
 
 
 def without_value(samples: Samples, collective: Collective) -> tuple[float, str]:
-    """The share of the episodes of all ranks that have no value, and the detail of the first of them.
-
-    Raises:
-        ValueError: none has one, so that there is nothing to learn from.
-    """
+    """The share of the episodes of all ranks that have no value, and the detail of the first of them."""
     episodes = samples.episodes or ()
     details = [
         episode.detail or "its prompt leaves no room for an action" for episode in episodes if episode.value is None

@@ -40,9 +40,6 @@ def micro_batches(rollout: Rollout, rows: Tensor, budget: int, *, share_prompts:
 
     Args:
         rows: (b,) indices into the rollout.
-
-    Raises:
-        ValueError: a single row is longer than the budget.
     """
     prompts = rollout.prompt_mask[rows].sum(dim=1).tolist()
     completions = rollout.completion_mask[rows].sum(dim=1).tolist()
@@ -75,11 +72,7 @@ def longest_row(rollout: Rollout) -> int:
 
 
 def check_longest(longest: int, budget: int) -> None:
-    """Refuses a row of ``longest`` tokens that no micro-batch may hold.
-
-    Raises:
-        ValueError: both numbers, and what to set.
-    """
+    """Refuses a row of ``longest`` tokens that no micro-batch may hold."""
     if longest > budget:
         raise ValueError(
             f"model.max_tokens_per_microbatch is {budget}, but a prompt with its completion has {longest} tokens: set "
@@ -120,9 +113,6 @@ class TokenBudget:
     def cut(self, rollout: Rollout, rows: Tensor, policy: PreTrainedModel) -> list[Tensor]:
         """``micro_batches`` of ``rows`` for this policy. A budget that was found or halved gives way to a longer
         row, up to the configured one.
-
-        Raises:
-            ValueError: a row is longer than the configured budget.
         """
         assert self.tokens is not None, "the budget is not resolved"
         longest = longest_row(rollout)
@@ -130,11 +120,7 @@ class TokenBudget:
         return micro_batches(rollout, rows, budget, share_prompts=shares_prompts(policy, longest))
 
     def check(self, rollout: Rollout, collective: Collective) -> None:
-        """Refuses on every rank what `cut` would refuse on one, while the others wait for it.
-
-        Raises:
-            ValueError: a row of any rank is longer than the configured budget.
-        """
+        """Refuses on every rank what `cut` would refuse on one, while the others wait for it."""
         if self.configured is not None:
             check_longest(collective.max(longest_row(rollout), rollout.completion_ids.device), self.configured)
 

@@ -215,11 +215,7 @@ class GRPOModule(PolicyModule):
             self._teachers = Teachers(self.teacher_configs, self.tokenizer, sharding)
 
     def check_teachers(self, data: RolloutDataModule) -> None:
-        """Refuses teachers that lack a part of the data, or would read other tokens than the policy writes.
-
-        Raises:
-            ValueError: what differs.
-        """
+        """Refuses teachers that lack a part of the data, or would read other tokens than the policy writes."""
         if self.algorithm.needs_teacher:
             check_sources(self.teacher_configs, data.source.leaves())
             asked = [problem.asked for problem in islice(first_prompts(data), PROMPTS_COMPARED)]
@@ -229,11 +225,7 @@ class GRPOModule(PolicyModule):
         return self.optimization.build(self.require_policy().parameters())
 
     def prepare_staleness(self, staleness: int) -> None:
-        """Prepares for rollouts that are ``staleness`` updates old: their engine, and the objective's correction.
-
-        Raises:
-            ValueError: see `check_engine`.
-        """
+        """Prepares for rollouts that are ``staleness`` updates old: their engine, and the objective's correction."""
         self.algorithm = self.configured_algorithm.for_stale_samples(staleness > 0 or self.draws_in_parts)
         if self._partial is not None:
             checks.check_partial(self.algorithm, has_environment=self.environment is not None, staleness=staleness)

@@ -56,11 +56,7 @@ class Optimization:
 
     @property
     def peak(self) -> float:
-        """The peak learning rate.
-
-        Raises:
-            ValueError: it is null; ``GRPOModule.derive_defaults`` replaces it when a run starts.
-        """
+        """The peak learning rate."""
         if self.lr is None:
             raise ValueError("optimization.lr is null, and no run has derived it: give a learning rate.")
         return self.lr

@@ -89,9 +89,6 @@ class PartialRolloutBuffer:
             wanted: groups of a step over all ranks.
             prompts_of: this rank's prompts of a step.
             device: on which ranks exchange numbers.
-
-        Raises:
-            ValueError: a problem that no checkpoint may hold.
         """
         groups, opened = list(self.groups), max(self.opened, step)
         while opened < min(step + self.settings.steps_in_flight, steps) or len(groups) < wanted:
@@ -184,11 +181,7 @@ class PartialRolloutBuffer:
         return {"groups": groups, "opened": self.opened}
 
     def load_state_dict(self, state: Mapping[str, Any], *, group_size: int, longest: int) -> None:
-        """Takes back what `state_dict` gave; completions that are longer than allowed by now end there.
-
-        Raises:
-            ValueError: the groups have another size.
-        """
+        """Takes back what `state_dict` gave; completions that are longer than allowed by now end there."""
         groups = []
         for group in state["groups"]:
             rows = [PartialCompletion(**row) for row in group["completions"]]

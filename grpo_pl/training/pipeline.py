@@ -253,11 +253,7 @@ def _failure(rollout: PendingRollout) -> str:
 
 
 def _share(samples: Samples, collective: Collective, device: torch.device) -> Samples:
-    """This rank's groups of those of all ranks.
-
-    Raises:
-        ValueError: they do not divide.
-    """
+    """This rank's groups of those of all ranks."""
     groups = len(samples.prompts)
     share, rest = divmod(groups, collective.world)
     if rest:

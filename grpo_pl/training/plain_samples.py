@@ -16,11 +16,7 @@ from grpo_pl.types import Problem, Rollout
 
 
 def to_plain(samples: Samples) -> dict[str, Any]:
-    """Everything about the samples but the ``info`` of transitions, for `from_plain`.
-
-    Raises:
-        ValueError: as `plain_problem`.
-    """
+    """Everything about the samples but the ``info`` of transitions, for `from_plain`."""
     rollout = samples_to(samples, torch.device("cpu")).rollout
     episodes = samples.episodes
     return {
@@ -78,11 +74,7 @@ def trimmed(samples: Samples) -> Samples:
 
 
 def plain_problem(problem: Problem) -> dict[str, Any]:
-    """A problem's fields.
-
-    Raises:
-        ValueError: a field or a column holds what a checkpoint cannot.
-    """
+    """A problem's fields."""
     where = f"problem {problem.id}"
     fields = {name: _plain(value, f"{name} of {where}") for name, value in vars(problem).items() if name != "columns"}
     columns = {name: _plain(value, f"column {name!r} of {where}") for name, value in problem.columns.items()}
@@ -90,11 +82,7 @@ def plain_problem(problem: Problem) -> dict[str, Any]:
 
 
 def check_plain(problems: Sequence[Problem]) -> None:
-    """Refuses what no checkpoint may hold before there are samples to lose.
-
-    Raises:
-        ValueError: as `plain_problem`.
-    """
+    """Refuses what no checkpoint may hold before there are samples to lose."""
     for problem in problems:
         plain_problem(problem)
 

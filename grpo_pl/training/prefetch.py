@@ -142,11 +142,7 @@ class PrefetchedRollouts:
         return self._pipeline.state_dict(int(self._collector.sampler.tokenizer.pad_token_id))
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
-        """Takes back what `state_dict` gave, on any number of ranks.
-
-        Raises:
-            ValueError: they were drawn with other settings.
-        """
+        """Takes back what `state_dict` gave, on any number of ranks."""
         _check_shape(
             states,
             group_size=self._collector.algorithm.group_size,
@@ -181,9 +177,6 @@ def _check_shape(
     Args:
         group_size: of the run as it is now, like ``prompts`` of a step, whether its completions are ``episodes``, and
             whether it has the ``likely`` tokens recorded.
-
-    Raises:
-        ValueError: the field, and both values.
     """
     for state in states:
         samples = state["samples"]

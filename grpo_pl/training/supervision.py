@@ -83,11 +83,7 @@ class Turns:
 
 
 def turns_of(scored: ScoredBatch, samples: Samples) -> Turns:
-    """Rewards of each turn: those of a reward that scores turns, and with the last turn every other reward.
-
-    Raises:
-        ValueError: a reward scores another number of turns than the episode has.
-    """
+    """Rewards of each turn: those of a reward that scores turns, and with the last turn every other reward."""
     device = samples.rollout.completion_ids.device
     assert samples.episodes is not None, "supervision turn without an environment is refused before"
     counts = [len(episode.turns) for episode in samples.episodes]

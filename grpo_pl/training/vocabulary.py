@@ -87,9 +87,6 @@ def check_vocabulary(
     """Refuses texts with characters that a vocabulary of single characters lacks, for they would be dropped.
 
     Problems of a list whose ``bad_rows`` is ``drop`` are left out and counted instead.
-
-    Raises:
-        ValueError: the characters, and in how many prompts, gold answers and demonstrations they are.
     """
     known = known_characters(tokenizer)
     if known is None:
