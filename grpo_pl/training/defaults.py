@@ -40,7 +40,7 @@ class Derived(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class RunFacts:
     """Facts about a run that are known before it starts."""
 
     parameters: int
@@ -120,34 +120,34 @@ def prompts_of_a_step(group_size: int, problems: int | None) -> int:
     return wanted
 
 
-def derive(known: Known, unset: Sequence[str]) -> list[Derived]:
+def derive(facts: RunFacts, unset: Sequence[str]) -> list[Derived]:
     """The rules of this file, applied to the fields of ``unset``."""
-    scratch = known.kind == "from scratch"
+    scratch = facts.kind == "from scratch"
     batch = 32 if scratch else 16
-    shown = "demonstrations without end" if known.demonstrations is None else f"{known.demonstrations} demonstrations"
-    found = "problems without end" if known.problems is None else f"{known.problems} problems"
+    shown = "demonstrations without end" if facts.demonstrations is None else f"{facts.demonstrations} demonstrations"
+    found = "problems without end" if facts.problems is None else f"{facts.problems} problems"
     start = "from scratch" if scratch else "trained before"
     derived = [
-        Derived("model.optimization.lr", peak_rate(known.parameters, known.kind), known.size),
-        Derived("model.optimization.warmup_rollouts", warm_up(known.rollouts), f"{known.rollouts} rollouts"),
+        Derived("model.optimization.lr", peak_rate(facts.parameters, facts.kind), facts.size),
+        Derived("model.optimization.warmup_rollouts", warm_up(facts.rollouts), f"{facts.rollouts} rollouts"),
         Derived("model.optimization.schedule", "cosine" if scratch else "constant", start),
-        Derived("model.cold_start.lr", demonstration_rate(known.parameters, known.kind), known.size),
+        Derived("model.cold_start.lr", demonstration_rate(facts.parameters, facts.kind), facts.size),
         Derived("model.cold_start.batch_size", batch, start),
         Derived(
             "model.cold_start.steps",
-            demonstration_steps(known.kind, known.tokens, known.demonstrations, batch),
-            f"completions of up to {known.tokens} tokens, {shown}, {start}",
+            demonstration_steps(facts.kind, facts.tokens, facts.demonstrations, batch),
+            f"completions of up to {facts.tokens} tokens, {shown}, {start}",
         ),
         Derived(
             "data.prompts_per_step",
-            prompts_of_a_step(known.group_size, known.problems),
-            f"groups of {known.group_size}, {found}",
+            prompts_of_a_step(facts.group_size, facts.problems),
+            f"groups of {facts.group_size}, {found}",
         ),
     ]
     return [each for each in derived if each.field in unset]
 
 
-def look_at(
+def run_facts(
     policy: PolicyConfig,
     group_size: int,
     longest_action: int,
@@ -155,7 +155,7 @@ def look_at(
     data: RolloutDataModule,
     *,
     episodes: bool,
-) -> Known:
+) -> RunFacts:
     """The facts of a run; counts parameters without loading weights, and reads files of problems."""
     characters = None if policy.characters == FROM_DATA else policy.characters
     counted = replace(policy, lora=None, quantization=None, characters=characters)
@@ -164,7 +164,7 @@ def look_at(
     file, count = (None, None) if cold_start is None else (cold_start.demonstrations, cold_start.count)
     shown = [] if file is None else [len(read_demonstrations(file))]
     lists = [leaf.problems("train") for leaf in data.source.leaves().values()]
-    return Known(
+    return RunFacts(
         parameters=sum(weight.numel() for weight in model.parameters()),
         kind="from scratch" if policy.path is None else "trained before" if policy.lora is None else "adapters",
         rollouts=data.steps,

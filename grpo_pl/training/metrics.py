@@ -23,7 +23,7 @@ from grpo_pl.types import FinishReason
 
 REFLECTION_WORDS = ("wait", "check")
 """A completion that contains one of these counts as reflecting (the "aha moment" of DeepSeek-R1)."""
-_SOME = 0.01
+_WARN_ABOVE = 0.01
 """Broken rewards or failed episodes are worth a warning above this share."""
 
 
@@ -56,7 +56,7 @@ class StepLog:
         """
         metrics = experience_metrics(experience, self._rewards, collective, self._reflection_words)
         broken = broken_share(metrics, self._rewards, experience.lengths.numel())
-        if broken > _SOME and not self._warned_of_rewards:
+        if broken > _WARN_ABOVE and not self._warned_of_rewards:
             self._warned_of_rewards = True
             rank_zero_warn(
                 f"Judging {broken:.1%} of the completions of this step timed out, was killed or crashed; they score 0. "
@@ -75,7 +75,7 @@ class StepLog:
         for name, values in (("loss", result.losses), ("grad_norm", result.grad_norms)):
             if values:
                 metrics[name] = sum(values) / len(values)
-        return metrics | noted_means(experience.scored.metrics, collective, {*metrics, "step"})
+        return metrics | logged_means(experience.scored.metrics, collective, {*metrics, "step"})
 
     def check_divergence(self, taken: Sequence[bool], most: int) -> None:
         """Counts updates in a row that were skipped.
@@ -98,7 +98,7 @@ class StepLog:
 
     def warn_of_failed_episodes(self, share: float, first: str) -> None:
         """Warns if many episodes of the step have no value; ``first`` says why one has none."""
-        if share > _SOME and not self._warned_of_episodes:
+        if share > _WARN_ABOVE and not self._warned_of_episodes:
             self._warned_of_episodes = True
             rank_zero_warn(
                 f"{share:.1%} of the episodes of this step have no value and leave the loss; the first: {first} "
@@ -209,7 +209,7 @@ def _text_metrics(experience: Experience, collective: Collective, words: Sequenc
     return {**seen, "completions/reflection_rate": reflecting / rows}
 
 
-def noted_means(
+def logged_means(
     noted: Mapping[str, Sequence[float]], collective: Collective, taken: Collection[str]
 ) -> dict[str, float]:
     """Metrics that reward functions logged by ``log_metric``: means over their calls on all ranks, sorted by name.
@@ -228,7 +228,7 @@ def noted_means(
 
 
 def without_value(samples: Samples, collective: Collective) -> tuple[float, str]:
-    """The share of the episodes of all ranks that have no value, and the detail of the first of them."""
+    """The share of all ranks' episodes that have no value, and the detail of the first; an error if none has one."""
     episodes = samples.episodes or ()
     details = [
         episode.detail or "its prompt leaves no room for an action" for episode in episodes if episode.value is None

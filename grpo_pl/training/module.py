@@ -38,7 +38,7 @@ from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.training import checks
 from grpo_pl.training.cold_start import ColdStart
 from grpo_pl.training.collect import pass_rates
-from grpo_pl.training.defaults import Derived, derive, look_at, unset_fields, with_values
+from grpo_pl.training.defaults import Derived, derive, run_facts, unset_fields, with_values
 from grpo_pl.training.experience import Experience, ExperienceMaker
 from grpo_pl.training.frozen_models import Reference, Teachers, check_sources, check_tokenizers, teacher_configs
 from grpo_pl.training.metrics import REFLECTION_WORDS, StepLog, without_value
@@ -173,7 +173,7 @@ class GRPOModule(PolicyModule):
         group_size, longest = self.algorithm.group_size, self.sampling.max_completion_length
         episodes = self.environment is not None
         found = derive(
-            look_at(self.policy_config, group_size, longest, self.cold_start, data, episodes=episodes), unset
+            run_facts(self.policy_config, group_size, longest, self.cold_start, data, episodes=episodes), unset
         )
         self.take_derived({each.field: each.value for each in found}, data)
         return found

@@ -35,7 +35,7 @@ from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.cold_start import ColdStart, Stage
 from grpo_pl.training.collect import Collector, DrawRequest, trainer_state
 from grpo_pl.training.hooks import StepCallback
-from grpo_pl.training.metrics import noted_means
+from grpo_pl.training.metrics import logged_means
 from grpo_pl.training.vocabulary import with_collected_characters
 from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
@@ -297,7 +297,7 @@ class PolicyModule(LightningModule):
         self.held_out_counts = self._held_out.counts()
         numbers = {key: found.mean for key, found in self.held_out.items()}
         taken = {key.removeprefix("val/") for key in [*self.held_out, "val/unjudged"]}
-        noted = noted_means(self._held_out.noted, self.collective, taken)
+        noted = logged_means(self._held_out.noted, self.collective, taken)
         numbers |= {f"val/{name}": mean for name, mean in noted.items()}
         numbers |= {f"{group}/unjudged": float(count) for group, count in self.unjudged.items()}
         self.log("step", float(self._data.completed_rollouts), on_epoch=True)

@@ -15,13 +15,13 @@ from grpo_pl.policy.lora import Lora
 from grpo_pl.training.cold_start import ColdStart
 from grpo_pl.training.defaults import (
     Derived,
-    Known,
+    RunFacts,
     demonstration_rate,
     demonstration_steps,
     derive,
-    look_at,
     peak_rate,
     prompts_of_a_step,
+    run_facts,
     table,
     unset_fields,
     warm_up,
@@ -88,7 +88,7 @@ def test_counts_by_hand() -> None:
 
 
 def test_only_what_is_null_is_derived() -> None:
-    known = Known(parameters=100_000, kind="from scratch", rollouts=100, group_size=8, tokens=64)
+    known = RunFacts(parameters=100_000, kind="from scratch", rollouts=100, group_size=8, tokens=64)
     unset = unset_fields(
         Optimization(warmup_rollouts=0), ColdStart(steps=7), RolloutDataModule(ArithmeticPrompts(), prompts_per_step=2)
     )
@@ -110,7 +110,7 @@ def test_only_what_is_null_is_derived() -> None:
 def test_what_is_known_is_counted() -> None:
     data = RolloutDataModule(ArithmeticPrompts(), steps=60)
     policy = PolicyConfig(from_scratch=TINY_POLICY)
-    known = look_at(policy, 4, 32, None, data, episodes=False)
+    known = run_facts(policy, 4, 32, None, data, episodes=False)
     # 103 tokens of width 32; 4 projections of 32² and 3 biases, 3 of 32 · 48, 2 norms, 1 norm at the end
     assert known.parameters == 103 * 32 + 4 * 32**2 + 3 * 32 + 3 * 32 * 48 + 3 * 32
     assert (known.kind, known.rollouts, known.group_size, known.problems) == ("from scratch", 60, 4, None)
@@ -127,10 +127,10 @@ def test_a_file_of_problems_and_demonstrations_is_counted(
     shown.write_text('{"prompt": "1+1=", "completion": "2"}\n' * 3)
     data = RolloutDataModule(JsonLinesPrompts(path=str(problems), val_share=0.0))
     policy = PolicyConfig(path=str(tmp_path / "model"), lora=Lora(rank=2))
-    known = look_at(policy, 8, 32, ColdStart(demonstrations=str(shown)), data, episodes=True)
+    known = run_facts(policy, 8, 32, ColdStart(demonstrations=str(shown)), data, episodes=True)
     assert (known.kind, known.problems, known.demonstrations) == ("adapters", 10, 3)
-    few = look_at(policy, 8, 32, ColdStart(demonstrations=str(shown), count=2), data, episodes=True)
-    own = look_at(policy, 8, 32, ColdStart(count=5), data, episodes=True)
+    few = run_facts(policy, 8, 32, ColdStart(demonstrations=str(shown), count=2), data, episodes=True)
+    own = run_facts(policy, 8, 32, ColdStart(count=5), data, episodes=True)
     assert (few.demonstrations, own.demonstrations) == (2, 5)
     assert known.tokens == 48  # the context of the policy, which an episode may fill
 
