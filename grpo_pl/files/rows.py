@@ -174,8 +174,7 @@ def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def resume_rows(path: Path) -> list[Row]:
     """The rows that an interrupted `append_rows` left, none where there is no file. Removes a
-    last line that was cut short, so that the next row starts on a line of its own.
-    """
+    last line that was cut short, so that the next row starts on a line of its own."""
     if not path.exists():
         return []
     rows = [line.row for line in read_lines(path, may_be_cut_short=True)]

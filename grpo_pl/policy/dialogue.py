@@ -95,23 +95,27 @@ class Dialogue:
 
     def check(self, role: str = "user") -> None:
         """Checks that the template only appends text for a message of ``role``, and the same text in later turns and
-        whether or not the assistant wrote thoughts before its answer.
-        """
+        whether or not the assistant wrote thoughts before its answer."""
         if self.template.through_chat(self.tokenizer):
             messages = ({"role": role, "content": "1"},)
-            once_more = (_said(_PROBES[0]), *messages)
-            if len({self._suffix(said, messages, earlier) for said in _PROBES for earlier in ((), once_more)}) > 1:
+            once_more = (_assistant(_PROBES[0]), *messages)
+            found = {self._suffix(probe, messages, earlier) for probe in _PROBES for earlier in ((), once_more)}
+            if len(found) > 1:
                 raise ValueError(f"{self._name()} writes a message of {role} differently in places: {self._advice()}")
 
-    def _suffix(self, said: str, messages: Conversation, earlier: Conversation = ()) -> str:
-        """The text that the template writes between the message ``said`` of an assistant and its next turn."""
+    def _suffix(self, answer: str, messages: Conversation, earlier: Conversation = ()) -> str:
+        """The text that the template writes between ``answer`` of the assistant and its next turn."""
+        key = (answer, repr(earlier))
         try:
-            heads = self._heads(said, earlier)
-            after = self._rendered([*_QUESTION, *earlier, _said(said), *messages], more=True)
+            if key not in self._known_heads:  # the text up to the end of the answer: as rendered, and as it was read
+                ended = self._rendered([*_QUESTION, *earlier, _assistant(answer)], more=False)
+                read = self._rendered([*_QUESTION, *earlier], more=True) + answer
+                self._known_heads[key] = ended[: ended.rfind(_ANSWER) + len(_ANSWER)], read
+            after = self._rendered([*_QUESTION, *earlier, _assistant(answer), *messages], more=True)
         except Exception as error:  # raised by jinja or by the template itself
             roles = ", ".join(sorted({str(message["role"]) for message in messages}))
             raise ValueError(f"{self._name()} refuses messages of {roles} after the assistant's: {error}") from error
-        for head in heads:
+        for head in self._known_heads[key]:
             if head.endswith(_ANSWER) and after.startswith(head):
                 return after[len(head) :]
         raise ValueError(
@@ -119,19 +123,10 @@ class Dialogue:
             f"read would not be what it is trained on: {self._advice()}"
         )
 
-    def _heads(self, said: str, earlier: Conversation) -> tuple[str, str]:
-        """The text up to the end of the message ``said``: as the template renders it, and as prompt plus action."""
-        key = (said, repr(earlier))
-        if key not in self._known_heads:
-            ended = self._rendered([*_QUESTION, *earlier, _said(said)], more=False)
-            read = self._rendered([*_QUESTION, *earlier], more=True) + said
-            self._known_heads[key] = ended[: ended.rfind(_ANSWER) + len(_ANSWER)], read
-        return self._known_heads[key]
-
     def _rendered(self, messages: Sequence[Mapping[str, Any]], *, more: bool) -> str:
         tools = None if self.tells_tools else [dict(tool) for tool in self.tools] or None
-        given = [dict(message) for message in messages]
-        return str(self.tokenizer.apply_chat_template(given, tools=tools, tokenize=False, add_generation_prompt=more))
+        plain = [dict(message) for message in messages]
+        return str(self.tokenizer.apply_chat_template(plain, tools=tools, tokenize=False, add_generation_prompt=more))
 
     def _name(self) -> str:
         return f"the chat template of {self.tokenizer.name_or_path or type(self.tokenizer).__name__!r}"
@@ -170,5 +165,5 @@ def messages_of(observation: Observation) -> Conversation:
     return tuple(observation)
 
 
-def _said(text: str) -> Mapping[str, Any]:
+def _assistant(text: str) -> Mapping[str, Any]:
     return {"role": "assistant", "content": text}

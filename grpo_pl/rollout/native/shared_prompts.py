@@ -35,8 +35,7 @@ class SharedPrompts:
         Args:
             cache: filled later.
             mask: (P, S), the tokens of the left-padded prompts.
-            owners: (B,) index of each row's prompt, ascending.
-        """
+            owners: (B,) index of each row's prompt, ascending."""
         self.cache = list(cache)
         self._bias: Tensor | None = None  # (P, 1, S)
         if not mask.all():
