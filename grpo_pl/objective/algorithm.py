@@ -124,18 +124,21 @@ class GRPOAlgorithm(Objective):
             scaled = signal = self._normalized(values, reward_weights, valid)
         else:
             raw = adv.keep_best(shaped, usable) if self.max_rewards else shaped
-            groups = RewardedGroups(
-                rewards=raw,
-                valid=usable,
-                lengths=lengths,
-                truncated=truncated,
-                correct=correct,
-                greedy=greedy,
-                old_logprobs=old_logprobs,
-                ref_logprobs=ref_logprobs,
-                entropy=entropy,
-            )
-            centred = self._centred(groups)
+            if isinstance(self.baseline, AdvantageEstimator):
+                groups = RewardedGroups(
+                    rewards=raw,
+                    valid=usable,
+                    lengths=lengths,
+                    truncated=truncated,
+                    correct=correct,
+                    greedy=greedy,
+                    old_logprobs=old_logprobs,
+                    ref_logprobs=ref_logprobs,
+                    entropy=entropy,
+                )
+                centred = self.baseline.checked(groups)
+            else:
+                centred = adv.subtract_baseline(raw, usable, baseline=self.baseline, greedy=greedy)
             scaled = adv.rescale(centred, raw, usable, lengths, scale=self.scale, ddof=self.std_ddof, eps=self.std_eps)
         keep = usable & ~truncated if self.mask_truncated else usable
         if self.samples == "correct":
@@ -264,22 +267,6 @@ class GRPOAlgorithm(Objective):
                 raise ValueError(f"kl_placement reward needs a finite sequence_kl, got {sequence_kl}.")
             rewards = rewards - self.beta * sequence_kl.double()
         return rewards
-
-    def _centred(self, groups: RewardedGroups) -> Tensor:
-        """Rewards less their baseline, or what an ``AdvantageEstimator`` makes of them; 0 where there is none."""
-        estimator = self.baseline
-        if not isinstance(estimator, AdvantageEstimator):
-            return adv.subtract_baseline(groups.rewards, groups.valid, baseline=estimator, greedy=groups.greedy)
-        for need in ("old_logprobs", "ref_logprobs", "entropy", "correct"):
-            if getattr(estimator, f"needs_{need}") and getattr(groups, need) is None:
-                raise ValueError(f"{type(estimator).__name__} declares needs_{need}: pass {need} to advantages.")
-        found = estimator(groups).double()
-        if found.shape != groups.rewards.shape or not found[groups.valid].isfinite().all():
-            raise ValueError(
-                f"{type(estimator).__name__} returned {tuple(found.shape)} with values such as {found.flatten()[:8]}: "
-                f"give finite advantages of shape {tuple(groups.rewards.shape)}."
-            )
-        return found.masked_fill(~groups.valid, 0.0)
 
     @property
     def skips_zeros(self) -> bool:

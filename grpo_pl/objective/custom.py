@@ -65,6 +65,20 @@ class AdvantageEstimator(_Needs, ABC):
     def __call__(self, groups: RewardedGroups) -> Tensor:
         """(P, G) advantages; what stands where ``groups.valid`` is False is ignored."""
 
+    def checked(self, groups: RewardedGroups) -> Tensor:
+        """The advantages in float64, 0 where not valid; refuses missing inputs and results that are not finite."""
+        name = type(self).__name__
+        for need in ("old_logprobs", "ref_logprobs", "entropy", "correct"):
+            if getattr(self, f"needs_{need}") and getattr(groups, need) is None:
+                raise ValueError(f"{name} declares needs_{need}: pass {need} to advantages.")
+        found = self(groups).double()
+        if found.shape != groups.rewards.shape or not found[groups.valid].isfinite().all():
+            raise ValueError(
+                f"{name} returned {tuple(found.shape)} with values such as {found.flatten()[:8]}: "
+                f"give finite advantages of shape {tuple(groups.rewards.shape)}."
+            )
+        return found.masked_fill(~groups.valid, 0.0)
+
 
 class SurrogateObjective(_Needs, ABC):
     """A class for ``algorithm.surrogate``: what is maximised per token."""
@@ -75,3 +89,13 @@ class SurrogateObjective(_Needs, ABC):
     @abstractmethod
     def __call__(self, tokens: TokenBatch) -> Tensor:
         """(B, T), differentiable in ``tokens.logprobs`` or ``tokens.ratio``; masked tokens are ignored."""
+
+    def checked(self, tokens: TokenBatch) -> Tensor:
+        """The same; refuses another shape."""
+        found = self(tokens)
+        if found.shape != tokens.logprobs.shape:
+            raise ValueError(
+                f"{type(self).__name__} returned {tuple(found.shape)}: give one number per token, "
+                f"{tuple(tokens.logprobs.shape)}."
+            )
+        return found

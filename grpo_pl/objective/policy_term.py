@@ -17,19 +17,9 @@ Stats = dict[str, Tensor]
 
 
 def surrogate(a: Objective, tokens: TokenBatch) -> Tensor:
-    """The objective of each token, (B, T), to be maximised.
-
-    Raises:
-        ValueError: a ``SurrogateObjective`` returns another shape.
-    """
+    """The objective of each token, (B, T), to be maximised."""
     if isinstance(a.surrogate, SurrogateObjective):
-        found = a.surrogate(tokens)
-        if found.shape != tokens.logprobs.shape:
-            raise ValueError(
-                f"{type(a.surrogate).__name__} returned {tuple(found.shape)}: give one number per token, "
-                f"{tuple(tokens.logprobs.shape)}."
-            )
-        return found
+        return a.surrogate.checked(tokens)
     found = losses.surrogate(
         a.surrogate,
         tokens.ratio,

@@ -123,6 +123,6 @@ def test_other_ranks_are_told_of_the_newest_weights_in_whatever_order_an_actor_h
 
     monkeypatch.setattr(pool, "forget_secrets", lambda: None)  # of this process
     actor = pool.EngineActor("child_engines:SlowNativeWorker", {}, {})
-    assert actor.held() == ((-1, -1), [])
-    assert actor.held((0, 1), ["newest"]) == ((0, 1), ["newest"])
-    assert actor.held((-1, -1), []) == ((0, 1), ["newest"]) == actor.held()
+    assert actor.newest_weights() == ((-1, -1), [])
+    assert actor.newest_weights((0, 1), ["newest"]) == ((0, 1), ["newest"])
+    assert actor.newest_weights((-1, -1), []) == ((0, 1), ["newest"]) == actor.newest_weights()
