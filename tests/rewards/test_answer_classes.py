@@ -86,40 +86,13 @@ def test_a_gold_answer_that_only_a_person_can_read_can_be_repeated(reward: MathR
 
 
 FAULTY = [
-    r"\frac{}{2}",
-    r"\sqrt{}",
-    r"\int",
-    "^2",
-    "_5",
-    "(5",
-    "[1,2",
-    "?",
-    r"\frac{",
-    r"\frac{1}",
-    "5+",
-    "NaN",
-    "{5",
-    "5}",
-    "",
-    r"\frac{1}{0}",
-    r"\sqrt{",
-    "x^",
-    "3 *",
-    "5\0",
-    "9" * 5000,
-]
+    r"\frac{}{2}", r"\sqrt{}", r"\int", "^2", "_5", "(5", "[1,2", "?", r"\frac{", r"\frac{1}", "5+", "NaN", "{5",
+    "5}", "", r"\frac{1}{0}", r"\sqrt{", "x^", "3 *", "5\0", "9" * 5000,
+]  # fmt: skip
 ANSWERS = [
-    "5",
-    r"\text{yes}",
-    "x=1, y=2",
-    r"5\text{ or 6}",
-    "12:00",
-    r"\{1,2\}",
-    "x>3",
-    "2024-03-12",
-    "101_2",
+    "5", r"\text{yes}", "x=1, y=2", r"5\text{ or 6}", "12:00", r"\{1,2\}", "x>3", "2024-03-12", "101_2",
     r"\infty+1",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("gold", FAULTY)

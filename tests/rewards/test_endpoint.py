@@ -36,25 +36,10 @@ def test_seconds_and_dates(header: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        None,
-        "",
-        " ",
-        "-5",
-        "nan",
-        "inf",
-        "-inf",
-        "1e9",
-        "1_0",
-        "5s",
-        "soon",
-        "٣",
-        "Sun, 99 Mar 2025 12:00:07 GMT",
-        "Sun, 09 Mar 2025 12:00:07 +99999999999",
-        "Sun, 09 Mar 99999 12:00:07 GMT",
-        ", , ,",
-        "12:00",
+        None, "", " ", "-5", "nan", "inf", "-inf", "1e9", "1_0", "5s", "soon", "٣", "Sun, 99 Mar 2025 12:00:07 GMT",
+        "Sun, 09 Mar 2025 12:00:07 +99999999999", "Sun, 09 Mar 99999 12:00:07 GMT", ", , ,", "12:00",
     ],
-)
+)  # fmt: skip
 def test_what_is_neither_says_nothing(header: str | None) -> None:
     assert retry_after(header, 4.0, now=NOW) == 4.0
 

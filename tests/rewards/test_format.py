@@ -55,17 +55,9 @@ def test_text_outside_the_blocks_or_a_repeated_tag_is_not_strict() -> None:
 
 
 BESIDE = [
-    "\\boxed{668}}}",
-    "{\\boxed{668}",
-    "{\\boxed{668}}",
-    "$\\boxed{668}$",
-    "The answer is \\boxed{668}",
-    "\\boxed{668}.",
-    "\\boxed{668}\u200b",
-    "\\boxed{668}｝",
-    "\\boxed{668}\\}",
-    "0\\boxed{668}",
-]
+    "\\boxed{668}}}", "{\\boxed{668}", "{\\boxed{668}}", "$\\boxed{668}$", "The answer is \\boxed{668}",
+    "\\boxed{668}.", "\\boxed{668}\u200b", "\\boxed{668}｝", "\\boxed{668}\\}", "0\\boxed{668}",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("block", BESIDE)

@@ -9,39 +9,18 @@ from grpo_pl.rewards.mathematics.measures import read_measure
 from grpo_pl.rewards.mathematics.units import is_known, same_unit, split_unit
 
 ONE_UNIT = [
-    ["cm", "CM", "Cm", "centimeter", "Centimetres", "CENTIMETERS"],
-    ["km", "KM", "Km", "kms", "kilometers"],
-    ["kg", "KG", "Kg", "Kilograms"],
-    ["ft", "Ft", "FT", "feet"],
-    ["mW", "milliwatts"],
-    ["MW", "megawatt"],
-    ["kHz", "khz", "KHZ", "kilohertz"],
-    ["MPa", "Megapascals"],
-    ["kPa", "kpa", "KPa"],
-    ["L", "l", "liters", "litre"],
-    ["mL", "ml", "milliliters"],
-    ["GB", "gigabytes"],
-    ["Gb", "Gbit", "gigabits"],
-    ["s", "sec", "seconds"],
-    ["S", "siemens"],
-    ["T", "tesla"],
-    ["t", "tonnes"],
-    ["H", "henry"],
-    ["h", "hr", "hrs", "Hours"],
-    ["μm", "um", "micrometers"],
-    ["mol", "moles"],
-    ["kcal", "Cal", "kilocalories"],
-    ["m/s", "m s^-1", "meters per second", "metres/second"],
-    ["mi/h", "mph", "MPH", "miles per hour"],
-    ["kWh", "KWH", "kilowatt-hours", "kilowatt hours"],
-    ["kg·m/s^2", "kg m/s^2", r"m \cdot kg / s^{2}"],
-    ["m^2", "square meters", "sq. m", "meters squared", "m^{2}"],
-    ["square units", "units^2", "sq units"],
-    ["ly", "light years", "light-years"],
-    ["°C", "degrees Celsius", "℃"],
-    ["dollar/h", "dollars per hour", "dollars an hour", "USD/h"],
-    ["a.m.", "am", "AM"],
-]
+    ["cm", "CM", "Cm", "centimeter", "Centimetres", "CENTIMETERS"], ["km", "KM", "Km", "kms", "kilometers"],
+    ["kg", "KG", "Kg", "Kilograms"], ["ft", "Ft", "FT", "feet"], ["mW", "milliwatts"], ["MW", "megawatt"],
+    ["kHz", "khz", "KHZ", "kilohertz"], ["MPa", "Megapascals"], ["kPa", "kpa", "KPa"],
+    ["L", "l", "liters", "litre"], ["mL", "ml", "milliliters"], ["GB", "gigabytes"], ["Gb", "Gbit", "gigabits"],
+    ["s", "sec", "seconds"], ["S", "siemens"], ["T", "tesla"], ["t", "tonnes"], ["H", "henry"],
+    ["h", "hr", "hrs", "Hours"], ["μm", "um", "micrometers"], ["mol", "moles"], ["kcal", "Cal", "kilocalories"],
+    ["m/s", "m s^-1", "meters per second", "metres/second"], ["mi/h", "mph", "MPH", "miles per hour"],
+    ["kWh", "KWH", "kilowatt-hours", "kilowatt hours"], ["kg·m/s^2", "kg m/s^2", r"m \cdot kg / s^{2}"],
+    ["m^2", "square meters", "sq. m", "meters squared", "m^{2}"], ["square units", "units^2", "sq units"],
+    ["ly", "light years", "light-years"], ["°C", "degrees Celsius", "℃"],
+    ["dollar/h", "dollars per hour", "dollars an hour", "USD/h"], ["a.m.", "am", "AM"],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("spellings", ONE_UNIT, ids=lambda spellings: spellings[0])
@@ -96,20 +75,12 @@ def test_any_other_word_may_not(word: str) -> None:
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        ("apples", "apple", True),
-        ("horses", "horse", True),
-        ("buses", "bus", True),
-        ("zorks", "Zork", True),
-        ("red balls", "balls", True),
-        ("red balls", "blue balls", False),
-        ("apples", "pears", False),
-        ("pound", "lb", True),
-        ("pound", "sterling", True),
-        ("lb", "sterling", False),
-        ("apples/day", "apple/day", True),
-        ("apples/day", "apples/week", False),
+        ("apples", "apple", True), ("horses", "horse", True), ("buses", "bus", True), ("zorks", "Zork", True),
+        ("red balls", "balls", True), ("red balls", "blue balls", False), ("apples", "pears", False),
+        ("pound", "lb", True), ("pound", "sterling", True), ("lb", "sterling", False),
+        ("apples/day", "apple/day", True), ("apples/day", "apples/week", False),
     ],
-)
+)  # fmt: skip
 def test_units_and_nouns_are_compared(one: str, other: str, same: bool) -> None:
     assert same_unit(one, other) is same
 

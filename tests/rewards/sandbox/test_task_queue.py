@@ -69,21 +69,11 @@ def test_a_pair_that_turns_out_slow_while_the_pool_closes_is_still_judged() -> N
 @pytest.mark.parametrize(
     ("formula", "costly"),
     [
-        ("x^2+y^2", False),
-        (r"\frac{1}{2}", False),
-        ("2^{10}", False),
-        ("5!", False),
-        (r"\binom{10}{3}", False),
-        ("1234567", False),
-        ("9^{9^{9^9}}", True),
-        ("(20!)!", True),
-        ("100000000!", True),
-        ("(x+y+2)^{2000}", True),
-        (r"\prod_{i=1}^{9} i", True),
-        (r"\binom{10^9}{5}", True),
-        ("^" * 10**6, True),
+        ("x^2+y^2", False), (r"\frac{1}{2}", False), ("2^{10}", False), ("5!", False), (r"\binom{10}{3}", False),
+        ("1234567", False), ("9^{9^{9^9}}", True), ("(20!)!", True), ("100000000!", True), ("(x+y+2)^{2000}", True),
+        (r"\prod_{i=1}^{9} i", True), (r"\binom{10^9}{5}", True), ("^" * 10**6, True),
     ],
-)
+)  # fmt: skip
 def test_a_formula_is_costly_by_its_looks(formula: str, costly: bool) -> None:
     began = time.monotonic()
     assert looks_costly(formula) is costly
