@@ -23,12 +23,11 @@ from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.tools.doctor.answers import measure_answers
 from grpo_pl.tools.doctor.finding import MIN_ROLLOUTS, Finding
 from grpo_pl.tools.doctor.fixes import with_fixes
-from grpo_pl.tools.doctor.probe import Probe, ProbeTrainer
+from grpo_pl.tools.doctor.probe import Probe, ProbeTrainer, lines_of
 from grpo_pl.tools.doctor.problems import measure_problems, training_problems
 from grpo_pl.tools.doctor.rollouts import run_settings
 from grpo_pl.tools.doctor.rules import findings
 from grpo_pl.tools.doctor.run_statistics import RunStatistics
-from grpo_pl.tools.doctor.shown import lines_of
 
 REFUSED = "D00"
 """Code of what ``fit`` refuses for a reason that no rule has measured."""
