@@ -45,7 +45,7 @@ class Chunk:
         self.finish = finish
 
 
-class Drawing(Call):
+class GenerateCall(Call):
     """The completions of one request: those in the worker's batch, and what all of them have drawn.
 
     Completions leave the batch when others need their slots, or when nobody reads them, and come back later: they go on
@@ -76,7 +76,7 @@ class Drawing(Call):
         self._new_stay = count()
         self._since_joined = 0  # tokens
 
-    def __aiter__(self) -> Drawing:
+    def __aiter__(self) -> GenerateCall:
         return self
 
     async def __anext__(self) -> list[Chunk]:
@@ -155,9 +155,9 @@ class Generator(WorkerClient):
     def __init__(self, *, max_batch_size: int, max_queue: int) -> None:
         super().__init__()
         self.slots = AdmissionQueue(max_batch_size, max_waiting=max_queue)
-        self._owners: dict[int, tuple[Drawing, int]] = {}  # by sequence: whose, and the index of its completion
+        self._owners: dict[int, tuple[GenerateCall, int]] = {}  # by sequence: whose, and the index of its completion
         self._streams = 0
-        self._unread: set[Drawing] = set()  # streams with tokens for which their reader has not been woken
+        self._unread: set[GenerateCall] = set()  # streams with tokens for which their reader has not been woken
         self._woken_at = 0.0
         self._wake_timer: asyncio.TimerHandle | None = None
 
@@ -171,11 +171,11 @@ class Generator(WorkerClient):
             bounded: raise ``QueueFull`` when the queue is full, instead of waiting.
             stopped: set to which the caller adds the indices of completions that are to be stopped.
         """
-        with self.draw(job, deadline=deadline, live=live, bounded=bounded) as drawing:
-            async for chunks in drawing:
+        with self.draw(job, deadline=deadline, live=live, bounded=bounded) as call:
+            async for chunks in call:
                 yield chunks
                 if stopped:
-                    self.stop(drawing, stopped)
+                    self.stop(call, stopped)
 
     async def score_prompt(self, job: ScorePrompt, *, deadline: Deadline, bounded: bool) -> list[ScoredToken]:
         """The log-probabilities of a prompt's own tokens; waits for a slot like a completion."""
@@ -184,54 +184,53 @@ class Generator(WorkerClient):
         return list(await self.ask(job, deadline=deadline, on_end=lambda: self.slots.leave(claim)))
 
     @contextmanager
-    def draw(self, job: Generate, *, deadline: Deadline, live: bool, bounded: bool) -> Iterator[Drawing]:
-        """Lets the completions of a job join the batch as they get slots, and yields their :class:`Drawing`; leaving
-        the context early cancels them.
+    def draw(self, job: Generate, *, deadline: Deadline, live: bool, bounded: bool) -> Iterator[GenerateCall]:
+        """Context manager: the completions of a job join the batch as they get slots; leaving it early cancels them.
 
         Raises:
             QueueFull: ``bounded``, and too many requests wait.
             ApiError: see `ask`; also while reading.
         """
-        drawing = Drawing(next(self._uids), job, live=live, send=self._send)
-        drawing.claim = Claim(
+        call = GenerateCall(next(self._uids), job, live=live, send=self._send)
+        call.claim = Claim(
             wants=len(job.keys),
-            give=drawing.join,
-            preempt=lambda slots: self._disown(drawing.preempt(slots)),
-            may_preempt=drawing.may_preempt,
-            refuse=lambda error: self._fail(drawing, error),
+            give=call.join,
+            preempt=lambda slots: self._disown(call.preempt(slots)),
+            may_preempt=call.may_preempt,
+            refuse=lambda error: self._fail(call, error),
             evaluation=job.evaluation,
         )
-        drawing.on_end = partial(self.slots.leave, drawing.claim)
-        with self._registered(drawing, deadline):
+        call.on_end = partial(self.slots.leave, call.claim)
+        with self._registered(call, deadline):
             self._streams += live
             try:
-                self.slots.enter(drawing.claim, bounded=bounded)
-                yield drawing
+                self.slots.enter(call.claim, bounded=bounded)
+                yield call
             finally:
                 self._streams -= live
 
-    def stop(self, drawing: Drawing, indices: Set[int]) -> None:
-        """Stops drawing the completions with these indices."""
-        if drawing.uid in self.calls and (unfinished := indices & drawing.left):
-            self._send(drawing.uid, Cancel(frozenset(unfinished)))
-            self._disown([drawing.sequences[i] for i in unfinished if i in drawing.sequences])
-            self._finish(drawing, unfinished)
+    def stop(self, call: GenerateCall, indices: Set[int]) -> None:
+        """Stops the drawing of the completions with these indices."""
+        if call.uid in self.calls and (unfinished := indices & call.left):
+            self._send(call.uid, Cancel(frozenset(unfinished)))
+            self._disown([call.sequences[i] for i in unfinished if i in call.sequences])
+            self._finish(call, unfinished)
 
-    def _finish(self, drawing: Drawing, indices: Iterable[int]) -> None:
+    def _finish(self, call: GenerateCall, indices: Iterable[int]) -> None:
         """Gives back the slots of completions that are finished, and ends the call after the last one."""
-        held = sum([drawing.finish(i) for i in indices])
-        if not drawing.left:
-            self._forget(drawing)
-            drawing.end()
+        held = sum([call.finish(i) for i in indices])
+        if not call.left:
+            self._forget(call)
+            call.end()
         else:
-            drawing.claim.wants = 0 if drawing.on_read is not None else len(drawing.idle)
-            self.slots.release(drawing.claim, held)
+            call.claim.wants = 0 if call.on_read is not None else len(call.idle)
+            self.slots.release(call.claim, held)
 
-    def _pause(self, drawing: Drawing) -> None:
+    def _pause(self, call: GenerateCall) -> None:
         """Takes a stream out of the batch until its reader has read."""
-        claim = drawing.claim
-        self._disown(drawing.preempt(claim.has))
-        drawing.on_read = lambda: self.slots.want(claim, len(drawing.idle))
+        claim = call.claim
+        self._disown(call.preempt(claim.has))
+        call.on_read = lambda: self.slots.want(claim, len(call.idle))
         claim.wants = 0
         self.slots.release(claim, claim.has)
 
@@ -240,7 +239,7 @@ class Generator(WorkerClient):
             self._owners.pop(sequence, None)
 
     def _forget(self, call: Call) -> None:
-        if isinstance(call, Drawing):
+        if isinstance(call, GenerateCall):
             self._disown(call.sequences.values())
             call.on_read = None
             self._unread.discard(call)
@@ -252,43 +251,43 @@ class Generator(WorkerClient):
             return
         call = self.calls.get(message.uid)
         if not isinstance(message, Started):
-            if isinstance(call, Drawing):  # it has failed, and others of its completions may go on
+            if isinstance(call, GenerateCall):  # it has failed, and others of its completions may go on
                 self._send(message.uid, Cancel())
             super()._handle(message)
-        elif isinstance(call, Drawing):  # else it was cancelled meanwhile
+        elif isinstance(call, GenerateCall):  # else it was cancelled meanwhile
             for sequence, i in call.start(message.stay, message.indices, message.sequences):
                 self._owners[sequence] = call, i
 
     def _hand_out(self, columns: Sequence[tuple[Any, ...]]) -> None:
-        """Gives the tokens of one decoding step to their drawings."""
-        finished: dict[Drawing, list[int]] = {}
-        behind: dict[Drawing, None] = {}
+        """Gives the tokens of one decoding step to their calls."""
+        finished: dict[GenerateCall, list[int]] = {}
+        behind: dict[GenerateCall, None] = {}
         for sequence, token, logprob, top, finish in zip(*columns, strict=True):
             if sequence not in self._owners:
                 continue  # cancelled meanwhile
-            drawing, i = self._owners[sequence]
-            unread = drawing.add(i, token, logprob, top, finish)
+            call, i = self._owners[sequence]
+            unread = call.add(i, token, logprob, top, finish)
             if finish is not None:
                 del self._owners[sequence]
-                finished.setdefault(drawing, []).append(i)
-            if drawing.live:
+                finished.setdefault(call, []).append(i)
+            if call.live:
                 if unread >= _UNREAD:
-                    behind[drawing] = None
-                if drawing.heard:
-                    self._unread.add(drawing)
+                    behind[call] = None
+                if call.heard:
+                    self._unread.add(call)
                 else:
-                    drawing.wake()
-        for drawing, indices in finished.items():
-            self._finish(drawing, indices)
-        for drawing in behind:
-            if drawing.uid in self.calls:
-                self._pause(drawing)
+                    call.wake()
+        for call, indices in finished.items():
+            self._finish(call, indices)
+        for call in behind:
+            if call.uid in self.calls:
+                self._pause(call)
         if self._unread and self._wake_timer is None:
             loop = asyncio.get_running_loop()
             self._wake_timer = loop.call_at(self._woken_at + _GAP_S * self._streams, self._wake_readers)
 
     def _wake_readers(self) -> None:
         self._wake_timer, self._woken_at = None, asyncio.get_running_loop().time()
-        for drawing in self._unread:
-            drawing.wake()
+        for call in self._unread:
+            call.wake()
         self._unread.clear()

@@ -12,7 +12,7 @@ from grpo_pl.types import SamplingParams
 from serve import worker_client
 from serve.errors import ApiError
 from serve.generate_worker import Generate, Started, Step
-from serve.generator import Drawing, Generator
+from serve.generator import GenerateCall, Generator
 from serve.worker_channel import Answer, Cancel, Failure, Frames, packed
 from serve.worker_client import Deadline
 
@@ -42,7 +42,7 @@ def _step(*rows: tuple[int, int, str | None]) -> Step:
     return Step([sequences, tokens, (-0.5,) * len(rows), ((),) * len(rows), finishes])
 
 
-async def _next(call: Drawing) -> list[tuple[int, list[int]]]:
+async def _next(call: GenerateCall) -> list[tuple[int, list[int]]]:
     async with asyncio.timeout(20):
         return [(chunk.index, chunk.tokens) for chunk in await anext(call)]
 
