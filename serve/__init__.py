@@ -7,6 +7,6 @@
   ``pages``, ``metrics``.
 - Prompts: ``messages``, ``conversations``, ``prompts``. Answers: ``answers``, ``call_reader``, ``json_response``,
   ``streaming``.
-- To the workers and back: ``worker_client``, ``admission``, ``generator``; ``worker`` has the messages.
+- To the workers and back: ``worker_client``, ``admission``, ``generator``; ``worker_channel`` has the messages.
 - In the workers: ``generate_worker``, ``versions``, ``grammars``; ``score_worker``.
 """
