@@ -255,6 +255,15 @@ def crowded(start: Callable[..., Running]) -> Running:
     return start("--max-batch-size", "2", "--max-queue", "1", "--deadline", "2", api_key="secret-1")
 
 
+WEIGHTS_KEY = "secret-weights"
+
+
+@pytest.fixture(scope="session")
+def changeable(start: Callable[..., Running]) -> Running:
+    """One whose weights may be changed, by who knows the key for that."""
+    return start("--weights-key", WEIGHTS_KEY, "--deadline", "120", api_key="secret-1")
+
+
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     started = Browser(tmp_path_factory.mktemp("profile"))

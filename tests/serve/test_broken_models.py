@@ -14,8 +14,8 @@ from grpo_pl.cli.main import main
 from grpo_pl.policy.trained import find_model
 from serve.weights import version_id, weights_of
 from tests.conftest import exit_status
+from tests.serve.conftest import WEIGHTS_KEY as KEY
 
-KEY = "secret-weights"
 CHAT = {"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 8, "seed": 7}
 Break = Callable[[Path], Any]
 
@@ -148,9 +148,9 @@ def test_a_broken_export_is_one_line_in_python(broken: Callable[[Break], Path], 
     assert reason in line and str(folder) in line and "\n" not in line
 
 
-@pytest.fixture(scope="module")
-def server(start: Callable[..., Any]) -> Any:
-    return start("--weights-key", KEY)
+@pytest.fixture
+def server(changeable: Any) -> Any:
+    return changeable
 
 
 @pytest.mark.parametrize("case", BROKEN)

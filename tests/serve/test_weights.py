@@ -26,9 +26,9 @@ from grpo_pl.rollout.episode_settings import EpisodeSettings
 from serve.settings import ServeSettings
 from serve.weights import Follower, newest_sealed, run_of, version_id, weights_of
 from tests.forked import Forked
+from tests.serve.conftest import WEIGHTS_KEY as KEY
 from tests.serve.conftest import wait_until
 
-KEY = "secret-weights"
 HELLO = [{"role": "user", "content": "1+1="}]
 LONG = {"messages": HELLO, "max_tokens": 2000, "ignore_eos": True, "seed": 7}
 
@@ -46,9 +46,9 @@ def exports(export: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return folders
 
 
-@pytest.fixture(scope="module")
-def server(start: Callable[..., Any]) -> Any:
-    return start("--weights-key", KEY, "--deadline", "120", api_key="secret-1")
+@pytest.fixture
+def server(changeable: Any) -> Any:
+    return changeable
 
 
 def _change(server: Any, path: Path | None) -> tuple[int, Any]:
