@@ -61,7 +61,7 @@ def test_a_resumed_run_ends_bit_for_bit_like_one_that_never_stopped(
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("sharded", "single"),  # and from one to two: test_rollouts_ahead.py
+        ("sharded", "single"),  # and from one to two: test_prefetch.py
         *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("single", "fsdp"), ("fsdp", "ddp"))),
     ],
 )
