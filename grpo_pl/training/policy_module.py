@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 class PolicyModule(LightningModule):
     """Answers held-out problems in ``Trainer.validate``, ``test`` and ``predict``, and is loaded from checkpoints.
 
-    Args: as of ``GRPOModule``.
+    Its arguments are those of ``GRPOModule``.
     """
 
     def __init__(
