@@ -23,6 +23,7 @@ from grpo_pl.callbacks.summary import ClosingTable, StartSummary
 from grpo_pl.callbacks.termination import StopOnSignal
 from grpo_pl.distributed.strategy import CheckpointFiles, FSDP2Strategy, is_first_process, launched_devices
 from grpo_pl.files.runs import OpenRun, RunFolder, check_name, resume_run, start_run
+from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.tools.doctor.callback import Doctor
 from grpo_pl.tools.watch import RewardWatch
 
@@ -40,7 +41,8 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 
 
 def open_run(root: str | Path, name: str, *, config: str | None = None, resume: bool = False) -> OpenRun:
-    """Claims ``root/name``, or ``root/name-2`` … where that exists, for this process and those launched with it.
+    """Claims ``root/name``, or ``root/name-2`` … where that exists, for this process and those launched with it. From
+    here on, libraries keep messages to themselves that nobody can act on.
 
     Args:
         config: what becomes ``config.yaml`` of a new run.
@@ -50,6 +52,7 @@ def open_run(root: str | Path, name: str, *, config: str | None = None, resume: 
     if re.match(r"\w+:/", str(root)):  # a Path has one slash of a URL's two
         raise ValueError(f"--runs_dir is {str(root)!r}, and a run is written to files of this machine: mount it there.")
     check_name(name)
+    quiet_libraries()
     return (resume_run if resume else start_run)(Path(root), name, config, first=is_first_process())
 
 
