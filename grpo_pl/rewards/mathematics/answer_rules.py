@@ -26,6 +26,7 @@ from grpo_pl.rewards.sandbox.pool import Verdict
 LIST, TUPLE, SET = "\1", "\2", "\3"
 """Marks between the items of lists for the worker; answers that hold control characters do not get there."""
 _NOT_A_NUMBER = re.compile(r"\s*(?:\\text\s*\{\s*nan\s*\}|nan)\s*", re.IGNORECASE)
+_NUMBER_AS_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[\d.,/]+)\s*\}")
 _INNER_UNIT = re.compile(r"(?<=[\d}])\s*\\text\s*\{([^{}]*)\}(?:\s*\^\s*\{?[23]\}?)?")
 _MEMBERS = re.compile(r"\s*([A-Za-z](?:_\{?\w+\}?)?|\([A-Za-z](?:\s*,\s*[A-Za-z])+\))\s*(=|\\in)\s*(\(.*|\\\{.*|\[.*)")
 _SETS = re.compile(r"\\(?:cup|cap)(?![a-zA-Z])")
@@ -177,6 +178,8 @@ class AnswerRules:
         if not gold_unit and not units.is_known(unit):
             return Verdict("wrong", f"{unit!r} is neither a unit nor a noun that may follow a number")
         gold, answer = without_inner_units(answer, gold), without_inner_units(gold, answer)
+        if match := _NUMBER_AS_TEXT.fullmatch(answer):
+            answer = match[1]
         if (aligned := notation.align_assignments(gold, answer)) is not None:
             gold, answer = aligned
             if not answer:

@@ -17,7 +17,9 @@ EQUAL = [
     ("5 euro", r"5\text{€}"), ("£5", r"5\text{ £ }"), ("5 euro", r"5\texteuro{}"), ("€5", r"\euro 5"),
     ("£5", r"\pounds 5"), ("5 pounds", r"5\textsterling"), ("5 dollars", "5$"), ("5 dollars", "$5"),
     ("5", r"\text{5}"), ("x<1 or x>3", "x<1, x>3"), ("x>1, x<3", "x>1 and x<3"),
-    (r"x \le 2 or y > 3", r"x \le 2, y>3"),
+    (r"x \le 2 or y > 3", r"x \le 2, y>3"), ("80", r"\mbox{80}"), ("5", r"\mbox{5}"), ("-3", r"\mbox{-3}"),
+    ("1/2", r"\mbox{1/2}"), ("3", r"x=\mbox{3}"), ("80", r"\ce{80}"), ("1000", r"\text{1{,}000}"), ("5", r"\text{$5}"),
+    ("5", r"\text{{5}}"), ("-4", r"\text{\textbf{-4}}"),
 ]  # fmt: skip
 SAME_SIGNS = {
     "×": r"\times", "⋅": r"\cdot", "÷": "/", "±": r"\pm", "≤": r"\le", "⩽": r"\le", "≦": r"\le",
