@@ -215,7 +215,7 @@ def _make_new(handlers: list[Callable[[], Any]]) -> None:
     atexit.register = register  # type: ignore[assignment]  # the handlers of this process belong to the worker; only those of the program run
     os.environ.clear()
     os.environb.clear()
-    sys.argv = ["program.py"]
+    sys.argv = sys.orig_argv = ["program.py"]  # the worker's own names its parent and a descriptor
     sys.path[:] = [STANDARD_LIBRARY, os.path.join(STANDARD_LIBRARY, "lib-dynload")]
     sys.path_importer_cache.clear()
     for module in [module for module in sys.modules if module.partition(".")[0] == "grpo_pl"]:

@@ -381,19 +381,19 @@ def port() -> Iterator[int]:
         server.shutdown(socket.SHUT_RDWR)
 
 
-def keepers(reward: CodeReward) -> list[psutil.Process]:
+def supervisors(reward: CodeReward) -> list[psutil.Process]:
     """The processes below the workers: programs, if there are any left, and those that watch them."""
     return [child for pid in reward.pool.pids for child in psutil.Process(pid).children(recursive=True)]
 
 
 def left_over(reward: CodeReward) -> list[psutil.Process]:
-    """Processes in a PID namespace of the keepers other than the keepers, wherever they have been moved."""
-    known = keepers(reward)
-    rooms = {os.readlink(f"/proc/{keeper.pid}/ns/pid") for keeper in known} - {os.readlink("/proc/self/ns/pid")}
+    """Processes in a PID namespace of the supervisors other than these, wherever they have been moved."""
+    known = supervisors(reward)
+    namespaces = {os.readlink(f"/proc/{process.pid}/ns/pid") for process in known} - {os.readlink("/proc/self/ns/pid")}
     found = []
     for process in psutil.process_iter():
         try:
-            inside = os.readlink(f"/proc/{process.pid}/ns/pid") in rooms
+            inside = os.readlink(f"/proc/{process.pid}/ns/pid") in namespaces
         except OSError:
             continue
         if inside and process not in known:
@@ -409,7 +409,7 @@ def test_hostile_programs_earn_0_and_none_survives(level: str, reward: CodeRewar
     assert {score.value for score in scores(strict, [f"import time\ntime.sleep(0.3)\n{i}" for i in range(6)], ADD)} == {
         0.0
     }
-    before = {process.pid for process in keepers(strict)}  # now that both workers have run something
+    before = {process.pid for process in supervisors(strict)}  # now that both workers have run something
     assert before
     prints, returns = json.dumps({"inputs": ["a question\n"], "outputs": [f"{SECRET}\n"]}), f"assert f(2) == {SECRET!r}"
     bodies = {**HOSTILE, **({"kills all": KILLS_ALL} if level == "namespaces" else {})}
@@ -421,7 +421,7 @@ def test_hostile_programs_earn_0_and_none_survives(level: str, reward: CodeRewar
     assert (place / "secret").read_text() == SECRET
     after = scores(reward, f"print({SECRET!r})", prints)
     assert after[0].value == 1.0, after  # with the answer, the same tests are passed: it was not to be had
-    assert {process.pid for process in keepers(strict)} == before
+    assert {process.pid for process in supervisors(strict)} == before
     assert left_over(strict) == []
 
 
@@ -434,6 +434,11 @@ def test_expected_outputs_never_reach_a_worker(reward: CodeReward, monkeypatch: 
     scores(reward, "def f(x): return x", json.dumps({"fn_name": "f", "inputs": [[23]], "outputs": [31337]}))
     assert all(question in "".join(sent) for question in ("21", "22", "23"))
     assert "31337" not in "".join(sent)
+
+
+def test_a_program_does_not_see_how_its_worker_was_started(reward: CodeReward) -> None:
+    program = "import sys\ndef f(x): return sys.argv + sys.orig_argv"
+    assert scores(reward, program, "assert f(1) == ['program.py', 'program.py']")[0].value == 1.0
 
 
 def test_programs_are_not_root_and_keep_no_privilege(reward: CodeReward) -> None:
@@ -450,14 +455,14 @@ def test_a_program_does_not_outlive_a_worker_that_is_killed(reward: CodeReward) 
     own = CodeReward(workers=1, time_limit_s=1.0)
     own.close()
     own.start()
-    below = keepers(own)
+    below = supervisors(own)
     ended: list[Score] = []
     long = threading.Thread(target=lambda: ended.extend(scores(own, "while True: pass", ADD)))
     long.start()
     deadline = time.monotonic() + 60
-    while len(keepers(own)) == len(below) and time.monotonic() < deadline:
+    while len(supervisors(own)) == len(below) and time.monotonic() < deadline:
         time.sleep(0.01)
-    family = keepers(own)
+    family = supervisors(own)
     assert len(family) > len(below)
     psutil.Process(own.pool.pids[0]).kill()
     _, alive = psutil.wait_procs(family, timeout=60)
