@@ -1,7 +1,7 @@
 """The system calls that a program may make: a seccomp filter that allows what computing needs and refuses all else.
 
-A refused call fails with EPERM, so that a
-program sees a ``PermissionError``. No list contains fork, exec, kill, ptrace, socket, connect, mount, unshare or prctl.
+A refused call fails with EPERM, so that a program sees a ``PermissionError``. No list contains fork, exec, kill,
+ptrace, socket, connect, mount, unshare or prctl.
 """
 
 from __future__ import annotations
