@@ -8,6 +8,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 _LENGTH = struct.Struct("!Q")
 _READ = 1 << 20
@@ -15,6 +16,10 @@ _READ = 1 << 20
 
 class MessageTooLong(ValueError):
     """The other side announces a message that is longer than allowed."""
+
+
+class ChannelClosed(EOFError):
+    """The other side has closed the channel, or has ended."""
 
 
 def framed(message: bytes | memoryview) -> bytes:
@@ -30,7 +35,8 @@ class MessageReader:
     """
 
     def __init__(self, longest: int | None = None) -> None:
-        self._bytes, self._longest = bytearray(), longest
+        self.longest = longest
+        self._bytes = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Adds received bytes and yields the messages that are complete.
@@ -39,16 +45,25 @@ class MessageReader:
             MessageTooLong: a message exceeds ``longest``; nothing more can be read.
         """
         self._bytes += data
-        while len(self._bytes) >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._bytes)
-            if self._longest is not None and size > self._longest:
-                raise MessageTooLong(f"{size} bytes")
-            end = _LENGTH.size + size
-            if len(self._bytes) < end:
-                return
+        while self.missing <= 0:
+            end = len(self._bytes) + self.missing
             message = bytes(memoryview(self._bytes)[_LENGTH.size : end])
             del self._bytes[:end]
             yield message
+
+    @property
+    def missing(self) -> int:
+        """Bytes until the length of the first message is there, or else all of it; negative by what comes after it.
+
+        Raises:
+            MessageTooLong: it exceeds ``longest``.
+        """
+        if len(self._bytes) < _LENGTH.size:
+            return _LENGTH.size - len(self._bytes)
+        (size,) = _LENGTH.unpack_from(self._bytes)
+        if self.longest is not None and size > self.longest:
+            raise MessageTooLong(f"{size} bytes")
+        return _LENGTH.size + size - len(self._bytes)
 
 
 class Channel:
@@ -57,43 +72,75 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
         os.set_inheritable(end.fileno(), False)  # programs that this process starts do not keep it open
+        self._reader = MessageReader()
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: bytes, within_s: float | None = None) -> None:
         """Sends a message; waits while the other side does not read.
 
         Raises:
-            OSError: the other side is closed.
-        """
-        self.socket.sendall(framed(message))
-
-    def receive(self, within_s: float | None = None) -> bytes:
-        """The next message.
-
-        Raises:
-            TimeoutError: it is not complete after ``within_s`` seconds; the channel cannot be read any more.
-            EOFError, OSError: the other side is closed.
+            TimeoutError: it does not read all of it within so many seconds; nothing more can be sent.
+            ChannelClosed: the other side is closed.
         """
         deadline = None if within_s is None else time.monotonic() + within_s
-        (size,) = _LENGTH.unpack(self._exactly(_LENGTH.size, deadline))
-        return self._exactly(size, deadline)
+        rest = memoryview(framed(message))
+        try:
+            while rest:
+                self._wait_for(select.POLLOUT, deadline)
+                with suppress(BlockingIOError):
+                    rest = rest[self.socket.send(rest, 0 if deadline is None else socket.MSG_DONTWAIT) :]
+        except ConnectionError as error:
+            raise ChannelClosed from error
 
-    def _exactly(self, count: int, deadline: float | None) -> bytes:
-        parts = []
-        while count:
-            if deadline is not None and not self.poll(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError("no complete message in time")
-            part = self.socket.recv(min(count, _READ))  # not all at once: the length is the other side's word
+    def receive(self, within_s: float | None = None, *, longest: int | None = None) -> bytes:
+        """The next message.
+
+        Args:
+            longest: most bytes that it may have; None sets no limit.
+
+        Raises:
+            TimeoutError: it is not complete after ``within_s`` seconds.
+            MessageTooLong: it is longer; nothing more can be read.
+            ChannelClosed: the other side is closed.
+        """
+        deadline = None if within_s is None else time.monotonic() + within_s
+        self._reader.longest = longest
+        while True:
+            # no byte of what comes after this message, and not all at once: the length is the other side's word
+            count = min(self._reader.missing, _READ)
+            try:
+                self._wait_for(select.POLLIN, deadline)
+                part = self.socket.recv(count)
+            except ConnectionError as error:
+                raise ChannelClosed from error
             if not part:
-                raise EOFError
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
+                raise ChannelClosed
+            for message in self._reader.feed(part):
+                return message
+
+    def ask(self, message: bytes, within_s: float, *, longest: int | None = None) -> bytes:
+        """Sends a message and returns the one that comes back, all within so many seconds; raises what these do."""
+        deadline = time.monotonic() + within_s
+        self.send(message, within_s)
+        return self.receive(deadline - time.monotonic(), longest=longest)
 
     def poll(self, timeout_s: float = 0.0) -> bool:
         """True once something can be read or the other side is closed; waits so many seconds for it."""
-        poll = select.poll()  # select() fails on descriptors from 1024 on
-        poll.register(self.socket, select.POLLIN)
-        return bool(poll.poll(1000 * timeout_s))
+        try:
+            self._wait_for(select.POLLIN, time.monotonic() + timeout_s)
+        except TimeoutError:
+            return False
+        return True
 
     def close(self) -> None:
         self.socket.close()
+
+    def _wait_for(self, event: int, deadline: float | None) -> None:
+        """Returns once the socket can be read or written to, or at once without a deadline, for then the call waits."""
+        if deadline is None:
+            return
+        if self.socket.fileno() < 0:
+            raise ChannelClosed
+        poll = select.poll()  # select() fails on descriptors from 1024 on
+        poll.register(self.socket, event)
+        if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+            raise TimeoutError("the other side did not read or write in time")

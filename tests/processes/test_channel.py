@@ -2,10 +2,12 @@
 
 import socket
 import struct
+import threading
+import time
 
 import pytest
 
-from grpo_pl.processes.channel import Channel, MessageReader, MessageTooLong, framed
+from grpo_pl.processes.channel import Channel, ChannelClosed, MessageReader, MessageTooLong, framed
 
 
 def _channels() -> tuple[Channel, socket.socket]:
@@ -35,8 +37,10 @@ def test_a_channel_gives_whole_messages_and_notices_the_end() -> None:
     other.sendall(framed(b"one") + framed(b"") + framed(b"three")[:9])
     assert [channel.receive(), channel.receive()] == [b"one", b""]
     other.close()
-    with pytest.raises(EOFError):
+    with pytest.raises(ChannelClosed):
         channel.receive()
+    with pytest.raises(ChannelClosed):
+        channel.send(b"nobody reads it")
     channel.close()
 
 
@@ -57,6 +61,47 @@ def test_a_length_alone_takes_no_memory() -> None:
     other.close()
     with pytest.raises(EOFError):
         channel.receive()
+    channel.close()
+
+
+def test_a_message_that_is_longer_than_allowed_is_not_read() -> None:
+    channel, other = _channels()
+    other.sendall(framed(b"x" * 10) + framed(b"y" * 11))
+    assert channel.receive(longest=10) == b"x" * 10
+    with pytest.raises(MessageTooLong, match="11 bytes"):
+        channel.receive(longest=10)
+    assert other.close() is None and channel.close() is None
+
+
+def test_a_message_is_read_without_what_comes_after_it() -> None:
+    """The fork server reads requests with descriptors from the same socket, and `poll` looks there."""
+    channel, other = _channels()
+    other.sendall(framed(b"one") + b"rest")
+    assert channel.receive() == b"one" and channel.socket.recv(100) == b"rest"
+    other.close()
+    channel.close()
+
+
+def test_a_message_that_nobody_reads_is_given_up_in_time() -> None:
+    channel, other = _channels()
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        channel.send(bytes(1 << 24), within_s=0.2)
+    other.close()
+    channel.close()
+    assert 0.2 <= time.monotonic() - began < 20.0
+
+
+def test_a_question_and_its_answer_share_their_time() -> None:
+    channel, other = _channels()
+    there = Channel(other)
+    thread = threading.Thread(target=lambda: there.send(there.receive()[::-1]))
+    thread.start()
+    assert channel.ask(b"ab" * 10**6, within_s=60.0) == b"ba" * 10**6
+    thread.join()
+    with pytest.raises(TimeoutError):
+        channel.ask(b"ab", within_s=0.1)
+    there.close()
     channel.close()
 
 
