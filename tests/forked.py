@@ -59,6 +59,10 @@ class Forked:
                 os.setsid()
             _run(run, env, output, passed)
 
+    @property
+    def returncode(self) -> int | None:
+        return self._status
+
     def poll(self) -> int | None:
         with self._lock:
             if self._status is None:

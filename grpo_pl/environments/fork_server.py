@@ -19,8 +19,8 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from grpo_pl.processes.channel import Channel
-from grpo_pl.processes.resource_limits import address_space_bytes, kill_with_parent, set_limit
+from grpo_pl.processes.channel import Channel, ChannelClosed
+from grpo_pl.processes.resource_limits import address_space_bytes, kill_with_parent, set_limit, stop_watching_parent
 
 REQUEST = struct.Struct(">cq")
 GRACE_S = 2.0
@@ -37,10 +37,11 @@ def main(channel: Channel, parent: int) -> None:
         prototype = pickle.loads(settings["prototype"])
         prototype.prepare()
     except Exception as error:  # the other side shows it to the user
-        report = {"error": f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"}
-        channel.send(json.dumps(report).encode())
+        report = f"{error}" if isinstance(error, ValueError) and f"{error}" else f"{type(error).__name__}: {error}"
+        channel.send(report.encode(errors="replace"))
         return
-    channel.send(b"{}")
+    channel.send(b"")
+    stop_watching_parent()  # a process with threads should not fork; `serve` looks after the parent itself
     _ForkServer(channel, prototype, settings["memory_bytes"]).serve(parent)
 
 
@@ -55,7 +56,10 @@ class _ForkServer:
     def serve(self, parent: int) -> None:
         while os.getppid() == parent:
             if self.channel.poll(0.1 if self.ends else 2.0):
-                request, descriptors, *_ = socket.recv_fds(self.channel.socket, REQUEST.size, 1)
+                try:
+                    request, descriptors, *_ = socket.recv_fds(self.channel.socket, REQUEST.size, 1)
+                except ConnectionError:  # the parent has not read all
+                    break
                 if not request:
                     break
                 kind, number = REQUEST.unpack(request)
@@ -114,18 +118,18 @@ def _play(channel: Channel, prototype: Any, memory_bytes: int) -> NoReturn:
     environment = None
     try:
         while True:
-            method, arguments = pickle.loads(channel.receive())
+            key, method, arguments = pickle.loads(channel.receive())
             if method == "reset":
                 environment = prototype.fresh()
             assert environment is not None
             transition = attempted(getattr(environment, method), arguments, where=method, blame=prototype.blame)
             try:
-                reply = json.dumps(_plain(transition))
+                reply = json.dumps(_plain(transition) | {"key": key})
             except (TypeError, ValueError) as error:
                 fault = f"{method} answered what JSON cannot say: {error}"
-                reply = json.dumps(_plain(failed("malformed", fault, blame="environment")))
+                reply = json.dumps(_plain(failed("malformed", fault, blame="environment")) | {"key": key})
             channel.send(reply.encode())
-    except (EOFError, ConnectionError):
+    except ChannelClosed:
         if environment is not None:
             environment.close()
     os._exit(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import secrets
 import select
 import socket
 import sys
@@ -16,11 +17,8 @@ from grpo_pl.environments.base import Blame, Environment, EnvironmentMistake, St
 from grpo_pl.environments.fork_server import LONGEST_INFO, REQUEST
 from grpo_pl.environments.limits import PoolLimits, at_fault, over_time
 from grpo_pl.processes.channel import MessageReader, MessageTooLong, framed
-from grpo_pl.processes.child_process import ChildProcess
+from grpo_pl.processes.child_process import ChildProcess, ChildStartError
 from grpo_pl.processes.variables import clean_environment
-
-START_LIMIT_S = 180.0
-"""An environment that has not been imported by then will not be."""
 
 FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Orders of sets are part of what episodes show; and hundreds of processes share the machine."""
@@ -34,6 +32,9 @@ class _EpisodeProcess:
     """The fork server's number of the process; never given twice."""
     socket: socket.socket
     method: str = ""
+    key: str = ""
+    """Of what is under way; its reply repeats it. What runs there cannot know it before, so no reply is one to a later
+    request."""
     deadline: float = 0.0
     outgoing: bytes = b""
     incoming: MessageReader = field(default_factory=MessageReader)
@@ -75,14 +76,13 @@ class Processes:
         path = [str(folder) for folder in sys.path]
         settings = {"path": path, "prototype": prototype, "memory_bytes": self.limits.memory_limit_mb * 2**20}
         try:
-            self._fork_server.channel.send(pickle.dumps(settings))
-            report = json.loads(self._fork_server.channel.receive(START_LIMIT_S))
-        except (EOFError, OSError) as error:
+            fault = self._fork_server.start(pickle.dumps(settings))
+        except ChildStartError as error:
             self._drop_fork_server()
-            raise ValueError(f"the process for {name} did not start: {error!r}.") from error
-        if "error" in report:
+            raise ValueError(f"the process for {name} {error}.") from error
+        if fault:
             self._drop_fork_server()
-            raise ValueError(report["error"])
+            raise ValueError(fault)
 
     def submit(self, episode: int, method: str, arguments: dict[str, Any]) -> None:
         try:
@@ -90,9 +90,10 @@ class Processes:
         except (OSError, ValueError) as error:
             self._failed.append((episode, failed("unavailable", f"no process: {error}", blame="environment")))
             return
-        process.method, process.deadline = method, time.monotonic() + self.limits.of(method)
+        process.method, process.key = method, secrets.token_hex(8)
+        process.deadline = time.monotonic() + self.limits.of(method)
         process.incoming = MessageReader(self._longest_reply)  # without what came after the last reply
-        process.outgoing = framed(pickle.dumps((method, arguments)))
+        process.outgoing = framed(pickle.dumps((process.key, method, arguments)))
 
     def poll(self, timeout_s: float) -> list[tuple[int, Transition]]:
         """Transitions that are complete by now, or within ``timeout_s``."""
@@ -177,7 +178,7 @@ class Processes:
             part = process.socket.recv(1 << 16)
             if part:
                 reply = next(process.incoming.feed(part), None)
-                return None if reply is None else _restored(reply)
+                return None if reply is None else _restored(reply, process.key)
         except BlockingIOError:
             return None
         except MessageTooLong as error:
@@ -187,10 +188,12 @@ class Processes:
         return at_fault(self.prototype, method, "killed", f"its process ended during {method}")
 
 
-def _restored(body: bytes) -> Transition:
+def _restored(body: bytes, key: str) -> Transition:
     """A reply read with the same care as if it came from the environment: whatever runs there may have written it."""
     try:
         values = json.loads(body)
+        if values["key"] != key:
+            raise ValueError("it was there before the request")
         if values["status"] != "ok":
             if values["status"] not in get_args(Status) or values["blame"] not in get_args(Blame):
                 raise ValueError(f"status {values['status']!r}, blame {values['blame']!r}")

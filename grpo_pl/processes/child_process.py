@@ -8,20 +8,30 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from grpo_pl.processes.channel import Channel
+from grpo_pl.processes.channel import Channel, MessageTooLong
 
 ENTRY = Path(__file__).with_name("entry.py")
+START_LIMIT_S = 180.0
+"""Seconds in which a process must begin: importing SymPy takes half a second, more on a busy machine."""
 _LAST_LINES, _LAST_BYTES = 12, 8192
+_LONGEST_REPORT = 1 << 20
+_POLL_S = 0.005
+
+
+class ChildStartError(RuntimeError):
+    """A child process ended at its start, or did not begin in time."""
 
 
 class ChildProcess:
-    """A Python process in a session of its own; it ends with this one, or as soon as this object is gone.
+    """A Python process in a session of its own; it ends with this one, or as soon as this object is gone, and takes
+    with it what it has started, unless that began a session or a group.
 
     Args:
         function: ``module:name``, called there with the channel, the id of this process, and ``arguments``.
@@ -66,13 +76,31 @@ class ChildProcess:
         given = (os.getpid(), self._process, self.channel, output)
         self._finalizer = weakref.finalize(self, _end, *given, patience_s)
 
+    def start(self, settings: bytes) -> str:
+        """Sends the function its settings and returns what it answers: nothing when it is ready, or why it is not.
+
+        Raises:
+            ChildStartError: it ended, or did not answer within `START_LIMIT_S`; it is killed.
+        """
+        try:
+            return self.channel.ask(settings, START_LIMIT_S, longest=_LONGEST_REPORT).decode(errors="replace")
+        except TimeoutError:
+            fault = f"did not start within {START_LIMIT_S:g} s"
+        except MessageTooLong as error:
+            fault = f"answered {error} at start"
+        except (EOFError, OSError):
+            fault = f"ended at start with {exit_name(self.exit_status(within_s=5.0))}"
+        self.kill()
+        self.close()
+        raise ChildStartError(fault)
+
     @property
     def pid(self) -> int:
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        return not _has_ended(self._process)
 
     @property
     def closed(self) -> bool:
@@ -80,7 +108,7 @@ class ChildProcess:
 
     def kill(self) -> None:
         """Ends the process while another thread waits for a message of it."""
-        self._process.kill()
+        _kill(self._process)
 
     def close(self) -> None:
         """Ends the process and waits for that. In a process that was forked from the one that started it, closes the
@@ -89,11 +117,7 @@ class ChildProcess:
 
     def exit_status(self, within_s: float) -> int:
         """Waits for the end, and kills the process after so many seconds; negative for a signal."""
-        try:
-            return self._process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+        return _ended(self._process, within_s)
 
     def death(self, within_s: float = 2.0) -> str:
         """The signal or exit status, and the last lines of output: the end of a sentence about the process."""
@@ -121,12 +145,37 @@ def exit_name(status: int) -> str:
 def _end(
     owner: int, process: subprocess.Popen[bytes], channel: Channel, output: IO[bytes] | None, patience_s: float
 ) -> None:
-    channel.close()
     if os.getpid() == owner:
-        if patience_s:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(patience_s)
-        process.kill()
-        process.wait()
+        with suppress(OSError):  # it is closed
+            channel.socket.shutdown(socket.SHUT_RDWR)  # a process that was forked from this one may hold this end open
+        _ended(process, patience_s)
+    channel.close()
     if output is not None:
         output.close()
+
+
+def _ended(process: subprocess.Popen[bytes], within_s: float) -> int:
+    """The exit status, once it has ended by itself or was killed after so many seconds; what it has left is killed."""
+    deadline = time.monotonic() + within_s
+    while not _has_ended(process) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    _kill(process)
+    return process.wait()
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """True once it has ended. The status is left for `_ended`: until it is taken, the group keeps its number."""
+    if process.returncode is not None or not hasattr(os, "waitid"):  # macOS has that from Python 3.13 on
+        return process.poll() is not None
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # another thread has taken the status, or the system did
+        return True
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kills the process and those that it has started, which are in its group."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()

@@ -15,20 +15,22 @@ from pathlib import Path
 
 
 def main(function: str, descriptor: str, parent: str, *arguments: str) -> None:
-    """Calls ``function(channel, parent, *arguments)``.
+    """Calls ``function(channel, parent, *arguments)``; meanwhile the process ends as soon as its parent does.
 
     Args:
         function: ``module:name``.
         descriptor: of the socket to the parent.
         parent: its process id.
     """
-    from grpo_pl.processes.channel import Channel
+    from grpo_pl.processes.channel import Channel, ChannelClosed
+    from grpo_pl.processes.resource_limits import end_with_parent
 
+    end_with_parent(int(parent))  # before the import, which may take long
     channel = Channel(socket.socket(fileno=int(descriptor)))
     module, _, name = function.partition(":")
     try:
         getattr(importlib.import_module(module), name)(channel, int(parent), *arguments)
-    except (EOFError, ConnectionError):
+    except ChannelClosed:
         os._exit(0)  # the parent is gone: nothing is saved, and exit handlers of libraries take time
 
 

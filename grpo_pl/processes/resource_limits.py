@@ -7,10 +7,12 @@ import resource
 import signal
 import sys
 import threading
-import time
 
 _PARENT_CHECK_S = 0.5
 _SET_PARENT_DEATH_SIGNAL = 1
+
+_watch: threading.Thread | None = None
+_watch_ends = threading.Event()
 
 
 def set_limit(kind: int, most: int, *, for_good: bool = False) -> None:
@@ -61,15 +63,29 @@ def kill_with_parent() -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Starts a thread that ends this process once the process ``parent`` is not its parent any more.
+    """Starts a thread that ends this process once the process ``parent`` is not its parent any more, and with it those
+    that it has started if it leads a group of its own.
 
     The kernel's notice would come when the *thread* that started the process ends, and the other end of a socket may be
     held open by other children of the parent.
     """
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_PARENT_CHECK_S)
-        os._exit(1)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the thread that computes
+        while not _watch_ends.wait(_PARENT_CHECK_S):
+            if os.getppid() != parent:
+                if os.getpgrp() == os.getpid():
+                    os.killpg(0, signal.SIGKILL)
+                os._exit(1)
 
-    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
+    global _watch
+    _watch_ends.clear()
+    _watch = threading.Thread(target=watch, daemon=True, name="parent-watch")
+    _watch.start()
+
+
+def stop_watching_parent() -> None:
+    """Ends the thread of `end_with_parent`, for a process that forks others."""
+    _watch_ends.set()
+    if _watch is not None:
+        _watch.join()

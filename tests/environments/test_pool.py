@@ -17,6 +17,7 @@ from user_environments import Countdown, Refusing, Unready, Wayward
 
 from grpo_pl.environments import EnvironmentPool, PoolLimits, Transition, episode_value
 from grpo_pl.environments.in_threads import Threads, _Task
+from grpo_pl.processes.child_process import ChildProcess
 from tests.process_list import started_processes
 
 LIMITS = PoolLimits(step_timeout_s=1.5, max_observation_chars=10_000, memory_limit_mb=512)
@@ -286,6 +287,30 @@ def test_an_answer_that_json_cannot_say_costs_its_episode_alone(pool: Environmen
     turns = step(pool, {0: "set", 1: "-1"})
     assert (turns[0].status, turns[0].blame, turns[1].status) == ("malformed", "environment", "ok")
     assert "JSON" in turns[0].detail
+
+
+def test_an_answer_that_was_there_before_the_step_is_none(pool: EnvironmentPool) -> None:
+    reset(pool, 0, 1)
+    assert step(pool, {0: "forge"})[0].observation == "own"
+    time.sleep(1.5)
+    turns = step(pool, {0: "-1", 1: "-1"})
+    assert (turns[0].status, turns[0].blame, turns[1].status) == ("malformed", "environment", "ok")
+
+
+def test_a_fork_server_that_is_stuck_at_its_start_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while what it is sent is more than the kernel takes."""
+    before = below()
+
+    def stopped(*arguments: Any, **options: Any) -> ChildProcess:
+        process = ChildProcess(*arguments, **options)
+        os.kill(process.pid, signal.SIGSTOP)
+        return process
+
+    monkeypatch.setattr("grpo_pl.environments.in_processes.ChildProcess", stopped)
+    monkeypatch.setattr("grpo_pl.processes.child_process.START_LIMIT_S", 1.0)
+    with pytest.raises(ValueError, match=r"^the process for Refusing did not start within 1 s\.$"):
+        EnvironmentPool(Refusing(file="x" * 2**21)).start()
+    assert below() <= before
 
 
 def test_settings_that_an_environment_refuses_are_refused_before_the_first_episode() -> None:

@@ -1,13 +1,13 @@
 """What the child processes of ``tests/processes`` run."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import grpo_pl
 from grpo_pl.processes.channel import Channel
-from grpo_pl.processes.resource_limits import end_with_parent
 
 
 def echo(channel: Channel, parent: int, *arguments: str) -> None:
@@ -29,9 +29,34 @@ def sleep(channel: Channel, parent: int) -> None:
     time.sleep(300)
 
 
-def watch(channel: Channel, parent: int) -> None:
-    end_with_parent(parent)
-    sleep(channel, parent)
+def sleep_with_a_program(channel: Channel, parent: int) -> None:
+    program = subprocess.Popen(["sleep", "300"])
+    channel.send(str(program.pid).encode())
+    time.sleep(300)
+
+
+def die_with_a_program(channel: Channel, parent: int) -> None:
+    program = subprocess.Popen(["sleep", "300"])
+    channel.send(str(program.pid).encode())
+    os._exit(3)
+
+
+def refuse(channel: Channel, parent: int) -> None:
+    channel.send(channel.receive())
+
+
+def deaf(channel: Channel, parent: int) -> None:
+    time.sleep(300)
+
+
+def endless(channel: Channel, parent: int) -> None:
+    channel.socket.sendall((2**62).to_bytes(8, "big"))
+    while True:
+        channel.socket.sendall(bytes(1 << 20))
+
+
+def fail_on_a_file(channel: Channel, parent: int) -> None:
+    raise EOFError("the file is cut off")
 
 
 def write_at_the_end(channel: Channel, parent: int, file: str) -> None:

@@ -1,9 +1,11 @@
 """Environments as users write them, good and bad, importable from other processes."""
 
+import json
 import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -56,6 +58,7 @@ class Wayward(Countdown):
             "set": lambda: ([{"role": "user", "content": "x", "seen": {1}}], 0.0, False, False, {}),
             "fault": _fault,
             "spawn": lambda: _spawn(),
+            "forge": lambda: _forge(),
             "pid": lambda: (str(os.getpid()), 0.0, False, False, {}),
             "print": lambda: (print("noise"), ("printed", 0.0, False, False, {}))[1],
         }[action]()
@@ -124,6 +127,24 @@ def _spin() -> None:
 
 def _fault() -> None:
     raise PolicyFault("the action cannot be undone")
+
+
+def _forge() -> Any:
+    """Writes what an answer to the next step could look like, behind that of this one."""
+    step = {"observation": "forged", "reward": 9.0, "terminated": False, "truncated": False, "state": "", "key": ""}
+    message = json.dumps(step | {"info": {}, "status": "ok", "invalid_action": False}).encode()
+
+    def write() -> None:
+        time.sleep(0.5)
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            try:
+                if os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+                    os.write(descriptor, len(message).to_bytes(8, "big") + message)
+            except OSError:
+                pass
+
+    threading.Thread(target=write).start()
+    return "own", 0.0, False, False, {}
 
 
 def _spawn() -> Any:

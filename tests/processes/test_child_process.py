@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_pl.processes.child_process import ChildProcess, exit_name
+from grpo_pl.processes import child_process
+from grpo_pl.processes.child_process import ChildProcess, ChildStartError, exit_name
 from grpo_pl.processes.variables import clean_environment
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -114,14 +115,82 @@ def test_a_dropped_child_ends() -> None:
     assert _gone(pid)
 
 
+def test_what_a_child_has_started_ends_with_it() -> None:
+    for end in (ChildProcess.kill, ChildProcess.close, lambda child: child.exit_status(within_s=0.0)):
+        child = _start("sleep_with_a_program")
+        program = int(child.channel.receive(60.0))
+        assert _lives(program)
+        end(child)
+        assert _gone(program)
+        child.close()
+
+
+def test_what_a_child_has_started_ends_also_when_it_has_ended_by_itself() -> None:
+    child = _start("die_with_a_program")
+    program = int(child.channel.receive(60.0))
+    while child.is_alive:
+        time.sleep(0.01)
+    assert child.exit_status(within_s=60.0) == 3
+    assert _gone(program)
+    child.close()
+
+
+def test_a_child_says_whether_it_is_ready() -> None:
+    for answer in ("", "no such model: naïve"):
+        child = _start("refuse")
+        assert child.start(answer.encode()) == answer
+        child.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("deaf", "did not start within 2 s"),
+        ("print_and_die", "ended at start with SIGABRT"),
+        ("endless", "answered 4611686018427387904 bytes at start"),
+    ],
+)
+def test_a_child_that_does_not_begin_is_killed(function: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if function == "deaf":
+        monkeypatch.setattr(child_process, "START_LIMIT_S", 2.0)
+    child = _start(function, *(["6"] if function == "print_and_die" else []), patience_s=300.0)
+    with pytest.raises(ChildStartError, match=f"^{says}$"):
+        # one that does not read: more than the kernel takes
+        child.start(bytes(1 << 21) if function == "deaf" else b"")
+    assert child.closed and _gone(child.pid)
+
+
+def test_an_error_of_the_function_that_is_not_the_channels_end_is_told() -> None:
+    child = _start("fail_on_a_file", keep_output=True)
+    assert "ended by exit status 1" in (told := child.death(within_s=60.0)) and "EOFError: the file is cut off" in told
+    child.close()
+
+
+def test_a_child_is_told_to_end_also_while_another_process_holds_the_channel_open(tmp_path: Path) -> None:
+    child = _start("write_at_the_end", str(tmp_path / "file"), patience_s=300.0)
+    child.channel.receive(60.0)
+    holder = os.fork()
+    if holder == 0:
+        time.sleep(120)
+        os._exit(0)
+    began = time.monotonic()
+    child.close()
+    assert time.monotonic() - began < 60.0
+    assert (tmp_path / "file").exists()
+    os.kill(holder, signal.SIGKILL)
+    os.waitpid(holder, 0)
+
+
 PARENT = """
 import os, sys, time
 from grpo_pl.processes.child_process import ChildProcess
 
-child = ChildProcess("child_functions:watch", environment=dict(os.environ))
-child.channel.receive()
+child = ChildProcess(sys.argv[1], environment=dict(os.environ))
+if sys.argv[1] == "child_functions:sleep":
+    child.channel.receive()
 holder = os.fork()  # holds the other end of the channel open
 if holder == 0:
+    os.setsid()
     time.sleep(120)
     os._exit(0)
 print(child.pid, holder, flush=True)
@@ -129,17 +198,24 @@ time.sleep(300)
 """
 
 
-def test_a_busy_child_ends_with_its_parent_also_while_others_hold_the_channel_open() -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("function", ["child_functions:sleep", "child_that_imports_for_ever:main"])
+def test_a_busy_child_ends_with_its_parent_also_while_others_hold_the_channel_open(
+    function: str, number: signal.Signals
+) -> None:
+    """A signal to the parent's group, which the child is no member of."""
     path = os.pathsep.join([str(PLUGINS), *filter(None, sys.path)])
     parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PARENT)],
+        [sys.executable, "-c", textwrap.dedent(PARENT), function],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     assert parent.stdout is not None
     child, holder = map(int, parent.stdout.readline().split())
-    parent.kill()
+    time.sleep(0.5)  # the holder leaves the group
+    os.killpg(parent.pid, number)
     parent.wait()
     parent.stdout.close()
     assert _gone(child)

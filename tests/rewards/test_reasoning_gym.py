@@ -109,7 +109,7 @@ def test_what_slips_past_the_grammar_meets_the_audit_hook(tmp_path: Path) -> Non
     import sys
 
     file = tmp_path / "touched"
-    program = f"from grpo_pl.rewards.sandbox import gym_judge; gym_judge.prepare('')\nopen({str(file)!r}, 'w')"
+    program = f"from grpo_pl.rewards.sandbox import gym_judge; gym_judge.prepare()\nopen({str(file)!r}, 'w')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert "PermissionError: a scorer tried open" in done.stderr
     assert not file.exists()

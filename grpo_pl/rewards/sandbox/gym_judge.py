@@ -35,12 +35,8 @@ _ALLOWED = frozenset({"os.listdir", "os.scandir", "os.walk"})
 _real_parse_expr = sympy_parser.parse_expr
 
 
-def prepare(data: str) -> None:
-    """Takes from this process, for good, what scorers must not do.
-
-    Args:
-        data: not used.
-    """
+def prepare() -> None:
+    """Takes from this process, for good, what scorers must not do."""
     sympy.parse_expr = sympy_parser.parse_expr = harmless_parse_expr
     for name, loaded in list(sys.modules.items()):
         if name.startswith(("reasoning_gym", "sympy")) and getattr(loaded, "parse_expr", None) is _real_parse_expr:

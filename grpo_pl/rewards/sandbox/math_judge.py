@@ -290,12 +290,8 @@ _LIST, _TUPLE, _SET = "\1", "\2", "\3"
 """Marks between the items of lists: any order, the given order, any order and no duplicates."""
 
 
-def prepare(data: str) -> None:
-    """Builds parser tables and does late imports.
-
-    Args:
-        data: not used.
-    """
+def prepare() -> None:
+    """Builds parser tables and does late imports."""
     judge("x^2+1", "(x+1)^2", 0.0)
 
 

@@ -34,12 +34,8 @@ _supervisors: dict[str, socket.socket] = {}
 _faults: dict[str, str] = {}
 
 
-def prepare(data: str) -> None:
-    """Imports what programs may use, and tries which levels of isolation this machine has.
-
-    Args:
-        data: not used.
-    """
+def prepare() -> None:
+    """Imports what programs may use, and tries which levels of isolation this machine has."""
     _names.update(program_run.prepare())
     judge(json.dumps({"levels": LEVELS, "level": True}), "", 0.0)
 

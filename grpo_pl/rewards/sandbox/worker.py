@@ -1,9 +1,9 @@
 """The process that runs math-verify, or another judge, on untrusted answers; started by ``worker_threads``.
 
-It exchanges JSON with its parent: it receives an object of settings, sends ``{"ready": true}``, and then sends one
-reply per job. A job is ``[gold, answer, soft, hard]``: both texts inside a box, and the limits in seconds; a reply is
-``{"status": …, "detail": …, "last": …}``, where ``last`` says that the process ends itself after this job because its
-memory has grown too much.
+It exchanges messages with its parent: it receives settings as JSON, answers with nothing when it is ready, or with what
+went wrong, and then sends one reply per job. A job is ``[key, gold, answer, soft, hard]``: a text that the reply
+repeats, both texts inside a box, and the limits in seconds; a reply is ``{"key": …, "status": …, "detail": …,
+"last": …}``, where ``last`` says that the process ends itself after this job because its memory has grown too much.
 
 Both limits count CPU seconds, so that a busy machine does not turn right answers into time-outs. The soft limit raises
 an exception in Python code; the hard limit ends the process, also while C code runs that handles no signals.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import resource
 import signal
 from typing import Any
@@ -25,8 +24,6 @@ from grpo_pl.processes.channel import Channel
 from grpo_pl.processes.modules import load_module
 from grpo_pl.processes.resource_limits import resident_bytes, set_limit
 
-IDLE_CHECK_S = 1.0
-"""Seconds between two checks of an idle worker whether its parent still runs."""
 REPEAT_S = 0.05
 """Seconds after which the soft limit fires again, in case library code has caught the exception."""
 
@@ -57,7 +54,7 @@ def _disarm() -> None:
 
 def _run_job(judge: Any, job: list[Any], settings: dict[str, Any]) -> dict[str, Any]:
     global _armed
-    gold, answer, soft, hard = job
+    key, gold, answer, soft, hard = job
     last = False
     try:
         try:
@@ -77,23 +74,19 @@ def _run_job(judge: Any, job: list[Any], settings: dict[str, Any]) -> dict[str, 
     except Exception as error:  # SymPy raises all kinds of exceptions on malformed input; none may end the worker
         status, detail = "wrong", f"cannot be compared ({type(error).__name__})"
     last = last or resident_bytes() > settings["memory_limit_mb"] * 2**19
-    return {"status": status, "detail": detail, "last": last}
+    return {"key": key, "status": status, "detail": detail, "last": last}
 
 
 def main(channel: Channel, parent: int) -> None:
     """Answers jobs until the parent closes the channel."""
-
-    def send(message: dict[str, Any]) -> None:
-        channel.send(json.dumps(message).encode("ascii"))
-
     settings = json.loads(channel.receive())
     gc.disable()
     try:
         judge: Any = load_module(settings["judge"])
         if hasattr(judge, "prepare"):  # builds tables and does late imports, so that no job pays for them
-            judge.prepare(settings["data"])
+            judge.prepare(*([settings["data"]] if settings["data"] else []))
     except Exception as error:  # the parent shows it to the user
-        send({"ready": False, "error": f"{type(error).__name__}: {error}"})
+        channel.send(f"{type(error).__name__}: {error}".encode(errors="replace"))
         return
     gc.freeze()  # nor for looking for garbage among what was imported, which stays
     gc.enable()
@@ -102,12 +95,9 @@ def main(channel: Channel, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end ends this process
     signal.signal(signal.SIGPROF, _on_alarm)
     signal.signal(signal.SIGVTALRM, signal.SIG_DFL)  # the kernel ends a worker stuck in C, with or without a parent
-    send({"ready": True})
+    channel.send(b"")
     while True:
-        while not channel.poll(IDLE_CHECK_S):
-            if os.getppid() != parent:  # another process may hold the other end of the channel open
-                return
         reply = _run_job(judge.judge, json.loads(channel.receive()), settings)
-        send(reply)
+        channel.send(json.dumps(reply).encode("ascii"))
         if reply["last"]:
             return

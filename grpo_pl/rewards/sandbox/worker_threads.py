@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 import signal
 import threading
 import time
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
-from grpo_pl.processes.child_process import ChildProcess, exit_name
+from grpo_pl.processes.child_process import ChildProcess, ChildStartError, exit_name
 from grpo_pl.processes.variables import clean_environment
+from grpo_pl.rewards.base import Status
 from grpo_pl.rewards.sandbox.task_queue import Caller, Job, Task, TaskQueue, Verdict, looks_costly
 
-START_LIMIT_S = 180.0
-"""Seconds in which a worker must start: importing SymPy takes half a second, more on a busy machine."""
+LONGEST_REPLY = 64 << 20
+"""Most bytes of a reply, which also untrusted code could write: the output of a program, as JSON inside JSON."""
 OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
 """Signals that a worker does not send itself: another process or the kernel ended it."""
 MAX_ATTEMPTS = 3
-"""Attempts per pair whose worker is ended from outside; then the pair itself is blamed, as the system may have run out
-of memory on it each time."""
+"""Attempts per pair whose worker is ended from outside or breaks the protocol; then the pair itself is blamed, as the
+system may have run out of memory on it each time."""
 WALL_FACTOR = 6.0
 """``wall_factor`` of jobs that compute: on a busy machine CPU time takes longer by the clock."""
 SHORT_S, SHORT_HARD_S = 0.15, 0.4
@@ -49,9 +51,10 @@ class SandboxSettings:
     """Verdicts remembered across batches."""
     judge: str = "grpo_pl.rewards.sandbox.math_judge"
     """Module, or absolute path of a file, with a ``judge(gold, answer, relative_tolerance)`` that returns (status,
-    detail)."""
+    detail). Its ``prepare()``, if it has one, runs at the start of a worker; without one the first job pays for what
+    the judge does only once."""
     data: str = ""
-    """Argument of the module's ``prepare``, if it has one, which runs at the start of a worker."""
+    """Argument of ``prepare``; it gets none where this is empty."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -75,10 +78,15 @@ class WorkerStartError(RuntimeError):
 
 
 class WorkerDied(Exception):
-    """The worker ended while it had a job; ``status`` is negative for a signal, as in ``subprocess``."""
+    """The worker ended while it had a job, or was killed because its reply could not be read.
 
-    def __init__(self, status: int) -> None:
-        self.status = status
+    Args:
+        again: another than this job may be to blame, so it is tried again.
+    """
+
+    def __init__(self, reason: str, *, again: bool) -> None:
+        super().__init__(reason)
+        self.again = again
 
 
 class OverHardLimit(Exception):
@@ -89,36 +97,38 @@ class Worker:
     """One child process; used by one thread only.
 
     Raises:
-        WorkerStartError: the process ended at start, did not report within ``START_LIMIT_S``, or could not load the
-            judge.
+        WorkerStartError: the process ended at start, did not report in time, or could not load the judge.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:
-        # the order of SymPy's terms, and with it a verdict, depends on hashes
-        environment = clean_environment() | {"PYTHONHASHSEED": "0"}
+        # The order of SymPy's terms, and with it a verdict, depends on hashes. By default glibc reserves 64 MiB of the
+        # worker's address space for its second thread.
+        environment = clean_environment() | {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
         self.process = ChildProcess("grpo_pl.rewards.sandbox.worker:main", environment=environment)
         try:
-            hello = self.ask(asdict(settings), START_LIMIT_S)
-        except OverHardLimit:
-            raise WorkerStartError(f"the sandbox worker did not start within {START_LIMIT_S:g} s.") from None
-        except WorkerDied as death:
-            raise WorkerStartError(f"the sandbox worker ended at start with {exit_name(death.status)}.") from None
-        if not hello["ready"]:
+            fault = self.process.start(json.dumps(asdict(settings)).encode("ascii"))
+        except ChildStartError as error:
+            raise WorkerStartError(f"the sandbox worker {error}.") from None
+        if fault:
             self.process.close()
-            raise WorkerStartError(f"the sandbox worker could not start {settings.judge}: {hello['error']}")
+            raise WorkerStartError(f"the sandbox worker could not start {settings.judge}: {fault}")
 
-    def ask(self, message: list[Any] | dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Sends a message and returns the worker's reply.
+    def ask(self, job: list[Any], limit_s: float) -> dict[str, Any]:
+        """Sends a job and returns the worker's reply.
 
         Raises:
             OverHardLimit: the hard limit ended the worker, or it did not answer within ``limit_s`` wall-clock seconds
                 and was killed.
-            WorkerDied: it ended for another reason.
+            WorkerDied: it ended for another reason, or what it sent is no reply to this job and it was killed.
         """
         channel = self.process.channel
+        key = secrets.token_hex(8)  # which code in the worker cannot know before: no reply is one to a later job
         try:
-            channel.send(json.dumps(message).encode("ascii"))
-            reply: dict[str, Any] = json.loads(channel.receive(limit_s))
+            text = channel.ask(json.dumps([key, *job]).encode("ascii"), limit_s, longest=LONGEST_REPLY)
+            reply: dict[str, Any] = json.loads(text)
+            if reply["key"] != key or reply["status"] not in get_args(Status):
+                raise ValueError("it is one to an earlier job")
+            return {"status": reply["status"], "detail": str(reply["detail"]), "last": bool(reply["last"])}
         except TimeoutError:
             self.process.close()
             raise OverHardLimit from None
@@ -126,8 +136,12 @@ class Worker:
             channel.close()
             status = self.process.exit_status(within_s=5.0)
             self.process.close()
-            raise OverHardLimit() if status == -signal.SIGVTALRM else WorkerDied(status) from None
-        return reply
+            if status == -signal.SIGVTALRM:
+                raise OverHardLimit from None
+            raise WorkerDied(f"worker ended with {exit_name(status)}", again=-status in OUTSIDE_SIGNALS) from None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            self.process.close()
+            raise WorkerDied(f"worker sent what is no reply to this job: {error!r}", again=True) from None
 
 
 class WorkerThreads:
@@ -220,7 +234,7 @@ class WorkerThreads:
 
     def _answer(self, slot: int, task: Task) -> Verdict:
         """The verdict on one job, from a new worker if the last one has ended; a job whose worker was ended from
-        outside is tried again, ``MAX_ATTEMPTS`` times in all."""
+        outside, or sent something else, is tried again, ``MAX_ATTEMPTS`` times in all."""
         soft, hard = self.settings.soft_limit_s, self.settings.hard_limit_s
         if task.caller is not None and not task.slow:
             soft, hard = min(soft, SHORT_S), min(hard, SHORT_HARD_S)
@@ -243,9 +257,9 @@ class WorkerThreads:
                 self.workers[slot] = None
                 if task.verdict.cancelled():
                     return Verdict("unavailable", "nobody waits for it any more")
-                if attempt + 1 < MAX_ATTEMPTS and -death.status in OUTSIDE_SIGNALS:
+                if attempt + 1 < MAX_ATTEMPTS and death.again:
                     continue
-                return Verdict("crashed", f"worker ended with {exit_name(death.status)}")
+                return Verdict("crashed", f"{death}")
             if reply["last"]:
                 self.workers[slot] = None
                 worker.process.close()

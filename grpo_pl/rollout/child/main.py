@@ -18,7 +18,6 @@ from torch import Tensor
 
 import grpo_pl
 from grpo_pl.processes.channel import Channel
-from grpo_pl.processes.resource_limits import end_with_parent
 from grpo_pl.processes.tensors import SharedMemory, unpacked
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.types import GenerateRequest, Rollout
@@ -138,7 +137,6 @@ def portable(error: Exception) -> Exception:
 def main(channel: Channel, parent: int, memory: str) -> None:
     """The entry of the process; ``memory`` is the descriptor of memory that it shares with its parent."""
     os.set_inheritable(int(memory), False)  # programs that the worker starts do not keep it open
-    end_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM):  # schedulers send them to all processes: the parent decides
         signal.signal(number, signal.SIG_IGN)
     Host(channel, SharedMemory(int(memory))).run()

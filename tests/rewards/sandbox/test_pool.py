@@ -266,6 +266,120 @@ def test_no_orphans_when_the_parent_is_killed() -> None:
     assert wait_until_gone(pids) == []
 
 
+WAITS = """
+import subprocess, time
+
+def judge(gold, answer, relative_tolerance):
+    program = subprocess.Popen(["sleep", "600"])
+    with open(answer, "w") as file:
+        print(program.pid, file=file)
+    time.sleep(600)
+"""
+WAITING = """
+import sys, threading, time
+from pathlib import Path
+from grpo_pl.rewards.sandbox.pool import SandboxSettings, WorkerPool
+pool = WorkerPool(SandboxSettings(workers=1, wall_factor=400.0, judge=sys.argv[1]))
+pool.start()
+threading.Thread(target=pool.run, args=([("", sys.argv[2])],), daemon=True).start()
+while not (Path(sys.argv[2]).exists() and Path(sys.argv[2]).read_text().endswith("\\n")):
+    time.sleep(0.02)
+print(*pool.pids, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_whose_job_waits_ends_with_its_parent(tmp_path: Path, number: signal.Signals) -> None:
+    """With what the job has started; no CPU time passes, and a signal to the parent's group reaches none of them."""
+    judge, file = tmp_path / "waits.py", tmp_path / "program"
+    judge.write_text(WAITS)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", WAITING, str(judge), str(file)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert parent.stdout is not None
+    pids = [int(parent.stdout.readline()), int(file.read_text())]
+    assert all(map(is_alive, pids))
+    os.killpg(parent.pid, number)
+    parent.wait()
+    parent.stdout.close()
+    assert wait_until_gone(pids) == []
+
+
+def test_a_program_that_a_job_has_started_ends_with_its_worker(tmp_path: Path) -> None:
+    judge, file = tmp_path / "waits.py", tmp_path / "program"
+    judge.write_text(WAITS)
+    pool = WorkerPool(SandboxSettings(workers=1, soft_limit_s=0.9, hard_limit_s=1.0, wall_factor=2.0, judge=str(judge)))
+    assert statuses(pool.run([("", str(file))])) == ["killed"]
+    assert wait_until_gone([int(file.read_text())]) == []
+    pool.close()
+
+
+FORGES = """
+import json, os, struct
+
+WORST = {"not json": b"{", "no reply": b"[]", "empty": b"{}", "deep": b"[" * 100000}
+
+def tell(message):
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        try:
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+                os.write(descriptor, struct.pack("!Q", len(message)) + message)
+        except OSError:
+            pass
+
+def judge(gold, answer, relative_tolerance):
+    if answer in WORST:
+        tell(WORST[answer])
+    elif answer == "ahead":
+        tell(json.dumps({"key": "0", "status": "ok", "detail": "forged", "last": False}).encode())
+        return "ok", "own"
+    elif answer == "once":
+        if not os.path.exists(gold):
+            open(gold, "w").close()
+            tell(b"{")
+    elif answer == "endless":
+        message = struct.pack("!Q", 2**62)
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            try:
+                while os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+                    os.write(descriptor, message * 2**10)
+            except OSError:
+                pass
+    return "wrong", answer
+"""
+
+
+@pytest.fixture
+def forging(tmp_path: Path) -> Iterator[WorkerPool]:
+    judge = tmp_path / "forges.py"
+    judge.write_text(FORGES)
+    pool = WorkerPool(SandboxSettings(workers=1, cache_size=0, judge=str(judge)))
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("answer", ["not json", "no reply", "empty", "deep", "endless"])
+def test_what_is_no_reply_costs_its_own_job_alone(forging: WorkerPool, answer: str) -> None:
+    (verdict,) = forging.run([("", answer)])
+    assert verdict.status == "crashed" and "no reply to this job" in verdict.detail
+    assert forging.run([("", "good")]) == [Verdict("wrong", "good")]
+
+
+def test_a_reply_that_was_there_before_its_job_is_none(forging: WorkerPool) -> None:
+    """Neither the verdict of the job that wrote it nor that of the next; a job after it has its own."""
+    assert forging.run([("", "ahead")])[0] != Verdict("ok", "forged")
+    for answer in ("good", "better"):
+        assert forging.run([("", answer)]) == [Verdict("wrong", answer)]
+
+
+def test_a_job_is_tried_again_where_an_earlier_one_may_be_to_blame(forging: WorkerPool, tmp_path: Path) -> None:
+    assert forging.run([(str(tmp_path / "there"), "once")]) == [Verdict("wrong", "once")]
+
+
 def test_a_module_next_to_the_judge_cannot_shadow_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from grpo_pl.rewards.sandbox import math_judge
 
@@ -308,7 +422,7 @@ def test_a_worker_brings_neither_torch_nor_rewards_with_it(tmp_path: Path) -> No
 
 def test_the_judge_of_mathematics_needs_neither_torch_nor_the_rewards() -> None:
     code = (
-        "import sys; from grpo_pl.rewards.sandbox import worker, math_judge; math_judge.prepare('');"
+        "import sys; from grpo_pl.rewards.sandbox import worker, math_judge; math_judge.prepare();"
         "print(*[m for m in sys.modules if m.partition('.')[0] in ('torch', 'transformers', 'lightning', 'numpy')],"
         " *[m for m in sys.modules if m in ('grpo_pl.rewards.base', 'grpo_pl.types', 'grpo_pl.functional')])"
     )

@@ -1,0 +1,8 @@
+"""A module whose import does not end."""
+
+import time
+
+time.sleep(300)
+
+
+def main() -> None: ...
