@@ -6,7 +6,6 @@ parent names. When the channel to the parent closes, the process ends.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import socket
@@ -23,13 +22,13 @@ def main(function: str, descriptor: str, parent: str, *arguments: str) -> None:
         parent: its process id.
     """
     from grpo_pl.processes.channel import Channel, ChannelClosed
+    from grpo_pl.processes.modules import load_name
     from grpo_pl.processes.resource_limits import end_with_parent
 
     end_with_parent(int(parent))  # before the import, which may take long
     channel = Channel(socket.socket(fileno=int(descriptor)))
-    module, _, name = function.partition(":")
     try:
-        getattr(importlib.import_module(module), name)(channel, int(parent), *arguments)
+        load_name(function)(channel, int(parent), *arguments)
     except ChannelClosed:
         os._exit(0)  # the parent is gone: nothing is saved, and exit handlers of libraries take time
 

@@ -1,4 +1,4 @@
-"""Modules by their name or the path of their file."""
+"""Modules by their name or the path of their file, and what they define."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+
+def load_name(reference: str) -> Any:
+    """The class or function ``module:name`` or ``file.py:name``."""
+    place, _, name = reference.rpartition(":")
+    return getattr(load_module(place), name)
 
 
 def load_module(place: str) -> ModuleType:

@@ -11,15 +11,10 @@ import functools
 import inspect
 import json
 import sys
-from typing import Any
 
-from grpo_pl.processes.modules import load_module
+from grpo_pl.processes.modules import load_name
 
-
-@functools.cache
-def _function(reference: str) -> Any:
-    place, _, name = reference.rpartition(":")
-    return getattr(load_module(place), name)
+_function = functools.cache(load_name)
 
 
 def judge(reference: str, job: str, relative_tolerance: float) -> tuple[str, str]:

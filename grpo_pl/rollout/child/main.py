@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
 import platform
@@ -18,6 +17,7 @@ from torch import Tensor
 
 import grpo_pl
 from grpo_pl.processes.channel import Channel
+from grpo_pl.processes.modules import load_name
 from grpo_pl.processes.tensors import SharedMemory, unpacked
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.types import GenerateRequest, Rollout
@@ -62,8 +62,7 @@ class Host:
                 self._send("done", answer)
 
     def on_start(self, worker: str, settings: dict[str, Any]) -> None:
-        module, _, name = worker.partition(":")
-        self._worker = getattr(importlib.import_module(module), name)(**settings)
+        self._worker = load_name(worker)(**settings)
 
     def on_load(self) -> None:
         assert self._worker is not None

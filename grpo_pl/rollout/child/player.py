@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from grpo_pl.environments.pool import EnvironmentPool
+from grpo_pl.processes.modules import load_name
 from grpo_pl.rollout.child.main import Worker
 from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
 from grpo_pl.rollout.episodes import AnyRequest, EngineOutput, play_episodes
@@ -29,8 +29,7 @@ class Player:
     """
 
     def __init__(self, worker: str, settings: dict[str, Any]) -> None:
-        module, _, name = worker.partition(":")
-        self.worker: Worker = getattr(importlib.import_module(module), name)(**settings)
+        self.worker: Worker = load_name(worker)(**settings)
         self._engine = _WorkerEngine(self.worker, max_batch_rows=settings.get("max_batch_rows", 0))
         self._pool: EnvironmentPool | None = None  # stays from one request to the next
         self._environment = b""  # that it plays
