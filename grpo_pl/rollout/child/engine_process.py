@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from grpo_pl.processes.child_process import ChildProcess
-from grpo_pl.processes.tensors import SharedMemory, buckets
+from grpo_pl.rollout.child.tensors import SharedMemory, buckets
 from grpo_pl.rollout.engine import EngineDied, ProgressFn, RolloutInterrupted
 
 BUCKET_BYTES = 256 * 2**20

@@ -18,7 +18,7 @@ from torch import Tensor
 import grpo_pl
 from grpo_pl.processes.channel import Channel
 from grpo_pl.processes.modules import load_name
-from grpo_pl.processes.tensors import SharedMemory, unpacked
+from grpo_pl.rollout.child.tensors import SharedMemory, unpacked
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.types import GenerateRequest, Rollout
 

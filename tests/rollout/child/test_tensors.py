@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from grpo_pl.processes.tensors import SharedMemory, buckets, unpacked
+from grpo_pl.rollout.child.tensors import SharedMemory, buckets, unpacked
 
 
 @pytest.mark.parametrize("size", [1, 100, 4096, 1 << 20])
