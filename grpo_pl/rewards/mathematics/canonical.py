@@ -87,6 +87,7 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
         (r"\\degree(?![a-zA-Z])", r"^\\circ"),
         (r"\\(vec|hat|bar|tilde|overline)\s+([A-Za-z])(?![A-Za-z])", r"\\\1{\2}"),
         (r"\\(?:mathrm|rm|mathit|text|operatorname)\s*(?:\{\s*([ei])\s*\}|\s([ei])(?![a-zA-Z]))", r"\1\2"),
+        (r"\\mathrm([ei])(?![a-zA-Z])", r" \1"),
         (r"\\(?:textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|mathsf|ce)(?=\s*\{)", r"\\text"),
         (r"\\([lg]e)q(?:slant|q)?(?![a-zA-Z])", r"\\\1"),
         (r"\\lt(?![a-zA-Z])", "<"),

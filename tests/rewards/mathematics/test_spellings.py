@@ -19,7 +19,7 @@ EQUAL = [
     ("5", r"\text{5}"), ("x<1 or x>3", "x<1, x>3"), ("x>1, x<3", "x>1 and x<3"),
     (r"x \le 2 or y > 3", r"x \le 2, y>3"), ("80", r"\mbox{80}"), ("5", r"\mbox{5}"), ("-3", r"\mbox{-3}"),
     ("1/2", r"\mbox{1/2}"), ("3", r"x=\mbox{3}"), ("80", r"\ce{80}"), ("1000", r"\text{1{,}000}"), ("5", r"\text{$5}"),
-    ("5", r"\text{{5}}"), ("-4", r"\text{\textbf{-4}}"),
+    ("5", r"\text{{5}}"), ("-4", r"\text{\textbf{-4}}"), ("e^2", r"\mathrme^2"), ("2+3i", r"2+3\mathrmi"),
 ]  # fmt: skip
 SAME_SIGNS = {
     "×": r"\times", "⋅": r"\cdot", "÷": "/", "±": r"\pm", "≤": r"\le", "⩽": r"\le", "≦": r"\le",
