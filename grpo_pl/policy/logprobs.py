@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from grpo_pl.functional.divergence import divergence
 from grpo_pl.functional.gemm import FastLinear
 from grpo_pl.functional.logprobs import TaughtTokens, head_scores, token_entropy, token_logprobs, top_logprobs
 from grpo_pl.policy.library_internals import attends_by_interface, has_hooks
-from grpo_pl.policy.packing import Rows, action_mask_of, pack, packed_attention
+from grpo_pl.policy.packing import Rows, pack, packed_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,10 +64,14 @@ _MODE = "_grpo_pl_forward_mode"
 def completion_logprobs(
     model: PreTrainedModel,
     *,
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    action_mask: Tensor | None = None,
     support: Tensor | None = None,
     temperature: float,
     with_entropy: bool = False,
-    **rows: Unpack[Rows],
 ) -> Scores:
     """log softmax(logits / temperature)[token] (and entropy) of every completion token that the policy wrote.
 
@@ -76,14 +80,19 @@ def completion_logprobs(
     scored tokens only; what a model allows is tried once, on a few tokens.
 
     Args:
+        prompt_ids: (B, S), left-padded.
+        prompt_mask: Likewise.
+        completion_ids: (B, T), right-padded.
+        completion_mask: Likewise.
+        action_mask: (B, T) bool: the tokens that are scored, the others are only attended to; None: all.
         support: (B, T, K) tokens that each softmax is over, see ``functional.logprobs.restricted``; None: all.
         temperature: divides the logits, as in sampling.
         with_entropy: also return the entropy in nats.
-        rows: prompts and completions, see `Rows`.
 
     Returns:
         logprobs (B, T) float32 (float64 for a float64 model), and entropy (B, T) or None; 0 where masked.
     """
+    rows = Rows(prompt_ids, prompt_mask, completion_ids, completion_mask, action_mask)
     columns = _score(model, rows, _Options(temperature, with_entropy, support=support))
     return columns[0], columns[1] if with_entropy else None
 
@@ -91,21 +100,26 @@ def completion_logprobs(
 def update_scores(
     model: PreTrainedModel,
     *,
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    action_mask: Tensor | None = None,
     support: Tensor | None = None,
     top_ids: Tensor | None = None,
     teacher: TaughtTokens | None = None,
     temperature: float,
-    **rows: Unpack[Rows],
 ) -> UpdateScores:
     """`completion_logprobs` with entropies, and at each token that the policy wrote the divergence from a teacher's
     whole distribution, differentiable likewise, and the log-probabilities of further tokens; a model whose head runs in
     chunks never stores all logits, nor the teacher's.
 
     Args:
-        support: as there; the divergence is that of the whole distributions.
+        support: as there, like the rows; the divergence is that of the whole distributions.
         top_ids: (B, T, K), see ``functional.logprobs.top_logprobs``.
         teacher: its N tokens are those that the policy wrote, row after row, as `completion_states` gives them.
     """
+    rows = Rows(prompt_ids, prompt_mask, completion_ids, completion_mask, action_mask)
     columns = _score(model, rows, _Options(temperature, True, teacher, support, top_ids))
     scored = columns if top_ids is None else columns[: -top_ids.shape[2]]
     return UpdateScores(
@@ -117,7 +131,15 @@ def update_scores(
 
 
 @torch.no_grad()
-def completion_states(model: PreTrainedModel, **rows: Unpack[Rows]) -> tuple[Tensor, Head]:
+def completion_states(
+    model: PreTrainedModel,
+    *,
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    action_mask: Tensor | None = None,
+) -> tuple[Tensor, Head]:
     """The inputs (N, H) of the LM head at the N tokens that the policy wrote, row after row, and a copy of that head,
     which is whole where the model is sharded.
 
@@ -130,6 +152,7 @@ def completion_states(model: PreTrainedModel, **rows: Unpack[Rows]) -> tuple[Ten
             f"{type(model).__name__} makes more of its head's output than logits, so that its whole distribution "
             "cannot be taken in chunks: set model.algorithm.supervision: token and distillation: none."
         )
+    rows = Rows(prompt_ids, prompt_mask, completion_ids, completion_mask, action_mask)
     head, copies = model.get_output_embeddings(), list[Head]()
 
     def states(hidden: Tensor) -> Tensor:
@@ -151,7 +174,7 @@ def _score(model: PreTrainedModel, rows: Rows, options: _Options) -> tuple[Tenso
 
 
 def _materialised(model: PreTrainedModel, rows: Rows, options: _Options) -> tuple[Tensor, ...]:
-    mask, ids, temperature = action_mask_of(rows), rows["completion_ids"], options.temperature
+    mask, ids, temperature = rows.scored, rows.completion_ids, options.temperature
     logits = model(**_padded(rows)).logits[:, -ids.shape[1] - 1 : -1]  # (B, T, V)
     columns = [token_logprobs(logits, ids, temperature=temperature, support=options.support).masked_fill(~mask, 0.0)]
     if options.with_entropy:
@@ -171,25 +194,25 @@ def _materialised(model: PreTrainedModel, rows: Rows, options: _Options) -> tupl
 
 def _padded(rows: Rows) -> dict[str, Any]:
     """The inputs of a model for padded rows: prompt and completion concatenated, (B, S + T)."""
-    mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1).long()  # (B, S + T)
+    mask = torch.cat([rows.prompt_mask, rows.completion_mask], dim=1).long()  # (B, S + T)
     return {
-        "input_ids": torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
+        "input_ids": torch.cat([rows.prompt_ids, rows.completion_ids], dim=1),
         "attention_mask": mask,
         "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0),
-        "logits_to_keep": rows["completion_ids"].shape[1] + 1,  # the last prompt token predicts the first of these
+        "logits_to_keep": rows.completion_ids.shape[1] + 1,  # the last prompt token predicts the first of these
     }
 
 
 def _through_head(model: PreTrainedModel, rows: Rows, options: _Options, *, packed: bool) -> tuple[Tensor, ...]:
     """Runs the model with a head that returns log-probabilities (and entropies …) instead of logits; (B, T) each."""
-    head, mask = model.get_output_embeddings(), action_mask_of(rows)
+    head, mask = model.get_output_embeddings(), rows.scored
 
     def score(hidden: Tensor) -> Tensor:
         """(N, columns) of the scored tokens."""
         found = head_scores(
             hidden,
             head.weight,
-            rows["completion_ids"][mask],
+            rows.completion_ids[mask],
             bias=head.bias,
             temperature=options.temperature,
             with_entropy=options.with_entropy,
@@ -207,11 +230,11 @@ def _through_head(model: PreTrainedModel, rows: Rows, options: _Options, *, pack
 def _with_head(model: PreTrainedModel, rows: Rows, head: Callable[[Tensor], Tensor], *, packed: bool) -> Tensor:
     """The model's output with ``head`` in place of its own, which gets the hidden states (N, H) that predict the N
     scored tokens; it runs inside the model's forward, where FSDP has gathered the head's weight."""
-    mask = action_mask_of(rows)
+    mask = rows.scored
     attention: AbstractContextManager[None] = nullcontext()
     # transformers' norms compute in float32, where the sum over a shared prompt's rows would be rounded; float64 models
     # are used in checks that must not depend on how rows are combined
-    packing = pack(**rows, share=model.dtype != torch.float64) if packed else None
+    packing = pack(rows, share=model.dtype != torch.float64) if packed else None
     if packing is None or _window(model) < packing.longest:
         inputs = _padded(rows)
 
@@ -267,12 +290,12 @@ def _try_modes(model: PreTrainedModel) -> ForwardMode:
     prompt_mask = torch.tensor([[True] * 3, [True] * 3, [False, True, True], [False, True, True]], device=device)
     ids = torch.arange(4, device=device).unsqueeze(1)
     completion_mask = torch.tensor([[True] * 3, [True, True, False]] * 2, device=device)
-    rows: Rows = {
-        "prompt_ids": (ids // 2 + torch.arange(3, device=device)).masked_fill(~prompt_mask, 0),
-        "prompt_mask": prompt_mask,
-        "completion_ids": ids + torch.arange(3, device=device),
-        "completion_mask": completion_mask,
-    }
+    rows = Rows(
+        prompt_ids=(ids // 2 + torch.arange(3, device=device)).masked_fill(~prompt_mask, 0),
+        prompt_mask=prompt_mask,
+        completion_ids=ids + torch.arange(3, device=device),
+        completion_mask=completion_mask,
+    )
     # packed tokens may interact in causal attention only, and it must go through transformers' interface
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     may_pack = attends_by_interface(model) and kinds <= {"full_attention", "sliding_attention"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,31 +41,28 @@ class Packing:
     longest: int  # tokens of the longest row
 
 
-class Rows(TypedDict):
-    """Tokens of prompts and completions, given as keyword arguments."""
+class Rows(NamedTuple):
+    """Tokens of prompts and completions."""
 
     prompt_ids: Tensor  # (B, S), left-padded
     prompt_mask: Tensor  # (B, S) bool
     completion_ids: Tensor  # (B, T), right-padded
     completion_mask: Tensor  # (B, T) bool
-    action_mask: NotRequired[Tensor | None]  # (B, T) bool: the tokens that are scored, the others are only attended to;
-    # by default all
+    action_mask: Tensor | None = None  # (B, T) bool, None: all
+
+    @property
+    def scored(self) -> Tensor:
+        """(B, T) bool: the completion tokens that are scored; the others are only attended to."""
+        return self.completion_mask if self.action_mask is None else self.action_mask
 
 
-def action_mask_of(rows: Rows) -> Tensor:
-    """(B, T) bool: the completion tokens that are scored."""
-    mask = rows.get("action_mask")
-    return rows["completion_mask"] if mask is None else mask
-
-
-def pack(*, share: bool = True, **rows: Unpack[Rows]) -> Packing:
+def pack(rows: Rows, *, share: bool = True) -> Packing:
     """Packs a micro-batch; neighbouring rows with equal prompts share one copy of it.
 
     Args:
         share: false repeats the prompt for every row.
     """
-    prompt_ids, prompt_mask = rows["prompt_ids"], rows["prompt_mask"]
-    completion_ids, completion_mask = rows["completion_ids"], rows["completion_mask"]
+    prompt_ids, prompt_mask, completion_ids, completion_mask, _ = rows
     device = prompt_ids.device
     differs = ((prompt_ids != prompt_ids.roll(1, 0)) | (prompt_mask != prompt_mask.roll(1, 0))).any(dim=1)
     differs[0] = True
@@ -91,7 +88,7 @@ def pack(*, share: bool = True, **rows: Unpack[Rows]) -> Packing:
     return Packing(
         input_ids=torch.cat([distinct_ids[distinct_mask], completion_ids[fed]]).unsqueeze(0),
         position_ids=torch.cat(positions).unsqueeze(0),
-        predicting=before[action_mask_of(rows)],
+        predicting=before[rows.scored],
         buckets=buckets,
         source=source,
         longest=int(lengths.max()),

@@ -17,7 +17,7 @@ from transformers import (
 
 from grpo_pl.functional import logprobs as functional
 from grpo_pl.policy import logprobs as scoring
-from grpo_pl.policy.logprobs import completion_logprobs
+from grpo_pl.policy.logprobs import completion_logprobs, completion_states, update_scores
 
 SHAPE = {
     "vocab_size": 29,
@@ -108,6 +108,13 @@ def test_scores_and_gradients_equal_the_materialised_form(builder, rollout, monk
     reference = torch.autograd.grad(((expected + 0.3 * expected_entropy) * slope).sum(), parameters)
     for mine, theirs in zip(ours, reference, strict=True):
         torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("score", [completion_logprobs, update_scores, completion_states])
+def test_an_argument_of_another_name_is_refused(score, rollout):
+    options = {} if score is completion_states else {"temperature": 1.0}
+    with pytest.raises(TypeError, match="actions_mask"):  # would score what the policy did not write
+        score(_build(_llama), **rollout, **options, actions_mask=rollout["completion_mask"])
 
 
 @pytest.mark.parametrize("builder", [_llama, _cohere])

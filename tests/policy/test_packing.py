@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_pl.policy.logprobs import completion_logprobs, forward_mode, use_forward_mode
-from grpo_pl.policy.packing import pack
+from grpo_pl.policy.packing import Rows, pack
 
 
 def _rows(prompts: list[list[int]], completions: list[list[int]]) -> dict[str, torch.Tensor]:
@@ -20,7 +20,7 @@ def _rows(prompts: list[list[int]], completions: list[list[int]]) -> dict[str, t
 
 
 def test_pack_by_hand():
-    packing = pack(**_rows([[7, 8], [7, 8], [9]], [[1, 2, 3], [4], [5, 6]]))
+    packing = pack(Rows(**_rows([[7, 8], [7, 8], [9]], [[1, 2, 3], [4], [5, 6]])))
     #                  0  1 | 2 | 3  4 |  | 5      prompts [7 8] and [9], then all but the last of each completion
     assert packing.input_ids.tolist() == [[7, 8, 9, 1, 2, 5]]
     assert packing.position_ids.tolist() == [[0, 1, 0, 2, 3, 1]]
@@ -34,24 +34,24 @@ def test_pack_by_hand():
 def test_observations_are_fed_and_predicted_by_nobody():
     rows = _rows([[7, 8], [7, 8]], [[1, 2, 3, 4], [5, 6]])
     written = torch.tensor([[True, False, False, True], [True, True, False, False]])
-    packing = pack(**rows, action_mask=written)
-    assert packing.input_ids.tolist() == pack(**rows).input_ids.tolist() == [[7, 8, 1, 2, 3, 5]]
+    packing = pack(Rows(**rows, action_mask=written))
+    assert packing.input_ids.tolist() == pack(Rows(**rows)).input_ids.tolist() == [[7, 8, 1, 2, 3, 5]]
     assert packing.predicting.tolist() == [1, 4, 1, 5]  # before 1 and 4, and before 5 and 6
 
 
 def test_equal_prompts_that_are_no_neighbours_are_packed_twice():
-    packing = pack(**_rows([[7], [8], [7]], [[1], [2], [3]]))
+    packing = pack(Rows(**_rows([[7], [8], [7]], [[1], [2], [3]])))
     assert packing.input_ids.tolist() == [[7, 8, 7]]
 
 
 def test_sharing_can_be_left_out():
     rows = _rows([[7, 8], [7, 8]], [[1, 2], [3]])
-    assert pack(**rows, share=False).input_ids.tolist() == [[7, 8, 7, 8, 1]]
+    assert pack(Rows(**rows), share=False).input_ids.tolist() == [[7, 8, 7, 8, 1]]
 
 
 def test_prompts_that_differ_in_padding_alone_are_not_shared():
     rows = _rows([[0, 5], [5]], [[1, 2], [1, 2]])  # the first prompt starts with the padding id
-    assert pack(**rows).input_ids.tolist() == [[0, 5, 5, 1, 1]]
+    assert pack(Rows(**rows)).input_ids.tolist() == [[0, 5, 5, 1, 1]]
 
 
 @pytest.fixture
