@@ -2,6 +2,7 @@
 
 # ruff: noqa: E501
 
+import json
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -33,6 +34,13 @@ def test_the_classes_are_judged_as_expected_by_the_command_line(tmp_path: Path, 
     command = ["score", str(DATA / file), "--config", str(DATA / "answer_classes.yaml")]
     assert main([*command, "--output", str(tmp_path / "scores.jsonl")]) == 0
     assert len((tmp_path / "scores.jsonl").read_text().splitlines()) > 200
+
+
+def test_pairs_written_by_hand_are_judged_as_expected(reward: MathReward) -> None:
+    rows = [json.loads(line) for line in (DATA / "hand_written_pairs.jsonl").read_text().splitlines()]
+    scores = reward([row["completion"] for row in rows], [row["answer"] for row in rows], {})
+    assert len(rows) > 800
+    assert [row for row, score in zip(rows, scores, strict=True) if score.value != row["expected"]] == []
 
 
 SHAPES: list[str] = [
