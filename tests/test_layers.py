@@ -231,9 +231,12 @@ def test_importing_functional_brings_torch_and_none_of_the_frameworks() -> None:
     assert _loaded_after(f"import {', '.join(files)}") == {"torch"}
 
 
-@pytest.mark.parametrize("module", ["grpo_pl", "grpo_pl.rewards", "grpo_pl.files", "grpo_pl.config.objects"])
-def test_importing_what_everything_needs_brings_nothing_heavy(module: str) -> None:
-    assert not _loaded_after(f"import {module}", (*HEAVY, "sympy", "openai"))
+@pytest.mark.parametrize(
+    "statement",
+    ["import grpo_pl", "from grpo_pl.rewards import *", "import grpo_pl.files", "import grpo_pl.config.objects"],
+)
+def test_importing_what_everything_needs_brings_nothing_heavy(statement: str) -> None:
+    assert not _loaded_after(statement, (*HEAVY, "sympy", "openai"))
 
 
 @pytest.mark.parametrize(
