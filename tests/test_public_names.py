@@ -67,6 +67,12 @@ def test_tensor_mathematics_is_shown_as_well_and_costs_nothing_before_it_is_aske
         grpo_pl.functional.grpo_loss  # noqa: B018
 
 
+def test_rewards_are_shown_before_they_are_asked_for() -> None:
+    code = "import sys, grpo_pl.rewards as r; print({*r.__all__} <= {*dir(r)}, 'grpo_pl.rewards.base' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "True False\n"
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'GRPOTrainer'"):
         grpo_pl.GRPOTrainer  # noqa: B018

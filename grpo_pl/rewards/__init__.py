@@ -73,3 +73,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'grpo_pl.rewards' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"grpo_pl.rewards.{_DEFINED_IN[name]}"), name)
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
