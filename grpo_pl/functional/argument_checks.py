@@ -1,4 +1,4 @@
-"""Checks of arguments: names of options that exist, and numbers above their minimum."""
+"""Checks of arguments: names of options that exist, and numbers not below their minimum."""
 
 from __future__ import annotations
 

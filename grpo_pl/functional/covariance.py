@@ -48,6 +48,9 @@ def select(
         advantages: (N,) of the same tokens.
         seed: of the draw.
 
+    Raises:
+        ValueError: there is no kind of that name.
+
     Source: arXiv:2505.22617, eqs. 11 (Clip-Cov) and 13 (KL-Cov); 1 at least is its code's.
     """
     check_choice("kind", kind, CovarianceControl)

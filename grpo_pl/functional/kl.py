@@ -73,7 +73,11 @@ def k3_weighted(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor) -> Tensor
 
 
 def estimate(estimator: Estimator, logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor) -> Tensor:
-    """The estimator of that name; ``ratio`` is used by ``k3_weighted`` alone. Any shape."""
+    """The estimator of that name; ``ratio`` is used by ``k3_weighted`` alone. Any shape.
+
+    Raises:
+        ValueError: there is no estimator of that name.
+    """
     check_choice("estimator", estimator, Estimator)
     if estimator == "k3_weighted":
         return k3_weighted(logprobs, ref_logprobs, ratio)

@@ -50,6 +50,9 @@ def token_weights(
         num_sequences: N, completions of the global batch that count in the loss.
         num_tokens: M, their completion tokens.
         max_completion_length: L, the configured limit, never the padded width.
+
+    Raises:
+        ValueError: there is no aggregation of that name.
     """
     check_choice("aggregation", aggregation, Aggregation)
     ones = mask.to(dtype)
@@ -99,7 +102,11 @@ def geometric_ratio(
 def importance_ratio(
     log_ratio: Tensor, mask: Tensor, advantages: Tensor, *, level: RatioLevel, epsilon_low: float, epsilon_high: float
 ) -> Tensor:
-    """The ratio (B, T) at ``level``: of each token, of the whole completion, or the clipped geometric mean."""
+    """The ratio (B, T) at ``level``: of each token, of the whole completion, or the clipped geometric mean.
+
+    Raises:
+        ValueError: there is no level of that name.
+    """
     check_choice("level", level, RatioLevel)
     if level == "token":
         return log_ratio.exp()
@@ -200,6 +207,9 @@ def mismatch_weights(
     mean of ρ is inside [low, high] and 0 elsewhere, so that long rows are not rejected for their length alone (Liu et
     al. 2025, "When speed kills stability: demystifying RL collapse from the training-inference mismatch"; verl's
     geometric rejection).
+
+    Raises:
+        ValueError: there is no mode of that name.
     """
     check_choice("mode", mode, Mismatch)
     log_rho = (old_logprobs - sampling_logprobs).detach().masked_fill(~mask, 0.0)

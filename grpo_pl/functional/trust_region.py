@@ -29,6 +29,9 @@ def binary_divergence(logprobs: Tensor, sampling_logprobs: Tensor, *, kind: Dive
     μ log(μ/π) + (1 − μ) log((1 − μ)/(1 − π)), infinite where π is 1 and μ is not. A lower bound of the divergence of
     the whole distributions. No gradient.
 
+    Raises:
+        ValueError: there is no kind of that name.
+
     Source: DPPO, arXiv:2602.04879, eqs. 13 and 14.
     """
     check_choice("kind", kind, Divergence)
@@ -54,6 +57,9 @@ def top_divergence(logprobs: Tensor, sampling_logprobs: Tensor, likely: LikelyTo
     Args:
         logprobs: (B, T), of the drawn token.
         sampling_logprobs: Likewise.
+
+    Raises:
+        ValueError: there is no kind of that name.
 
     Source: DPPO, arXiv:2602.04879, "Top-K approximation". The authors' code (sail-sg/Stable-RL, ``compute_topk_kl``)
     keeps K tokens in all: a drawn token that is not among the likeliest takes the place of the last. Here it comes on

@@ -145,6 +145,9 @@ def gigpo_advantages(
 
     Returns:
         (B, K) float64, 0 where there is no turn.
+
+    Raises:
+        ValueError: as :func:`returns_to_go`, or a choice that does not exist.
     """
     check_choice("norm", norm, TurnNorm)
     check_choice("statistics", statistics, EpisodeStatistics)
@@ -188,6 +191,9 @@ def turn_returns(
 
     Returns:
         (B, K) float64, 0 where there is no turn, and for an episode that is alone in its group.
+
+    Raises:
+        ValueError: as :func:`returns_to_go`, or a baseline that does not exist.
     """
     check_choice("baseline", baseline, TurnBaseline)
     here = _counted(present, valid).cpu()

@@ -32,7 +32,7 @@ class ReasoningGymReward(SandboxedReward):
     """
 
     judge: ClassVar[str] = "grpo_pl.rewards.sandbox.gym_judge"
-    """File in ``sandbox`` that defines ``judge``."""
+    """Module that defines ``judge``."""
     trusted = True
     name: str = "reasoning_gym"
     """Key of this reward in metrics, tables and files."""

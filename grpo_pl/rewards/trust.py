@@ -65,7 +65,8 @@ class Untrusted(ValueError):
 
 
 def check_rewards_trusted(specs: Any) -> None:
-    """Refuses rewards that could do more than read text; looks at names and arguments only and imports nothing.
+    """Refuses rewards that could do more than read text; looks at names and arguments only and imports nothing that
+    they name.
 
     Args:
         specs: ``class_path`` and ``init_args`` of each reward, as a manifest or a run's configuration holds them.
