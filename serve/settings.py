@@ -69,7 +69,7 @@ class ServeSettings:
     max_batch_size: int = 64
     """Completions decoded at once."""
     max_queue: int = 128
-    """Requests that may wait for a place in the batch; further ones get 429."""
+    """Requests that may wait for a slot of the batch; further ones get 429."""
     deadline: float = 120.0
     """Seconds after which an unfinished request gets 504."""
     device: str = "auto"

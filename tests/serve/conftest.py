@@ -251,7 +251,7 @@ def client(server: Running) -> openai.OpenAI:
 
 @pytest.fixture(scope="session")
 def crowded(start: Callable[..., Running]) -> Running:
-    """One with a key, two places, a queue of one, and little patience."""
+    """One with a key, two slots, a queue of one, and little patience."""
     return start("--max-batch-size", "2", "--max-queue", "1", "--deadline", "2", api_key="secret-1")
 
 

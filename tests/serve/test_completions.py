@@ -192,7 +192,7 @@ def test_plain_prompts_as_text_and_as_tokens(client: openai.OpenAI, export: Path
     assert streamed == [c.text for c in as_text.choices]
 
 
-def test_more_samples_than_places_are_drawn_in_turns(engine_draws: Callable, texts: Callable, crowded: Any) -> None:
+def test_more_samples_than_slots_are_drawn_in_turns(engine_draws: Callable, texts: Callable, crowded: Any) -> None:
     answer = crowded.openai().chat.completions.create(model="tiny", messages=QUESTION, n=7, seed=7, max_tokens=12)
     assert [c.message.content for c in answer.choices] == texts(
         engine_draws("12+34=", seed=7, n=7, max_completion_length=12)

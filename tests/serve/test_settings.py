@@ -42,7 +42,7 @@ def test_a_key_of_the_environment_is_not_on_the_help_page(
     page = capsys.readouterr().out
     assert "hidden-key" not in page
     text = " ".join(page.split())
-    assert "--max_queue MAX_QUEUE Requests that may wait for a place" in text
+    assert "--max_queue MAX_QUEUE Requests that may wait for a slot" in text
     for field in fields(ServeSettings):
         assert f"--{field.name} " in text
 
