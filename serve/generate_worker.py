@@ -18,7 +18,7 @@ from serve.grammar_judge import Unusable
 from serve.grammars import Compiled, Grammar, GrammarMask, Grammars
 from serve.litserve_adapter import Worker
 from serve.versions import DropWeights, LoadWeights, Versions
-from serve.worker_channel import Answer, Cancel, Failure, FrontChannel, Refusal, end_with_parent
+from serve.worker_channel import Answer, Cancel, Failure, FrontChannel, InvalidRequest, end_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +259,7 @@ class GenerateWorker(Worker):
             self._fail(uid, _why_nothing_is_left(request))
         self._front.send(Step(list(zip(*drawn, strict=True))))
 
-    def _fail(self, uid: int, reason: str | Refusal) -> None:
+    def _fail(self, uid: int, reason: str | InvalidRequest) -> None:
         self._front.send(Failure(uid, reason))
 
 
@@ -269,16 +269,16 @@ def _without(job: Generate, indices: frozenset[int]) -> Generate:
     return replace(job, indices=tuple(i for i, _ in kept), keys=[key for _, key in kept])
 
 
-def _refused(grammar: Grammar, why: str) -> Refusal:
-    return Refusal(f"{grammar.field}: {why.rstrip('.')}.", grammar.field, "invalid_value")
+def _refused(grammar: Grammar, why: str) -> InvalidRequest:
+    return InvalidRequest(f"{grammar.field}: {why.rstrip('.')}.", grammar.field, "invalid_value")
 
 
-def _why_nothing_is_left(request: _Request) -> str | Refusal:
+def _why_nothing_is_left(request: _Request) -> str | InvalidRequest:
     """The reason for the failure of a request whose log-probabilities are not finite."""
     error = next((mask.error for mask in request.masks if mask.error), "")
     if error and request.job.grammar is not None:
         return _refused(request.job.grammar, f"the grammar is too complex to follow: {error}")
     if request.masks or request.job.options.logits is not None:
         message = "bad_words, min_tokens and the grammar exclude every token: nothing is left to draw."
-        return Refusal(message, None, "invalid_value")
+        return InvalidRequest(message, None, "invalid_value")
     return _DIVERGED

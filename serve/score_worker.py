@@ -17,7 +17,7 @@ from grpo_pl.rewards.batch import score_completions
 from grpo_pl.rewards.sandbox.task_queue import CALLER, Caller
 from grpo_pl.rewards.voting import answer_classes
 from serve.litserve_adapter import Worker
-from serve.worker_channel import Answer, Cancel, Failure, FrontChannel, Refusal, end_with_parent
+from serve.worker_channel import Answer, Cancel, Failure, FrontChannel, InvalidRequest, end_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class ScoreWorker(Worker):
                 items += score_items(self._rewards, job, slice(first, first + step))
             front.send(Answer(uid, items))
         except MissingColumn as error:  # a fault of the request
-            front.send(Failure(uid, Refusal(str(error))))
+            front.send(Failure(uid, InvalidRequest(str(error))))
         except CancelledError:  # nobody waits for an answer
             pass
         except Exception as error:  # a reward may be a user's code: only this request fails

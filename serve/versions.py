@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.native.continuous import ContinuousBatch, batch_of
-from serve.worker_channel import Answer, Failure, Refusal
+from serve.worker_channel import Answer, Failure, InvalidRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -89,7 +89,8 @@ class Versions:
                 told = isinstance(error, ValueError | OSError | CheckpointError)
                 log.warning("weights could not be loaded: %s", error, exc_info=None if told else error)
                 reason = str(error) if told else f"{type(error).__name__}: {error}"
-                yield Failure(uid, Refusal(f"path: the weights cannot be loaded: {reason}", "path", "invalid_value"))
+                message = f"path: the weights cannot be loaded: {reason}"
+                yield Failure(uid, InvalidRequest(message, "path", "invalid_value"))
             else:
                 yield Answer(uid, None)
 

@@ -16,7 +16,7 @@ from grpo_pl.processes.channel import MessageReader, framed
 _READ = 1 << 18
 
 
-class Refusal(NamedTuple):
+class InvalidRequest(NamedTuple):
     """A worker's reason for not serving a request that is the client's fault."""
 
     message: str
@@ -41,7 +41,7 @@ class Failure(NamedTuple):
     """The end of a request that failed, with the reason."""
 
     uid: int
-    reason: str | Refusal
+    reason: str | InvalidRequest
 
 
 def packed(message: Any) -> bytes:

@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from serve.errors import ApiError, bad_request
-from serve.worker_channel import Answer, Cancel, Frames, Refusal, packed
+from serve.worker_channel import Answer, Cancel, Frames, InvalidRequest, packed
 
 _SLICE_S = 0.004
 """Seconds for which messages of a worker are handled before the event loop does other work."""
@@ -169,7 +169,7 @@ class WorkerClient(asyncio.Protocol):
         if isinstance(message, Answer):
             call.answer = message.data
             call.end()
-        elif isinstance(message.reason, Refusal):
+        elif isinstance(message.reason, InvalidRequest):
             call.end(bad_request(message.reason.message, param=message.reason.param, code=message.reason.code))
         else:
             call.end(ApiError(500, message.reason, code="worker_error"))
