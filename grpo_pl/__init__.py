@@ -99,6 +99,24 @@ DEFINED_IN = {
     "PlainEngine": "grpo_pl.rollout.plain",
 }
 """Public name -> the module that defines it."""
+MOVED = {
+    "grpo_pl.callbacks.choices.TellChoices": "grpo_pl.callbacks.summary.StartSummary",
+    "grpo_pl.callbacks.configuration.KeepConfiguration": "grpo_pl.callbacks.record.KeepConfiguration",
+    "grpo_pl.callbacks.doctor.callback.Doctor": "grpo_pl.tools.doctor.callback.Doctor",
+    "grpo_pl.callbacks.evaluation.ReportEvaluation": "grpo_pl.callbacks.held_out.ReportEvaluation",
+    "grpo_pl.callbacks.export.ExportPolicy": "grpo_pl.callbacks.results.ExportPolicy",
+    "grpo_pl.callbacks.live.LiveView": "grpo_pl.tools.live.LiveView",
+    "grpo_pl.callbacks.report.WriteReport": "grpo_pl.callbacks.results.WriteReport",
+    "grpo_pl.callbacks.validation.ValidateAtBothEnds": "grpo_pl.callbacks.held_out.ValidateAtBothEnds",
+    "grpo_pl.callbacks.watch.RewardWatch": "grpo_pl.tools.watch.RewardWatch",
+    "grpo_pl.distributed.checkpoint_io.CheckpointFiles": "grpo_pl.distributed.strategy.CheckpointFiles",
+    "grpo_pl.rewards.countdown.CountdownReward": "grpo_pl.rewards.number_puzzles.CountdownReward",
+    "grpo_pl.rewards.number_puzzle.NumberPuzzleReward": "grpo_pl.rewards.number_puzzles.NumberPuzzleReward",
+    "grpo_pl.rewards.subset_sum.SubsetSumReward": "grpo_pl.rewards.number_puzzles.SubsetSumReward",
+    "grpo_pl.rollout.copying.CopyEngine": "grpo_pl.rollout.copy_engine.CopyEngine",
+    "grpo_pl.training.carried.PartialRollouts": "grpo_pl.training.partial_rollouts.PartialRollouts",
+}
+"""Class path that version 0.2 wrote, in exports and configurations, or documented -> where the class is now."""
 _PACKAGES = ("functional", "rewards")
 
 __all__ = [*DEFINED_IN, *_PACKAGES]
@@ -120,6 +138,8 @@ def __dir__() -> list[str]:
 
 
 def defined_name(path: str) -> str:
-    """``grpo_pl.GRPOModule`` with the module that defines it, as configurations are compared; other names unchanged."""
+    """``grpo_pl.GRPOModule``, or the path of an earlier version, with the module that defines the class now, as
+    configurations are compared; other names unchanged."""
+    path = MOVED.get(path, path)
     module, _, name = path.rpartition(".")
     return f"{DEFINED_IN[name]}.{name}" if module == "grpo_pl" and name in DEFINED_IN else path

@@ -25,6 +25,7 @@ from jsonargparse import (
 )
 from yaml import YAMLError
 
+from grpo_pl import MOVED
 from grpo_pl.config.presets import PRESET, presets, with_preset_fields
 from grpo_pl.config.suggestions import nearest, nearest_argument, nearest_class, our_name
 
@@ -60,13 +61,24 @@ class Parser(ArgumentParser):
         self.exit(USAGE_ERROR)
 
     def _apply_actions(self, cfg: Any, parent_key: str = "", *args: Any, **kwargs: Any) -> Any:
-        """Reads the fields of a preset in the place of its name, in every file and text that the parser loads."""
+        """Reads the fields of a preset in the place of its name, and a class of an earlier version where it is now, in
+        every file and text that the parser loads."""
         if isinstance(cfg, Mapping):
+            cfg = with_current_classes(cfg)
             try:
                 cfg = with_preset_fields(cfg, parent_key)
             except ValueError as error:
                 raise TypeError(str(error)) from error  # which the parser reports
         return super()._apply_actions(cfg, parent_key, *args, **kwargs)
+
+
+def with_current_classes(tree: Any) -> Any:
+    """Plain values with every class path of an earlier version replaced by that of the class now."""
+    if isinstance(tree, Mapping):
+        return {key: with_current_classes(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [with_current_classes(value) for value in tree]
+    return MOVED.get(tree, tree) if isinstance(tree, str) else tree
 
 
 class _PresetOption(argparse.Action):

@@ -8,6 +8,8 @@ import inspect
 import sys
 from collections.abc import Iterable
 
+from grpo_pl import MOVED
+
 _SHORT = ("lightning.pytorch.callbacks", "lightning.pytorch.loggers")
 """Modules besides ours whose classes may be named without their module."""
 
@@ -96,10 +98,6 @@ NAMES = {name: ours for ours, names in _THEIRS.items() for name in names.split()
 """Their name -> our field, or what to use in its place."""
 
 
-MOVED = {f"grpo_pl.callbacks.{name}": f"grpo_pl.tools.{name}" for name in ("doctor", "live", "watch")}
-"""Module of an earlier version -> where its classes are now."""
-
-
 def our_name(name: str) -> str:
     """``; here that is X`` for the last part of a dotted name, or nothing where no other trainer has it."""
     ours = NAMES.get(name.rpartition(".")[2])
@@ -128,10 +126,8 @@ def nearest_class(name: str) -> str:
     """The new path of a class that has moved; else like `nearest`, among the names of the module that ``name`` starts
     with, or among the classes that need no module: those of every loaded module of ours and Lightning's callbacks and
     loggers."""
-    moved = next(
-        (f"{new}{name.removeprefix(old)}" for old, new in MOVED.items() if f"{name}.".startswith(f"{old}.")), ""
-    )
-    if moved:
+    moved = next((new for old, new in MOVED.items() if f"{old}.".startswith(f"{name}.")), None)
+    if moved is not None:  # also by its module, which is all that some errors name
         return f"; it is {moved} now"
     module, _, leaf = name.rpartition(".")
     try:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.rewards.base import Score as Score
     from grpo_pl.rewards.base import Status as Status
     from grpo_pl.rewards.base import StepScores as StepScores
+    from grpo_pl.rewards.completion_text import boxed_or_block as boxed_or_block
     from grpo_pl.rewards.environment import EnvironmentReward as EnvironmentReward
     from grpo_pl.rewards.format import FormatReward as FormatReward
     from grpo_pl.rewards.function import FunctionReward as FunctionReward
@@ -62,6 +63,7 @@ _DEFINED_IN = {
     "StepScores": "base",
     "StrictAnswerReward": "mathematics.second_opinion",
     "SubsetSumReward": "number_puzzles",
+    "boxed_or_block": "completion_text",
 }
 """Public name -> the module of this package that defines it."""
 

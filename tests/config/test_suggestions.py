@@ -1,6 +1,7 @@
 """Names of TRL, transformers and Lightning: one line that says which field it is here, wherever they are put."""
 
 import importlib
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytest
 import yaml
 from trl import GRPOConfig
 
+from grpo_pl import MOVED
 from grpo_pl.config.jsonargparse_adapter import option_names
 from grpo_pl.config.suggestions import NAMES, nearest, nearest_class, our_name
+from grpo_pl.files.runs import config_changes
 
 OPTIONS = ["model.algorithm.beta", "model.algorithm.group_size", "data.steps", "trainer.max_epochs", "name"]
 
@@ -58,14 +61,41 @@ def test_a_name_of_trl_becomes_ours_wherever_it_is_put(command_line: Any, place:
     assert by_file.status == 2 and f"unknown key '{place}{name}'; here that is {ours}" in by_file.err
 
 
-@pytest.mark.parametrize("name", ["live.LiveView", "watch.RewardWatch", "doctor.callback.Doctor"])
-def test_an_earlier_class_path_of_a_tool_ends_in_one_line_with_the_new_one(command_line: Any, name: str) -> None:
-    assert nearest_class(f"grpo_pl.callbacks.{name}") == f"; it is grpo_pl.tools.{name} now"
-    module = name.rpartition(".")[0]
-    assert callable(getattr(importlib.import_module(f"grpo_pl.tools.{module}"), name.rpartition(".")[2]))
-    given = f"--trainer.callbacks+={{class_path: grpo_pl.callbacks.{name}}}"
+@pytest.mark.parametrize("old", MOVED)
+def test_an_earlier_class_path_is_known_with_the_class_now(old: str) -> None:
+    module, _, name = MOVED[old].rpartition(".")
+    assert inspect.isclass(getattr(importlib.import_module(module), name))
+    assert nearest_class(old) == f"; it is {MOVED[old]} now"
+    assert not _is_importable(old)
+
+
+def _is_importable(path: str) -> bool:
+    module, _, name = path.rpartition(".")
+    try:
+        return hasattr(importlib.import_module(module), name)
+    except ModuleNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("old", ["grpo_pl.callbacks.doctor.callback.Doctor", "grpo_pl.callbacks.choices.TellChoices"])
+def test_an_option_with_an_earlier_class_path_ends_in_one_line_with_the_new_one(command_line: Any, old: str) -> None:
+    given = f"--trainer.callbacks+={{class_path: {old}}}"
     ended = command_line("fit", f"--config={command_line.config('foreign')}", given)
-    assert ended.status == 2 and f"; it is grpo_pl.tools.{module.partition('.')[0]}" in ended.err.splitlines()[0]
+    assert ended.status == 2 and f"; it is {MOVED[old]} now" in ended.err.splitlines()[0]
+
+
+def test_a_file_with_earlier_class_paths_is_read_with_the_classes_now(tmp_path: Path) -> None:
+    from tests.config.test_jsonargparse_adapter import Parsed
+
+    file = tmp_path / "earlier.yaml"
+    callbacks = [{"class_path": f"grpo_pl.callbacks.{name}"} for name in ("live.LiveView", "doctor.callback.Doctor")]
+    rewards = [{"class_path": "grpo_pl.rewards.countdown.CountdownReward", "init_args": {"correctness": True}}]
+    file.write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}, "model": {"rewards": rewards}}))
+    quickstart = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+    fit = Parsed(["fit", f"--config={quickstart}", f"--config={file}"]).config.fit
+    assert fit.model.rewards[0].class_path.endswith("CountdownReward")
+    assert [one.class_path.rpartition(".")[2] for one in fit.trainer.callbacks] == ["LiveView", "Doctor"]
+    assert config_changes({"a": rewards}, {"a": [{**rewards[0], "class_path": MOVED[rewards[0]["class_path"]]}]}) == []
 
 
 def test_a_field_of_an_earlier_version_says_what_to_write_instead(command_line: Any) -> None:

@@ -1,11 +1,11 @@
 # ruff: noqa: E501
 
+import importlib
 import random
 
 import pytest
 
-from grpo_pl.rewards import ExactReward, FormatReward
-from grpo_pl.rewards.completion_text import boxed_or_block
+from grpo_pl.rewards import ExactReward, FormatReward, boxed_or_block
 from grpo_pl.rewards.format import format_failures, is_one_box
 
 GOOD = "<think>2+2 is 4</think>\n<answer>\\boxed{4}</answer>"
@@ -117,6 +117,10 @@ def test_a_box_in_which_nothing_can_be_seen_does_not_count(nothing: str) -> None
 def test_a_box_in_which_something_can_be_seen_counts(something: str) -> None:
     assert value(answered(f"\\boxed{{{something}}}")) == 1.0
     assert boxed_or_block(f"\\boxed{{{something}}}") == something
+
+
+def test_a_task_of_version_0_2_imports_the_reader_of_answers_from_where_it_was() -> None:
+    assert importlib.import_module("grpo_pl.rewards.places").boxed_or_block is boxed_or_block
 
 
 def test_a_box_is_only_asked_for_on_demand_but_an_answer_always() -> None:

@@ -79,6 +79,15 @@ def test_a_trusted_reward_loads_by_any_of_its_names(name: str) -> None:
         assert type(build(Reward, _spec(path, **arguments), "reward")) is kind
 
 
+@pytest.mark.parametrize("name", ["countdown.CountdownReward", "subset_sum.SubsetSumReward"])
+def test_an_export_of_version_0_2_loads_by_itself(name: str) -> None:
+    (reward,) = build_rewards([_spec(f"grpo_pl.rewards.{name}", correctness=True)])
+    assert type(reward) is SHIPPED[name.partition(".")[2]]
+    parts = {"a": _spec(f"grpo_pl.rewards.{name}")}
+    (held,) = build_rewards([_spec("grpo_pl.rewards.PerSource", rewards=parts, correctness=True)])
+    assert type(held.rewards["a"]) is type(reward)  # type: ignore[attr-defined]
+
+
 def test_every_source_of_ours_is_listed_where_it_is() -> None:
     for module, names in SOURCES.items():
         loaded = __import__(f"grpo_pl.data.{module}", fromlist=names)
