@@ -103,6 +103,7 @@ class PrefetchedRollouts:
         self._pipeline.done(step)
 
     def step_metrics(self, experience: Experience, collective: Collective) -> dict[str, float]:
+        """``sampling/staleness``: updates of the policy since a token was drawn, mean over the batch."""
         return staleness(experience, collective)
 
     def wait(self) -> None:
@@ -191,6 +192,6 @@ def _check_shape(
         for name, (before, now) in fields.items():
             if before != now:
                 raise ValueError(
-                    f"{name} is {now}, and the checkpoint holds rollouts, drawn rollout, for which it was {before}: "
+                    f"{name} is {now}, and the checkpoint holds prefetched rollouts for which it was {before}: "
                     "resume with the former value, or begin a run of another --name."
                 )

@@ -103,6 +103,7 @@ class SyncProof:
         """Updates of the policy so far, one a rollout, those before a resume included."""
 
     def step_metrics(self, *_: object) -> dict[str, float]:
+        """``sampling/sync_error`` of the step; takes what every part of the module with metrics is given."""
         return self.metrics
 
     def check(
