@@ -163,8 +163,9 @@ def check_resume(
     shapes, state = read_head(checkpoint)
     own = RunFolder(checkpoint.absolute().parent.parent).config
     changes = []
-    if own.is_file():
-        trees = [yaml.safe_load(own.read_text()), config]
+    earlier = yaml.safe_load(own.read_text()) if own.is_file() else None
+    if earlier:  # an interrupted write leaves an empty file
+        trees = [earlier, config]
         before, now = ({"model": {"policy": (tree.get("model") or {}).get("policy") or {}}} for tree in trees)
         changes = config_changes(before, now)
     free = tuple(f"model.policy.{name}: " for name in MAY_CHANGE)

@@ -1,6 +1,7 @@
 """What a run may not change when it goes on, seen before anything is written."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,15 @@ def run(command_line: Any) -> Path:
     config = command_line.config("once", data__steps=1)
     assert command_line("fit", "--config", config).status == 0
     return Path(command_line.runs / "once")
+
+
+def test_an_empty_configuration_beside_the_checkpoint_is_as_none(command_line: Any, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "copied")
+    (tmp_path / "copied" / "config.yaml").write_text("")
+    checkpoint = tmp_path / "copied" / "checkpoints" / "last.ckpt"
+    config = command_line.config("from_empty", data__steps=2)
+    outcome = command_line("fit", "--config", config, f"--ckpt_path={checkpoint}")
+    assert outcome.status == 0, outcome.err
 
 
 @pytest.mark.parametrize(
