@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from grpo_pl.files.checkpoints import policy_weights
 
 ALL = ("sharded", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "fsdp")))
-"""DDP by default: test_episodes.py."""
+"""DDP by default: test_episodes.py (samples and metrics)."""
 
 
 @pytest.mark.parametrize("name", ALL)

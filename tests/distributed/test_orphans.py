@@ -77,7 +77,13 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., tuple[int, int]]]:
 
 
 @pytest.mark.parametrize(
-    ("environment", "busy"), [(TORCHRUN, SLEEP), (LIGHTNING, COMPUTE)], ids=["torchrun-waiting", "lightning-computing"]
+    ("environment", "busy"),
+    [
+        pytest.param(TORCHRUN, SLEEP, id="torchrun-waiting"),
+        pytest.param(LIGHTNING, COMPUTE, id="lightning-computing"),
+        pytest.param(TORCHRUN, COMPUTE, id="torchrun-computing", marks=pytest.mark.slow),
+        pytest.param(LIGHTNING, SLEEP, id="lightning-waiting", marks=pytest.mark.slow),
+    ],
 )
 def test_a_rank_ends_soon_after_its_launcher_is_killed(
     launch: Callable[..., tuple[int, int]], environment: dict[str, str], busy: str

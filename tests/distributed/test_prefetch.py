@@ -38,8 +38,7 @@ def _assert_nearly_equal(ours: list[dict[str, str]], theirs: list[dict[str, str]
                 assert float(mine[key]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), (key, other["step"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_samples_and_metrics_are_those_of_one_process(
     completed: Callable[..., Any], ahead: Path, read_metrics: Callable[..., Any], name: str
 ) -> None:
@@ -71,8 +70,7 @@ def test_the_rollouts_of_a_checkpoint_are_cut_for_another_number_of_processes(
     _assert_nearly_equal(read_metrics(resumed.metrics), read_metrics(whole.metrics))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_processes_carry_the_same_completions_over(
     completed: Callable[..., Any], in_parts: Path, read_metrics: Callable[..., Any], name: str
 ) -> None:
