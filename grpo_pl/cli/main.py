@@ -25,7 +25,7 @@ from grpo_pl.cli.help_page import split_help, stored_page
 from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR, Parser, explain, options_described
 from grpo_pl.config.objects import ConfigError
 from grpo_pl.config.overrides import gather
-from grpo_pl.config.presets import with_shipped_configs
+from grpo_pl.config.shipped import with_shipped_configs
 from grpo_pl.config.suggestions import nearest
 from grpo_pl.distributed.orphans import end_with_launcher
 
@@ -136,10 +136,9 @@ def _command(verb: str, args: list[str]) -> int:
     named = _python_names(gather(args) if "config" in parameters else args, switches)
     first = next(iter(parameters.values()), None)
     if first is not None and first.default is first.empty and str(first.annotation).startswith("list["):
-        values, options = (
-            list[str](),
-            list[str](),
-        )  # `a b --output=c`: the parser takes one argument for a list, not several
+        # `a b --output=c`: the parser takes one argument for a list, not several
+        values: list[str] = []
+        options: list[str] = []
         for before, arg in zip(["", *named], named, strict=False):
             is_value = before.startswith("-") and "=" not in before
             (options if arg.startswith("-") or is_value else values).append(arg)

@@ -36,7 +36,7 @@ from grpo_pl.cli.run_folder import (
 )
 from grpo_pl.config.jsonargparse_adapter import Parser, add_preset_option, subclasses_allowed
 from grpo_pl.config.objects import import_shipped_sources, own_classes, read, read_tree, require_fields, values_of
-from grpo_pl.config.presets import short_name
+from grpo_pl.config.shipped import short_name
 from grpo_pl.data.datamodule import RolloutDataModule, check_shares
 from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.files.checkpoints import CheckpointError

@@ -1,50 +1,22 @@
-"""Shipped configurations, by the names that the documentation uses, and presets of the objective among them.
-
-A configuration names a preset, and all fields of the objective but the budget are read as the preset sets them.
-"""
+"""Presets of the objective: a configuration names one, and all fields of the objective but the budget are read as the
+preset sets them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
 
+from grpo_pl.config.shipped import CONFIGS
 from grpo_pl.config.suggestions import nearest
 
-CONFIGS = (Path(__file__).parents[1] / "configs").resolve()
-"""The project's ``configs`` folder; in a checkout a link to it."""
-FLAGS = ("-c", "--config", "--overlay")
 OBJECTIVE = "model.algorithm"
 """Key of the objective in a configuration."""
 PRESET = f"{OBJECTIVE}.preset"
 """Key that names a preset. It is not a field: resolved configurations have the fields in its place."""
-
-
-def with_shipped_configs(args: Sequence[str]) -> list[str]:
-    """Arguments in which ``--config configs/quickstart.yaml`` means the shipped file where there is none here."""
-
-    def shipped(path: str) -> str:
-        folder, *rest = Path(path).parts or [""]
-        file = CONFIGS.joinpath(*rest)
-        return str(file) if folder == CONFIGS.name and rest and not Path(path).exists() and file.is_file() else path
-
-    named = list(args)
-    for i, arg in enumerate(args):
-        flag, equals, value = arg.partition("=")
-        if equals and flag in FLAGS:
-            named[i] = f"{flag}={shipped(value)}"
-        elif i and args[i - 1] in FLAGS:
-            named[i] = shipped(arg)
-    return named
-
-
-def short_name(path: Path) -> str:
-    """The path to type for a configuration: ``configs/…`` for a shipped one."""
-    return str(Path(CONFIGS.name) / path.relative_to(CONFIGS)) if path.is_relative_to(CONFIGS) else str(path)
 
 
 @cache

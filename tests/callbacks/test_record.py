@@ -4,7 +4,8 @@ import json
 from typing import Any
 
 from grpo_pl.callbacks.record import command_typed, objective_name
-from grpo_pl.config.presets import CONFIGS, preset_name
+from grpo_pl.config.presets import preset_name
+from grpo_pl.config.shipped import CONFIGS
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.rollout.native.decode_kernel import built_kernels
 

@@ -11,7 +11,8 @@ import yaml
 
 from grpo_pl.config.jsonargparse_adapter import Parser
 from grpo_pl.config.objects import ConfigError, build, read
-from grpo_pl.config.presets import CONFIGS, preset_fields, preset_name, presets, with_preset_fields
+from grpo_pl.config.presets import preset_fields, preset_name, presets, with_preset_fields
+from grpo_pl.config.shipped import CONFIGS
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.objective.fields import BUDGET
 

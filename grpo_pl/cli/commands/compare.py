@@ -13,7 +13,8 @@ from rich.console import Console
 
 from grpo_pl.config.objects import Config
 from grpo_pl.config.overrides import ConfigArguments, settings
-from grpo_pl.config.presets import CONFIGS, PRESET
+from grpo_pl.config.presets import PRESET
+from grpo_pl.config.shipped import CONFIGS
 from grpo_pl.evaluation.curves import Points, read_curves
 from grpo_pl.files.runs import RunFolder, claim_run_folder
 from grpo_pl.tools.comparison import draw_curves, results_table, write_curves
