@@ -28,7 +28,7 @@ class SignalWatch(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         equal = not bool(outputs["experience"].statistics.informative.any())
-        if self._silent.add(batch_idx, float(equal)) and not self._warned:
+        if self._silent.add(batch.step + 1, float(equal)) and not self._warned:
             self._warned = True
             rank_zero_warn(
                 f"No learning signal: the rewards of every group were equal for {SILENT_ROLLOUTS} rollouts. {CAUSES}"

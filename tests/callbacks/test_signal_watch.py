@@ -16,7 +16,7 @@ from grpo_pl.report.page import build_page
 def _step(watch: SignalWatch, *informative: bool) -> None:
     statistics = SimpleNamespace(informative=torch.tensor(informative))
     outputs = {"experience": SimpleNamespace(statistics=statistics)}
-    watch.on_train_batch_end(None, None, outputs, None, 0)  # type: ignore[arg-type]
+    watch.on_train_batch_end(None, None, outputs, SimpleNamespace(step=0), 0)  # type: ignore[arg-type]
 
 
 def test_the_count_begins_anew_and_survives_a_resume(recwarn: pytest.WarningsRecorder) -> None:
