@@ -10,8 +10,6 @@ from pathlib import Path
 
 Points = list[tuple[int, float]]
 """(completed rollouts, value) pairs in order; rollouts without a value are left out."""
-FEW_MIXED = 0.1
-"""The doctor finds equal rewards where this share of the groups, or less, has completions of different rewards."""
 SILENT_ROLLOUTS = 10
 """Rollouts in a row with equal rewards in every group, from which on the run has no learning signal."""
 CAUSES = (

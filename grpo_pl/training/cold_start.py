@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from grpo_pl.data.sources import PromptSource
 
 RECIPE = 2
-"""Counts up when ``sft.py`` changes what it computes, so that caches made by an older recipe are not taken."""
+"""Counts up when this file or ``sft.py`` changes what is computed, so that caches made by an older recipe are not
+taken."""
 
 MADE_UP = 500
 """Prompts or demonstrations that are looked at before a run where there is no list of them."""

@@ -1,4 +1,5 @@
-"""``PolicyModule``: a policy with its prompts, rewards and engine, which answers held-out problems; no training yet."""
+"""``PolicyModule``: the half of `GRPOModule` that needs no training: it loads policy, rewards and engine, and answers
+held-out problems. Not for use alone."""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ from grpo_pl.tools.doctor.run_statistics import RunStatistics
 MIN_GROUPS, MIN_ROLLOUTS = 12, 3
 """Fewer say nothing about shares."""
 MOSTLY = 0.95
+FEW_MIXED = 0.1
+"""Rewards count as equal where this share of the groups, or less, has completions of different rewards."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""``Probe``: the doctor of a short run that is thrown away, which answers what a run itself would not stop for."""
+"""``Probe``: the doctor of a short run that is thrown away. It also measures what would cost a real run time."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from grpo_pl.evaluation.curves import FEW_MIXED
-from grpo_pl.tools.doctor.finding import MIN_GROUPS, MOSTLY, Finding, Found, Rule, enough
+from grpo_pl.tools.doctor.finding import FEW_MIXED, MIN_GROUPS, MOSTLY, Finding, Found, Rule, enough
 from grpo_pl.tools.doctor.rules_of_updates import fast, faster_in_bfloat16, half_precision, no_update, slow
 from grpo_pl.tools.doctor.run_statistics import RewardStatistics, RunStatistics
 
@@ -54,9 +53,10 @@ def _has_another_cause(s: RunStatistics) -> bool:
     return any(rule(s) is not None for rule in others) or (empty_paid(s) is not None and s.share("right") > MOSTLY)
 
 
-def _equal_groups(s: RunStatistics, where: bool, told: str, field: str) -> Found:
-    """Rewards are equal in the groups, at this share of right completions, and no other rule explains it."""
-    if not _all_equal(s) or not where or _has_another_cause(s):
+def _equal_groups(s: RunStatistics, applies: bool, told: str, field: str) -> Found:
+    """A finding if rewards are equal in the groups, the share of right completions ``applies`` to the rule, and no
+    other rule explains it."""
+    if not _all_equal(s) or not applies or _has_another_cause(s):
         return None
     return s.share("right"), f"{s.share('right'):.1%} of {s.total('completions')} completions are right, {told}", field
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grpo_pl.evaluation.curves import FEW_MIXED
-from grpo_pl.tools.doctor.finding import MIN_ROLLOUTS, MOSTLY, Found, enough
+from grpo_pl.tools.doctor.finding import FEW_MIXED, MIN_ROLLOUTS, MOSTLY, Found, enough
 from grpo_pl.tools.doctor.run_statistics import RolloutStatistics, RunStatistics
 
 LEAST_DRIFT = 0.1
