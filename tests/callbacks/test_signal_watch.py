@@ -13,10 +13,10 @@ from grpo_pl.files.runs import RunFolder
 from grpo_pl.report.page import build_page
 
 
-def _step(watch: SignalWatch, *informative: bool) -> None:
+def _step(watch: SignalWatch, *informative: bool, step: int = 0) -> None:
     statistics = SimpleNamespace(informative=torch.tensor(informative))
     outputs = {"experience": SimpleNamespace(statistics=statistics)}
-    watch.on_train_batch_end(None, None, outputs, SimpleNamespace(step=0), 0)  # type: ignore[arg-type]
+    watch.on_train_batch_end(None, None, outputs, SimpleNamespace(step=step), 0)  # type: ignore[arg-type]
 
 
 def test_the_count_begins_anew_and_survives_a_resume(recwarn: pytest.WarningsRecorder) -> None:
@@ -36,6 +36,12 @@ def test_the_count_begins_anew_and_survives_a_resume(recwarn: pytest.WarningsRec
     for _ in range(20):
         _step(again, False)
     assert len(recwarn) == 1
+
+
+def test_a_resumed_run_counts_on_from_its_step() -> None:
+    watch = SignalWatch()
+    _step(watch, False, step=7)  # whose batch is the first one since the resume
+    assert watch._silent.first == 8
 
 
 def test_the_report_names_the_first_such_stretch(tmp_path: Path) -> None:
