@@ -23,8 +23,6 @@ from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 from sympy.core.relational import Relational  # type: ignore[import-untyped]
 from sympy.functions.combinatorial import factorials  # type: ignore[import-untyped]
 
-logging.disable(logging.CRITICAL)
-
 _SWIFT_BITS = 10**7
 """Size in bits up to which gmpy2 computes a binomial in negligible time."""
 
@@ -45,9 +43,6 @@ def _let_binomials_be_interrupted() -> None:
         return result
 
     factorials._gmpy = SimpleNamespace(fac=gmpy.fac, bincoef=bincoef)
-
-
-_let_binomials_be_interrupted()
 
 
 def _same_symbols(gold: Any, answer: Any) -> bool:
@@ -291,7 +286,10 @@ _LIST, _TUPLE, _SET = "\1", "\2", "\3"
 
 
 def prepare() -> None:
-    """Builds parser tables and does late imports."""
+    """Makes a process ready to judge: libraries log nothing, large binomials can be interrupted, the parser's tables
+    are built and late imports are done."""
+    logging.disable(logging.CRITICAL)
+    _let_binomials_be_interrupted()
     judge("x^2+1", "(x+1)^2", 0.0)
 
 

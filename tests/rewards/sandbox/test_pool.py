@@ -2,6 +2,7 @@ import ast
 import asyncio
 import copy
 import functools
+import logging
 import multiprocessing
 import os
 import pickle
@@ -378,6 +379,13 @@ def test_a_reply_that_was_there_before_its_job_is_none(forging: WorkerPool) -> N
 
 def test_a_job_is_tried_again_where_an_earlier_one_may_be_to_blame(forging: WorkerPool, tmp_path: Path) -> None:
     assert forging.run([(str(tmp_path / "there"), "once")]) == [Verdict("wrong", "once")]
+
+
+def test_importing_the_judge_of_mathematics_changes_nothing_in_this_process() -> None:
+    from grpo_pl.rewards.sandbox import math_judge
+
+    assert logging.root.manager.disable == logging.NOTSET
+    assert math_judge.factorials._gmpy is None or math_judge.factorials._gmpy.__name__ == "gmpy2"
 
 
 def test_a_module_next_to_the_judge_cannot_shadow_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
