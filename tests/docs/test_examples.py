@@ -1,10 +1,12 @@
-"""The scripts of examples/ run, made shorter; those of docs/lightning.md are tested with that page."""
+"""The scripts and the notebook of examples/ run, made shorter; those of docs/lightning.md are tested with that page."""
 
 import os
 import re
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from tests.forked import run_script
 
@@ -30,6 +32,20 @@ def test_an_example_runs_and_says_where_its_completions_are(name: str, tmp_path:
     assert "shards" not in said and "weights_only" not in said  # what libraries say and nobody can act on
     place = re.findall(r"(?: is| are) in (\S+)$", said, re.MULTILINE)[-1]
     assert (tmp_path / place).exists()
+
+
+def test_the_notebook_runs_and_shows_what_it_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = nbformat.read(ROOT / "examples/quickstart.ipynb", 4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    changes = {"steps=400": "steps=5", "steps=120": "steps=2", "val_prompts=100": "val_prompts=4"}
+    for before, after in changes.items():
+        assert sum(cell.source.count(before) for cell in code) == 1
+        for cell in code:
+            cell.source = cell.source.replace(before, after)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert "model.safetensors" in code[-1].outputs[0]["data"]["text/plain"]
 
 
 def test_every_example_is_short_and_tested() -> None:
