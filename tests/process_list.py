@@ -1,4 +1,7 @@
-"""The processes that a test has started and not ended."""
+"""The processes that a test has started, and whether one has ended."""
+
+import time
+from pathlib import Path
 
 import psutil
 
@@ -14,3 +17,19 @@ def started_processes() -> dict[int, list[str]]:
         except psutil.NoSuchProcess:
             continue  # ended meanwhile
     return found
+
+
+def lives(pid: int) -> bool:
+    """False also for a process that has ended and that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone(pid: int, seconds: float = 60.0) -> bool:
+    """True once the process has ended, which it gets ``seconds`` for."""
+    deadline = time.monotonic() + seconds
+    while lives(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not lives(pid)

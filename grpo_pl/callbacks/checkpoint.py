@@ -60,7 +60,7 @@ class RolloutCheckpoint(Checkpoint):
         self._saved_at = 0  # there is nothing to save before the first rollout
         self._saved_time = time.monotonic()
 
-    # --- when -------------------------------------------------------------------------------------------------------
+    # --- Lightning's hooks ------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         shared = trainer.strategy.broadcast(self.folder)  # the first process has claimed it
@@ -108,7 +108,7 @@ class RolloutCheckpoint(Checkpoint):
         if isinstance(exception, named) and self._saved_at > 0 and self.folder is not None:
             exception.last_checkpoint = checkpoint_path(self.folder, self._saved_at)
 
-    # --- what -------------------------------------------------------------------------------------------------------
+    # --- what is saved ----------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         set_progress(checkpoint, completed_rollouts(trainer))

@@ -63,7 +63,7 @@ class StageProgress(StepCallback, ProgressBar):
     def print(self, *args: Any, **kwargs: Any) -> None:
         self._console.print(*args)
 
-    # --- when -------------------------------------------------------------------------------------------------------
+    # --- Lightning's hooks ------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -130,7 +130,7 @@ class StageProgress(StepCallback, ProgressBar):
         if self._bars is not None:
             self._bars.update(self._stage, completed=done, total=total, note=note)
 
-    # --- what -------------------------------------------------------------------------------------------------------
+    # --- what is shown ----------------------------------------------------------------------------------------------
 
     def _say(self, line: str) -> None:
         self._spoke = time.monotonic()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.process_list import lives
+
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "LOCAL_RANK": "1"}
 LIGHTNING = {"LOCAL_RANK": "1", "NODE_RANK": "0", "MASTER_PORT": "1"}
 BY_HAND = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_PORT": "1"}
@@ -41,13 +43,6 @@ def _wait_for(condition: Callable[[], bool], seconds: float = 200.0) -> bool:
     return condition()
 
 
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., tuple[int, int]]]:
     """``launch(environment, …)``: process ids of a launcher and of the rank that it started."""
@@ -72,7 +67,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., tuple[int, int]]]:
 
     yield start
     for pid in started:
-        if _lives(pid):
+        if lives(pid):
             os.kill(pid, signal.SIGKILL)
 
 
@@ -91,16 +86,16 @@ def test_a_rank_ends_soon_after_its_launcher_is_killed(
     launcher, rank = launch(environment, busy=busy)
     os.kill(launcher, signal.SIGKILL)
     os.waitpid(launcher, 0)
-    assert _wait_for(lambda: not _lives(rank))
+    assert _wait_for(lambda: not lives(rank))
 
 
 def test_a_script_between_them_makes_no_difference(launch: Callable[..., tuple[int, int]]) -> None:
     launcher, rank = launch(TORCHRUN, wrapped=True)
     time.sleep(TEN_LOOKS)
-    assert _lives(rank)
+    assert lives(rank)
     os.kill(launcher, signal.SIGKILL)
     os.waitpid(launcher, 0)
-    assert _wait_for(lambda: not _lives(rank))
+    assert _wait_for(lambda: not lives(rank))
 
 
 @pytest.mark.parametrize("environment", [{}, BY_HAND], ids=["alone", "ranks by hand"])
@@ -111,7 +106,7 @@ def test_what_a_person_started_outlives_the_shell(
     os.kill(launcher, signal.SIGKILL)
     os.waitpid(launcher, 0)
     time.sleep(TEN_LOOKS)
-    assert _lives(rank)
+    assert lives(rank)
 
 
 @pytest.mark.slow
@@ -135,8 +130,8 @@ def test_a_run_of_torchrun_ends_with_it_workers_and_all(tmp_path: Path) -> None:
     finally:
         torchrun.kill()
         torchrun.wait()
-    ended = _wait_for(lambda: not any(map(_lives, family)))
-    left = [pid for pid in family if _lives(pid)]
+    ended = _wait_for(lambda: not any(map(lives, family)))
+    left = [pid for pid in family if lives(pid)]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert ended, left

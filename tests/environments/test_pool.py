@@ -18,7 +18,7 @@ from user_environments import Countdown, Refusing, Unready, Wayward
 from grpo_pl.environments import EnvironmentPool, PoolLimits, Transition, episode_value
 from grpo_pl.environments.in_threads import Threads, _Task
 from grpo_pl.processes.child_process import ChildProcess
-from tests.process_list import started_processes
+from tests.process_list import gone, started_processes
 
 LIMITS = PoolLimits(step_timeout_s=1.5, max_observation_chars=10_000, memory_limit_mb=512)
 SOON_S = 120.0
@@ -27,18 +27,6 @@ SOON_S = 120.0
 
 def below() -> set[int]:
     return set(started_processes())
-
-
-def gone(pid: int) -> bool:
-    deadline = time.monotonic() + SOON_S
-    while time.monotonic() < deadline:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.fixture

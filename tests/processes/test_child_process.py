@@ -13,23 +13,10 @@ import pytest
 from grpo_pl.processes import child_process
 from grpo_pl.processes.child_process import ChildProcess, ChildStartError, exit_name
 from grpo_pl.processes.variables import clean_environment
+from tests.process_list import gone, lives
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 ENVIRONMENT = clean_environment() | {"PYTHONPATH": str(PLUGINS)}
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def _gone(pid: int, seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while _lives(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not _lives(pid)
 
 
 def _start(name: str, *arguments: str, **options: object) -> ChildProcess:
@@ -42,7 +29,7 @@ def test_a_function_gets_channel_parent_and_arguments() -> None:
     child.channel.send(b"x" * 10**7)
     assert child.channel.receive(60.0) == b"x" * 10**7
     child.close()
-    assert child.closed and _gone(child.pid)
+    assert child.closed and gone(child.pid)
 
 
 def test_a_child_has_the_variables_that_it_is_given_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,16 +99,16 @@ def test_a_dropped_child_ends() -> None:
     child.channel.receive(60.0)
     pid = child.pid
     del child
-    assert _gone(pid)
+    assert gone(pid)
 
 
 def test_what_a_child_has_started_ends_with_it() -> None:
     for end in (ChildProcess.kill, ChildProcess.close, lambda child: child.exit_status(within_s=0.0)):
         child = _start("sleep_with_a_program")
         program = int(child.channel.receive(60.0))
-        assert _lives(program)
+        assert lives(program)
         end(child)
-        assert _gone(program)
+        assert gone(program)
         child.close()
 
 
@@ -131,7 +118,7 @@ def test_what_a_child_has_started_ends_also_when_it_has_ended_by_itself() -> Non
     while child.is_alive:
         time.sleep(0.01)
     assert child.exit_status(within_s=60.0) == 3
-    assert _gone(program)
+    assert gone(program)
     child.close()
 
 
@@ -157,7 +144,7 @@ def test_a_child_that_does_not_begin_is_killed(function: str, says: str, monkeyp
     with pytest.raises(ChildStartError, match=f"^{says}$"):
         # one that does not read: more than the kernel takes
         child.start(bytes(1 << 21) if function == "deaf" else b"")
-    assert child.closed and _gone(child.pid)
+    assert child.closed and gone(child.pid)
 
 
 def test_an_error_of_the_function_that_is_not_the_channels_end_is_told() -> None:
@@ -218,8 +205,8 @@ def test_a_busy_child_ends_with_its_parent_also_while_others_hold_the_channel_op
     os.killpg(parent.pid, number)
     parent.wait()
     parent.stdout.close()
-    assert _gone(child)
-    assert _lives(holder)
+    assert gone(child)
+    assert lives(holder)
     os.kill(holder, signal.SIGKILL)
 
 

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from grpo_pl.rollout.engine import EngineDied, RolloutInterrupted
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.types import GenerateRequest, Rollout, SamplingParams
+from tests.process_list import gone, lives
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -40,20 +41,6 @@ def _assert_equal(ours: Rollout, reference: Rollout) -> None:
     for name, value in vars(reference).items():
         same = torch.equal(getattr(ours, name), value) if torch.is_tensor(value) else getattr(ours, name) == value
         assert same, name
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def _gone(pid: int, seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while _lives(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not _lives(pid)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +124,7 @@ def _kills(engine: Any, model: Any, prompts: Any, keys: Any, times: int) -> None
                 os.kill(victim, signal.SIGKILL)
 
         _assert_equal(_generate(engine, model, prompts, keys, progress=kill), reference)
-        assert _gone(victim)
+        assert gone(victim)
         if (
             engine.pid == victim
         ):  # on a busy machine it had drawn all before it was killed: the next rollout finds it dead
@@ -183,7 +170,7 @@ def test_a_mistake_of_the_worker_comes_with_its_traceback(
     engine = make_engine("FailingEngine")
     with pytest.raises(RuntimeError, match=r"(?s)light_workers.py.*IndexError: list index out of range"):
         _generate(engine, build_model("qwen2"), prompts, make_keys(3, 4))
-    assert _lives(engine.pid)
+    assert lives(engine.pid)
 
 
 def test_weights_that_the_process_cannot_read_end_the_push_with_its_own_error(
@@ -201,7 +188,7 @@ def test_a_death_is_noticed_while_others_hold_the_pipe_open(
     with pytest.raises(EngineDied, match=r"ended by SIGKILL; its last lines:\n  helper \d+") as death:
         _generate(make_engine("SurvivedEngine"), build_model("qwen2"), prompts, make_keys(3, 4))
     helper = int(str(death.value).split()[-1])
-    assert _lives(helper)
+    assert lives(helper)
     os.kill(helper, signal.SIGKILL)
 
 
@@ -271,10 +258,10 @@ def test_the_process_does_not_outlive_the_one_that_started_it(
         time.sleep(0.05)
     parent, child = map(int, file.read_text().split())
     if number is not None:
-        assert _lives(child)
+        assert lives(child)
         (os.killpg if group else os.kill)(parent, number)
     process.wait(timeout=120)
-    assert _gone(child)
+    assert gone(child)
 
 
 def test_a_sharded_policy_is_pushed_before_ranks_draw(
