@@ -48,7 +48,7 @@ def test_a_wheel_holds_every_file_that_the_package_reads(tmp_path: Path, compile
     _copy(SOURCES, tmp_path / "source")
     environment = dict(os.environ) if compiler else NO_COMPILER
     names = _built("wheel", tmp_path / "source", environment)
-    assert wanted - names <= {"grpo_pl/configs", "serve/Dockerfile"}
+    assert wanted - names <= {"grpo_pl/configs"}
     assert any(name.startswith("grpo_pl/rollout/native/_decode") for name in names) == compiler
 
 
@@ -59,12 +59,11 @@ def test_a_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
     (archive,) = (tmp_path / "source" / "built").iterdir()
     shutil.unpack_archive(archive, tmp_path / "unpacked", filter="data")
     (source,) = (tmp_path / "unpacked").iterdir()
-    assert wanted - _built("wheel", source, NO_COMPILER) <= {"grpo_pl/configs", "serve/Dockerfile"}
+    assert wanted - _built("wheel", source, NO_COMPILER) <= {"grpo_pl/configs"}
 
 
-@pytest.mark.parametrize("file", ["Dockerfile", "serve/Dockerfile"])
-def test_an_image_is_built_from_all_that_the_package_needs(file: str) -> None:
-    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", (ROOT / file).read_text(), re.MULTILINE)
+def test_images_are_built_from_all_that_the_package_needs() -> None:
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert sorted(" ".join(copied).split()) == sorted(SOURCES)
 
 
